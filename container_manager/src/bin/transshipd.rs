@@ -1,0 +1,58 @@
+//! The container manager's main: flags, configuration, adoption, service, shutdown.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use container_manager::config::{Config, make_dir};
+use container_manager::flags::DaemonFlags;
+use container_manager::pool::Pool;
+use container_manager::{api, runtime};
+use tokio::signal::unix::{SignalKind, signal};
+use udf_protocol::{Error, Kind, Result};
+
+fn main() -> ExitCode {
+    match run(DaemonFlags::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("transshipd: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(flags: DaemonFlags) -> Result<()> {
+    let config = Config::from_flags(flags)?;
+    make_dir(&config.place.state_dir)?;
+    make_dir(&config.place.run_dir)?;
+    let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
+    // Engines pass through to the one folder they were told of; they cannot list the others.
+    fs::set_permissions(&config.place.run_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(serve(config))
+}
+
+async fn serve(config: Config) -> Result<()> {
+    let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not catch signals: {cause}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let runtime = runtime::choose(&config.place)?;
+    runtime.check()?;
+    let listener = api::bind(&config.place.socket)?;
+    let socket = config.place.socket.clone();
+    let pool = Pool::new(config.clone(), runtime);
+    let adopted = pool.adopt().await?;
+    eprintln!("transshipd: ready on {} with runtime {}, {adopted} replicas adopted", socket.display(), pool.runtime_name());
+    tokio::select! {
+        () = api::serve(listener, pool.clone(), Arc::new(config)) => {}
+        () = pool.clone().keep() => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    let _ = fs::remove_file(&socket);
+    pool.shut_down().await;
+    eprintln!("transshipd: stopped");
+    Ok(())
+}

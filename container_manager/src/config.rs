@@ -1,0 +1,76 @@
+//! Flags to a checked configuration.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::unistd::{Uid, User};
+use udf_protocol::{Error, Kind, Result};
+
+use crate::flags::{DaemonFlags, PlaceFlags};
+
+/// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
+const MAX_RUN_DIR_BYTES: usize = 107 - 60;
+
+/// The manager's configuration.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where things are.
+    pub place: PlaceFlags,
+    /// Users who may connect.
+    pub allowed_uids: HashSet<u32>,
+    /// How long a replica may be without a lease.
+    pub idle_timeout: Duration,
+    /// How long a replica may take to answer.
+    pub start_timeout: Duration,
+}
+
+impl Config {
+    /// Checks the daemon's flags and makes its folders.
+    pub fn from_flags(flags: DaemonFlags) -> Result<Config> {
+        let mut allowed_uids = HashSet::from([0, Uid::effective().as_raw()]);
+        for name in &flags.allow_users {
+            allowed_uids.insert(uid_of(name)?);
+        }
+        let place = absolute_place(flags.place)?;
+        if place.run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
+            return Err(invalid(format!("--run-dir has more than {MAX_RUN_DIR_BYTES} bytes")));
+        }
+        Ok(Config {
+            place,
+            allowed_uids,
+            idle_timeout: Duration::from_secs(flags.idle_timeout_s),
+            start_timeout: Duration::from_secs(flags.start_timeout_s),
+        })
+    }
+}
+
+/// Makes the paths absolute: replicas run elsewhere than the manager.
+pub fn absolute_place(mut place: PlaceFlags) -> Result<PlaceFlags> {
+    for path in [&mut place.socket, &mut place.state_dir, &mut place.run_dir, &mut place.templates] {
+        let absolute: PathBuf = std::path::absolute(&*path)
+            .map_err(|cause| invalid(format!("invalid path \"{}\": {cause}", path.display())))?;
+        *path = absolute;
+    }
+    Ok(place)
+}
+
+/// Makes a folder and its parents.
+pub fn make_dir(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path)
+        .map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display())))
+}
+
+fn uid_of(name: &str) -> Result<u32> {
+    if let Ok(uid) = name.parse() {
+        return Ok(uid);
+    }
+    match User::from_name(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        _ => Err(invalid(format!("there is no user \"{name}\""))),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(Kind::InvalidDefinition, message)
+}

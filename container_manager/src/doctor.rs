@@ -1,0 +1,55 @@
+//! `transship doctor`: looks at everything the manager needs, and says what is missing and what to do.
+
+use std::path::Path;
+
+use udf_protocol::control::{Request, Response, ask};
+use udf_protocol::{Error, Result};
+
+use crate::flags::PlaceFlags;
+use crate::registration::template::Template;
+use crate::runtime;
+
+/// Prints one line per check; false if any failed.
+pub async fn examine(place: &PlaceFlags) -> bool {
+    let runtime = runtime::choose(place).and_then(|runtime| Ok(format!("{}: {}", runtime.name(), runtime.check()?)));
+    let checks = [
+        ("runtime", runtime),
+        ("templates", list_templates(&place.templates)),
+        ("manager", ask_manager(&place.socket).await),
+    ];
+    let mut is_well = true;
+    for (name, result) in checks {
+        match result {
+            Ok(fact) => println!("ok      {name}: {fact}"),
+            Err(error) => {
+                is_well = false;
+                println!("FAILED  {name}: {}", error.to_string().replace('\n', "\n        "));
+            }
+        }
+    }
+    is_well
+}
+
+fn list_templates(folder: &Path) -> Result<String> {
+    let mut names = Vec::new();
+    let entries = std::fs::read_dir(folder).map_err(|cause| {
+        Error::new(udf_protocol::Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", folder.display()))
+            .with_hint("Set --templates or TRANSSHIP_TEMPLATES to the folder container_templates.")
+    })?;
+    for entry in entries.flatten() {
+        if entry.path().join("template.toml").exists() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            Template::load(folder, &name)?;
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names.join(", "))
+}
+
+async fn ask_manager(socket: &Path) -> Result<String> {
+    match ask(socket, &Request::Ping).await? {
+        Response::Pong { version, runtime } => Ok(format!("transshipd {version} with runtime {runtime} at \"{}\"", socket.display())),
+        other => Err(udf_protocol::control::unexpected(&format!("It answered {other:?} to a ping."))),
+    }
+}

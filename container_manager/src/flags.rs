@@ -1,0 +1,96 @@
+//! Every flag of both programs, defined once; help and parser derive from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The container manager of Transship.
+#[derive(Debug, Parser)]
+#[command(name = "transshipd", version)]
+pub struct DaemonFlags {
+    /// What both programs need to know.
+    #[command(flatten)]
+    pub place: PlaceFlags,
+    /// A user, by name or number, who may connect besides root and the manager's own user. May be given again.
+    #[arg(long = "allow-user", value_name = "USER")]
+    pub allow_users: Vec<String>,
+    /// Seconds without a lease after which a replica is stopped; 1 to 86400.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub idle_timeout_s: u64,
+    /// Seconds that a replica may take to answer after it was started; 1 to 3600.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    pub start_timeout_s: u64,
+}
+
+/// Where images, sockets and templates are, and what runs containers.
+#[derive(Debug, Clone, Args)]
+pub struct PlaceFlags {
+    /// Socket on which the manager listens.
+    #[arg(long, env = "TRANSSHIP_SOCKET", default_value = "/run/transship/transshipd.sock", global = true)]
+    pub socket: PathBuf,
+    /// Folder of images and logs.
+    #[arg(long, env = "TRANSSHIP_STATE_DIR", default_value = "/var/lib/transship", global = true)]
+    pub state_dir: PathBuf,
+    /// Folder of the replicas' sockets; a short path, since a socket's path has at most 107 bytes.
+    #[arg(long, env = "TRANSSHIP_RUN_DIR", default_value = "/run/transship/replicas", global = true)]
+    pub run_dir: PathBuf,
+    /// Folder of the templates.
+    #[arg(long, env = "TRANSSHIP_TEMPLATES", default_value = "/usr/share/transship/templates", global = true)]
+    pub templates: PathBuf,
+    /// What runs containers.
+    #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
+    pub runtime: RuntimeName,
+}
+
+/// What runs containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RuntimeName {
+    /// Docker where a daemon answers, else sandboxed child processes.
+    Auto,
+    /// The docker command line.
+    Docker,
+    /// The podman command line.
+    Podman,
+    /// Sandboxed child processes: no container engine needed.
+    Process,
+}
+
+/// The command line of Transship.
+#[derive(Debug, Parser)]
+#[command(name = "transship", version)]
+pub struct CliFlags {
+    /// What both programs need to know.
+    #[command(flatten)]
+    pub place: PlaceFlags,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Write a new UDF project that builds and answers at once.
+    New {
+        /// Name of the image, and of the folder that is made.
+        name: String,
+        /// The template.
+        #[arg(long, default_value = "python")]
+        template: String,
+    },
+    /// Build a UDF project into an image.
+    Build {
+        /// Folder with transship.toml.
+        #[arg(default_value = ".")]
+        project: PathBuf,
+    },
+    /// List replicas.
+    Ps,
+    /// Show the last lines that a replica wrote.
+    Logs {
+        /// The replica, as `transship ps` names it.
+        replica: String,
+    },
+    /// Check what the manager and its runtime need, and say what is missing.
+    Doctor,
+}

@@ -1,0 +1,13 @@
+//! The container manager: `transshipd` keeps replicas of UDF images running and leases them to database engines;
+//! `transship` is its command line. Nothing else of the project talks to a container engine.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod config;
+pub mod doctor;
+pub mod flags;
+pub mod pool;
+pub mod registration;
+pub mod replica;
+pub mod runtime;
+pub mod sandbox;

@@ -1,0 +1,408 @@
+//! Which replicas run, and who may use them: starts on demand, keeps some warm, stops the idle, replaces the lost.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use nix::unistd::Uid;
+use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
+use udf_protocol::manifest::Manifest;
+use udf_protocol::transport::Endpoint;
+use udf_protocol::{Error, Kind, Result};
+
+use crate::config::{Config, make_dir};
+use crate::registration::build::build_inline;
+use crate::replica::{Replica, State};
+use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
+use crate::sandbox::REPLICA_ID;
+
+/// Between two looks at whether a starting replica answers.
+const PROBE_INTERVAL: Duration = Duration::from_millis(20);
+/// Longest wait for a running replica to say that it is well.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Between two looks for idle, dead and missing replicas.
+const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// After a replica failed to start, none is prewarmed for that long.
+const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
+
+/// All replicas of this manager.
+pub struct Pool {
+    config: Config,
+    runtime: Arc<dyn Runtime>,
+    state: Mutex<PoolState>,
+    /// One build at a time: builds share caches and are heavy.
+    building: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    replicas: HashMap<String, Replica>,
+    /// Images that were named since the manager started, by digest.
+    images: HashMap<String, Manifest>,
+    prewarm_after: HashMap<String, Instant>,
+    is_shutting_down: bool,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Arc<Pool> {
+        Arc::new(Pool { config, runtime, state: Mutex::default(), building: tokio::sync::Mutex::default() })
+    }
+
+    /// The runtime's name.
+    pub fn runtime_name(&self) -> &str {
+        self.runtime.name()
+    }
+
+    /// Takes over the replicas that an earlier manager left, and stops those that do not answer.
+    pub async fn adopt(self: &Arc<Pool>) -> Result<usize> {
+        let mut adopted = 0;
+        for image in self.blocking(|pool| pool.runtime.images()).await? {
+            self.lock().images.insert(image.digest, image.manifest);
+        }
+        for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
+            let name = found.name.clone();
+            let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
+            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await.is_ok_and(|hello| hello.is_ok());
+            let manifest = self.lock().images.get(&found.digest).cloned();
+            if let (true, Some(manifest)) = (is_well, manifest) {
+                let replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
+                replica.become_state(State::Ready)?;
+                self.lock().replicas.insert(name, replica);
+                adopted += 1;
+            } else {
+                self.blocking(move |pool| pool.runtime.stop(&name)).await?;
+                let _ = fs::remove_dir_all(&found.socket_dir);
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// The image that a name or digest stands for.
+    pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
+        let info = self.blocking(move |pool| pool.runtime.resolve(&image)).await?;
+        self.lock().images.insert(info.digest.clone(), info.manifest.clone());
+        Ok(info)
+    }
+
+    /// Builds inline code.
+    pub async fn build_inline(self: &Arc<Pool>, manifest: Manifest, source: String) -> Result<ImageInfo> {
+        let _turn = self.building.lock().await;
+        let info = self
+            .blocking(move |pool| build_inline(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &source))
+            .await?;
+        self.lock().images.insert(info.digest.clone(), info.manifest.clone());
+        Ok(info)
+    }
+
+    /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used.
+    /// Every successful call must be followed by one of [`Pool::release`].
+    pub async fn acquire(self: &Arc<Pool>, digest: &str) -> Result<LeaseInfo> {
+        let known = self.lock().images.contains_key(digest);
+        if !known {
+            self.resolve(digest.to_string()).await?;
+        }
+        loop {
+            let (name, mut watch) = {
+                let mut state = self.lock();
+                if state.is_shutting_down {
+                    return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
+                }
+                let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
+                let usable = |replica: &&mut Replica| {
+                    replica.digest == digest && matches!(replica.state(), State::Starting | State::Ready)
+                };
+                let count = state.replicas.values_mut().filter(usable).count();
+                let least = state.replicas.values_mut().filter(usable).min_by_key(|replica| {
+                    (replica.leases, replica.state() != State::Ready)
+                });
+                match least {
+                    Some(replica) if replica.leases == 0 || count >= limit => {
+                        // Counted while it starts, so that it is not given to everybody.
+                        replica.leases += 1;
+                        replica.used = Instant::now();
+                        (replica.name.clone(), replica.watch())
+                    }
+                    _ => {
+                        let mut replica = self.new_replica(&mut state, digest)?;
+                        replica.leases = 1;
+                        let entry = (replica.name.clone(), replica.watch());
+                        state.replicas.insert(entry.0.clone(), replica);
+                        let pool = self.clone();
+                        let name = entry.0.clone();
+                        tokio::spawn(async move { pool.start(name).await });
+                        entry
+                    }
+                }
+            };
+            // The sender lives as long as the replica is in the map; gone means it was taken out.
+            let reached = watch.wait_for(|state| *state != State::Starting).await.map(|state| state.clone());
+            match reached {
+                Ok(State::Ready) => {
+                    if let Some(replica) = self.lock().replicas.get(&name) {
+                        return Ok(replica.lease_info());
+                    }
+                }
+                Ok(State::Gone(Some(error))) => return Err(error),
+                // Somebody stopped it just now: look again.
+                Ok(State::Gone(None) | State::Draining | State::Starting) | Err(_) => {}
+            }
+            self.release(&name);
+        }
+    }
+
+    /// Ends one lease on a replica.
+    pub fn release(&self, name: &str) {
+        if let Some(replica) = self.lock().replicas.get_mut(name) {
+            replica.leases = replica.leases.saturating_sub(1);
+            replica.used = Instant::now();
+        }
+    }
+
+    /// What became of a replica with which an engine lost its connection; one that does not answer is taken out.
+    pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
+        let asked = name.clone();
+        if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
+            self.discard(name, None).await;
+            return Ok(fate);
+        }
+        let Some(endpoint) = self.flight_endpoint(&name) else {
+            return Ok("was stopped".to_string());
+        };
+        match tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await {
+            Ok(Ok(_)) => Ok("is still running".to_string()),
+            _ => {
+                self.discard(name, None).await;
+                Ok("did not answer and was stopped".to_string())
+            }
+        }
+    }
+
+    /// One entry per replica, by name.
+    pub fn list(&self) -> Vec<ReplicaInfo> {
+        let mut replicas: Vec<ReplicaInfo> = self.lock().replicas.values().map(Replica::info).collect();
+        replicas.sort_by(|a, b| a.name.cmp(&b.name));
+        replicas
+    }
+
+    /// The last lines that a replica wrote.
+    pub async fn logs(self: &Arc<Pool>, name: String) -> Result<String> {
+        if !self.lock().replicas.contains_key(&name) {
+            return Err(Error::new(Kind::InvalidDefinition, format!("there is no replica \"{name}\"")));
+        }
+        self.blocking(move |pool| pool.runtime.logs(&name)).await
+    }
+
+    /// Keeps the pool as it should be, for ever.
+    pub async fn keep(self: Arc<Pool>) {
+        loop {
+            tokio::time::sleep(KEEP_INTERVAL).await;
+            self.take_out_ended().await;
+            self.stop_idle().await;
+            self.prewarm();
+        }
+    }
+
+    /// Stops every replica.
+    pub async fn shut_down(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let mut state = self.lock();
+            state.is_shutting_down = true;
+            state.replicas.keys().cloned().collect()
+        };
+        let stops: Vec<_> = names
+            .into_iter()
+            .map(|name| {
+                let pool = self.clone();
+                tokio::spawn(async move { pool.discard(name, None).await })
+            })
+            .collect();
+        for stop in stops {
+            // A panic in one stop must not keep the others from happening.
+            let _ = stop.await;
+        }
+    }
+
+    fn new_replica(&self, state: &mut PoolState, digest: &str) -> Result<Replica> {
+        let image = state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
+        let random = random_hex()?;
+        let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
+        let name = format!("transship-{short}-{}", &random[..8]);
+        // Nobody can list the folder, so the path itself is what lets a user in.
+        let socket_dir = self.config.place.run_dir.join(random);
+        Ok(Replica::new(name, image, digest.to_string(), socket_dir))
+    }
+
+    /// Starts a replica that is in the map as Starting, and sees it to Ready or Gone.
+    async fn start(self: Arc<Pool>, name: String) {
+        let (digest, image, socket_dir, limits) = {
+            let state = self.lock();
+            let Some(replica) = state.replicas.get(&name) else { return };
+            let limits = state.images.get(&replica.digest).map(|manifest| manifest.limits.clone()).unwrap_or_default();
+            (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
+        };
+        let spec = ReplicaSpec { name: name.clone(), digest: digest.clone(), socket_dir, limits };
+        let result = self.start_and_wait(spec).await;
+        let Err(error) = result else {
+            let is_kept = {
+                let state = self.lock();
+                state.replicas.get(&name).is_some_and(|replica| replica.become_state(State::Ready).is_ok())
+            };
+            if !is_kept {
+                self.discard(name, None).await;
+            }
+            return;
+        };
+        let asked = name.clone();
+        let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
+        let error = Error::new(Kind::ContainerFailed, format!("could not start a container of image \"{image}\""))
+            .with_detail(format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string());
+        self.lock().prewarm_after.insert(digest, Instant::now() + PREWARM_BACK_OFF);
+        self.discard(name, Some(error)).await;
+    }
+
+    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<()> {
+        make_dir(&spec.socket_dir)?;
+        let failed = |cause| Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()));
+        if Uid::effective().is_root() {
+            chown(&spec.socket_dir, Some(REPLICA_ID), Some(REPLICA_ID)).map_err(failed)?;
+            fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
+        } else {
+            // Without root the folder cannot be given to the replica's user.
+            fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o777)).map_err(failed)?;
+        }
+        let endpoint = Endpoint::FlightUnix(spec.socket_dir.join("flight.sock"));
+        let name = spec.name.clone();
+        let deadline = Instant::now() + self.config.start_timeout;
+        self.blocking(move |pool| pool.runtime.start(&spec)).await?;
+        let transport = endpoint.transport();
+        let mut next_status = Instant::now();
+        loop {
+            match tokio::time::timeout(PROBE_TIMEOUT, transport.hello()).await {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) if error.kind() == Kind::ProtocolViolation => return Err(error),
+                _ => {}
+            }
+            // Asking a container engine costs a process; asking the socket costs nothing.
+            if Instant::now() >= next_status {
+                next_status = Instant::now() + Duration::from_millis(500);
+                let asked = name.clone();
+                if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
+                    return Err(Error::new(Kind::ContainerFailed, format!("the container {fate}")));
+                }
+            }
+            if Instant::now() >= deadline {
+                let seconds = self.config.start_timeout.as_secs();
+                return Err(Error::new(Kind::Timeout, format!("the container did not answer within {seconds} s")));
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Takes a replica out and stops it. Whoever waits for it learns `error`.
+    async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
+        let Some(replica) = self.lock().replicas.remove(&name) else { return };
+        if replica.state() == State::Ready && error.is_none() {
+            // Ready may always become Draining; waiters learn that it is over before it is.
+            let _ = replica.become_state(State::Draining);
+        }
+        let asked = name.clone();
+        if let Err(error) = self.blocking(move |pool| pool.runtime.stop(&asked)).await {
+            eprintln!("transshipd: {error}");
+        }
+        let _ = fs::remove_dir_all(&replica.socket_dir);
+        let _ = replica.become_state(State::Gone(error));
+    }
+
+    async fn take_out_ended(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            state.replicas.values().filter(|replica| replica.state() == State::Ready).map(|replica| replica.name.clone()).collect()
+        };
+        for name in names {
+            let asked = name.clone();
+            let is_leased = self.lock().replicas.get(&name).is_some_and(|replica| replica.leases > 0);
+            // An engine that has a lease asks for the fate itself, and wants to hear it.
+            if is_leased {
+                continue;
+            }
+            if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
+                eprintln!("transshipd: replica \"{name}\" {fate}");
+                self.discard(name, None).await;
+            }
+        }
+    }
+
+    async fn stop_idle(self: &Arc<Pool>) {
+        let idle: Vec<String> = {
+            let state = self.lock();
+            let mut idle = Vec::new();
+            for (digest, manifest) in &state.images {
+                let ready: Vec<&Replica> = state
+                    .replicas
+                    .values()
+                    .filter(|replica| replica.digest == *digest && replica.state() == State::Ready)
+                    .collect();
+                let surplus = ready.len().saturating_sub(manifest.prewarm as usize);
+                let over = ready
+                    .into_iter()
+                    .filter(|replica| replica.leases == 0 && replica.used.elapsed() >= self.config.idle_timeout);
+                idle.extend(over.take(surplus).map(|replica| replica.name.clone()));
+            }
+            idle
+        };
+        for name in idle {
+            self.discard(name, None).await;
+        }
+    }
+
+    fn prewarm(self: &Arc<Pool>) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut missing = Vec::new();
+        for (digest, manifest) in &state.images {
+            let count = state.replicas.values().filter(|replica| replica.digest == *digest).count();
+            let may_start = state.prewarm_after.get(digest).is_none_or(|after| *after <= Instant::now());
+            if may_start && !state.is_shutting_down {
+                missing.extend((count..manifest.prewarm as usize).map(|_| digest.clone()));
+            }
+        }
+        for digest in missing {
+            let Ok(replica) = self.new_replica(state, &digest) else { return };
+            let name = replica.name.clone();
+            state.replicas.insert(name.clone(), replica);
+            let pool = self.clone();
+            tokio::spawn(async move { pool.start(name).await });
+        }
+    }
+
+    fn flight_endpoint(&self, name: &str) -> Option<Endpoint> {
+        let state = self.lock();
+        state.replicas.get(name).map(|replica| Endpoint::FlightUnix(replica.socket_dir.join("flight.sock")))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    async fn blocking<T: Send + 'static>(self: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
+        let pool = self.clone();
+        match tokio::task::spawn_blocking(move || work(&pool)).await {
+            Ok(result) => result,
+            Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))),
+        }
+    }
+}
+
+/// 128 random bits.
+fn random_hex() -> Result<String> {
+    let mut bytes = [0; 16];
+    fs::File::open(PathBuf::from("/dev/urandom"))
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}

@@ -1,0 +1,149 @@
+//! One replica's life, and nothing else: which states there are and which may follow which.
+//!
+//! ```text
+//!              answers                 idle, shutdown
+//!  Starting ─────────────▶ Ready ─────────────────────▶ Draining
+//!     │                      │                              │
+//!     │ ends, or is too slow │ ends, or does not answer     │ has ended
+//!     ▼                      ▼                              ▼
+//!    Gone ◀──────────────── Gone ◀──────────────────────── Gone
+//! ```
+//!
+//! Only a Ready replica is leased; only one without leases becomes Draining, except at shutdown.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tokio::sync::watch;
+use udf_protocol::control::{LeaseInfo, ReplicaInfo};
+use udf_protocol::{Error, Kind, Result};
+
+/// Where in its life a replica is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Started, does not answer yet.
+    Starting,
+    /// Answers.
+    Ready,
+    /// Is being stopped.
+    Draining,
+    /// Has ended; if that was not asked for, why.
+    Gone(Option<Error>),
+}
+
+impl State {
+    /// The name in `transship ps`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            State::Starting => "starting",
+            State::Ready => "ready",
+            State::Draining => "draining",
+            State::Gone(_) => "gone",
+        }
+    }
+
+    /// Whether `next` may follow.
+    pub fn may_become(&self, next: &State) -> bool {
+        match (self, next) {
+            (State::Starting, State::Ready | State::Gone(_)) => true,
+            (State::Ready, State::Draining | State::Gone(_)) => true,
+            (State::Draining, State::Gone(_)) => true,
+            (State::Starting | State::Ready | State::Draining | State::Gone(_), _) => false,
+        }
+    }
+}
+
+/// One replica, as the pool keeps it.
+#[derive(Debug)]
+pub struct Replica {
+    /// Name.
+    pub name: String,
+    /// Image, `name:tag`.
+    pub image: String,
+    /// Digest of the image.
+    pub digest: String,
+    /// Folder of its sockets.
+    pub socket_dir: PathBuf,
+    /// Leases on it.
+    pub leases: usize,
+    /// When it was started or adopted.
+    pub since: Instant,
+    /// When it last had a lease.
+    pub used: Instant,
+    state: watch::Sender<State>,
+}
+
+impl Replica {
+    /// A replica that is being started.
+    pub fn new(name: String, image: String, digest: String, socket_dir: PathBuf) -> Replica {
+        let now = Instant::now();
+        let state = watch::Sender::new(State::Starting);
+        Replica { name, image, digest, socket_dir, leases: 0, since: now, used: now, state }
+    }
+
+    /// Its state now.
+    pub fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    /// To wait for a change.
+    pub fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Moves on; an error if `next` may not follow, and then nothing changes.
+    pub fn become_state(&self, next: State) -> Result<()> {
+        let now = self.state();
+        if !now.may_become(&next) {
+            let message = format!("replica \"{}\" cannot become {} from {}", self.name, next.name(), now.name());
+            return Err(Error::new(Kind::ContainerFailed, message));
+        }
+        self.state.send_replace(next);
+        Ok(())
+    }
+
+    /// What an engine needs to call it.
+    pub fn lease_info(&self) -> LeaseInfo {
+        LeaseInfo {
+            replica: self.name.clone(),
+            image: self.image.clone(),
+            flight: format!("unix:{}/flight.sock", self.socket_dir.display()),
+            json: format!("http+unix:{}/http.sock", self.socket_dir.display()),
+        }
+    }
+
+    /// What `transship ps` shows.
+    pub fn info(&self) -> ReplicaInfo {
+        ReplicaInfo {
+            name: self.name.clone(),
+            image: self.image.clone(),
+            digest: self.digest.clone(),
+            state: self.state().name().to_string(),
+            leases: self.leases,
+            age_s: self.since.elapsed().as_secs(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_drawn_transitions_exist() {
+        let states = [State::Starting, State::Ready, State::Draining, State::Gone(None)];
+        let drawn = [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)];
+        for (i, from) in states.iter().enumerate() {
+            for (j, to) in states.iter().enumerate() {
+                assert_eq!(from.may_become(to), drawn.contains(&(i, j)), "{} to {}", from.name(), to.name());
+            }
+        }
+    }
+
+    #[test]
+    fn refused_transition_changes_nothing() {
+        let replica = Replica::new("r".into(), "i:1".into(), "sha256:0".into(), "/s".into());
+        assert!(replica.become_state(State::Draining).is_err());
+        assert_eq!(replica.state(), State::Starting);
+    }
+}

@@ -1,0 +1,243 @@
+//! Replicas as containers, through the command line that docker and podman share.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+use std::collections::HashMap;
+use udf_protocol::control::ImageInfo;
+use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+use udf_protocol::{Error, Kind, Result};
+
+use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image, run};
+use crate::flags::PlaceFlags;
+use crate::registration::template::Template;
+use crate::sandbox::container_arguments;
+
+const MANAGER_LABEL: &str = "org.transship.manager";
+const DIGEST_LABEL: &str = "org.transship.digest";
+const SOCKETS_LABEL: &str = "org.transship.sockets";
+const SOCKET_DIR_INSIDE: &str = "/run/transship";
+/// Seconds between asking a container to end and killing it.
+const STOP_PATIENCE_S: &str = "3";
+const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
+
+/// The docker or podman command line.
+#[derive(Debug)]
+pub struct DockerCli {
+    program: &'static str,
+    /// Tells this manager's containers from another's.
+    manager: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedImage {
+    id: String,
+    config: InspectedConfig,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedConfig {
+    #[serde(default)]
+    labels: Option<HashMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedContainer {
+    name: String,
+    state: InspectedState,
+    config: InspectedConfig,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct InspectedState {
+    #[serde(default)]
+    running: bool,
+    #[serde(default)]
+    exit_code: i64,
+    #[serde(rename = "OOMKilled", default)]
+    oom_killed: bool,
+}
+
+impl DockerCli {
+    /// The command line `program`, which is docker or podman.
+    pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
+        DockerCli { program, manager: place.state_dir.to_string_lossy().into_owned() }
+    }
+
+    fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
+        let mut command = Command::new(self.program);
+        command.args(arguments);
+        command
+    }
+
+    fn inspect_container(&self, name: &str) -> Result<Option<InspectedContainer>> {
+        let mut command = self.command(["container", "inspect", name]);
+        match run(&mut command, Kind::ContainerFailed, "inspect a container") {
+            Ok(text) => Ok(parse::<Vec<InspectedContainer>>(&text)?.pop()),
+            Err(error) if says_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One `docker build`. The second of a project finds every layer in the cache and only adds the label.
+    fn build_once(&self, context: &Path, image: &str, label: Option<&str>, shows_progress: bool) -> Result<()> {
+        let mut command = self.command(["build", "--force-rm", "--tag", image]);
+        for name in CLIENT_BUILD_ENVIRONMENT {
+            if std::env::var_os(name).is_some() {
+                command.args(["--build-arg", name]);
+            }
+        }
+        if let Some(label) = label {
+            command.arg("--label").arg(format!("{MANIFEST_LABEL}={label}"));
+        }
+        command.arg(context);
+        let what = format!("build image \"{image}\"");
+        if !shows_progress {
+            return run(&mut command, Kind::BuildFailed, &what).map(drop);
+        }
+        // Standard output is for the image's digest; the build is talk.
+        let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
+        match status {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Error::new(Kind::BuildFailed, format!("could not {what}")).with_detail(format!("{}: {status}.", self.program))),
+            Err(cause) => Err(Error::new(Kind::BuildFailed, format!("could not {what}: {}: {cause}", self.program))),
+        }
+    }
+}
+
+impl Runtime for DockerCli {
+    fn name(&self) -> &str {
+        self.program
+    }
+
+    fn check(&self) -> Result<String> {
+        let mut command = self.command(["version", "--format", "{{.Server.Version}}"]);
+        let what = format!("reach {}", self.program);
+        let version = run(&mut command, Kind::ContainerFailed, &what)?;
+        Ok(format!("{} {}", self.program, version.trim()))
+    }
+
+    fn resolve(&self, image: &str) -> Result<ImageInfo> {
+        let mut command = self.command(["image", "inspect", image]);
+        let text = run(&mut command, Kind::ContainerFailed, "inspect an image").map_err(|error| {
+            if says_missing(&error) { image_not_found(image) } else { error }
+        })?;
+        let Some(inspected) = parse::<Vec<InspectedImage>>(&text)?.pop() else {
+            return Err(image_not_found(image));
+        };
+        let labels = inspected.config.labels.unwrap_or_default();
+        let label = labels.get(MANIFEST_LABEL).ok_or_else(|| not_a_udf_image(image))?;
+        // podman leaves the algorithm out.
+        let hex = inspected.id.trim_start_matches("sha256:");
+        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+    }
+
+    fn images(&self) -> Result<Vec<ImageInfo>> {
+        let filter = format!("label={MANIFEST_LABEL}");
+        let mut command = self.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter]);
+        let text = run(&mut command, Kind::ContainerFailed, "list images")?;
+        let mut images: Vec<ImageInfo> = Vec::new();
+        for digest in text.split_whitespace() {
+            if images.iter().all(|image| image.digest != digest) {
+                images.push(self.resolve(digest)?);
+            }
+        }
+        Ok(images)
+    }
+
+    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
+        let image = manifest.image();
+        self.build_once(context, &image, None, shows_progress)?;
+        let mut describe = self.command(["run", "--rm"]);
+        describe.args(container_arguments(&udf_protocol::manifest::Limits { network: false, ..manifest.limits.clone() }));
+        describe.args([&image, "describe"]);
+        let described = run(&mut describe, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
+        let manifest = Manifest::from_label(&described)?;
+        self.build_once(context, &image, Some(&manifest.to_label()), false)?;
+        self.resolve(&image)
+    }
+
+    fn start(&self, spec: &ReplicaSpec) -> Result<()> {
+        let mut command = self.command(["run", "--detach", "--name", &spec.name]);
+        command.args(container_arguments(&spec.limits));
+        command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
+        command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
+        command.arg(format!("--label={MANAGER_LABEL}={}", self.manager));
+        command.arg(format!("--label={DIGEST_LABEL}={}", spec.digest));
+        command.arg(format!("--label={SOCKETS_LABEL}={}", spec.socket_dir.display()));
+        command.arg(&spec.digest);
+        run(&mut command, Kind::ContainerFailed, &format!("start container \"{}\"", spec.name)).map(drop).map_err(|error| {
+            if says_missing(&error) { image_not_found(&spec.digest) } else { error }
+        })
+    }
+
+    fn status(&self, name: &str) -> Result<ReplicaStatus> {
+        let Some(container) = self.inspect_container(name)? else {
+            return Ok(ReplicaStatus::Ended("was removed".to_string()));
+        };
+        if container.state.running {
+            return Ok(ReplicaStatus::Running);
+        }
+        if container.state.oom_killed {
+            return Ok(ReplicaStatus::Ended("was killed because it ran out of memory".to_string()));
+        }
+        Ok(ReplicaStatus::Ended(format!("exited with status {}", container.state.exit_code)))
+    }
+
+    fn stop(&self, name: &str) -> Result<()> {
+        let mut stop = self.command(["stop", "--time", STOP_PATIENCE_S, name]);
+        let mut remove = self.command(["rm", "--force", "--volumes", name]);
+        for command in [&mut stop, &mut remove] {
+            match run(command, Kind::ContainerFailed, &format!("stop container \"{name}\"")) {
+                Err(error) if !says_missing(&error) => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn logs(&self, name: &str) -> Result<String> {
+        let output = self.command(["logs", "--tail", "200", name]).stdin(Stdio::null()).output();
+        let output = output.map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\": {cause}")))?;
+        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
+        text.push_str(&String::from_utf8_lossy(&output.stderr));
+        if output.status.success() {
+            return Ok(text);
+        }
+        Err(Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\"")).with_detail(last_lines(&text, 5)))
+    }
+
+    fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
+        let filter = format!("label={MANAGER_LABEL}={}", self.manager);
+        let mut command = self.command(["container", "ls", "--all", "--quiet", "--filter", &filter]);
+        let mut found = Vec::new();
+        for id in run(&mut command, Kind::ContainerFailed, "list containers")?.split_whitespace() {
+            let Some(container) = self.inspect_container(id)? else { continue };
+            let mut labels = container.config.labels.unwrap_or_default();
+            let (Some(digest), Some(sockets)) = (labels.remove(DIGEST_LABEL), labels.remove(SOCKETS_LABEL)) else {
+                continue;
+            };
+            found.push(FoundReplica {
+                name: container.name.trim_start_matches('/').to_string(),
+                digest,
+                socket_dir: PathBuf::from(sockets),
+            });
+        }
+        Ok(found)
+    }
+}
+
+fn says_missing(error: &Error) -> bool {
+    let said = error.detail().unwrap_or_default().to_ascii_lowercase();
+    ["no such", "not known", "unable to find image", "pull access denied", "not found"].iter().any(|word| said.contains(word))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
+    serde_json::from_str(text)
+        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read what the container engine said: {cause}")))
+}

@@ -1,0 +1,120 @@
+//! What runs replicas and keeps images, behind one trait. Its methods block; the manager calls them off its event loop.
+
+pub mod docker_cli;
+pub mod process;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use udf_protocol::control::ImageInfo;
+use udf_protocol::manifest::{Limits, Manifest};
+use udf_protocol::{Error, Kind, Result};
+
+use crate::flags::{PlaceFlags, RuntimeName};
+use crate::registration::template::Template;
+use docker_cli::DockerCli;
+use process::ProcessRuntime;
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct ReplicaSpec {
+    /// Name, unique on the host.
+    pub name: String,
+    /// Digest of the image.
+    pub digest: String,
+    /// Folder in which the server makes its sockets.
+    pub socket_dir: PathBuf,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+/// A replica that the runtime knows from before the manager started.
+#[derive(Debug, Clone)]
+pub struct FoundReplica {
+    /// Name.
+    pub name: String,
+    /// Digest of the image.
+    pub digest: String,
+    /// Folder of its sockets.
+    pub socket_dir: PathBuf,
+}
+
+/// Whether a replica runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReplicaStatus {
+    /// It runs.
+    Running,
+    /// It has ended; a phrase that follows "The container".
+    Ended(String),
+}
+
+/// A runtime.
+pub trait Runtime: Send + Sync {
+    /// docker, podman or process.
+    fn name(&self) -> &str;
+    /// Whether it works, in a line for `transship doctor`.
+    fn check(&self) -> Result<String>;
+    /// The image that a name or digest stands for.
+    fn resolve(&self, image: &str) -> Result<ImageInfo>;
+    /// Every UDF image there is.
+    fn images(&self) -> Result<Vec<ImageInfo>>;
+    /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
+    fn build(&self, context: &Path, manifest: &Manifest, template: &Template, shows_progress: bool) -> Result<ImageInfo>;
+    /// Starts a replica.
+    fn start(&self, spec: &ReplicaSpec) -> Result<()>;
+    /// Whether it runs.
+    fn status(&self, name: &str) -> Result<ReplicaStatus>;
+    /// Asks it to end, makes it end, and removes what is left of it but its log.
+    fn stop(&self, name: &str) -> Result<()>;
+    /// The last lines it wrote.
+    fn logs(&self, name: &str) -> Result<String>;
+    /// Replicas that run since before the manager started.
+    fn find_replicas(&self) -> Result<Vec<FoundReplica>>;
+}
+
+/// The runtime of that name, or the one that works here.
+pub fn choose(place: &PlaceFlags) -> Result<Arc<dyn Runtime>> {
+    match place.runtime {
+        RuntimeName::Docker => Ok(Arc::new(DockerCli::new("docker", place))),
+        RuntimeName::Podman => Ok(Arc::new(DockerCli::new("podman", place))),
+        RuntimeName::Process => Ok(Arc::new(ProcessRuntime::new(place)?)),
+        RuntimeName::Auto => {
+            let docker = DockerCli::new("docker", place);
+            if docker.check().is_ok() { Ok(Arc::new(docker)) } else { Ok(Arc::new(ProcessRuntime::new(place)?)) }
+        }
+    }
+}
+
+/// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
+pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|cause| Error::new(kind, format!("could not {what}: {}: {cause}", command.get_program().display())))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.push_str(&String::from_utf8_lossy(&output.stderr));
+    Err(Error::new(kind, format!("could not {what}")).with_detail(last_lines(&said, 30)))
+}
+
+/// The last `count` lines of a text.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// There is no such image.
+pub(crate) fn image_not_found(image: &str) -> Error {
+    Error::new(Kind::ImageNotFound, format!("image \"{image}\" does not exist"))
+        .with_hint("Build it with \"transship build\", or pull it.")
+}
+
+/// The image lacks what makes it a UDF image.
+pub(crate) fn not_a_udf_image(image: &str) -> Error {
+    Error::new(Kind::InvalidDefinition, format!("image \"{image}\" is not a UDF image"))
+        .with_detail(format!("It has no label \"{}\".", udf_protocol::manifest::MANIFEST_LABEL))
+        .with_hint("Build it with \"transship build\".")
+}

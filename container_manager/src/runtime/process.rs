@@ -1,0 +1,352 @@
+//! Replicas as sandboxed child processes, for machines without a container engine and for debugging a handler.
+//!
+//! An image is a folder `images/<digest>` of the state folder with what a container's `/opt/transship` would hold, and
+//! a link to an environment that images with equal requirements share; `tags/<name>/<version>` names a digest.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use udf_protocol::control::ImageInfo;
+use udf_protocol::manifest::{Limits, Manifest};
+use udf_protocol::{Error, Kind, Result};
+
+use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, run};
+use crate::config::make_dir;
+use crate::flags::PlaceFlags;
+use crate::registration::template::{ProcessTemplate, Template};
+use crate::sandbox::process_prefix;
+
+/// Time between asking a process to end and killing it.
+const STOP_PATIENCE: Duration = Duration::from_secs(3);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The process runtime.
+#[derive(Debug)]
+pub struct ProcessRuntime {
+    state_dir: PathBuf,
+    is_root: bool,
+    can_unshare: bool,
+    children: Mutex<HashMap<String, Child>>,
+}
+
+/// What is written down of a running replica, so that a manager started later finds it again.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    pid: i32,
+    /// Start time in clock ticks since boot: tells the process from a later one with its number.
+    started: u64,
+    digest: String,
+    socket_dir: PathBuf,
+}
+
+impl ProcessRuntime {
+    /// A runtime that keeps its images and logs in the state folder.
+    pub fn new(place: &PlaceFlags) -> Result<ProcessRuntime> {
+        let is_root = Uid::effective().is_root();
+        let probe = process_prefix(&Limits::default(), is_root, true);
+        let can_unshare = Command::new(&probe[0]).args(&probe[1..]).arg("true").output().is_ok_and(|out| out.status.success());
+        Ok(ProcessRuntime { state_dir: place.state_dir.clone(), is_root, can_unshare, children: Mutex::default() })
+    }
+
+    fn image_dir(&self, digest: &str) -> PathBuf {
+        self.state_dir.join("images").join(digest.trim_start_matches("sha256:"))
+    }
+
+    fn tag_file(&self, image: &str) -> PathBuf {
+        let (name, version) = image.rsplit_once(':').unwrap_or((image, "latest"));
+        self.state_dir.join("tags").join(name.replace('/', "%")).join(version)
+    }
+
+    fn replica_dir(&self, name: &str) -> PathBuf {
+        self.state_dir.join("replicas").join(name)
+    }
+
+    fn read_image(&self, digest: &str, image: &str) -> Result<ImageInfo> {
+        let path = self.image_dir(digest).join("label.json");
+        let label = fs::read_to_string(path).map_err(|_| image_not_found(image))?;
+        Ok(ImageInfo { digest: digest.to_string(), manifest: Manifest::from_label(&label)? })
+    }
+
+    /// Makes the environment that `root` asks for, unless one with the same requirements exists.
+    fn prepare_environment(&self, root: &Path, template: &ProcessTemplate, shows_progress: bool) -> Result<PathBuf> {
+        let mut hash = Sha256::new();
+        for file in &template.env_files {
+            hash.update(fs::read(root.join(file)).map_err(|cause| io_error(&root.join(file), &cause))?);
+            hash.update([0]);
+        }
+        let environment = self.state_dir.join("envs").join(&hex(&hash.finalize())[..16]);
+        let complete = environment.join(".complete");
+        if complete.exists() {
+            return Ok(environment);
+        }
+        if environment.exists() {
+            fs::remove_dir_all(&environment).map_err(|cause| io_error(&environment, &cause))?;
+        }
+        make_dir(&environment)?;
+        for words in &template.prepare {
+            let words = substitute(words, root, &environment);
+            if shows_progress {
+                eprintln!("{}", words.join(" "));
+            }
+            run(Command::new(&words[0]).args(&words[1..]), Kind::BuildFailed, "install the requirements")?;
+        }
+        File::create(&complete).map_err(|cause| io_error(&complete, &cause))?;
+        Ok(environment)
+    }
+
+    fn sandboxed(&self, limits: &Limits, words: &[String]) -> Command {
+        let prefix = process_prefix(limits, self.is_root, self.can_unshare);
+        let mut command = Command::new(&prefix[0]);
+        command.args(&prefix[1..]).args(words).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/tmp").env("LANG", "C.UTF-8");
+        command.current_dir("/").stdin(Stdio::null());
+        command
+    }
+
+    fn record(&self, name: &str) -> Option<Record> {
+        let text = fs::read_to_string(self.replica_dir(name).join("process.json")).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+}
+
+impl Runtime for ProcessRuntime {
+    fn name(&self) -> &str {
+        "process"
+    }
+
+    fn check(&self) -> Result<String> {
+        let network = if self.can_unshare { "without network" } else { "WITH the host's network (unshare is not permitted)" };
+        let user = if self.is_root { "as user nobody" } else { "as this user" };
+        Ok(format!("child processes {user}, {network}"))
+    }
+
+    fn resolve(&self, image: &str) -> Result<ImageInfo> {
+        if image.starts_with("sha256:") {
+            return self.read_image(image, image);
+        }
+        let digest = fs::read_to_string(self.tag_file(image)).map_err(|_| image_not_found(image))?;
+        self.read_image(digest.trim(), image)
+    }
+
+    fn images(&self) -> Result<Vec<ImageInfo>> {
+        let mut images = Vec::new();
+        let Ok(entries) = fs::read_dir(self.state_dir.join("images")) else {
+            return Ok(images);
+        };
+        for entry in entries.flatten() {
+            let digest = format!("sha256:{}", entry.file_name().to_string_lossy());
+            // A folder that is still being written has no label yet.
+            if let Ok(image) = self.read_image(&digest, &digest) {
+                images.push(image);
+            }
+        }
+        Ok(images)
+    }
+
+    fn build(&self, context: &Path, manifest: &Manifest, template: &Template, shows_progress: bool) -> Result<ImageInfo> {
+        let Some(template) = &template.process else {
+            return Err(Error::new(Kind::BuildFailed, format!("template \"{}\" needs a container engine", manifest.template)));
+        };
+        if !manifest.system_packages.is_empty() {
+            return Err(Error::new(Kind::BuildFailed, "the process runtime cannot install system packages")
+                .with_hint("Use the docker or podman runtime."));
+        }
+        let mut hash = Sha256::new();
+        hash_folder(context, context, &mut hash)?;
+        let digest = format!("sha256:{}", hex(&hash.finalize()));
+        let root = self.image_dir(&digest);
+        if !root.join("label.json").exists() {
+            if root.exists() {
+                fs::remove_dir_all(&root).map_err(|cause| io_error(&root, &cause))?;
+            }
+            copy_folder(context, &root)?;
+            let environment = self.prepare_environment(&root, template, shows_progress)?;
+            let link = root.join("env");
+            std::os::unix::fs::symlink(&environment, &link).map_err(|cause| io_error(&link, &cause))?;
+            let mut describe = self.sandboxed(&manifest.limits, &substitute(&template.describe, &root, &environment));
+            set_environment(&mut describe, template, &root, &environment);
+            let what = format!("load the functions of image \"{}\"", manifest.image());
+            let described = Manifest::from_label(&run(&mut describe, Kind::BuildFailed, &what)?)?;
+            // The label comes last: an image without one is not there.
+            let template_text = serde_json::to_string(template).expect("a template is plain strings");
+            write_file(&root.join("template.json"), &template_text)?;
+            write_file(&root.join("label.json"), &described.to_label())?;
+        }
+        let tag = self.tag_file(&manifest.image());
+        make_dir(tag.parent().expect("a tag lies in the folder of its name"))?;
+        write_file(&tag, &digest)?;
+        self.read_image(&digest, &manifest.image())
+    }
+
+    fn start(&self, spec: &ReplicaSpec) -> Result<()> {
+        let root = self.image_dir(&spec.digest);
+        let text = fs::read_to_string(root.join("template.json")).map_err(|_| image_not_found(&spec.digest))?;
+        let template: ProcessTemplate = serde_json::from_str(&text)
+            .map_err(|cause| Error::new(Kind::ContainerFailed, format!("image \"{}\" is damaged: {cause}", spec.digest)))?;
+        let environment = fs::read_link(root.join("env")).map_err(|cause| io_error(&root.join("env"), &cause))?;
+        let folder = self.replica_dir(&spec.name);
+        make_dir(&folder)?;
+        let log_path = folder.join("log");
+        let log = File::create(&log_path).map_err(|cause| io_error(&log_path, &cause))?;
+        let second = log.try_clone().map_err(|cause| io_error(&log_path, &cause))?;
+        let mut command = self.sandboxed(&spec.limits, &substitute(&template.serve, &root, &environment));
+        set_environment(&mut command, &template, &root, &environment);
+        command.env("TRANSSHIP_SOCKET_DIR", &spec.socket_dir).stdout(log).stderr(second);
+        let child = command
+            .spawn()
+            .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not start replica \"{}\": {cause}", spec.name)))?;
+        let pid = i32::try_from(child.id()).expect("process numbers are positive ints");
+        let record = Record {
+            pid,
+            started: start_time(pid).unwrap_or_default(),
+            digest: spec.digest.clone(),
+            socket_dir: spec.socket_dir.clone(),
+        };
+        self.children.lock().expect("no holder panics").insert(spec.name.clone(), child);
+        write_file(&folder.join("process.json"), &serde_json::to_string(&record).expect("a record is plain data"))
+    }
+
+    fn status(&self, name: &str) -> Result<ReplicaStatus> {
+        if let Some(child) = self.children.lock().expect("no holder panics").get_mut(name) {
+            return match child.try_wait() {
+                Ok(Some(status)) => Ok(ReplicaStatus::Ended(ending(status))),
+                Ok(None) => Ok(ReplicaStatus::Running),
+                Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("could not look at replica \"{name}\": {cause}"))),
+            };
+        }
+        // Adopted from a manager before this one.
+        match self.record(name) {
+            Some(record) if start_time(record.pid) == Some(record.started) => Ok(ReplicaStatus::Running),
+            _ => Ok(ReplicaStatus::Ended("ended".to_string())),
+        }
+    }
+
+    fn stop(&self, name: &str) -> Result<()> {
+        let record = self.record(name);
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            let deadline = Instant::now() + STOP_PATIENCE;
+            while self.status(name)? == ReplicaStatus::Running && Instant::now() < deadline {
+                if let Some(record) = &record {
+                    // It may end between the look and the signal; the next look tells.
+                    let _ = kill(Pid::from_raw(record.pid), signal);
+                }
+                std::thread::sleep(POLL_INTERVAL);
+            }
+        }
+        if self.status(name)? == ReplicaStatus::Running {
+            return Err(Error::new(Kind::ContainerFailed, format!("could not stop replica \"{name}\"")));
+        }
+        self.children.lock().expect("no holder panics").remove(name);
+        let _ = fs::remove_file(self.replica_dir(name).join("process.json"));
+        Ok(())
+    }
+
+    fn logs(&self, name: &str) -> Result<String> {
+        let path = self.replica_dir(name).join("log");
+        let text = fs::read(&path).map_err(|cause| io_error(&path, &cause))?;
+        Ok(last_lines(&String::from_utf8_lossy(&text), 200) + "\n")
+    }
+
+    fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
+        let mut found = Vec::new();
+        let Ok(entries) = fs::read_dir(self.state_dir.join("replicas")) else {
+            return Ok(found);
+        };
+        for entry in entries.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if let Some(record) = self.record(&name) {
+                found.push(FoundReplica { name, digest: record.digest, socket_dir: record.socket_dir });
+            }
+        }
+        Ok(found)
+    }
+}
+
+fn ending(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with status {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".to_string(),
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`, counted after the command's closing parenthesis (proc(5)); none for a zombie.
+fn start_time(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if fields.first() == Some(&"Z") {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}
+
+fn substitute(words: &[String], root: &Path, environment: &Path) -> Vec<String> {
+    let replace = |word: &String| {
+        word.replace("{root}", &root.to_string_lossy()).replace("{env}", &environment.to_string_lossy())
+    };
+    words.iter().map(replace).collect()
+}
+
+fn set_environment(command: &mut Command, template: &ProcessTemplate, root: &Path, environment: &Path) {
+    for (key, value) in &template.environment {
+        command.env(key, &substitute(std::slice::from_ref(value), root, environment)[0]);
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Hashes names and contents, in the order of names.
+fn hash_folder(base: &Path, folder: &Path, hash: &mut Sha256) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|cause| io_error(folder, &cause))?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            hash_folder(base, &path, hash)?;
+            continue;
+        }
+        let name = path.strip_prefix(base).expect("the folder lies in its base").to_string_lossy().into_owned();
+        let content = fs::read(&path).map_err(|cause| io_error(&path, &cause))?;
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name);
+        hash.update((content.len() as u64).to_le_bytes());
+        hash.update(content);
+    }
+    Ok(())
+}
+
+/// Copies a folder so that the replica's user may read all of it.
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    make_dir(to)?;
+    for entry in fs::read_dir(from).map_err(|cause| io_error(from, &cause))?.flatten() {
+        let (source, target) = (entry.path(), to.join(entry.file_name()));
+        if source.is_dir() {
+            copy_folder(&source, &target)?;
+        } else {
+            fs::copy(&source, &target).map_err(|cause| io_error(&source, &cause))?;
+            fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).map_err(|cause| io_error(&target, &cause))?;
+        }
+    }
+    fs::set_permissions(to, fs::Permissions::from_mode(0o755)).map_err(|cause| io_error(to, &cause))
+}
+
+/// Writes a file whole or not at all.
+fn write_file(path: &Path, text: &str) -> Result<()> {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, text).and_then(|()| fs::rename(&partial, path)).map_err(|cause| io_error(path, &cause))
+}
+
+fn io_error(path: &Path, cause: &std::io::Error) -> Error {
+    Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", path.display()))
+}

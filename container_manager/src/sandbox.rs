@@ -1,0 +1,73 @@
+//! Limits and isolation: what a replica may not do, for each kind of runtime (design decision 9: locked down by
+//! default, and opening anything is a visible option of the manifest).
+
+use udf_protocol::manifest::Limits;
+
+/// The unprivileged user and group of every replica: "nobody".
+pub const REPLICA_ID: u32 = 65534;
+
+/// Arguments of `docker run` and `podman run`.
+pub fn container_arguments(limits: &Limits) -> Vec<String> {
+    let memory = format!("{}m", limits.memory_mb);
+    let mut arguments: Vec<String> = [
+        "--read-only",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--tmpfs=/tmp:rw,noexec,nosuid,nodev,size=64m",
+    ]
+    .map(String::from)
+    .into();
+    arguments.push(format!("--user={REPLICA_ID}:{REPLICA_ID}"));
+    arguments.push(format!("--memory={memory}"));
+    // Equal to --memory: no swap on top.
+    arguments.push(format!("--memory-swap={memory}"));
+    arguments.push(format!("--cpus={}", limits.cpus));
+    arguments.push(format!("--pids-limit={}", limits.pids));
+    if !limits.network {
+        arguments.push("--network=none".to_string());
+    }
+    arguments
+}
+
+/// The command prefix of a plain process: programs of util-linux that each drop something and then become the next.
+/// A process shares the host's file system; only a container engine gives it one of its own.
+pub fn process_prefix(limits: &Limits, is_root: bool, can_unshare: bool) -> Vec<String> {
+    let mut prefix = Vec::new();
+    let mut push = |words: &[&str]| prefix.extend(words.iter().map(|word| word.to_string()));
+    if !limits.network && can_unshare {
+        match is_root {
+            true => push(&["unshare", "--net", "--ipc", "--"]),
+            false => push(&["unshare", "--user", "--map-current-user", "--net", "--ipc", "--"]),
+        }
+    }
+    push(&["setpriv", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]);
+    if is_root {
+        let id = REPLICA_ID.to_string();
+        push(&["--reuid", &id, "--regid", &id, "--clear-groups"]);
+    }
+    let data = format!("--data={}", limits.memory_mb << 20);
+    push(&["--", "prlimit", &data, "--core=0", "--nofile=1024", "--"]);
+    prefix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_locked_down_unless_the_manifest_opens_them() {
+        let arguments = container_arguments(&Limits::default());
+        for expected in ["--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534", "--memory=1024m"] {
+            assert!(arguments.iter().any(|argument| argument == expected), "{expected}");
+        }
+        let open = container_arguments(&Limits { network: true, ..Limits::default() });
+        assert!(!open.iter().any(|argument| argument.starts_with("--network")));
+    }
+
+    #[test]
+    fn processes_become_nobody() {
+        let prefix = process_prefix(&Limits::default(), true, true).join(" ");
+        assert!(prefix.starts_with("unshare --net --ipc -- setpriv --no-new-privs"));
+        assert!(prefix.contains("--reuid 65534"));
+    }
+}

@@ -1,0 +1,71 @@
+"""Starts the server: python -m transship_server [serve | describe].
+
+serve answers on the sockets and ports of docs/protocol.md §7; describe prints the manifest as JSON with every
+signature filled in, which is what the image's label carries.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+
+def main(command):
+    root = os.environ.get("TRANSSHIP_ROOT", "/opt/transship")
+    # What the handler prints is a log, not an answer.
+    output, sys.stdout = sys.stdout, sys.stderr
+    with open(f"{root}/manifest.json", encoding="utf-8") as file:
+        manifest = json.load(file)
+    from . import function
+
+    try:
+        functions = function.load(manifest, f"{root}/function")
+    except ValueError as error:
+        sys.exit(f"transship_server: {error}")
+    if command == "describe":
+        describe(manifest, functions, output)
+    else:
+        serve(functions)
+
+
+def describe(manifest, functions, output):
+    for entry in manifest["functions"]:
+        found = functions[entry["name"]]
+        entry["arguments"] = [f"{name} {kind.name}" for name, kind in found.arguments]
+        entry["returns"] = found.result.name
+    json.dump(manifest, output)
+
+
+def serve(functions):
+    from . import flight, rest
+
+    servers, stopped = [], threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    # The engine that connects is another user than this one; the directory around the socket decides who gets here.
+    os.umask(0)
+    directory = os.environ.get("TRANSSHIP_SOCKET_DIR")
+    if directory:
+        for name in ("flight.sock", "http.sock"):
+            if os.path.exists(f"{directory}/{name}"):
+                os.unlink(f"{directory}/{name}")
+        servers.append(rest.UnixServer(f"{directory}/http.sock", functions))
+        servers.append(flight.Server(f"grpc+unix://{directory}/flight.sock", functions))
+    if port := os.environ.get("TRANSSHIP_HTTP_PORT"):
+        servers.append(rest.TcpServer(("0.0.0.0", int(port)), functions))
+    if port := os.environ.get("TRANSSHIP_FLIGHT_PORT"):
+        servers.append(flight.Server(f"grpc://0.0.0.0:{port}", functions))
+    if not servers:
+        sys.exit("transship_server: set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT")
+    for server in servers:
+        serve_forever = server.serve if isinstance(server, flight.Server) else server.serve_forever
+        threading.Thread(target=serve_forever, daemon=True).start()
+    print(f"transship_server: ready, {len(functions)} functions", file=sys.stderr, flush=True)
+    stopped.wait()
+    for server in servers:
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "serve")

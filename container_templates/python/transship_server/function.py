@@ -1,0 +1,211 @@
+"""A user's function: its signature, and how a batch of Arrow columns becomes a column of results.
+
+Row i of the result answers row i of the batch, always: rows are called in order and nothing is reordered.
+"""
+
+import importlib.util
+import inspect
+import itertools
+import sys
+import typing
+
+import pyarrow as pa
+
+from . import types
+from .errors import CallError, from_exception
+
+# How many rows pass between two looks at whether the client has gone.
+_ROWS_BETWEEN_CHECKS = 256
+
+
+class Function:
+    """One function of the handler. call(batch) is what the transports use."""
+
+    def __init__(self, name, target, form, arguments, result):
+        self.name = name
+        self.target = target
+        self.form = form
+        self.arguments = arguments  # [(name, types.Type)]
+        self.result = result  # types.Type
+
+    @property
+    def schema(self):
+        """Fields of the arguments, then the field of the result (docs/protocol.md §3)."""
+        return pa.schema([*self.argument_schema, self.result.field(self.name)])
+
+    @property
+    def argument_schema(self):
+        """Fields of the arguments."""
+        return pa.schema([entry.field(name) for name, entry in self.arguments])
+
+    @property
+    def result_schema(self):
+        """The one field of the result."""
+        return pa.schema([self.result.field(self.name)])
+
+    def call(self, batch, is_cancelled=lambda: False):
+        """One Arrow array with a result per row of batch. Raises CallError, or Cancelled."""
+        self._check_arguments(batch)
+        if self.form == "row":
+            values = self._call_rows(batch, is_cancelled)
+            return self._column_of(values)
+        return self._call_batch(batch)
+
+    def _check_arguments(self, batch):
+        if batch.num_columns != len(self.arguments):
+            raise CallError(
+                "protocol_violation", f"{self.name} takes {len(self.arguments)} columns, not {batch.num_columns}"
+            )
+        for position, (_, entry) in enumerate(self.arguments):
+            found = batch.schema.field(position).type
+            if found != entry.arrow:
+                raise CallError(
+                    "protocol_violation", f"column {position + 1} of {self.name} is {entry.arrow}, not {found}"
+                )
+
+    def _call_rows(self, batch, is_cancelled):
+        columns = [_python_values(entry, batch.column(i)) for i, (_, entry) in enumerate(self.arguments)]
+        rows = zip(*columns) if columns else itertools.repeat((), batch.num_rows)
+        target = self.target
+        results = []
+        append = results.append
+        try:
+            for row in rows:
+                append(target(*row))
+                if len(results) % _ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
+                    raise Cancelled
+        except Cancelled:
+            raise
+        except Exception as exception:
+            raise from_exception(exception, len(results)) from None
+        return results
+
+    def _column_of(self, values):
+        convert = self.result.from_python
+        try:
+            if convert is not None:
+                checked = [None if value is None else convert(value) for value in values]
+            else:
+                checked = values
+            return pa.array(checked, self.result.arrow)
+        except Exception:
+            pass  # Now find the row that does not fit.
+        for row, value in enumerate(values):
+            try:
+                pa.array([None if value is None else convert(value) if convert else value], self.result.arrow)
+            except Exception as exception:
+                raise self._bad_value(exception, row) from None
+        raise CallError("bad_result", f"The results of {self.name} do not fit type {self.result.name}.")
+
+    def _bad_value(self, exception, row=None):
+        return CallError("bad_result", f"It returned {exception}; the declared result is {self.result.name}.", row)
+
+    def _call_batch(self, batch):
+        columns = batch.columns
+        try:
+            if self.form == "numpy":
+                columns = [_numpy_values(entry, column) for (_, entry), column in zip(self.arguments, columns)]
+            elif self.form == "pandas":
+                columns = [column.to_pandas() for column in columns]
+            # Without arguments a batch function could not know how many results to give.
+            answer = self.target(*columns) if columns else self.target(batch.num_rows)
+        except Exception as exception:
+            raise from_exception(exception) from None
+        return self._array_of(answer, batch.num_rows)
+
+    def _array_of(self, answer, rows):
+        try:
+            if isinstance(answer, pa.ChunkedArray):
+                answer = answer.combine_chunks()
+            if not isinstance(answer, pa.Array):
+                answer = pa.array(answer, from_pandas=self.form == "pandas")
+            if answer.type != self.result.arrow:
+                answer = answer.cast(self.result.arrow)
+        except Exception as exception:
+            raise self._bad_value(exception) from None
+        if len(answer) != rows:
+            raise CallError("bad_result", f"It returned {len(answer)} values for {rows} rows.")
+        return answer
+
+
+class Cancelled(Exception):
+    """The client has gone; nobody waits for the rest."""
+
+
+def _python_values(entry, column):
+    try:
+        values = column.to_pylist()
+        if entry.to_python is not None:
+            values = [None if value is None else entry.to_python(value) for value in values]
+        return values
+    except (ValueError, OverflowError) as exception:
+        for row in range(len(column)):
+            try:
+                value = column[row].as_py()
+                if value is not None and entry.to_python is not None:
+                    entry.to_python(value)
+            except (ValueError, OverflowError):
+                raise CallError(
+                    "out_of_range",
+                    f"Python cannot hold the {entry.name} argument of row {row + 1} of the batch.",
+                    row,
+                ) from None
+        raise CallError("out_of_range", f"Python cannot hold a {entry.name} argument: {exception}.") from None
+
+
+def _numpy_values(entry, column):
+    """A NumPy array, without a copy where there are no NULLs; NULL is NaN in floats and None elsewhere."""
+    if column.null_count and entry.name not in ("float4", "float8"):
+        import numpy
+
+        return numpy.array(column.to_pylist(), dtype=object)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def load(manifest, directory):
+    """The manifest's functions by name, out of the handler file in directory. Raises ValueError."""
+    path = f"{directory}/{manifest['handler']}"
+    sys.path.insert(0, directory)
+    spec = importlib.util.spec_from_file_location("handler", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["handler"] = module
+    spec.loader.exec_module(module)
+    functions = {}
+    for entry in manifest["functions"]:
+        name = entry["name"]
+        target = getattr(module, name, None)
+        if not callable(target):
+            raise ValueError(f'{manifest["handler"]} has no function "{name}"')
+        functions[name] = _describe(name, target, entry)
+    return functions
+
+
+def _describe(name, target, entry):
+    form = entry.get("batch", "row")
+    arguments, returns = entry.get("arguments"), entry.get("returns")
+    if arguments is not None and returns is not None:
+        parsed = [_parse_argument(text, position) for position, text in enumerate(arguments)]
+        return Function(name, target, form, parsed, types.by_name(returns))
+    signature = inspect.signature(target)
+    hints = typing.get_type_hints(target)
+    if form != "row":
+        raise ValueError(f'function "{name}" takes whole columns, so the manifest must give its arguments and result')
+    for parameter in [*signature.parameters, "return"]:
+        if parameter not in hints:
+            raise ValueError(f'function "{name}" lacks an annotation for "{parameter}"')
+    parsed = [(parameter, types.by_annotation(_optional(hints[parameter]))) for parameter in signature.parameters]
+    return Function(name, target, form, parsed, types.by_annotation(_optional(hints["return"])))
+
+
+def _parse_argument(text, position):
+    try:
+        return f"arg{position + 1}", types.by_name(text)
+    except ValueError:
+        name, _, type_name = text.strip().partition(" ")
+        return name, types.by_name(type_name)
+
+
+def _optional(annotation):
+    """T for T | None, which says nothing that SQL does not know."""
+    members = [member for member in typing.get_args(annotation) if member is not type(None)]
+    return members[0] if len(members) == 1 and type(None) in typing.get_args(annotation) else annotation

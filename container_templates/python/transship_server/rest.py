@@ -1,0 +1,124 @@
+"""The JSON form of docs/protocol.md §6, over HTTP/1.1 on a TCP or a Unix socket."""
+
+import http.server
+import json
+import socket
+import socketserver
+import urllib.parse
+
+import pyarrow as pa
+
+from . import types
+from .errors import CallError
+from .flight import greeting
+
+_PREFIX = "/v1/functions/"
+_MAX_BODY_BYTES = 1 << 30
+_STATUS = {"function_not_found": 404, "protocol_violation": 400}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    # Replies are written at once, so waiting for more to send would only add delay.
+    disable_nagle_algorithm = True
+    timeout = 600
+
+    def setup(self):
+        # A Unix socket has no Nagle algorithm to disable.
+        self.disable_nagle_algorithm = self.request.family != socket.AF_UNIX
+        super().setup()
+
+    def do_GET(self):
+        if self.path == "/v1":
+            return self._answer(200, greeting(self.server.functions))
+        try:
+            function = self._find()
+        except CallError as error:
+            return self._fail(error)
+        arguments = [{"name": name, "type": entry.name} for name, entry in function.arguments]
+        return self._answer(200, {"name": function.name, "arguments": arguments, "returns": function.result.name})
+
+    def do_POST(self):
+        try:
+            body = self._read_body()
+            function = self._find()
+            number, batch = _read_batch(function, body)
+            column = function.call(batch)
+            values = types.encode_json(function.result, column)
+        except CallError as error:
+            return self._fail(error)
+        return self._answer(200, {"batch": number, "rows": len(values), "columns": [values]})
+
+    def _find(self):
+        name = urllib.parse.unquote(self.path[len(_PREFIX) :]) if self.path.startswith(_PREFIX) else self.path
+        function = self.server.functions.get(name)
+        if function is None:
+            raise CallError("function_not_found", f'there is no function "{name}"')
+        return function
+
+    def _read_body(self):
+        try:
+            length = int(self.headers["Content-Length"])
+        except (TypeError, ValueError):
+            length = -1
+        if not 0 <= length <= _MAX_BODY_BYTES:
+            self.close_connection = True
+            raise CallError("protocol_violation", "a request needs a Content-Length of at most 1 GiB")
+        return self.rfile.read(length)
+
+    def _fail(self, error):
+        self._answer(_STATUS.get(error.kind, 500), {"error": error.to_wire()})
+
+    def _answer(self, status, body):
+        payload = json.dumps(body, allow_nan=False).encode()
+        self.send_response_only(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(payload)))
+        self.end_headers()
+        self.wfile.write(payload)
+
+    def log_message(self, format, *args):
+        pass
+
+
+def _read_batch(function, body):
+    try:
+        request = json.loads(body)
+        number, rows, columns = request.get("batch", 0), request["rows"], request["columns"]
+        if len(columns) != len(function.arguments) or any(len(column) != rows for column in columns):
+            raise ValueError("columns and rows do not match the function's arguments")
+    except (ValueError, KeyError, TypeError, AttributeError) as cause:
+        raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
+    arrays = []
+    for position, ((_, entry), values) in enumerate(zip(function.arguments, columns)):
+        try:
+            arrays.append(types.decode_json(entry, values))
+        except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
+            raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
+    if arrays:
+        return number, pa.RecordBatch.from_arrays(arrays, schema=function.argument_schema)
+    # pyarrow makes a batch of rows without columns only by dropping columns.
+    return number, pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
+
+
+class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """One thread per connection."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, address, functions):
+        self.functions = functions
+        super().__init__(address, _Handler)
+
+
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """One thread per connection."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, path, functions):
+        self.functions = functions
+        super().__init__(path, _Handler)

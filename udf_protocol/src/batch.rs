@@ -1,0 +1,232 @@
+//! Rows in, batches out: column builders that an engine fills row by row, cut by rows and by bytes, and numbered.
+//!
+//! In: one value per argument and row, appended to [`ColumnBuilder`]s. Out: [`CallBatch`]es. Row i of a batch is the
+//! i-th row that was finished since the batch before; batches are numbered from zero within an exchange.
+
+use std::sync::Arc;
+
+use arrow_array::builder::{
+    BinaryBuilder, BooleanBuilder, Date32Builder, FixedSizeBinaryBuilder, Float32Builder, Float64Builder, Int16Builder,
+    Int32Builder, Int64Builder, StringBuilder, TimestampMicrosecondBuilder,
+};
+use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
+use arrow_schema::SchemaRef;
+
+use crate::signature::Signature;
+use crate::types::Type;
+
+/// One numbered batch of calls.
+#[derive(Debug, Clone)]
+pub struct CallBatch {
+    /// Its place in the exchange, from zero.
+    pub number: u64,
+    /// One column per argument.
+    pub columns: RecordBatch,
+}
+
+/// Builds one argument's column. Engines append through the variant, so that no value is boxed on its way.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "each variant is the Arrow builder of the type of that name")]
+pub enum ColumnBuilder {
+    Bool(BooleanBuilder),
+    Int2(Int16Builder),
+    Int4(Int32Builder),
+    Int8(Int64Builder),
+    Float4(Float32Builder),
+    Float8(Float64Builder),
+    /// Text, numeric and JSON.
+    Text(StringBuilder),
+    Bytea(BinaryBuilder),
+    /// Days since 1970-01-01.
+    Date(Date32Builder),
+    /// Microseconds since 1970-01-01, with or without time zone.
+    Timestamp(TimestampMicrosecondBuilder),
+    Uuid(FixedSizeBinaryBuilder),
+}
+
+impl ColumnBuilder {
+    fn new(ty: Type) -> ColumnBuilder {
+        match ty {
+            Type::Bool => ColumnBuilder::Bool(BooleanBuilder::new()),
+            Type::Int2 => ColumnBuilder::Int2(Int16Builder::new()),
+            Type::Int4 => ColumnBuilder::Int4(Int32Builder::new()),
+            Type::Int8 => ColumnBuilder::Int8(Int64Builder::new()),
+            Type::Float4 => ColumnBuilder::Float4(Float32Builder::new()),
+            Type::Float8 => ColumnBuilder::Float8(Float64Builder::new()),
+            Type::Text | Type::Numeric | Type::Json => ColumnBuilder::Text(StringBuilder::new()),
+            Type::Bytea => ColumnBuilder::Bytea(BinaryBuilder::new()),
+            Type::Date => ColumnBuilder::Date(Date32Builder::new()),
+            Type::Timestamp | Type::TimestampTz => {
+                ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new().with_data_type(ty.data_type()))
+            }
+            Type::Uuid => ColumnBuilder::Uuid(FixedSizeBinaryBuilder::new(16)),
+        }
+    }
+
+    /// Appends NULL.
+    pub fn append_null(&mut self) {
+        match self {
+            ColumnBuilder::Bool(builder) => builder.append_null(),
+            ColumnBuilder::Int2(builder) => builder.append_null(),
+            ColumnBuilder::Int4(builder) => builder.append_null(),
+            ColumnBuilder::Int8(builder) => builder.append_null(),
+            ColumnBuilder::Float4(builder) => builder.append_null(),
+            ColumnBuilder::Float8(builder) => builder.append_null(),
+            ColumnBuilder::Text(builder) => builder.append_null(),
+            ColumnBuilder::Bytea(builder) => builder.append_null(),
+            ColumnBuilder::Date(builder) => builder.append_null(),
+            ColumnBuilder::Timestamp(builder) => builder.append_null(),
+            ColumnBuilder::Uuid(builder) => builder.append_null(),
+        }
+    }
+
+    fn finish(&mut self) -> ArrayRef {
+        match self {
+            ColumnBuilder::Bool(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Int2(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Int4(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Int8(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Float4(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Float8(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Text(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Bytea(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Date(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Timestamp(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Uuid(builder) => Arc::new(builder.finish()),
+        }
+    }
+
+    /// Bytes of values so far, offsets and validity left out.
+    fn bytes(&self, rows: usize) -> usize {
+        match self {
+            ColumnBuilder::Bool(_) => rows / 8,
+            ColumnBuilder::Int2(_) => rows * 2,
+            ColumnBuilder::Int4(_) | ColumnBuilder::Float4(_) | ColumnBuilder::Date(_) => rows * 4,
+            ColumnBuilder::Int8(_) | ColumnBuilder::Float8(_) | ColumnBuilder::Timestamp(_) => rows * 8,
+            ColumnBuilder::Text(builder) => rows * 4 + builder.values_slice().len(),
+            ColumnBuilder::Bytea(builder) => rows * 4 + builder.values_slice().len(),
+            ColumnBuilder::Uuid(_) => rows * 16,
+        }
+    }
+}
+
+/// Builds the batches of one call. After an error in the middle of a row the builder is unusable.
+#[derive(Debug)]
+pub struct BatchBuilder {
+    // for the exchange
+    schema: SchemaRef,
+    next_number: u64,
+    // for the batch
+    columns: Vec<ColumnBuilder>,
+    rows: usize,
+}
+
+impl BatchBuilder {
+    /// A builder for calls of `signature`.
+    pub fn new(signature: &Signature) -> BatchBuilder {
+        let columns = signature.arguments.iter().map(|argument| ColumnBuilder::new(argument.ty)).collect();
+        BatchBuilder { schema: signature.call_schema(), next_number: 0, columns, rows: 0 }
+    }
+
+    /// The column of argument `position`. Append exactly one value to each, then call [`Self::finish_row`].
+    pub fn column(&mut self, position: usize) -> &mut ColumnBuilder {
+        &mut self.columns[position]
+    }
+
+    /// Counts the row whose values were appended.
+    pub fn finish_row(&mut self) {
+        self.rows += 1;
+    }
+
+    /// Rows since the last batch.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of values since the last batch.
+    pub fn bytes(&self) -> usize {
+        self.columns.iter().map(|column| column.bytes(self.rows)).sum()
+    }
+
+    /// Cuts the batch here.
+    ///
+    /// # Panics
+    /// If the columns differ in length, that is, if a caller appended too few or too many values to a row.
+    pub fn finish_batch(&mut self) -> CallBatch {
+        let columns: Vec<ArrayRef> = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
+        let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
+        let columns = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+            .expect("each row appends one value of the signature's type to every column");
+        let number = self.next_number;
+        self.next_number += 1;
+        self.rows = 0;
+        CallBatch { number, columns }
+    }
+}
+
+/// How many rows the next batch may have: small at first, so that `LIMIT 10` does not pay for ten thousand rows,
+/// then twice as many each time, up to the limit.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchSizer {
+    rows: usize,
+    max_rows: usize,
+    max_bytes: usize,
+}
+
+impl BatchSizer {
+    /// Rows of the first batch.
+    pub const FIRST_ROWS: usize = 128;
+
+    /// A sizer up to these bounds.
+    pub fn new(max_rows: usize, max_bytes: usize) -> BatchSizer {
+        BatchSizer { rows: BatchSizer::FIRST_ROWS.min(max_rows), max_rows, max_bytes }
+    }
+
+    /// Whether a batch of these rows and bytes is to be cut.
+    pub fn is_full(&self, rows: usize, bytes: usize) -> bool {
+        rows >= self.rows || bytes >= self.max_bytes
+    }
+
+    /// Doubles the next batch.
+    pub fn grow(&mut self) {
+        self.rows = (self.rows * 2).min(self.max_rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature::Argument;
+
+    #[test]
+    fn batches_are_numbered_and_start_empty() {
+        let arguments = vec![Argument { name: "x".into(), ty: Type::Text }];
+        let mut builder = BatchBuilder::new(&Signature { function: "f".into(), arguments, result: Type::Text });
+        for number in 0..3 {
+            let ColumnBuilder::Text(column) = builder.column(0) else { panic!("text column") };
+            column.append_value("four");
+            builder.finish_row();
+            assert_eq!(builder.bytes(), 8);
+            let batch = builder.finish_batch();
+            assert_eq!((batch.number, batch.columns.num_rows(), builder.rows()), (number, 1, 0));
+        }
+    }
+
+    #[test]
+    fn zero_arguments_keep_their_row_count() {
+        let mut builder = BatchBuilder::new(&Signature { function: "f".into(), arguments: vec![], result: Type::Int4 });
+        builder.finish_row();
+        builder.finish_row();
+        assert_eq!(builder.finish_batch().columns.num_rows(), 2);
+    }
+
+    #[test]
+    fn sizes_double_up_to_the_bound() {
+        let mut sizer = BatchSizer::new(300, 1000);
+        assert!(!sizer.is_full(127, 999) && sizer.is_full(128, 0) && sizer.is_full(1, 1000));
+        sizer.grow();
+        assert!(!sizer.is_full(255, 0) && sizer.is_full(256, 0));
+        sizer.grow();
+        assert!(!sizer.is_full(299, 0) && sizer.is_full(300, 0));
+    }
+}

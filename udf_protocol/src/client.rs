@@ -1,0 +1,282 @@
+//! The only door engines use: a blocking facade over one background thread.
+//!
+//! The thread runs all I/O, with every signal blocked, and never calls the engine; the engine's own thread forms
+//! batches meanwhile. They meet in queues, and in one doorbell (an eventfd) that wakes the engine's thread. The
+//! engine's thread waits through [`Host::wait`] only, so that it can be cancelled, and never without a deadline.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::Future;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, SigmaskHow};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::batch::CallBatch;
+use crate::control::{self, ImageInfo, Request, Response};
+use crate::dispatch::{Call, Connections, Target};
+use crate::error::{Error, Kind, Result};
+use crate::host::Host;
+use crate::manifest::TransportName;
+use crate::signature::Signature;
+use crate::transport::{Inbox, Outbox, Reply, ring};
+
+/// Longest single wait before the deadline is looked at again.
+const WAIT_SLICE: Duration = Duration::from_millis(500);
+
+/// A session's client. Dropping it ends its thread, its exchanges and its leases.
+#[derive(Debug)]
+pub struct Client {
+    runtime: Handle,
+    doorbell: Arc<EventFd>,
+    connections: Arc<Connections>,
+    // Dropped last of all: closing it ends the thread's event loop.
+    _stop: oneshot::Sender<()>,
+}
+
+impl Client {
+    /// Starts the background thread.
+    pub fn start() -> Result<Client> {
+        let failed = |cause: &dyn std::fmt::Display| {
+            Error::new(Kind::Unreachable, format!("could not start the client of container functions: {cause}"))
+        };
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let doorbell = EventFd::from_value_and_flags(0, flags).map_err(|cause| failed(&cause))?;
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|cause| failed(&cause))?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| failed(&cause))?;
+        let thread = thread::Builder::new().name("transship".to_string()).spawn(move || {
+            // The sender never sends: the wait ends when it is dropped.
+            let _ = runtime.block_on(stopped);
+            runtime.shutdown_background();
+        });
+        mask.thread_set_mask().map_err(|cause| failed(&cause))?;
+        thread.map_err(|cause| failed(&cause))?;
+        Ok(Client { runtime: handle, doorbell: Arc::new(doorbell), connections: Arc::default(), _stop: stop })
+    }
+
+    /// Opens an exchange. Nothing is sent, started or connected before its first batch.
+    pub fn open(&self, call: Arc<Call>) -> Exchange {
+        let (sender, outbox) = Outbox::new();
+        let (inbox, receiver) = Inbox::new(self.doorbell.clone());
+        let (cancel, mut cancelled) = oneshot::channel::<()>();
+        let connections = self.connections.clone();
+        let task_call = call.clone();
+        self.runtime.spawn(async move {
+            tokio::select! {
+                () = connections.run(&task_call, outbox, &inbox) => {}
+                Ok(()) = &mut cancelled => {}
+            }
+        });
+        Exchange {
+            call,
+            doorbell: self.doorbell.clone(),
+            sender,
+            receiver,
+            cancel: Some(cancel),
+            early: BTreeMap::new(),
+            sent_at: HashMap::new(),
+            next_number: 0,
+            received_at: None,
+            failure: None,
+        }
+    }
+
+    /// The signature that `target` offers for `function`.
+    pub fn signature(
+        &self,
+        host: &dyn Host,
+        target: &Target,
+        transport: TransportName,
+        function: &str,
+        timeout: Duration,
+    ) -> Result<Signature> {
+        let connections = self.connections.clone();
+        let (target, name) = (target.clone(), function.to_string());
+        let what = format!("the container of function \"{function}\"");
+        self.block_on(host, &what, timeout, async move { connections.signature(&target, transport, &name).await })
+    }
+
+    /// Asks the manager which image a name or digest stands for.
+    pub fn resolve_image(&self, host: &dyn Host, manager: &Path, image: &str, timeout: Duration) -> Result<ImageInfo> {
+        self.ask_for_image(host, manager, Request::Resolve { image: image.to_string() }, timeout)
+    }
+
+    /// Has the manager build inline code, which may take minutes the first time.
+    pub fn build_inline(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        manifest: crate::manifest::Manifest,
+        source: &str,
+        timeout: Duration,
+    ) -> Result<ImageInfo> {
+        let request = Request::BuildInline { manifest: Box::new(manifest), source: source.to_string() };
+        self.ask_for_image(host, manager, request, timeout)
+    }
+
+    fn ask_for_image(&self, host: &dyn Host, manager: &Path, request: Request, timeout: Duration) -> Result<ImageInfo> {
+        match self.ask_manager(host, manager, request, timeout)? {
+            Response::Image(info) => Ok(info),
+            other => Err(control::unexpected(&format!("It answered {other:?} instead of an image."))),
+        }
+    }
+
+    /// Sends one request to the manager.
+    pub fn ask_manager(&self, host: &dyn Host, manager: &Path, request: Request, timeout: Duration) -> Result<Response> {
+        let manager = manager.to_path_buf();
+        self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
+    }
+
+    /// Ends the leases that no exchange is using; for the end of a transaction.
+    pub fn release(&self) {
+        if !self.connections.is_empty() {
+            // Connections belong to the runtime's thread, so they are closed there.
+            let connections = self.connections.clone();
+            self.runtime.spawn(async move { connections.release() });
+        }
+    }
+
+    fn block_on<T: Send + 'static>(
+        &self,
+        host: &dyn Host,
+        what: &str,
+        timeout: Duration,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = std_mpsc::channel();
+        let doorbell = self.doorbell.clone();
+        let task = self.runtime.spawn(async move {
+            let _ = sender.send(work.await);
+            ring(&doorbell);
+        });
+        let result = wait_for(host, &self.doorbell, &receiver, Instant::now() + timeout)
+            .and_then(|answer| answer.unwrap_or_else(|| Err(Error::timeout(what, timeout.as_millis()))));
+        task.abort();
+        result
+    }
+}
+
+/// Waits for the next thing in a queue; none when the deadline passed first.
+fn wait_for<T>(
+    host: &dyn Host,
+    doorbell: &EventFd,
+    receiver: &std_mpsc::Receiver<T>,
+    deadline: Instant,
+) -> Result<Option<T>> {
+    loop {
+        match receiver.try_recv() {
+            Ok(item) => return Ok(Some(item)),
+            Err(std_mpsc::TryRecvError::Empty) => {}
+            Err(std_mpsc::TryRecvError::Disconnected) => {
+                return Err(Error::new(Kind::Unreachable, "the client of container functions stopped working"));
+            }
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        // One doorbell serves every queue of the session, so a ring may be for another; the loop looks again.
+        host.wait(doorbell.as_fd(), left.min(WAIT_SLICE))?;
+        // Reading resets the doorbell; it fails if it was not rung, which is fine.
+        let _ = nix::unistd::read(doorbell.as_fd(), &mut [0; 8]);
+    }
+}
+
+/// One stream of batches to one function. Dropping it cancels what is still out.
+#[derive(Debug)]
+pub struct Exchange {
+    // for the exchange
+    call: Arc<Call>,
+    doorbell: Arc<EventFd>,
+    sender: mpsc::UnboundedSender<CallBatch>,
+    receiver: std_mpsc::Receiver<Result<Reply>>,
+    cancel: Option<oneshot::Sender<()>>,
+    // for the batches in flight
+    /// Replies that overtook an earlier batch's.
+    early: BTreeMap<u64, Reply>,
+    sent_at: HashMap<u64, Instant>,
+    next_number: u64,
+    /// When the last reply was received: the server had no time for the next batch before.
+    received_at: Option<Instant>,
+    /// Once failed, always failed.
+    failure: Option<Error>,
+}
+
+impl Exchange {
+    /// Sends a batch, without waiting. The caller bounds how many are in flight.
+    pub fn send(&mut self, batch: CallBatch) {
+        self.sent_at.insert(batch.number, Instant::now());
+        // A closed queue means that the exchange has failed; receive says how.
+        let _ = self.sender.send(batch);
+    }
+
+    /// Batches sent and not yet received.
+    pub fn in_flight(&self) -> usize {
+        self.sent_at.len()
+    }
+
+    /// Waits for the reply to the oldest batch in flight.
+    pub fn receive(&mut self, host: &dyn Host) -> Result<Reply> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let outcome = self.wait_for_next(host);
+        match &outcome {
+            Ok(reply) => {
+                self.sent_at.remove(&reply.number);
+                self.next_number += 1;
+                self.received_at = Some(Instant::now());
+            }
+            Err(error) => self.failure = Some(error.clone()),
+        }
+        outcome
+    }
+
+    fn wait_for_next(&mut self, host: &dyn Host) -> Result<Reply> {
+        let timeout = self.call.batch_timeout;
+        loop {
+            if let Some(reply) = self.early.remove(&self.next_number) {
+                return Ok(reply);
+            }
+            // The first batch also waits for the replica to start, which has a deadline of its own in dispatch.
+            let patience = if self.next_number == 0 { timeout + self.call.start_timeout } else { timeout };
+            let sent_at = self.sent_at.get(&self.next_number).copied().unwrap_or_else(Instant::now);
+            let since = self.received_at.map_or(sent_at, |received_at| sent_at.max(received_at));
+            match wait_for(host, &self.doorbell, &self.receiver, since + patience)? {
+                Some(reply) => {
+                    let reply = reply?;
+                    self.early.insert(reply.number, reply);
+                }
+                None => {
+                    let what = format!("container function \"{}\"", self.call.signature.function);
+                    return Err(Error::timeout(&what, timeout.as_millis())
+                        .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body."));
+                }
+            }
+        }
+    }
+
+    /// The doorbell that rings when a reply arrives.
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // With nothing in flight, closing the queue ends the stream in good order.
+        if !self.sent_at.is_empty()
+            && let Some(cancel) = self.cancel.take()
+        {
+            let _ = cancel.send(());
+        }
+    }
+}

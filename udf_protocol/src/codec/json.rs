@@ -1,0 +1,341 @@
+//! The native columnar JSON form, `docs/protocol.md` §6: one array per column, values as the type table says.
+//!
+//! The writer is strict; the reader is lenient where that is unambiguous: numbers as strings, integers for floats,
+//! floats without fraction for integers, base64 with white space.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, StringBuilder};
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
+};
+use arrow_array::{Array, ArrayRef, BooleanArray, PrimitiveArray, RecordBatch};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use chrono::{DateTime, NaiveDate, NaiveDateTime};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::batch::CallBatch;
+use crate::signature::Signature;
+use crate::types::Type;
+
+/// Largest integer that a JSON reader with double precision keeps exactly, 2^53.
+const MAX_SAFE_INTEGER: i64 = 1 << 53;
+const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H:%M:%S%.6f";
+
+/// The body of a reply.
+#[derive(Debug, Deserialize)]
+pub struct Reply {
+    /// The number of the batch it answers.
+    #[serde(default)]
+    pub batch: Option<u64>,
+    /// One array with one value per row.
+    pub columns: Vec<Vec<Value>>,
+}
+
+/// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`.
+pub fn encode_call(signature: &Signature, batch: &CallBatch) -> String {
+    let rows = batch.columns.num_rows();
+    let mut out = String::with_capacity(64 + rows * batch.columns.num_columns() * 12);
+    let _ = write!(out, "{{\"batch\":{},\"rows\":{rows},\"columns\":[", batch.number);
+    for (position, argument) in signature.arguments.iter().enumerate() {
+        if position > 0 {
+            out.push(',');
+        }
+        encode_column(&mut out, argument.ty, batch.columns.column(position));
+    }
+    out.push_str("]}");
+    out
+}
+
+/// Writes one column as a JSON array. The array has the Arrow type of `ty`.
+pub fn encode_column(out: &mut String, ty: Type, column: &ArrayRef) {
+    out.push('[');
+    for row in 0..column.len() {
+        if row > 0 {
+            out.push(',');
+        }
+        if column.is_null(row) {
+            out.push_str("null");
+        } else {
+            encode_value(out, ty, column, row);
+        }
+    }
+    out.push(']');
+}
+
+fn encode_value(out: &mut String, ty: Type, column: &ArrayRef, row: usize) {
+    // Writing to a String cannot fail, so the results of write! carry nothing.
+    let _ = match ty {
+        Type::Bool => write!(out, "{}", column.as_boolean().value(row)),
+        Type::Int2 => write!(out, "{}", column.as_primitive::<Int16Type>().value(row)),
+        Type::Int4 => write!(out, "{}", column.as_primitive::<Int32Type>().value(row)),
+        Type::Int8 => {
+            let value = column.as_primitive::<Int64Type>().value(row);
+            if (-MAX_SAFE_INTEGER..=MAX_SAFE_INTEGER).contains(&value) {
+                write!(out, "{value}")
+            } else {
+                write!(out, "\"{value}\"")
+            }
+        }
+        Type::Float4 => match column.as_primitive::<Float32Type>().value(row) {
+            // {:?} is the shortest text that reads back as the same number, with ".0" or an exponent.
+            value if value.is_finite() => write!(out, "{value:?}"),
+            value => write!(out, "{}", non_finite(f64::from(value))),
+        },
+        Type::Float8 => match column.as_primitive::<Float64Type>().value(row) {
+            value if value.is_finite() => write!(out, "{value:?}"),
+            value => write!(out, "{}", non_finite(value)),
+        },
+        Type::Text | Type::Numeric | Type::Json => write_string(out, column.as_string::<i32>().value(row)),
+        Type::Bytea => write!(out, "\"{}\"", BASE64.encode(column.as_binary::<i32>().value(row))),
+        Type::Date => {
+            let days = column.as_primitive::<Date32Type>().value(row);
+            match days {
+                i32::MAX => write!(out, "\"infinity\""),
+                i32::MIN => write!(out, "\"-infinity\""),
+                _ => match NaiveDate::from_epoch_days(days) {
+                    Some(date) => write!(out, "\"{}\"", date.format("%Y-%m-%d")),
+                    None => write!(out, "{days}"),
+                },
+            }
+        }
+        Type::Timestamp | Type::TimestampTz => {
+            let micros = column.as_primitive::<TimestampMicrosecondType>().value(row);
+            let zone = if ty == Type::TimestampTz { "Z" } else { "" };
+            match micros {
+                i64::MAX => write!(out, "\"infinity\""),
+                i64::MIN => write!(out, "\"-infinity\""),
+                _ => match DateTime::from_timestamp_micros(micros) {
+                    Some(time) => write!(out, "\"{}{zone}\"", time.naive_utc().format(TIMESTAMP_FORMAT)),
+                    None => write!(out, "{micros}"),
+                },
+            }
+        }
+        Type::Uuid => {
+            let bytes = column.as_fixed_size_binary().value(row);
+            out.push('"');
+            for (position, byte) in bytes.iter().enumerate() {
+                if matches!(position, 4 | 6 | 8 | 10) {
+                    out.push('-');
+                }
+                let _ = write!(out, "{byte:02x}");
+            }
+            write!(out, "\"")
+        }
+    };
+}
+
+fn non_finite(value: f64) -> &'static str {
+    if value.is_nan() {
+        "\"NaN\""
+    } else if value > 0.0 {
+        "\"Infinity\""
+    } else {
+        "\"-Infinity\""
+    }
+}
+
+fn write_string(out: &mut String, text: &str) -> std::fmt::Result {
+    out.push_str(&serde_json::to_string(text).map_err(|_| std::fmt::Error)?);
+    Ok(())
+}
+
+/// Reads one column of `ty`. The error says which row does not fit and why.
+pub fn decode_column(ty: Type, values: &[Value]) -> Result<ArrayRef, String> {
+    match ty {
+        Type::Bool => {
+            let mut column = Vec::with_capacity(values.len());
+            for (row, value) in values.iter().enumerate() {
+                column.push(match value {
+                    Value::Null => None,
+                    Value::Bool(value) => Some(*value),
+                    other => return Err(misfit(ty, row, other)),
+                });
+            }
+            Ok(Arc::new(BooleanArray::from(column)))
+        }
+        Type::Int2 => primitive::<Int16Type>(ty, values, |value| i16::try_from(integer(value)?).ok()),
+        Type::Int4 => primitive::<Int32Type>(ty, values, |value| i32::try_from(integer(value)?).ok()),
+        Type::Int8 => primitive::<Int64Type>(ty, values, integer),
+        Type::Float4 => primitive::<Float32Type>(ty, values, |value| {
+            let wide = float(value)?;
+            let narrow = wide as f32;
+            (narrow.is_finite() || !wide.is_finite()).then_some(narrow)
+        }),
+        Type::Float8 => primitive::<Float64Type>(ty, values, float),
+        Type::Text | Type::Numeric | Type::Json => {
+            let mut builder = StringBuilder::new();
+            for (row, value) in values.iter().enumerate() {
+                match value {
+                    Value::Null => builder.append_null(),
+                    Value::String(text) => builder.append_value(text),
+                    Value::Number(number) if ty == Type::Numeric => builder.append_value(number.to_string()),
+                    other if ty == Type::Json => builder.append_value(other.to_string()),
+                    other => return Err(misfit(ty, row, other)),
+                }
+            }
+            Ok(Arc::new(builder.finish()))
+        }
+        Type::Bytea => {
+            let mut builder = BinaryBuilder::new();
+            for (row, value) in values.iter().enumerate() {
+                match value {
+                    Value::Null => builder.append_null(),
+                    Value::String(text) => {
+                        let compact: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
+                        builder.append_value(BASE64.decode(compact).map_err(|_| misfit(ty, row, value))?);
+                    }
+                    other => return Err(misfit(ty, row, other)),
+                }
+            }
+            Ok(Arc::new(builder.finish()))
+        }
+        Type::Date => primitive::<Date32Type>(ty, values, |value| match value.as_str()? {
+            "infinity" => Some(i32::MAX),
+            "-infinity" => Some(i32::MIN),
+            text => Some(NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?.to_epoch_days()),
+        }),
+        Type::Timestamp => primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
+            "infinity" => Some(i64::MAX),
+            "-infinity" => Some(i64::MIN),
+            text => {
+                Some(NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").ok()?.and_utc().timestamp_micros())
+            }
+        }),
+        Type::TimestampTz => {
+            let array = primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
+                "infinity" => Some(i64::MAX),
+                "-infinity" => Some(i64::MIN),
+                text => Some(DateTime::parse_from_rfc3339(text).ok()?.timestamp_micros()),
+            })?;
+            Ok(Arc::new(array.as_primitive::<TimestampMicrosecondType>().clone().with_data_type(ty.data_type())))
+        }
+        Type::Uuid => {
+            let mut builder = FixedSizeBinaryBuilder::new(16);
+            for (row, value) in values.iter().enumerate() {
+                match value {
+                    Value::Null => builder.append_null(),
+                    other => {
+                        let bytes = other.as_str().and_then(uuid_bytes).ok_or_else(|| misfit(ty, row, other))?;
+                        builder.append_value(bytes).map_err(|_| misfit(ty, row, other))?;
+                    }
+                }
+            }
+            Ok(Arc::new(builder.finish()))
+        }
+    }
+}
+
+fn primitive<T: ArrowPrimitiveType>(
+    ty: Type,
+    values: &[Value],
+    read: impl Fn(&Value) -> Option<T::Native>,
+) -> Result<ArrayRef, String> {
+    let mut column = Vec::with_capacity(values.len());
+    for (row, value) in values.iter().enumerate() {
+        column.push(match value {
+            Value::Null => None,
+            other => Some(read(other).ok_or_else(|| misfit(ty, row, other))?),
+        });
+    }
+    Ok(Arc::new(PrimitiveArray::<T>::from_iter(column)))
+}
+
+fn integer(value: &Value) -> Option<i64> {
+    match value {
+        Value::Number(number) => number.as_i64().or_else(|| {
+            let float = number.as_f64()?;
+            (float.fract() == 0.0 && float.abs() <= MAX_SAFE_INTEGER as f64).then_some(float as i64)
+        }),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+fn float(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => match text.as_str() {
+            "NaN" => Some(f64::NAN),
+            "Infinity" => Some(f64::INFINITY),
+            "-Infinity" => Some(f64::NEG_INFINITY),
+            digits => digits.parse().ok().filter(|value: &f64| value.is_finite()),
+        },
+        _ => None,
+    }
+}
+
+fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
+    if digits.len() != 32 || text.len() != 36 {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+fn misfit(ty: Type, row: usize, value: &Value) -> String {
+    let mut text = value.to_string();
+    if text.len() > 40 {
+        text.truncate((0..=40).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0));
+        text.push_str("...");
+    }
+    format!("Row {} holds {text}, which is not of type {ty}.", row + 1)
+}
+
+/// Reads the only column of a reply as `signature.result`, `docs/protocol.md` §6.
+pub fn decode_reply(signature: &Signature, reply: &Reply) -> Result<RecordBatch, String> {
+    let [values] = reply.columns.as_slice() else {
+        return Err(format!("The reply has {} columns, not 1.", reply.columns.len()));
+    };
+    let column = decode_column(signature.result, values)?;
+    let schema = Arc::new(arrow_schema::Schema::new(vec![signature.result.field(&signature.function)]));
+    RecordBatch::try_new(schema, vec![column]).map_err(|cause| format!("The reply is malformed: {cause}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::TABLE;
+
+    /// The type table's examples read and write back as the same text.
+    #[test]
+    fn table_examples_round_trip() {
+        for entry in TABLE {
+            for (_, json) in entry.examples {
+                let value: Value = serde_json::from_str(json).unwrap();
+                let column = decode_column(entry.ty, &[value, Value::Null]).unwrap();
+                assert_eq!(*column.data_type(), entry.ty.data_type());
+                let mut text = String::new();
+                encode_column(&mut text, entry.ty, &column);
+                assert_eq!(text, format!("[{json},null]"), "{}", entry.name);
+            }
+        }
+    }
+
+    #[test]
+    fn reader_is_lenient_only_where_nothing_is_lost() {
+        let read = |ty, text: &str| decode_column(ty, &serde_json::from_str::<Vec<Value>>(text).unwrap());
+        assert_eq!(read(Type::Int4, "[3.0, \"4\"]").unwrap().as_primitive::<Int32Type>().values(), &[3, 4]);
+        assert_eq!(read(Type::Float8, "[3]").unwrap().as_primitive::<Float64Type>().value(0), 3.0);
+        assert_eq!(read(Type::Bytea, "[\"AP8=\\n\"]").unwrap().as_binary::<i32>().value(0), &[0, 255]);
+        for (ty, text) in [
+            (Type::Int4, "[1, 3.5]"),
+            (Type::Int2, "[1, 40000]"),
+            (Type::Float4, "[1, 1e300]"),
+            (Type::Bool, "[true, 1]"),
+            (Type::Text, "[\"a\", 1]"),
+            (Type::Date, "[null, \"2013-02-30\"]"),
+            (Type::Uuid, "[null, \"a0eebc99\"]"),
+        ] {
+            assert!(read(ty, text).unwrap_err().starts_with("Row 2 holds "), "{ty} {text}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What engines and the command line say to the container manager, and how: one JSON object per line over a Unix
+//! socket, request and response in turn (`docs/protocol.md` §8).
+//!
+//! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+use crate::error::{Error, Kind, Result};
+use crate::manifest::{Manifest, TransportName};
+
+/// Longest line either side accepts; inline sources and logs are far below it.
+pub const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// A request to the manager.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// Is the manager there?
+    Ping,
+    /// Which digest does an image name stand for, and what is in it?
+    Resolve {
+        /// `name:tag` or a digest.
+        image: String,
+    },
+    /// Builds inline code into an image.
+    BuildInline {
+        /// The project: template, requirements and one function.
+        manifest: Box<Manifest>,
+        /// Text of the handler.
+        source: String,
+    },
+    /// Leases a replica for as long as this connection lasts.
+    Acquire {
+        /// Digest of the image.
+        digest: String,
+    },
+    /// Asks what became of the leased replica; it is replaced if it does not answer.
+    ReportFailure {
+        /// The replica's name.
+        replica: String,
+    },
+    /// Lists replicas.
+    Replicas,
+    /// The last lines that a replica wrote.
+    Logs {
+        /// The replica's name.
+        replica: String,
+    },
+}
+
+/// The manager's response.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum Response {
+    /// To [`Request::Ping`].
+    Pong {
+        /// The manager's version.
+        version: String,
+        /// Its runtime: docker, podman or process.
+        runtime: String,
+    },
+    /// To [`Request::Resolve`] and [`Request::BuildInline`].
+    Image(ImageInfo),
+    /// To [`Request::Acquire`].
+    Lease(LeaseInfo),
+    /// To [`Request::ReportFailure`]: a phrase that follows "The container".
+    Fate {
+        /// For example `exited with status 137`.
+        fate: String,
+    },
+    /// To [`Request::Replicas`].
+    Replicas {
+        /// One entry per replica.
+        replicas: Vec<ReplicaInfo>,
+    },
+    /// To [`Request::Logs`].
+    Logs {
+        /// Text.
+        text: String,
+    },
+    /// To anything that failed.
+    Error(Error),
+}
+
+/// An image that exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImageInfo {
+    /// Its content's digest.
+    pub digest: String,
+    /// Its manifest, every signature filled in.
+    pub manifest: Manifest,
+}
+
+/// The right to call one replica.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseInfo {
+    /// The replica's name.
+    pub replica: String,
+    /// The image's name, for messages.
+    pub image: String,
+    /// Where it answers Flight.
+    pub flight: String,
+    /// Where it answers JSON.
+    pub json: String,
+}
+
+impl LeaseInfo {
+    /// The endpoint for a transport.
+    pub fn endpoint(&self, transport: TransportName) -> &str {
+        match transport {
+            TransportName::Flight => &self.flight,
+            TransportName::Json => &self.json,
+        }
+    }
+}
+
+/// One replica, as `transship ps` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaInfo {
+    /// Name.
+    pub name: String,
+    /// Image, `name:tag`.
+    pub image: String,
+    /// Image digest.
+    pub digest: String,
+    /// State of its life.
+    pub state: String,
+    /// Leases on it.
+    pub leases: usize,
+    /// Seconds since it was started or adopted.
+    pub age_s: u64,
+}
+
+/// A connection to the manager.
+#[derive(Debug)]
+pub struct Connection {
+    socket: PathBuf,
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+}
+
+impl Connection {
+    /// Connects to the manager's socket.
+    pub async fn open(socket: &Path) -> Result<Connection> {
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(|cause| Error::manager_unreachable(&socket.to_string_lossy(), cause))?;
+        let (reader, writer) = stream.into_split();
+        Ok(Connection { socket: socket.to_path_buf(), reader: BufReader::new(reader), writer })
+    }
+
+    /// Sends a request and waits for its response; the manager's own error comes back as one.
+    pub async fn request(&mut self, request: &Request) -> Result<Response> {
+        let lost = |socket: &Path, cause: &dyn std::fmt::Display| {
+            Error::manager_unreachable(&socket.to_string_lossy(), format!("the connection was lost: {cause}"))
+        };
+        let mut line = serde_json::to_string(request).expect("requests hold nothing that JSON cannot");
+        line.push('\n');
+        self.writer.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
+        let response = read_line(&mut self.reader).await.map_err(|cause| lost(&self.socket, &cause))?;
+        let Some(response) = response else {
+            return Err(lost(&self.socket, &"the manager closed it"));
+        };
+        match serde_json::from_str(&response) {
+            Ok(Response::Error(error)) => Err(error),
+            Ok(response) => Ok(response),
+            Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+        }
+    }
+}
+
+/// Reads one line of at most [`MAX_LINE_BYTES`]; none at the end of the stream.
+pub async fn read_line(reader: &mut BufReader<OwnedReadHalf>) -> std::io::Result<Option<String>> {
+    let mut line = Vec::new();
+    reader.take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    if line.pop() != Some(b'\n') {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "line too long or cut off"));
+    }
+    String::from_utf8(line)
+        .map(Some)
+        .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "line is not UTF-8"))
+}
+
+/// The manager answered something else than was asked.
+pub fn unexpected(fact: &str) -> Error {
+    Error::new(Kind::ProtocolViolation, "the container manager broke the protocol").with_detail(fact.to_string())
+}
+
+/// One request on a connection of its own.
+pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
+    Connection::open(socket).await?.request(request).await
+}
+
+/// A lease, held until dropped.
+#[derive(Debug)]
+pub struct Lease {
+    /// What was leased.
+    pub info: LeaseInfo,
+    connection: tokio::sync::Mutex<Connection>,
+}
+
+impl Lease {
+    /// Leases a replica of the image with `digest`, which may have to be started first.
+    pub async fn acquire(socket: &Path, digest: &str) -> Result<Lease> {
+        let mut connection = Connection::open(socket).await?;
+        match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
+            Response::Lease(info) => Ok(Lease { info, connection: tokio::sync::Mutex::new(connection) }),
+            other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
+        }
+    }
+
+    /// What became of the replica, as a phrase that follows "The container".
+    pub async fn fate(&self) -> Result<String> {
+        let request = Request::ReportFailure { replica: self.info.replica.clone() };
+        match self.connection.lock().await.request(&request).await? {
+            Response::Fate { fate } => Ok(fate),
+            other => Err(unexpected(&format!("It answered {other:?} instead of the container's fate."))),
+        }
+    }
+}

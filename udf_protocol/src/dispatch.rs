@@ -1,0 +1,153 @@
+//! Which batch goes where: runs one exchange to its end on whichever replica answers.
+//!
+//! In: the batches of an [`Outbox`]. Out: replies and at most one error in an [`Inbox`]. Invariant: a batch of a
+//! VOLATILE function is sent at most once; a batch of any other is sent again, to another replica, after a replica was
+//! lost, at most [`MAX_ATTEMPTS`] times in all.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::control::Lease;
+use crate::error::{Error, Result};
+use crate::manifest::TransportName;
+use crate::signature::{Signature, Volatility};
+use crate::transport::{Endpoint, Inbox, Outbox, Transport};
+
+/// Replicas tried for one exchange before the error is the caller's.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// Who answers a call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// A replica that the manager leases.
+    Image {
+        /// Socket of the manager.
+        manager: PathBuf,
+        /// Digest of the image.
+        digest: String,
+    },
+    /// A server that runs already.
+    Endpoint(Endpoint),
+}
+
+/// All that an exchange needs to know.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Who answers.
+    pub target: Target,
+    /// How batches travel; for a [`Target::Endpoint`] the endpoint says it.
+    pub transport: TransportName,
+    /// What is called.
+    pub signature: Signature,
+    /// Whether a batch may be sent twice.
+    pub volatility: Volatility,
+    /// Longest wait for the answer to one batch.
+    pub batch_timeout: Duration,
+    /// Longest wait for a replica to start.
+    pub start_timeout: Duration,
+}
+
+/// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
+#[derive(Default)]
+pub struct Connections {
+    transports: Mutex<HashMap<Endpoint, Arc<dyn Transport>>>,
+    leases: Mutex<HashMap<Target, Arc<Lease>>>,
+}
+
+impl Connections {
+    /// Ends all leases that no exchange is using, and forgets their connections.
+    pub fn release(&self) {
+        self.leases.lock().expect("no holder panics").clear();
+        self.transports.lock().expect("no holder panics").clear();
+    }
+
+    /// Whether anything is held.
+    pub fn is_empty(&self) -> bool {
+        self.leases.lock().expect("no holder panics").is_empty()
+    }
+
+    fn transport(&self, endpoint: &Endpoint) -> Arc<dyn Transport> {
+        let mut transports = self.transports.lock().expect("no holder panics");
+        transports.entry(endpoint.clone()).or_insert_with(|| endpoint.transport()).clone()
+    }
+
+    async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
+        if let Some(lease) = self.leases.lock().expect("no holder panics").get(target) {
+            return Ok(lease.clone());
+        }
+        let lease = Arc::new(Lease::acquire(manager, digest).await?);
+        self.leases.lock().expect("no holder panics").insert(target.clone(), lease.clone());
+        Ok(lease)
+    }
+
+    fn forget(&self, target: &Target, endpoint: &Endpoint) {
+        self.leases.lock().expect("no holder panics").remove(target);
+        self.transports.lock().expect("no holder panics").remove(endpoint);
+    }
+
+    /// A transport to whoever answers `target`, and the lease if there is one.
+    async fn reach(&self, target: &Target, name: TransportName) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
+        match target {
+            Target::Endpoint(endpoint) => Ok((endpoint.clone(), self.transport(endpoint), None)),
+            Target::Image { manager, digest } => {
+                let lease = self.lease(manager, digest, target).await?;
+                let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
+                Ok((endpoint.clone(), self.transport(&endpoint), Some(lease)))
+            }
+        }
+    }
+
+    /// The signature that `target` offers for `function`.
+    pub async fn signature(&self, target: &Target, name: TransportName, function: &str) -> Result<Signature> {
+        let (_, transport, _lease) = self.reach(target, name).await?;
+        transport.signature(function).await
+    }
+
+    /// Runs one exchange; an error is delivered as the last thing in the inbox.
+    pub async fn run(&self, call: &Call, mut outbox: Outbox, inbox: &Inbox) {
+        let mut attempt = 1;
+        while let Err(error) = self.attempt(call, &mut outbox, inbox).await {
+            let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
+            if error.is_retryable() && may_repeat && attempt < MAX_ATTEMPTS {
+                attempt += 1;
+                outbox.rewind();
+                continue;
+            }
+            inbox.deliver(Err(error));
+            return;
+        }
+    }
+
+    async fn attempt(&self, call: &Call, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let reached = tokio::time::timeout(call.start_timeout, self.reach(&call.target, call.transport)).await;
+        let (endpoint, transport, lease) = reached.map_err(|_| {
+            Error::timeout(
+                &format!("the container of function \"{}\"", call.signature.function),
+                call.start_timeout.as_millis(),
+            )
+        })??;
+        let result = transport.exchange(&call.signature, outbox, inbox).await;
+        let Err(error) = result else {
+            return Ok(());
+        };
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        self.forget(&call.target, &endpoint);
+        match lease {
+            Some(lease) => match lease.fate().await {
+                Ok(fate) => Err(error.with_container_fate(&lease.info.image, &fate)),
+                Err(_) => Err(error),
+            },
+            None => Err(error),
+        }
+    }
+}
+
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connections").finish_non_exhaustive()
+    }
+}

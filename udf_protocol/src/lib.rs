@@ -1,0 +1,21 @@
+//! The client side of the Transship UDF protocol (`docs/protocol.md`), which knows no database engine.
+//!
+//! A batch's journey, in the order of the modules: an engine appends rows to a [`batch::BatchBuilder`] and hands the
+//! [`batch::CallBatch`] to an [`client::Exchange`]; [`dispatch`] keeps a window of batches in flight, a [`codec`] turns
+//! each into bytes, a [`transport`] moves them to a replica that [`control`] leased from the container manager, and the
+//! replies come back in the order of the calls.
+#![forbid(unsafe_code)]
+
+pub mod batch;
+pub mod client;
+pub mod codec;
+pub mod control;
+pub mod dispatch;
+pub mod error;
+pub mod host;
+pub mod manifest;
+pub mod signature;
+pub mod transport;
+pub mod types;
+
+pub use error::{Error, Kind, Origin, Result};

@@ -1,0 +1,456 @@
+//! The two TOML texts a user writes: the manifest (`transship.toml`) of a UDF project, and the body of a function
+//! (`LANGUAGE container`, `@script`). Keys, defaults and bounds are defined here once; unknown keys are refused.
+
+use std::fmt::Write as _;
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::signature::{Argument, Signature, Volatility};
+use crate::types::Type;
+
+/// The label under which an image carries its manifest, as JSON.
+pub const MANIFEST_LABEL: &str = "org.transship.manifest";
+
+/// `transship.toml`: the one description of a UDF project.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Name of the image, without tag.
+    pub name: String,
+    /// Tag of the image.
+    #[serde(default = "default_version")]
+    pub version: String,
+    /// The template: a folder of `container_templates/`.
+    pub template: String,
+    /// File with the user's code, relative to the project.
+    #[serde(default = "default_handler")]
+    pub handler: String,
+    /// Packages of the template's language, as its package manager writes them.
+    #[serde(default)]
+    pub requirements: Vec<String>,
+    /// Packages of the image's operating system.
+    #[serde(default)]
+    pub system_packages: Vec<String>,
+    /// Further files for the image (models, data), relative to the project.
+    #[serde(default)]
+    pub files: Vec<String>,
+    /// The image's functions.
+    pub functions: Vec<FunctionEntry>,
+    /// What each container may use.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Most containers of this image at a time; 1 to 64.
+    #[serde(default = "default_replicas")]
+    pub replicas: u32,
+    /// Containers kept running before the first call; 0 to `replicas`.
+    #[serde(default)]
+    pub prewarm: u32,
+}
+
+/// One function of a manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionEntry {
+    /// Its name in the handler and in SQL.
+    pub name: String,
+    /// Arguments, each `"name type"` or `"type"`. Left out: taken from the handler's annotations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Vec<String>>,
+    /// Result type. Left out: taken from the handler's annotations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub returns: Option<String>,
+    /// How the handler takes its arguments.
+    #[serde(default)]
+    pub batch: BatchForm,
+    /// Whether a NULL argument makes the result NULL without a call.
+    #[serde(default)]
+    pub strict: bool,
+    /// How often the result may change.
+    #[serde(default)]
+    pub volatility: Volatility,
+}
+
+/// How a handler takes its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchForm {
+    /// One call per row, with plain values of the language.
+    #[default]
+    Row,
+    /// One call per batch, with Arrow arrays.
+    Arrow,
+    /// One call per batch, with NumPy arrays.
+    Numpy,
+    /// One call per batch, with pandas series.
+    Pandas,
+}
+
+/// What a container may use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Memory in MiB; 32 to 1,048,576.
+    pub memory_mb: u64,
+    /// Processor cores; 0.1 to 256.
+    pub cpus: f64,
+    /// Processes and threads; 8 to 32,768.
+    pub pids: u32,
+    /// Whether the container has a network. Off, it has nothing but its socket directory.
+    pub network: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { memory_mb: 1024, cpus: 1.0, pids: 128, network: false }
+    }
+}
+
+fn default_version() -> String {
+    "latest".to_string()
+}
+
+fn default_handler() -> String {
+    "handler.py".to_string()
+}
+
+fn default_replicas() -> u32 {
+    1
+}
+
+impl Manifest {
+    /// Reads and checks `transship.toml`.
+    pub fn parse(text: &str) -> Result<Manifest> {
+        let manifest: Manifest = toml::from_str(text).map_err(|cause| malformed("transship.toml", &cause))?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Reads the manifest that an image's label carries.
+    pub fn from_label(text: &str) -> Result<Manifest> {
+        let manifest: Manifest = serde_json::from_str(text).map_err(|cause| {
+            Error::invalid_definition(format!("label \"{MANIFEST_LABEL}\" of the image is malformed: {cause}"))
+        })?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The text of the label.
+    pub fn to_label(&self) -> String {
+        serde_json::to_string(self).expect("a manifest holds nothing that JSON cannot")
+    }
+
+    /// `name:version`, by which SQL names the image.
+    pub fn image(&self) -> String {
+        format!("{}:{}", self.name, self.version)
+    }
+
+    fn check(&self) -> Result<()> {
+        if !is_image_name(&self.name) {
+            return Err(bad_value("name", &self.name, "lower-case letters, digits, \"-\", \"_\", \".\" and \"/\""));
+        }
+        if !is_tag(&self.version) {
+            return Err(bad_value("version", &self.version, "letters, digits, \"-\", \"_\" and \".\""));
+        }
+        if !is_template_name(&self.template) {
+            return Err(bad_value("template", &self.template, "the name of a folder of container_templates"));
+        }
+        for path in self.files.iter().chain([&self.handler]) {
+            if !is_inside(path) {
+                return Err(bad_value("files", path, "a path inside the project"));
+            }
+        }
+        for requirement in self.requirements.iter().chain(&self.system_packages) {
+            if requirement.is_empty() || requirement.starts_with('-') || requirement.contains(char::is_control) {
+                return Err(bad_value("requirements", requirement, "a package name, with a version if you like"));
+            }
+        }
+        check_bounds("limits.memory_mb", self.limits.memory_mb as f64, 32.0, 1_048_576.0)?;
+        check_bounds("limits.cpus", self.limits.cpus, 0.1, 256.0)?;
+        check_bounds("limits.pids", f64::from(self.limits.pids), 8.0, 32_768.0)?;
+        check_bounds("replicas", f64::from(self.replicas), 1.0, 64.0)?;
+        check_bounds("prewarm", f64::from(self.prewarm), 0.0, f64::from(self.replicas))?;
+        if self.functions.is_empty() {
+            return Err(Error::invalid_definition("a UDF project needs at least one function"));
+        }
+        for (position, function) in self.functions.iter().enumerate() {
+            if function.name.is_empty() || self.functions[..position].iter().any(|other| other.name == function.name) {
+                return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
+            }
+            function.signature()?;
+        }
+        Ok(())
+    }
+}
+
+impl FunctionEntry {
+    /// The signature, if the manifest gives all of it; otherwise the handler's annotations do.
+    pub fn signature(&self) -> Result<Option<Signature>> {
+        let (Some(arguments), Some(returns)) = (&self.arguments, &self.returns) else {
+            return Ok(None);
+        };
+        let mut parsed = Vec::with_capacity(arguments.len());
+        for text in arguments {
+            parsed.push(parse_argument(text)?);
+        }
+        Ok(Some(Signature { function: self.name.clone(), arguments: parsed, result: Type::from_name(returns)? }))
+    }
+}
+
+/// `"name type"` or `"type"`; a type may itself have two words.
+fn parse_argument(text: &str) -> Result<Argument> {
+    if let Ok(ty) = Type::from_name(text) {
+        return Ok(Argument { name: String::new(), ty });
+    }
+    let (name, ty) = text.trim().split_once(char::is_whitespace).unwrap_or(("", text));
+    Ok(Argument { name: name.to_string(), ty: Type::from_name(ty)? })
+}
+
+/// The body of a function: which container answers it, and how it is called.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionBody {
+    /// The image's digest at the time of `CREATE FUNCTION`; written by the extension.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// The image, `name:tag`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// A server that runs already, instead of an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// Inline code: its template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Inline code: its packages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requirements: Vec<String>,
+    /// Inline code: its text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Inline code: how the handler takes its arguments.
+    #[serde(default)]
+    pub batch: BatchForm,
+    /// The function's name in the container, if it is not the SQL name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// How batches travel; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportName>,
+    /// Longest wait for the answer to one batch, in milliseconds; 1 to 86,400,000; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_batch_rows: Option<usize>,
+}
+
+/// How batches travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TransportName {
+    /// Arrow Flight `DoExchange`.
+    #[default]
+    Flight,
+    /// Columnar JSON over HTTP.
+    Json,
+}
+
+impl TransportName {
+    /// The name in SQL and in EXPLAIN.
+    pub fn name(self) -> &'static str {
+        match self {
+            TransportName::Flight => "flight",
+            TransportName::Json => "json",
+        }
+    }
+}
+
+impl FunctionBody {
+    /// Reads and checks a function body.
+    pub fn parse(text: &str) -> Result<FunctionBody> {
+        let body: FunctionBody = toml::from_str(text).map_err(|cause| malformed("the function body", &cause))?;
+        let places = [body.image.is_some(), body.endpoint.is_some(), body.source.is_some()];
+        if places.iter().filter(|given| **given).count() != 1 {
+            return Err(Error::invalid_definition("a container function needs exactly one of the keys \"image\", \"source\" and \"endpoint\"")
+                .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
+        }
+        if body.source.is_some() != body.template.is_some() {
+            return Err(Error::invalid_definition("the keys \"template\" and \"source\" go together"));
+        }
+        if !body.requirements.is_empty() && body.source.is_none() {
+            return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
+        }
+        if let Some(digest) = &body.digest {
+            let hex = digest.strip_prefix("sha256:").unwrap_or_default();
+            if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(bad_value("digest", digest, "sha256: and 64 hexadecimal digits"));
+            }
+        }
+        if let Some(timeout_ms) = body.timeout_ms {
+            check_bounds("timeout_ms", timeout_ms as f64, 1.0, 86_400_000.0)?;
+        }
+        if let Some(rows) = body.max_batch_rows {
+            check_bounds("max_batch_rows", rows as f64, 1.0, 1_000_000.0)?;
+        }
+        Ok(body)
+    }
+
+    /// What EXPLAIN and errors call the place that answers.
+    pub fn place(&self) -> String {
+        match (&self.image, &self.endpoint) {
+            (Some(image), _) => image.clone(),
+            (None, Some(endpoint)) => endpoint.clone(),
+            (None, None) => "inline source".to_string(),
+        }
+    }
+
+    /// The body's text with `digest` as its first key: before any table, so that the text stays valid TOML.
+    pub fn pin_digest(text: &str, digest: &str) -> String {
+        let mut pinned = String::with_capacity(text.len() + digest.len() + 16);
+        let _ = write!(pinned, "\ndigest = \"{digest}\"");
+        if !text.starts_with('\n') {
+            pinned.push('\n');
+        }
+        pinned.push_str(text);
+        pinned
+    }
+
+    /// The project that inline code stands for: one function, the engine's declaration as its signature.
+    pub fn inline_manifest(&self, signature: &Signature) -> Option<Manifest> {
+        let (Some(template), Some(_)) = (&self.template, &self.source) else {
+            return None;
+        };
+        let arguments = signature.arguments.iter().enumerate().map(|(position, argument)| {
+            let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
+            format!("{name} {}", argument.ty)
+        });
+        Some(Manifest {
+            name: "inline".to_string(),
+            version: default_version(),
+            template: template.clone(),
+            handler: default_handler(),
+            requirements: self.requirements.clone(),
+            system_packages: Vec::new(),
+            files: Vec::new(),
+            functions: vec![FunctionEntry {
+                name: signature.function.clone(),
+                arguments: Some(arguments.collect()),
+                returns: Some(signature.result.name().to_string()),
+                batch: self.batch,
+                strict: false,
+                volatility: Volatility::default(),
+            }],
+            limits: Limits::default(),
+            replicas: default_replicas(),
+            prewarm: 0,
+        })
+    }
+}
+
+fn malformed(what: &str, cause: &toml::de::Error) -> Error {
+    let error = Error::invalid_definition(format!("{what} is not valid: {}", cause.message()));
+    match cause.span() {
+        Some(span) => error.with_detail(format!("The error is at byte {}.", span.start)),
+        None => error,
+    }
+}
+
+fn bad_value(key: &str, value: &str, expected: &str) -> Error {
+    Error::invalid_definition(format!("invalid value for key \"{key}\": \"{value}\""))
+        .with_detail(format!("Expected {expected}."))
+}
+
+fn check_bounds(key: &str, value: f64, min: f64, max: f64) -> Result<()> {
+    if value >= min && value <= max {
+        return Ok(());
+    }
+    Err(bad_value(key, &value.to_string(), &format!("a number from {min} to {max}")))
+}
+
+/// OCI repository names: path components of lower-case letters, digits and separators.
+fn is_image_name(name: &str) -> bool {
+    name.len() <= 200
+        && name.split('/').all(|part| {
+            part.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
+                && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c))
+                && !part.contains("..")
+        })
+}
+
+fn is_tag(tag: &str) -> bool {
+    tag.len() <= 128
+        && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
+        && tag.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+}
+
+fn is_template_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+fn is_inside(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROJECT: &str = r#"
+        name = "flights"
+        version = "1.0"
+        template = "python"
+        requirements = ["numpy"]
+        files = ["model.pkl"]
+        [[functions]]
+        name = "arrival_delay"
+        arguments = ["distance float8", "departure timestamp with time zone", "text"]
+        returns = "float8"
+        batch = "numpy"
+        volatility = "immutable"
+    "#;
+
+    #[test]
+    fn manifest_round_trips_through_the_label() {
+        let manifest = Manifest::parse(PROJECT).unwrap();
+        assert_eq!(Manifest::from_label(&manifest.to_label()).unwrap(), manifest);
+        let signature = manifest.functions[0].signature().unwrap().unwrap();
+        assert_eq!(signature.to_string(), "arrival_delay(float8, timestamptz, text) returns float8");
+        assert_eq!(signature.arguments[1].name, "departure");
+    }
+
+    #[test]
+    fn manifest_refuses_what_it_does_not_know() {
+        for (from, to, word) in [
+            ("version", "versoin", "versoin"),
+            ("flights", "Flights", "Flights"),
+            ("model.pkl", "../model.pkl", "../model.pkl"),
+            ("\"numpy\"]", "\"--index\"]", "--index"),
+            ("float8\"", "flaot8\"", "flaot8"),
+        ] {
+            let error = Manifest::parse(&PROJECT.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn body_names_one_place() {
+        assert_eq!(FunctionBody::parse("image = \"a:1\"").unwrap().place(), "a:1");
+        assert!(FunctionBody::parse("").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\nendpoint = \"grpc://h:1\"").is_err());
+        assert!(FunctionBody::parse("source = 'x'").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\ntimeout_ms = 0").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\nimagee = \"b\"").unwrap_err().message().contains("imagee"));
+    }
+
+    #[test]
+    fn pinned_body_is_still_the_same_body() {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        for text in ["image = \"a:1\"", "\nimage = \"a:1\"\n"] {
+            let pinned = FunctionBody::parse(&FunctionBody::pin_digest(text, &digest)).unwrap();
+            assert_eq!(pinned.digest.as_deref(), Some(digest.as_str()));
+            assert_eq!(pinned.image.as_deref(), Some("a:1"));
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
+
+use std::error::Error as _;
+use std::pin::pin;
+use std::time::Duration;
+
+use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Action, FlightData, FlightDescriptor};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+use super::{Endpoint, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use crate::error::{Error, Result};
+use crate::signature::Signature;
+use crate::transport::check_reply;
+
+/// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
+/// while the one before is still being read.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A Flight server.
+#[derive(Debug)]
+pub struct Flight {
+    endpoint: Endpoint,
+    channel: Channel,
+}
+
+/// What `app_metadata` carries, `docs/protocol.md` §4.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct BatchMetadata {
+    batch: Option<u64>,
+    #[serde(default, skip_serializing)]
+    error: Option<WireError>,
+}
+
+impl Flight {
+    /// A client of the server at `endpoint`, which is not connected to yet.
+    pub fn new(endpoint: Endpoint) -> Flight {
+        let authority = match &endpoint {
+            Endpoint::FlightTcp(authority) => format!("http://{authority}"),
+            // gRPC wants an authority where a Unix socket has none.
+            _ => "http://localhost".to_string(),
+        };
+        let builder = tonic::transport::Endpoint::try_from(authority)
+            .expect("Endpoint::parse has checked the authority")
+            .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(STREAM_WINDOW_BYTES)
+            .tcp_nodelay(true);
+        let channel = match &endpoint {
+            Endpoint::FlightUnix(path) => {
+                let path = path.clone();
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let path = path.clone();
+                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                }))
+            }
+            _ => builder.connect_lazy(),
+        };
+        Flight { endpoint, channel }
+    }
+
+    fn client(&self) -> FlightServiceClient<Channel> {
+        FlightServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(usize::MAX)
+    }
+
+    async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
+        let action = Action { r#type: name.to_string(), body: Default::default() };
+        let mut results = self.client().do_action(action).await?.into_inner();
+        let first = results.message().await?;
+        Ok(first.map(|result| result.body.to_vec()).unwrap_or_default())
+    }
+
+    async fn say_hello(&self) -> Result<ServerInfo> {
+        match self.action("transship.hello").await {
+            Ok(body) => {
+                let info: ServerInfo = serde_json::from_slice(&body)
+                    .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
+                // docs/protocol.md §2: "a client refuses a version that it does not know".
+                if info.protocol > PROTOCOL_VERSION {
+                    return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
+                }
+                Ok(info)
+            }
+            Err(status) if is_transport_failure(&status) => Err(Error::unreachable(&self.endpoint.to_string(), say(&status))),
+            // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
+            Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), functions: Vec::new() }),
+        }
+    }
+
+    async fn get_signature(&self, function: &str) -> Result<Signature> {
+        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let info = match self.client().get_flight_info(descriptor).await {
+            Ok(info) => info.into_inner(),
+            Err(status) if is_transport_failure(&status) => {
+                return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
+            }
+            Err(status) if status.code() == Code::NotFound => {
+                let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
+                return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.endpoint), &offered));
+            }
+            Err(status) => return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message()))),
+        };
+        let inputs = usize::try_from(info.total_records)
+            .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;
+        let schema = info
+            .try_decode_schema()
+            .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
+        Signature::from_schema(function, &schema, inputs)
+    }
+
+    async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let function = signature.function.as_str();
+        let (wire, mut queue) = mpsc::unbounded_channel::<FlightData>();
+        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
+        // The receiver is in scope, so sending cannot fail.
+        let _ = wire.send(opening);
+        let mut wire = Some(wire);
+        let mut client = self.client();
+        // A server may send its headers only with its first reply, so calls go out before the stream is open.
+        let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
+        let mut replies: Option<Streaming<FlightData>> = None;
+        let mut encoder = BatchEncoder::default();
+        let mut reply_schema = None;
+        let mut bytes_sent = std::collections::HashMap::new();
+        let lost = |status: Status| status_error(function, &status);
+        loop {
+            tokio::select! {
+                stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
+                batch = outbox.next(), if wire.is_some() => match (batch, &wire) {
+                    (Some(batch), Some(queue)) => {
+                        let metadata = BatchMetadata { batch: Some(batch.number), error: None };
+                        let message = encoder
+                            .encode(&batch.columns)
+                            .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?
+                            .with_app_metadata(serde_json::to_vec(&metadata).expect("a number is JSON"));
+                        bytes_sent.insert(batch.number, message.data_body.len() + message.data_header.len());
+                        // The stream is gone only if the server ended it; reading its end says why.
+                        let _ = queue.send(message);
+                    }
+                    _ => wire = None,
+                },
+                message = next_message(&mut replies), if replies.is_some() => {
+                    let Some(message) = message.map_err(lost)? else {
+                        if wire.is_none() && outbox.awaited() == 0 {
+                            return Ok(());
+                        }
+                        return Err(Error::connection_lost(function, "The server ended the exchange early"));
+                    };
+                    let metadata = read_metadata(function, &message)?;
+                    if let Some(error) = metadata.error {
+                        return Err(error.into_error(function));
+                    }
+                    if message.data_header.is_empty() {
+                        continue;
+                    }
+                    let Some(schema) = &reply_schema else {
+                        let schema = decode_schema(&message)
+                            .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
+                        reply_schema = Some(schema);
+                        continue;
+                    };
+                    let columns = decode_batch(&message, schema.clone())
+                        .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
+                    // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
+                    let Some(expected) = outbox.oldest_sent() else {
+                        return Err(Error::protocol(function, "It sent a reply that no call asked for."));
+                    };
+                    if metadata.batch.is_some_and(|number| number != expected) {
+                        return Err(Error::protocol(
+                            function,
+                            format!("It answered batch {} when batch {expected} was due.", metadata.batch.unwrap_or_default()),
+                        ));
+                    }
+                    let call = outbox.answer(expected).expect("oldest_sent names a sent batch");
+                    check_reply(signature, &call, &columns)?;
+                    inbox.deliver(Ok(Reply {
+                        number: expected,
+                        columns,
+                        bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
+                        bytes_received: message.data_body.len() + message.data_header.len(),
+                    }));
+                }
+            }
+        }
+    }
+}
+
+async fn next_message(replies: &mut Option<Streaming<FlightData>>) -> std::result::Result<Option<FlightData>, Status> {
+    match replies {
+        Some(replies) => replies.message().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn read_metadata(function: &str, message: &FlightData) -> Result<BatchMetadata> {
+    if message.app_metadata.is_empty() {
+        return Ok(BatchMetadata::default());
+    }
+    serde_json::from_slice(&message.app_metadata)
+        .map_err(|cause| Error::protocol(function, format!("A reply's metadata cannot be read: {cause}.")))
+}
+
+/// Whether a status was made on this side because the bytes did not travel, or says the server is not there.
+/// Statuses that a server sent have no source. Their codes say nothing reliable about the user's code
+/// (a Python KeyError arrives as NOT_FOUND), so they are not interpreted further.
+fn is_transport_failure(status: &Status) -> bool {
+    status.source().is_some() || status.code() == Code::Unavailable
+}
+
+fn status_error(function: &str, status: &Status) -> Error {
+    if is_transport_failure(status) {
+        return Error::connection_lost(function, say(status));
+    }
+    match status.code() {
+        Code::OutOfRange if status.message().contains("too large") => {
+            Error::protocol(function, format!("Its reply is larger than {MAX_MESSAGE_BYTES} bytes."))
+        }
+        _ => {
+            // Arrow's Python servers append the traceback to the message.
+            let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {
+                Some((message, traceback)) => (message, Some(traceback.to_string())),
+                None => (status.message(), None),
+            };
+            Error::user_code(function, message, None, traceback)
+        }
+    }
+}
+
+/// The innermost cause: "connection refused" rather than "transport error".
+fn say(status: &Status) -> String {
+    let mut text = status.message().to_string();
+    let mut cause = status.source();
+    while let Some(inner) = cause {
+        text = inner.to_string();
+        cause = inner.source();
+    }
+    text
+}
+
+impl Transport for Flight {
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>> {
+        Box::pin(self.say_hello())
+    }
+
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
+        Box::pin(self.get_signature(function))
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}

@@ -1,0 +1,287 @@
+//! How batches travel. A transport moves bytes between an [`Outbox`] of calls and a [`Inbox`] of replies; it knows
+//! neither engines nor leases.
+
+pub mod flight;
+pub mod rest;
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc as std_mpsc};
+
+use arrow_array::RecordBatch;
+use futures_util::future::BoxFuture;
+use nix::sys::eventfd::EventFd;
+use serde::Deserialize;
+use tokio::sync::mpsc;
+
+use crate::batch::CallBatch;
+use crate::error::{Error, Kind, Result};
+use crate::signature::Signature;
+
+/// Version of `docs/protocol.md` that this crate speaks.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Largest message that a peer may send, in bytes: the largest value PostgreSQL can hold.
+pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
+
+/// A way to reach one server.
+pub trait Transport: Send + Sync {
+    /// Who answers, and what it offers (`docs/protocol.md` §2).
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>>;
+
+    /// The signature of one function (§3).
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>>;
+
+    /// Runs one exchange (§4): sends every batch of the outbox, delivers every reply, returns when the outbox is
+    /// closed and everything is answered. After an error, what is unanswered is still in the outbox.
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>>;
+}
+
+/// What a server says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct ServerInfo {
+    /// Version of the protocol; 0 for a server that speaks only what arrow-udf speaks.
+    pub protocol: u32,
+    /// Name and version of the server.
+    #[serde(default)]
+    pub server: String,
+    /// Names of its functions.
+    #[serde(default)]
+    pub functions: Vec<String>,
+}
+
+/// An address of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// `unix:/path`: Flight over a Unix socket.
+    FlightUnix(PathBuf),
+    /// `grpc://host:port`: Flight over TCP.
+    FlightTcp(String),
+    /// `http+unix:/path`: JSON over HTTP over a Unix socket.
+    JsonUnix(PathBuf),
+    /// `http://host:port`: JSON over HTTP over TCP.
+    JsonTcp(String),
+}
+
+impl Endpoint {
+    /// Reads an endpoint as users write it.
+    pub fn parse(text: &str) -> Result<Endpoint> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return Ok(Endpoint::FlightUnix(absolute(text, path)?));
+        }
+        if let Some(path) = text.strip_prefix("http+unix:") {
+            return Ok(Endpoint::JsonUnix(absolute(text, path)?));
+        }
+        if let Some(authority) = text.strip_prefix("grpc://") {
+            return Ok(Endpoint::FlightTcp(host_and_port(text, authority)?));
+        }
+        if let Some(authority) = text.strip_prefix("http://") {
+            return Ok(Endpoint::JsonTcp(host_and_port(text, authority)?));
+        }
+        Err(Error::invalid_definition(format!("invalid endpoint \"{text}\""))
+            .with_hint("An endpoint starts with grpc://, http://, unix: or http+unix:. TLS is not supported yet."))
+    }
+
+    /// The transport to it. Nothing is connected before the first request.
+    pub fn transport(&self) -> Arc<dyn Transport> {
+        match self {
+            Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) => Arc::new(flight::Flight::new(self.clone())),
+            Endpoint::JsonUnix(_) | Endpoint::JsonTcp(_) => Arc::new(rest::Rest::new(self.clone())),
+        }
+    }
+}
+
+impl std::fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Endpoint::FlightUnix(path) => write!(f, "unix:{}", path.display()),
+            Endpoint::FlightTcp(authority) => write!(f, "grpc://{authority}"),
+            Endpoint::JsonUnix(path) => write!(f, "http+unix:{}", path.display()),
+            Endpoint::JsonTcp(authority) => write!(f, "http://{authority}"),
+        }
+    }
+}
+
+fn absolute(text: &str, path: &str) -> Result<PathBuf> {
+    if path.starts_with('/') {
+        return Ok(PathBuf::from(path));
+    }
+    Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail("The path must be absolute."))
+}
+
+fn host_and_port(text: &str, authority: &str) -> Result<String> {
+    let authority = authority.trim_end_matches('/');
+    let port = authority.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>()));
+    if matches!(port, Some(Ok(_))) && http::uri::Authority::try_from(authority).is_ok() {
+        return Ok(authority.to_string());
+    }
+    Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail("Expected host and port."))
+}
+
+/// Calls on their way out: those not yet answered, oldest first, then those the engine adds.
+#[derive(Debug)]
+pub struct Outbox {
+    unanswered: VecDeque<CallBatch>,
+    /// How many of `unanswered` this exchange has sent.
+    sent: usize,
+    incoming: mpsc::UnboundedReceiver<CallBatch>,
+}
+
+impl Outbox {
+    /// An outbox that the sender's side fills. The engine's window bounds it.
+    pub fn new() -> (mpsc::UnboundedSender<CallBatch>, Outbox) {
+        let (sender, incoming) = mpsc::unbounded_channel();
+        (sender, Outbox { unanswered: VecDeque::new(), sent: 0, incoming })
+    }
+
+    /// The next batch to send; none once the engine has closed its side and all was handed out.
+    /// Cancel-safe: a batch is handed out whole or not at all.
+    pub async fn next(&mut self) -> Option<CallBatch> {
+        if self.sent == self.unanswered.len() {
+            let batch = self.incoming.recv().await?;
+            self.unanswered.push_back(batch);
+        }
+        self.sent += 1;
+        Some(self.unanswered[self.sent - 1].clone())
+    }
+
+    /// Strikes a batch off; its number must be among those sent.
+    pub fn answer(&mut self, number: u64) -> Option<CallBatch> {
+        let position = self.unanswered.iter().take(self.sent).position(|batch| batch.number == number)?;
+        self.sent -= 1;
+        self.unanswered.remove(position)
+    }
+
+    /// The oldest batch that was sent and not answered.
+    pub fn oldest_sent(&self) -> Option<u64> {
+        if self.sent == 0 { None } else { self.unanswered.front().map(|batch| batch.number) }
+    }
+
+    /// Batches sent and not answered.
+    pub fn awaited(&self) -> usize {
+        self.sent
+    }
+
+    /// Makes the next exchange send again what is unanswered.
+    pub fn rewind(&mut self) {
+        self.sent = 0;
+    }
+}
+
+/// One reply on its way to the engine.
+#[derive(Debug)]
+pub struct Reply {
+    /// The number of the batch it answers.
+    pub number: u64,
+    /// One column: the results, row by row.
+    pub columns: RecordBatch,
+    /// Bytes of the request on the wire.
+    pub bytes_sent: usize,
+    /// Bytes of the reply on the wire.
+    pub bytes_received: usize,
+}
+
+/// Where replies go: the engine's queue, and a doorbell that wakes it.
+#[derive(Debug, Clone)]
+pub struct Inbox {
+    sender: std_mpsc::Sender<Result<Reply>>,
+    doorbell: Arc<EventFd>,
+}
+
+impl Inbox {
+    /// An inbox that rings `doorbell`.
+    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Reply>>) {
+        let (sender, receiver) = std_mpsc::channel();
+        (Inbox { sender, doorbell }, receiver)
+    }
+
+    /// Delivers and rings. An engine that is gone misses it, which is what it wants.
+    pub fn deliver(&self, reply: Result<Reply>) {
+        let _ = self.sender.send(reply);
+        ring(&self.doorbell);
+    }
+}
+
+/// Makes the doorbell readable.
+pub fn ring(doorbell: &EventFd) {
+    // Writing fails only when the counter is full, and then the doorbell is readable anyway.
+    let _ = nix::unistd::write(doorbell.as_fd(), &1u64.to_ne_bytes());
+}
+
+/// Checks a reply's shape: `docs/protocol.md` §4, "a reply has one column of the declared result type and as many rows
+/// as the batch it answers".
+pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatch) -> Result<()> {
+    let function = &signature.function;
+    let [field] = columns.schema_ref().fields().as_ref() else {
+        return Err(Error::protocol(function, format!("Its reply has {} columns, not 1.", columns.num_columns())));
+    };
+    let result = crate::types::Type::from_field(field)
+        .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
+    // A plain utf8 column may stand for numeric or json: the engine's own parser judges the text.
+    if result != signature.result && result.data_type() != signature.result.data_type() {
+        return Err(Error::bad_result(
+            function,
+            format!("Its reply is of type {result}; the declared result is {}.", signature.result),
+        ));
+    }
+    let (expected, found) = (call.columns.num_rows(), columns.num_rows());
+    if expected != found {
+        return Err(Error::protocol(function, format!("Its reply has {found} rows for {expected} calls.")));
+    }
+    Ok(())
+}
+
+/// An error as a server sends it (`docs/protocol.md` §5).
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct WireError {
+    #[serde(default)]
+    kind: Option<Kind>,
+    #[serde(default)]
+    message: String,
+    #[serde(default)]
+    row: Option<u64>,
+    #[serde(default)]
+    traceback: Option<String>,
+}
+
+impl WireError {
+    pub(crate) fn into_error(self, function: &str) -> Error {
+        let at_row = |error: Error| match self.row {
+            Some(row) => error.with_row(row),
+            None => error,
+        };
+        match self.kind {
+            Some(Kind::BadResult) => at_row(Error::bad_result(function, self.message)),
+            Some(Kind::FunctionNotFound) => Error::function_not_found(function, "the container", &[]),
+            Some(Kind::ProtocolViolation) => {
+                Error::protocol(function, format!("It refused the request: {}.", self.message))
+            }
+            Some(Kind::OutOfRange) => at_row(
+                Error::new(Kind::OutOfRange, format!("container function \"{function}\" cannot take a value"))
+                    .with_detail(self.message),
+            ),
+            _ => Error::user_code(function, &self.message, self.row, self.traceback),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_read_back_as_written() {
+        for text in ["unix:/run/a.sock", "http+unix:/run/b.sock", "grpc://localhost:8815", "http://[::1]:80"] {
+            assert_eq!(Endpoint::parse(text).unwrap().to_string(), text);
+        }
+        for text in ["", "tcp://a:1", "unix:relative", "grpc://host", "grpc://:1", "http://h:70000", "grpcs://h:1"] {
+            assert!(Endpoint::parse(text).is_err(), "{text}");
+        }
+    }
+}

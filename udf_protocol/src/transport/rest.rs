@@ -1,0 +1,229 @@
+//! Columnar JSON over HTTP/1.1, over TCP or a Unix socket (`docs/protocol.md` §6).
+//!
+//! HTTP/1.1 answers one request per connection at a time, so each batch in flight has a connection; connections are
+//! kept and used again. Replies may come out of order here: [`crate::client::Exchange`] restores it.
+
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use http::{Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use serde::Deserialize;
+use tokio::net::{TcpStream, UnixStream};
+
+use super::{Endpoint, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use crate::batch::CallBatch;
+use crate::codec::json;
+use crate::error::{Error, Result};
+use crate::signature::{Argument, Signature};
+use crate::transport::check_reply;
+use crate::types::Type;
+
+/// A JSON server.
+#[derive(Debug)]
+pub struct Rest {
+    endpoint: Endpoint,
+    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+}
+
+/// A function as `GET /v1/functions/NAME` describes it, `docs/protocol.md` §6.
+#[derive(Debug, Deserialize)]
+struct FunctionInfo {
+    arguments: Vec<ArgumentInfo>,
+    returns: Type,
+}
+
+#[derive(Debug, Deserialize)]
+struct ArgumentInfo {
+    #[serde(default)]
+    name: String,
+    #[serde(rename = "type")]
+    ty: Type,
+}
+
+#[derive(Debug, Deserialize)]
+struct ErrorBody {
+    error: WireError,
+}
+
+struct Answer {
+    status: StatusCode,
+    body: Bytes,
+}
+
+impl Rest {
+    /// A client of the server at `endpoint`, which is not connected to yet.
+    pub fn new(endpoint: Endpoint) -> Rest {
+        Rest { endpoint, idle: Mutex::new(Vec::new()) }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
+        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
+        match &self.endpoint {
+            Endpoint::JsonUnix(path) => {
+                let stream = UnixStream::connect(path).await.map_err(|cause| unreachable(&cause))?;
+                let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+                tokio::spawn(connection);
+                Ok(sender)
+            }
+            Endpoint::JsonTcp(authority) => {
+                let stream = TcpStream::connect(authority).await.map_err(|cause| unreachable(&cause))?;
+                stream.set_nodelay(true).map_err(|cause| unreachable(&cause))?;
+                let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+                tokio::spawn(connection);
+                Ok(sender)
+            }
+            Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) => Err(unreachable(&"it speaks Flight, not JSON")),
+        }
+    }
+
+    async fn request(&self, method: Method, path: &str, body: String) -> Result<Answer> {
+        let host = match &self.endpoint {
+            Endpoint::JsonTcp(authority) => authority.as_str(),
+            _ => "localhost",
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, host)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
+        let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), cause);
+        let kept = loop {
+            let kept = self.idle.lock().expect("no holder panics").pop();
+            match kept {
+                Some(connection) if connection.is_closed() => continue,
+                other => break other,
+            }
+        };
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        connection.ready().await.map_err(lost)?;
+        let response = connection.send_request(request).await.map_err(lost)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
+            .collect()
+            .await
+            .map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?
+            .to_bytes();
+        if !connection.is_closed() {
+            self.idle.lock().expect("no holder panics").push(connection);
+        }
+        Ok(Answer { status, body })
+    }
+
+    async fn say_hello(&self) -> Result<ServerInfo> {
+        let answer = self.request(Method::GET, "/v1", String::new()).await?;
+        let info: ServerInfo = serde_json::from_slice(&answer.body)
+            .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
+        if info.protocol > PROTOCOL_VERSION {
+            return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
+        }
+        Ok(info)
+    }
+
+    async fn get_signature(&self, function: &str) -> Result<Signature> {
+        let answer = self.request(Method::GET, &path_of(function), String::new()).await?;
+        if answer.status == StatusCode::NOT_FOUND {
+            let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
+            return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.endpoint), &offered));
+        }
+        let info: FunctionInfo = serde_json::from_slice(&answer.body)
+            .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
+        let arguments = info.arguments.into_iter().map(|argument| Argument { name: argument.name, ty: argument.ty });
+        Ok(Signature { function: function.to_string(), arguments: arguments.collect(), result: info.returns })
+    }
+
+    /// One batch, there and back.
+    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+        let function = signature.function.as_str();
+        let body = json::encode_call(signature, batch);
+        let bytes_sent = body.len();
+        let answer = self.request(Method::POST, &path_of(function), body).await.map_err(|error| {
+            if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
+        })?;
+        if answer.status != StatusCode::OK {
+            let error: ErrorBody = serde_json::from_slice(&answer.body)
+                .map_err(|_| Error::protocol(function, format!("It answered with HTTP status {}.", answer.status)))?;
+            return Err(error.error.into_error(function));
+        }
+        let reply: json::Reply = serde_json::from_slice(&answer.body)
+            .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
+        if reply.batch.is_some_and(|number| number != batch.number) {
+            return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
+        }
+        let columns = json::decode_reply(signature, &reply).map_err(|fact| Error::bad_result(function, fact))?;
+        check_reply(signature, batch, &columns)?;
+        Ok(Reply { number: batch.number, columns, bytes_sent, bytes_received: answer.body.len() })
+    }
+
+    async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let mut in_flight = FuturesUnordered::new();
+        let mut is_open = true;
+        while is_open || !in_flight.is_empty() {
+            tokio::select! {
+                batch = outbox.next(), if is_open => match batch {
+                    Some(batch) => in_flight.push(async move { self.call(signature, &batch).await }),
+                    None => is_open = false,
+                },
+                Some(reply) = in_flight.next() => {
+                    let reply: Reply = reply?;
+                    outbox.answer(reply.number);
+                    inbox.deliver(Ok(reply));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Names are percent-encoded but for RFC 3986's unreserved characters.
+fn path_of(function: &str) -> String {
+    let mut path = String::from("/v1/functions/");
+    for byte in function.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            path.push(char::from(byte));
+        } else {
+            path.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    path
+}
+
+impl Transport for Rest {
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>> {
+        Box::pin(self.say_hello())
+    }
+
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
+        Box::pin(self.get_signature(function))
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn function_names_are_encoded() {
+        assert_eq!(path_of("a_b.c"), "/v1/functions/a_b.c");
+        assert_eq!(path_of("größe/x"), "/v1/functions/gr%C3%B6%C3%9Fe%2Fx");
+    }
+}
