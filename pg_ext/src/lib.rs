@@ -1,1 +1,27 @@
+//! PostgreSQL extension "transship": functions written in LANGUAGE container.
+//!
+//! A query's way: [`planner`] finds container calls in the finished plan and lifts them into "Container Batch" nodes;
+//! [`batch_scan`] runs such a node; [`datum`] converts values; `udf_protocol` does the rest. Calls in all other places
+//! come in through [`language`] and [`single_call`]. `docs/architecture.md` is the map.
 
+mod batch_scan;
+mod datum;
+mod function;
+mod host;
+mod language;
+mod pg;
+mod planner;
+mod report;
+mod session;
+mod settings;
+mod single_call;
+
+pgrx::pg_module_magic!();
+
+/// Called once when a process loads the library.
+#[pgrx::pg_guard]
+extern "C-unwind" fn _PG_init() {
+    settings::define();
+    batch_scan::register();
+    planner::install();
+}

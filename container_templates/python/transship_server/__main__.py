@@ -59,8 +59,9 @@ def serve(functions):
     if not servers:
         sys.exit("transship_server: set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT")
     for server in servers:
-        serve_forever = server.serve if isinstance(server, flight.Server) else server.serve_forever
-        threading.Thread(target=serve_forever, daemon=True).start()
+        # A Flight server listens once it is made, and its serve() would take the signal handlers over.
+        if not isinstance(server, flight.Server):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"transship_server: ready, {len(functions)} functions", file=sys.stderr, flush=True)
     stopped.wait()
     for server in servers:

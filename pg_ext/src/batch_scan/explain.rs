@@ -1,0 +1,157 @@
+//! EXPLAIN of a Container Batch node, and the counters of parallel workers that it adds up.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::{pg_guard, pg_sys};
+
+use super::private::Private;
+use super::state::{BatchScanState, Counters, SharedCounters};
+use crate::pg::list;
+use crate::function;
+
+/// EstimateDSMCustomScan: one set of counters per worker.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn estimate_shared(
+    _css: *mut pg_sys::CustomScanState,
+    context: *mut pg_sys::ParallelContext,
+) -> pg_sys::Size {
+    // SAFETY: the executor passes a valid parallel context.
+    let workers = unsafe { (*context).nworkers };
+    size_of::<SharedCounters>() + usize::try_from(workers).unwrap_or(0) * size_of::<Counters>()
+}
+
+/// InitializeDSMCustomScan: the leader clears them.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn initialize_shared(
+    css: *mut pg_sys::CustomScanState,
+    context: *mut pg_sys::ParallelContext,
+    shared: *mut std::ffi::c_void,
+) {
+    // SAFETY: the chunk has the size that estimate_shared asked for.
+    unsafe {
+        let shared = shared.cast::<SharedCounters>();
+        (*shared).count = usize::try_from((*context).nworkers).unwrap_or(0);
+        (*css.cast::<BatchScanState>()).shared = shared;
+        clear(shared);
+    }
+}
+
+/// ReInitializeDSMCustomScan: a rescan starts new workers; what the old ones counted is kept.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn reinitialize_shared(
+    css: *mut pg_sys::CustomScanState,
+    _context: *mut pg_sys::ParallelContext,
+    shared: *mut std::ffi::c_void,
+) {
+    // SAFETY: as in initialize_shared; the old workers have ended.
+    unsafe {
+        take_totals(css.cast());
+        (*css.cast::<BatchScanState>()).shared = shared.cast();
+        clear(shared.cast());
+    }
+}
+
+/// InitializeWorkerCustomScan: a worker learns where its counters go.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn attach_worker(
+    css: *mut pg_sys::CustomScanState,
+    _toc: *mut pg_sys::shm_toc,
+    shared: *mut std::ffi::c_void,
+) {
+    // SAFETY: the leader initialised the chunk before it started workers.
+    unsafe { (*css.cast::<BatchScanState>()).shared = shared.cast() };
+}
+
+/// ShutdownCustomScan: a worker publishes its counters; the leader takes them before the shared memory goes.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn keep_totals(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: the executor calls this while the shared memory is still mapped. Each worker writes its own element.
+    unsafe {
+        let node = css.cast::<BatchScanState>();
+        let shared = (*node).shared;
+        if shared.is_null() {
+            return;
+        }
+        let worker = usize::try_from(pg_sys::ParallelWorkerNumber);
+        match worker {
+            Ok(worker) => {
+                if worker < (*shared).count && !(*node).inner.is_null() {
+                    *(*shared).counters.as_mut_ptr().add(worker) = (*(*node).inner).counters;
+                }
+            }
+            // -1: the leader.
+            Err(_) => take_totals(node),
+        }
+    }
+}
+
+/// ExplainCustomScan: which call goes where, and under ANALYZE how much went.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn explain(
+    css: *mut pg_sys::CustomScanState,
+    ancestors: *mut pg_sys::List,
+    es: *mut pg_sys::ExplainState,
+) {
+    // SAFETY: EXPLAIN passes a node of a valid plan and its own state; labels and values are copied.
+    unsafe {
+        let scan = (*css).ss.ps.plan.cast::<pg_sys::CustomScan>();
+        let context = pg_sys::set_deparse_context_plan((*es).deparse_cxt, scan.cast(), ancestors);
+        let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist);
+        for entry in entries.into_iter().skip(Private::from_plan(scan).child_columns) {
+            let text = pg_sys::deparse_expression((*entry).expr.cast(), context, (*es).verbose, false);
+            let mut line = CStr::from_ptr(text).to_string_lossy().into_owned();
+            // A function that was dropped since, or whose body is broken, has nothing to add.
+            if let Ok(function) = function::lookup((*(*entry).expr.cast::<pg_sys::FuncExpr>()).funcid) {
+                line.push_str(&format!(" in {} over {}", function.body.place(), function.transport().name()));
+            }
+            let line = CString::new(line).unwrap_or_default();
+            pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), line.as_ptr(), es);
+        }
+        let node = css.cast::<BatchScanState>();
+        if !(*es).analyze || (*node).inner.is_null() {
+            return;
+        }
+        let mut total = (*(*node).inner).counters;
+        total.add(&(*node).from_workers);
+        let count = |label: &CStr, unit: &CStr, value: u64| {
+            let unit = if unit.is_empty() { std::ptr::null() } else { unit.as_ptr() };
+            pg_sys::ExplainPropertyInteger(label.as_ptr(), unit, i64::try_from(value).unwrap_or(i64::MAX), es);
+        };
+        count(c"Calls", c"", total.calls);
+        count(c"Batches", c"", total.batches);
+        count(c"Sent", c"bytes", total.bytes_sent);
+        count(c"Received", c"bytes", total.bytes_received);
+        if (*es).timing {
+            let milliseconds = total.wait_us as f64 / 1000.0;
+            pg_sys::ExplainPropertyFloat(c"Waited".as_ptr(), c"ms".as_ptr(), milliseconds, 3, es);
+        }
+    }
+}
+
+/// # Safety
+/// `node` is a leader's node whose shared memory, if any, is mapped.
+unsafe fn take_totals(node: *mut BatchScanState) {
+    // SAFETY: the caller says so; the array has `count` elements.
+    unsafe {
+        let shared = (*node).shared;
+        if shared.is_null() {
+            return;
+        }
+        for i in 0..(*shared).count {
+            (*node).from_workers.add(&*(*shared).counters.as_ptr().add(i));
+        }
+        // Taken once: a second shutdown adds nothing.
+        (*node).shared = std::ptr::null_mut();
+    }
+}
+
+/// # Safety
+/// `shared` is mapped, and no worker is running.
+unsafe fn clear(shared: *mut SharedCounters) {
+    // SAFETY: the array has `count` elements.
+    unsafe {
+        for i in 0..(*shared).count {
+            *(*shared).counters.as_mut_ptr().add(i) = Counters::default();
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! The "Container Batch" plan node: child columns plus one column per lifted call.
+//!
+//! The planner puts it above a node (calls in its target list and filter) or below one (calls in aggregate arguments).
+//! `custom_scan_tlist` describes the node's scan tuple: first the child's columns, as Vars of OUTER_VAR, then the calls,
+//! as the function expressions themselves over OUTER_VAR. Target list and filter refer to it by INDEX_VAR. That is all
+//! the executor needs, and what EXPLAIN prints.
+
+mod exec;
+mod explain;
+mod private;
+mod state;
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+pub use private::Private;
+
+/// The node's name in EXPLAIN, and the key under which plans that were sent to a worker find the methods.
+const NAME: &CStr = c"Container Batch";
+
+/// How plans become executor nodes.
+pub static SCAN_METHODS: Methods<pg_sys::CustomScanMethods> =
+    Methods(pg_sys::CustomScanMethods { CustomName: NAME.as_ptr(), CreateCustomScanState: Some(exec::create_state) });
+
+/// The executor's callbacks, in the order of a node's life.
+static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::CustomExecMethods {
+    CustomName: NAME.as_ptr(),
+    BeginCustomScan: Some(exec::begin),
+    ExecCustomScan: Some(exec::exec),
+    ReScanCustomScan: Some(exec::rescan),
+    EndCustomScan: Some(exec::end),
+    MarkPosCustomScan: None,
+    RestrPosCustomScan: None,
+    EstimateDSMCustomScan: Some(explain::estimate_shared),
+    InitializeDSMCustomScan: Some(explain::initialize_shared),
+    ReInitializeDSMCustomScan: Some(explain::reinitialize_shared),
+    InitializeWorkerCustomScan: Some(explain::attach_worker),
+    ShutdownCustomScan: Some(explain::keep_totals),
+    ExplainCustomScan: Some(explain::explain),
+});
+
+/// A table of callbacks.
+pub struct Methods<T>(T);
+
+// SAFETY: the tables hold pointers to constants and functions, and are never written.
+unsafe impl<T> Sync for Methods<T> {}
+
+impl<T> Methods<T> {
+    /// The table, for PostgreSQL.
+    pub fn as_ptr(&self) -> *const T {
+        &raw const self.0
+    }
+}
+
+/// Makes the node known to this process.
+pub fn register() {
+    // SAFETY: the table is static.
+    unsafe { pg_sys::RegisterCustomScanMethods(SCAN_METHODS.as_ptr()) };
+}

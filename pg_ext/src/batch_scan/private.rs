@@ -1,0 +1,40 @@
+//! What the planner hands to the executor: one serde struct in a String node, so that plans can be copied, cached and
+//! sent to parallel workers.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::pg_sys;
+use serde::{Deserialize, Serialize};
+
+use crate::pg::list;
+
+/// The private data of a Container Batch node.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Private {
+    /// Columns of the child. In `custom_scan_tlist` they come first; each further entry is a lifted call.
+    pub child_columns: usize,
+}
+
+impl Private {
+    /// As `CustomScan.custom_private`.
+    pub fn to_list(&self) -> *mut pg_sys::List {
+        let text = serde_json::to_string(self).expect("a number is JSON");
+        let text = CString::new(text).expect("JSON escapes NUL");
+        // SAFETY: pstrdup copies the string into the current memory context, and makeString keeps that copy.
+        let node = unsafe { pg_sys::makeString(pg_sys::pstrdup(text.as_ptr())) };
+        list::from_elements(&[node])
+    }
+
+    /// From `CustomScan.custom_private`.
+    ///
+    /// # Safety
+    /// `scan` is a Container Batch node.
+    pub unsafe fn from_plan(scan: *mut pg_sys::CustomScan) -> Private {
+        // SAFETY: `to_list` made the list, of one String node, whether copied or read back since.
+        unsafe {
+            let nodes = list::elements::<pg_sys::String>((*scan).custom_private);
+            let text = CStr::from_ptr((*nodes[0]).sval);
+            serde_json::from_slice(text.to_bytes()).expect("to_list wrote it")
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What a running Container Batch node holds, grouped by lifetime.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use pgrx::pg_sys;
+use udf_protocol::batch::{BatchBuilder, BatchSizer};
+use udf_protocol::client::Exchange;
+
+use crate::datum::from_arrow::ResultReader;
+use crate::function::Function;
+use crate::pg::memory::OwnedContext;
+
+/// The executor's node. PostgreSQL sees its first member.
+#[repr(C)]
+pub struct BatchScanState {
+    /// PostgreSQL's part.
+    pub css: pg_sys::CustomScanState,
+    /// Ours; null under EXPLAIN without ANALYZE. It belongs to the query's memory context, which drops it however the
+    /// query ends.
+    pub inner: *mut Inner,
+    /// Counters of all parallel processes in shared memory; null without parallel workers, and after they ended.
+    pub shared: *mut SharedCounters,
+    /// What workers have counted.
+    pub from_workers: Counters,
+}
+
+/// Our part of the state.
+pub struct Inner {
+    // for the plan
+    /// Columns of the child.
+    pub child_columns: usize,
+    /// Most batches in flight.
+    pub window: usize,
+    /// Holds one kept row of the child while it is read.
+    pub row_slot: *mut pg_sys::TupleTableSlot,
+    /// The query's context, parent of the batches' contexts.
+    pub query_context: pg_sys::MemoryContext,
+    /// The lifted calls.
+    pub calls: Vec<Call>,
+    /// What EXPLAIN ANALYZE shows.
+    pub counters: Counters,
+
+    // for one scan
+    /// How large the next batch may be.
+    pub sizer: BatchSizer,
+    /// Batches in flight, oldest first; the first one's results may be there already.
+    pub queue: VecDeque<Batch>,
+    /// Whether the child has given its last row.
+    pub is_child_done: bool,
+    /// Rows of the child in all batches so far.
+    pub rows_read: u64,
+    /// Memory contexts of batches that are done, for the next ones.
+    pub spare_contexts: Vec<OwnedContext>,
+}
+
+/// One lifted call.
+pub struct Call {
+    /// What is called.
+    pub function: Rc<Function>,
+    /// Its arguments, over the child's row.
+    pub arguments: Vec<*mut pg_sys::ExprState>,
+    /// The values of one row's arguments.
+    pub values: Vec<pg_sys::NullableDatum>,
+    /// The batch that is being formed.
+    pub builder: BatchBuilder,
+    /// The stream to the container; none before the first batch.
+    pub exchange: Option<Exchange>,
+}
+
+/// One batch of rows of the child.
+pub struct Batch {
+    /// Holds the rows.
+    pub context: OwnedContext,
+    /// The rows.
+    pub rows: Vec<pg_sys::MinimalTuple>,
+    /// The number of the first row, counted from 1 over the scan.
+    pub first_row: u64,
+    /// Per call, what was sent.
+    pub sent: Vec<Sent>,
+    /// Per call, the results; none before they were received.
+    pub results: Option<Vec<Option<ResultReader>>>,
+    /// The next row to emit.
+    pub next_row: usize,
+}
+
+/// What one call sent of one batch.
+#[derive(Debug, Default)]
+pub struct Sent {
+    /// Rows that were sent.
+    pub count: usize,
+    /// For each row of the batch its position among the sent; none for a row whose NULL argument a STRICT function is
+    /// not called for. Left out while every row was sent.
+    pub positions: Option<Vec<Option<u32>>>,
+}
+
+/// What EXPLAIN ANALYZE shows; plain data, since it also lives in shared memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    pub calls: u64,
+    pub batches: u64,
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    pub wait_us: u64,
+}
+
+impl Counters {
+    /// Adds another process's.
+    pub fn add(&mut self, other: &Counters) {
+        self.calls += other.calls;
+        self.batches += other.batches;
+        self.bytes_sent += other.bytes_sent;
+        self.bytes_received += other.bytes_received;
+        self.wait_us += other.wait_us;
+    }
+}
+
+/// Counters of the workers, in shared memory: `count` of them behind each other.
+#[repr(C)]
+pub struct SharedCounters {
+    pub count: usize,
+    pub counters: [Counters; 0],
+}
+
+impl Sent {
+    /// Notes that the next row is sent.
+    pub fn push_sent(&mut self) {
+        if let Some(positions) = &mut self.positions {
+            positions.push(Some(self.count as u32));
+        }
+        self.count += 1;
+    }
+
+    /// Notes that the next row, the batch's `row`-th, is not sent.
+    pub fn push_skipped(&mut self, row: usize) {
+        let positions = self.positions.get_or_insert_with(|| (0..row as u32).map(Some).collect());
+        positions.push(None);
+    }
+
+    /// Where row `row` of the batch is among the sent.
+    pub fn position(&self, row: usize) -> Option<usize> {
+        match &self.positions {
+            Some(positions) => positions[row].map(|position| position as usize),
+            None => Some(row),
+        }
+    }
+
+    /// Which row of the batch was sent as `position`-th.
+    pub fn row_of(&self, position: usize) -> usize {
+        match &self.positions {
+            Some(positions) => positions.iter().position(|found| *found == Some(position as u32)).unwrap_or(position),
+            None => position,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The engine around the protocol's client: waits that an interrupt ends.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use pgrx::pg_sys;
+use udf_protocol::Result;
+use udf_protocol::host::Host;
+
+/// A backend.
+#[derive(Debug, Clone, Copy)]
+pub struct Backend;
+
+impl Host for Backend {
+    /// Waits on the process latch as well as the doorbell. Cancel, statement_timeout and shutdown raise PostgreSQL's
+    /// own error from here, which unwinds the caller; what it holds is dropped on the way, and that cancels the calls.
+    fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
+        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        // At least a millisecond, so that a last fraction of one does not become a busy loop.
+        let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
+        // SAFETY: MyLatch is the process's own latch, and the doorbell stays open while it is borrowed.
+        unsafe {
+            let happened = pg_sys::WaitLatchOrSocket(
+                pg_sys::MyLatch,
+                events as i32,
+                doorbell.as_raw_fd(),
+                milliseconds,
+                pg_sys::PG_WAIT_EXTENSION,
+            );
+            if happened & pg_sys::WL_LATCH_SET as i32 != 0 {
+                pg_sys::ResetLatch(pg_sys::MyLatch);
+            }
+        }
+        pg_sys::check_for_interrupts!();
+        Ok(())
+    }
+}

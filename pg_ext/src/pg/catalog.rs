@@ -1,0 +1,149 @@
+//! Rows of `pg_proc`.
+
+use std::ffi::CStr;
+
+use pgrx::pg_sys;
+
+/// What we read of a function's row. `version` changes whenever the row does.
+#[derive(Debug)]
+pub struct ProcRow {
+    pub version: (u32, u32, u16),
+    pub name: String,
+    pub source: String,
+    pub argument_types: Vec<pg_sys::Oid>,
+    pub argument_names: Vec<String>,
+    pub result_type: pg_sys::Oid,
+    pub kind: u8,
+    pub volatility: u8,
+    pub is_strict: bool,
+    pub is_set: bool,
+    pub has_output_arguments: bool,
+    pub is_variadic: bool,
+}
+
+/// A function's language and row version; none if it does not exist.
+pub fn proc_version(oid: pg_sys::Oid) -> Option<(pg_sys::Oid, (u32, u32, u16))> {
+    // SAFETY: a tuple of the cache PROCOID holds a FormData_pg_proc, and stays valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::PROCOID as i32, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return None;
+        }
+        let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let found = ((*row).prolang, version_of(tuple));
+        pg_sys::ReleaseSysCache(tuple);
+        Some(found)
+    }
+}
+
+/// Reads a function's row; none if it does not exist.
+pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
+    // SAFETY: as in proc_version; the attributes read with SysCacheGetAttr have the types that pg_proc declares.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::PROCOID as i32;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return None;
+        }
+        let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let attribute = |number: u32| {
+            let mut is_null = false;
+            let datum = pg_sys::SysCacheGetAttr(cache, tuple, number as i16, &mut is_null);
+            (!is_null).then_some(datum)
+        };
+        let source = attribute(pg_sys::Anum_pg_proc_prosrc).map(|datum| {
+            let text = pg_sys::text_to_cstring(datum.cast_mut_ptr());
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        });
+        let count = usize::try_from((*row).pronargs).unwrap_or(0);
+        let argument_types = (*row).proargtypes.values.as_slice(count).to_vec();
+        let modes = attribute(pg_sys::Anum_pg_proc_proargmodes);
+        let mut argument_names = vec![String::new(); count];
+        if let Some(names) = attribute(pg_sys::Anum_pg_proc_proargnames) {
+            let mut found = std::ptr::null_mut();
+            let modes = modes.unwrap_or(pg_sys::Datum::from(0usize));
+            let found_count = pg_sys::get_func_input_arg_names(names, modes, &mut found);
+            for (i, name) in argument_names.iter_mut().enumerate().take(usize::try_from(found_count).unwrap_or(0)) {
+                let text = *found.add(i);
+                if !text.is_null() {
+                    *name = CStr::from_ptr(text).to_string_lossy().into_owned();
+                }
+            }
+        }
+        let result = ProcRow {
+            version: version_of(tuple),
+            name: CStr::from_ptr((*row).proname.data.as_ptr()).to_string_lossy().into_owned(),
+            source: source.unwrap_or_default(),
+            argument_types,
+            argument_names,
+            result_type: (*row).prorettype,
+            kind: (*row).prokind as u8,
+            volatility: (*row).provolatile as u8,
+            is_strict: (*row).proisstrict,
+            is_set: (*row).proretset,
+            has_output_arguments: modes.is_some(),
+            is_variadic: (*row).provariadic != pg_sys::InvalidOid,
+        };
+        pg_sys::ReleaseSysCache(tuple);
+        Some(result)
+    }
+}
+
+/// Replaces a function's body, in the transaction that created the function.
+pub fn update_source(oid: pg_sys::Oid, source: &str) {
+    let length = i32::try_from(source.len()).expect("a function body is far below 2 GB");
+    // SAFETY: the relation is open and locked while its tuple is changed, as in PostgreSQL's own commands; the arrays
+    // have one element per attribute of pg_proc.
+    unsafe {
+        let relation = pg_sys::table_open(pg_sys::ProcedureRelationId, pg_sys::RowExclusiveLock as i32);
+        let cache = pg_sys::SysCacheIdentifier::PROCOID as i32;
+        let none = pg_sys::Datum::from(0usize);
+        let tuple = pg_sys::SearchSysCacheCopy(cache, pg_sys::Datum::from(oid), none, none, none);
+        if !tuple.is_null() {
+            let mut values = [none; pg_sys::Natts_pg_proc as usize];
+            let mut nulls = [false; pg_sys::Natts_pg_proc as usize];
+            let mut replaces = [false; pg_sys::Natts_pg_proc as usize];
+            let position = pg_sys::Anum_pg_proc_prosrc as usize - 1;
+            let text = pg_sys::cstring_to_text_with_len(source.as_ptr().cast(), length);
+            values[position] = pg_sys::Datum::from(text);
+            replaces[position] = true;
+            let changed = pg_sys::heap_modify_tuple(
+                tuple,
+                (*relation).rd_att,
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+                replaces.as_mut_ptr(),
+            );
+            pg_sys::CatalogTupleUpdate(relation, &raw mut (*changed).t_self, changed);
+            pg_sys::CommandCounterIncrement();
+        }
+        pg_sys::table_close(relation, pg_sys::RowExclusiveLock as i32);
+    }
+}
+
+/// The name of a type as SQL writes it.
+pub fn type_name(oid: pg_sys::Oid) -> String {
+    // SAFETY: format_type_be takes any oid and returns a palloc'd string.
+    unsafe { CStr::from_ptr(pg_sys::format_type_be(oid)).to_string_lossy().into_owned() }
+}
+
+/// The oid of LANGUAGE container; none where the extension is not created.
+pub fn container_language() -> Option<pg_sys::Oid> {
+    // SAFETY: a lookup in the system cache, which a transaction is open for.
+    let oid = unsafe { pg_sys::get_language_oid(c"container".as_ptr(), true) };
+    (oid != pg_sys::InvalidOid).then_some(oid)
+}
+
+/// Transaction and place of a tuple: what PL/pgSQL, too, compares to notice CREATE OR REPLACE.
+///
+/// # Safety
+/// `tuple` is a valid heap tuple.
+unsafe fn version_of(tuple: pg_sys::HeapTuple) -> (u32, u32, u16) {
+    // SAFETY: the caller says that the tuple is valid.
+    unsafe {
+        let xmin: u32 = (*(*tuple).t_data).t_choice.t_heap.t_xmin.into();
+        let place = (*tuple).t_self;
+        let block = (u32::from(place.ip_blkid.bi_hi) << 16) | u32::from(place.ip_blkid.bi_lo);
+        (xmin, block, place.ip_posid)
+    }
+}

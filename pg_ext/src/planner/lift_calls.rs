@@ -1,0 +1,504 @@
+//! Calls to columns: puts Container Batch nodes into a finished plan.
+//!
+//! *Above* a node, for calls in its target list and filter: the node is left with the plain columns that the rest needs
+//! and with the filters before the first one that calls; the new node has the other filters and the target list.
+//!
+//! ```text
+//!   Seq Scan on t                      Container Batch
+//!     Output: a, f(b)                    Output: a, (f(b))
+//!     Filter: a > 0 AND g(a) = 1   ▶     ->  Container Batch
+//!                                              Output: a, b
+//!                                              Filter: (g(a)) = 1
+//!                                              ->  Seq Scan on t
+//!                                                    Output: a, b
+//!                                                    Filter: a > 0
+//! ```
+//!
+//! *Below* a node, for calls in the arguments of aggregates and window functions: the new node passes the child's
+//! columns through and adds one per call.
+//!
+//! All of this works after set_plan_references: a Var of varno OUTER_VAR or INDEX_VAR names a column by its position in
+//! the child's target list or in custom_scan_tlist, so whatever gets a new child must get new Vars, and a node whose
+//! target list keeps its length and order needs nothing changed above it.
+
+use pgrx::pg_sys;
+
+use super::find_calls::{CallFinder, is_volatile};
+use crate::batch_scan::{Private, SCAN_METHODS};
+use crate::pg::{list, nodes};
+
+/// Lifts the calls in every plan tree of a statement.
+///
+/// # Safety
+/// `statement` is a finished plan that nobody else uses yet.
+pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_sys::Oid, cursor_options: i32) {
+    // SAFETY: the caller says that the plan is valid and ours to change.
+    unsafe {
+        if (*statement).planTree.is_null() {
+            return;
+        }
+        let mut lifter = Lifter { language, next_id: 0 };
+        lifter.note_ids((*statement).planTree);
+        for subplan in list::elements::<pg_sys::Plan>((*statement).subplans) {
+            lifter.note_ids(subplan);
+        }
+        let before = (*statement).planTree;
+        (*statement).planTree = lifter.lift(before);
+        list::replace_elements((*statement).subplans, |plan| lifter.lift(plan));
+        let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;
+        if scrolls && (*statement).planTree != before && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
+            (*statement).planTree = lifter.materialize((*statement).planTree);
+        }
+    }
+}
+
+struct Lifter {
+    language: pg_sys::Oid,
+    /// The next unused plan_node_id, which parallel queries tell nodes apart by.
+    next_id: i32,
+}
+
+impl Lifter {
+    unsafe fn note_ids(&mut self, plan: *mut pg_sys::Plan) {
+        if plan.is_null() {
+            return;
+        }
+        // SAFETY: the plan is valid, so its children are.
+        unsafe {
+            self.next_id = self.next_id.max((*plan).plan_node_id + 1);
+            for child in children(plan) {
+                self.note_ids(*child);
+            }
+        }
+    }
+
+    /// The plan with its calls lifted, children first.
+    unsafe fn lift(&mut self, plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
+        use pg_sys::NodeTag::*;
+        if plan.is_null() {
+            return plan;
+        }
+        // SAFETY: the plan is valid, so its children are; each is replaced by one with the same target list.
+        unsafe {
+            let inner_before = (*plan).righttree;
+            for child in children(plan) {
+                *child = self.lift(*child);
+            }
+            if nodes::tag(plan) == T_MergeJoin && (*plan).righttree != inner_before {
+                // The join may go back on its inner side, which our node cannot.
+                (*plan).righttree = self.materialize((*plan).righttree);
+            }
+            match nodes::tag(plan) {
+                T_Agg | T_WindowAgg => self.lift_below(plan),
+                T_NestLoop | T_HashJoin | T_MergeJoin => self.free_join_filters(plan),
+                _ => {}
+            }
+            match nodes::tag(plan) {
+                T_SeqScan | T_SampleScan | T_IndexScan | T_IndexOnlyScan | T_BitmapHeapScan | T_TidScan
+                | T_TidRangeScan | T_SubqueryScan | T_FunctionScan | T_ValuesScan | T_TableFuncScan | T_CteScan
+                | T_NamedTuplestoreScan | T_WorkTableScan | T_NestLoop | T_HashJoin | T_MergeJoin | T_Agg | T_Group
+                | T_WindowAgg | T_Result | T_Gather | T_GatherMerge => self.lift_above(plan),
+                T_ForeignScan if (*plan.cast::<pg_sys::ForeignScan>()).operation == pg_sys::CmdType::CMD_SELECT => {
+                    self.lift_above(plan)
+                }
+                _ => plan,
+            }
+        }
+    }
+
+    /// An inner join's own filter may as well run after the join, where it can be lifted.
+    unsafe fn free_join_filters(&mut self, plan: *mut pg_sys::Plan) {
+        // SAFETY: NestLoop, HashJoin and MergeJoin start with a Join.
+        unsafe {
+            let join = plan.cast::<pg_sys::Join>();
+            // With inner_unique the filter decides when the join stops looking for matches.
+            if (*join).jointype != pg_sys::JoinType::JOIN_INNER || (*join).inner_unique {
+                return;
+            }
+            let finder = CallFinder { language: self.language, finds_volatile: true };
+            let filters = list::elements::<pg_sys::Node>((*join).joinqual);
+            if let Some(first) = filters.iter().position(|filter| !finder.find(*filter).is_empty()) {
+                let mut after = filters[first..].to_vec();
+                after.extend(list::elements::<pg_sys::Node>((*plan).qual));
+                (*join).joinqual = list::from_elements(&filters[..first]);
+                (*plan).qual = list::from_elements(&after);
+            }
+        }
+    }
+
+    /// Puts nodes above `plan` until its filter and target list hold no call that may be lifted: one per filter that
+    /// calls, so that each filter's calls are made only for the rows that passed the ones before, and per nesting.
+    unsafe fn lift_above(&mut self, mut plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
+        let finder = CallFinder { language: self.language, finds_volatile: true };
+        // SAFETY: the plan is valid, and so is each plan made from it.
+        unsafe {
+            // A window aggregate's filter belongs to its run condition.
+            let has_own_filter = nodes::tag(plan) != pg_sys::NodeTag::T_WindowAgg;
+            loop {
+                let filters = list::elements::<pg_sys::Node>((*plan).qual);
+                let mut calls = Vec::new();
+                let mut kept = filters.len();
+                if has_own_filter {
+                    for (position, filter) in filters.iter().enumerate() {
+                        calls = finder.find(*filter);
+                        if !calls.is_empty() {
+                            // This filter and all after it move up, so that none sees a row that one before removes.
+                            kept = position;
+                            break;
+                        }
+                    }
+                }
+                if calls.is_empty() {
+                    for entry in list::elements::<pg_sys::Node>((*plan).targetlist) {
+                        calls.extend(finder.find(entry));
+                    }
+                }
+                if calls.is_empty() {
+                    return plan;
+                }
+                plan = self.stack(plan, &filters, kept, &calls);
+            }
+        }
+    }
+
+    /// A Container Batch node above `plan` that makes `calls`, takes over the filters from `kept` on, and the target list.
+    unsafe fn stack(
+        &mut self,
+        plan: *mut pg_sys::Plan,
+        filters: &[*mut pg_sys::Node],
+        kept: usize,
+        calls: &[*mut pg_sys::FuncExpr],
+    ) -> *mut pg_sys::Plan {
+        // SAFETY: the plan is valid; copies of its expressions are changed, never the expressions themselves.
+        unsafe {
+            let targets = list::elements::<pg_sys::TargetEntry>((*plan).targetlist);
+            let moved: Vec<*mut pg_sys::Node> =
+                filters[kept..].iter().copied().chain(targets.iter().map(|target| target.cast())).collect();
+            let columns = Columns::new(calls, &moved);
+            let mut rewritten: Vec<_> = moved.iter().map(|expression| columns.over_scan_tuple(*expression)).collect();
+            let new_targets = rewritten.split_off(filters.len() - kept);
+            let scan = self.make_node(plan, columns.atoms.len(), columns.outer_entries(), columns.call_entries());
+            (*scan).scan.plan.targetlist = list::from_elements(&new_targets);
+            (*scan).scan.plan.qual = list::from_elements(&rewritten);
+            (*plan).targetlist = list::from_elements(&columns.child_targets());
+            (*plan).qual = list::from_elements(&filters[..kept]);
+            scan.cast()
+        }
+    }
+
+    /// Puts a node between an Agg or WindowAgg and its child for the calls in arguments of its functions.
+    unsafe fn lift_below(&mut self, plan: *mut pg_sys::Plan) {
+        // SAFETY: the plan is valid and has a child; argument expressions are over the child's columns by OUTER_VAR.
+        unsafe {
+            // A window aggregate may evaluate an argument again when its frame moves.
+            let finds_volatile = nodes::tag(plan) == pg_sys::NodeTag::T_Agg;
+            let finder = CallFinder { language: self.language, finds_volatile };
+            loop {
+                let mut calls = Vec::new();
+                for part in [(*plan).targetlist, (*plan).qual] {
+                    for expression in list::elements::<pg_sys::Node>(part) {
+                        // A walk that changes nothing but looks into each aggregate.
+                        nodes::replace(expression, &mut |node| {
+                            calls.extend(argument_calls(&finder, node)?);
+                            Some(node)
+                        });
+                    }
+                }
+                if calls.is_empty() {
+                    return;
+                }
+                let child = (*plan).lefttree;
+                let child_targets = list::elements::<pg_sys::TargetEntry>((*child).targetlist);
+                let width = child_targets.len();
+                let calls = distinct_calls(&calls);
+                let mut outer = Vec::new();
+                let mut passed = Vec::new();
+                for (i, target) in child_targets.iter().enumerate() {
+                    let expression = (**target).expr.cast();
+                    outer.push(entry_of(column(pg_sys::OUTER_VAR, i, expression).cast(), i));
+                    let entry = entry_of(column(pg_sys::INDEX_VAR, i, expression).cast(), i);
+                    (*entry).resname = (**target).resname;
+                    (*entry).resjunk = (**target).resjunk;
+                    passed.push(entry);
+                }
+                let mut made = Vec::new();
+                for (j, call) in calls.iter().enumerate() {
+                    made.push(entry_of(pg_sys::copyObjectImpl(call.cast()).cast(), width + j));
+                    passed.push(entry_of(column(pg_sys::INDEX_VAR, width + j, call.cast()).cast(), width + j));
+                }
+                let scan = self.make_node(child, width, outer, made);
+                (*scan).scan.plan.targetlist = list::from_elements(&passed);
+                (*plan).lefttree = scan.cast();
+                let mut to_column = |node: *mut pg_sys::Node| {
+                    let position = position_of(&calls, node)?;
+                    Some(column(pg_sys::OUTER_VAR, width + position, node).cast())
+                };
+                let rewrite = |part: *mut pg_sys::List, change: &mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>| {
+                    let changed: Vec<_> = list::elements::<pg_sys::Node>(part)
+                        .into_iter()
+                        .map(|expression| nodes::replace(expression, change))
+                        .collect();
+                    list::from_elements(&changed)
+                };
+                (*plan).targetlist = rewrite((*plan).targetlist, &mut to_column);
+                (*plan).qual = rewrite((*plan).qual, &mut to_column);
+            }
+        }
+    }
+
+    /// A node above `child` with the costs of `child`; target list and filter are the caller's.
+    unsafe fn make_node(
+        &mut self,
+        child: *mut pg_sys::Plan,
+        child_columns: usize,
+        mut outer_entries: Vec<*mut pg_sys::TargetEntry>,
+        call_entries: Vec<*mut pg_sys::TargetEntry>,
+    ) -> *mut pg_sys::CustomScan {
+        // SAFETY: the struct belongs to the tag; the child is valid.
+        unsafe {
+            let scan = nodes::make::<pg_sys::CustomScan>(pg_sys::NodeTag::T_CustomScan);
+            let plan = &raw mut (*scan).scan.plan;
+            (*plan).startup_cost = (*child).startup_cost;
+            (*plan).total_cost = (*child).total_cost;
+            (*plan).plan_rows = (*child).plan_rows;
+            (*plan).plan_width = (*child).plan_width;
+            (*plan).parallel_safe = (*child).parallel_safe;
+            (*plan).plan_node_id = self.next_id;
+            self.next_id += 1;
+            (*plan).extParam = pg_sys::bms_copy((*child).extParam);
+            (*plan).allParam = pg_sys::bms_copy((*child).allParam);
+            (*plan).lefttree = child;
+            outer_entries.extend(call_entries);
+            (*scan).custom_scan_tlist = list::from_elements(&outer_entries);
+            (*scan).custom_private = Private { child_columns }.to_list();
+            (*scan).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
+            (*scan).methods = SCAN_METHODS.as_ptr();
+            scan
+        }
+    }
+
+    /// A Material node above `plan`.
+    unsafe fn materialize(&mut self, plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
+        // SAFETY: the struct belongs to the tag; the plan is valid.
+        unsafe {
+            let material = nodes::make::<pg_sys::Material>(pg_sys::NodeTag::T_Material);
+            let top = &raw mut (*material).plan;
+            (*top).startup_cost = (*plan).startup_cost;
+            (*top).total_cost = (*plan).total_cost;
+            (*top).plan_rows = (*plan).plan_rows;
+            (*top).plan_width = (*plan).plan_width;
+            (*top).parallel_safe = (*plan).parallel_safe;
+            (*top).plan_node_id = self.next_id;
+            self.next_id += 1;
+            (*top).extParam = pg_sys::bms_copy((*plan).extParam);
+            (*top).allParam = pg_sys::bms_copy((*plan).allParam);
+            let mut targets = Vec::new();
+            for (i, target) in list::elements::<pg_sys::TargetEntry>((*plan).targetlist).into_iter().enumerate() {
+                let entry = entry_of(column(pg_sys::OUTER_VAR, i, (*target).expr.cast()).cast(), i);
+                (*entry).resname = (*target).resname;
+                (*entry).resjunk = (*target).resjunk;
+                targets.push(entry);
+            }
+            (*top).targetlist = list::from_elements(&targets);
+            (*top).lefttree = plan;
+            material.cast()
+        }
+    }
+}
+
+/// The columns of a new node: plain parts of the old expressions, which the child computes, and calls.
+struct Columns {
+    calls: Vec<*mut pg_sys::FuncExpr>,
+    atoms: Vec<*mut pg_sys::Node>,
+}
+
+impl Columns {
+    /// The columns that `moved` expressions need when `calls` in them have become columns.
+    unsafe fn new(calls: &[*mut pg_sys::FuncExpr], moved: &[*mut pg_sys::Node]) -> Columns {
+        // SAFETY: the caller passes valid expressions; the walks change nothing and their copies are dropped.
+        unsafe {
+            let calls = distinct_calls(calls);
+            let mut atoms: Vec<*mut pg_sys::Node> = Vec::new();
+            let mut note = |node: *mut pg_sys::Node| {
+                if is_atom(node) && !atoms.iter().any(|atom| pg_sys::equal(atom.cast(), node.cast())) {
+                    atoms.push(node);
+                }
+                is_atom(node).then_some(node)
+            };
+            for call in &calls {
+                nodes::replace(call.cast(), &mut note);
+            }
+            for expression in moved {
+                nodes::replace(*expression, &mut |node| match position_of(&calls, node) {
+                    Some(_) => Some(node),
+                    None => note(node),
+                });
+            }
+            Columns { calls, atoms }
+        }
+    }
+
+    /// Where a noted plain part is among the columns.
+    unsafe fn atom_position(&self, node: *mut pg_sys::Node) -> Option<usize> {
+        // SAFETY: both are valid nodes.
+        self.atoms.iter().position(|atom| unsafe { pg_sys::equal(atom.cast(), node.cast()) })
+    }
+
+    /// The expression over the new node's scan tuple: plain parts first, calls behind them.
+    unsafe fn over_scan_tuple(&self, expression: *mut pg_sys::Node) -> *mut pg_sys::Node {
+        // SAFETY: the caller passes a valid expression.
+        unsafe {
+            nodes::replace(expression, &mut |node| {
+                let position = match position_of(&self.calls, node) {
+                    Some(call) => self.atoms.len() + call,
+                    None => self.atom_position(node)?,
+                };
+                Some(column(pg_sys::INDEX_VAR, position, node).cast())
+            })
+        }
+    }
+
+    /// The calls as entries of the scan tuple, over the child's columns.
+    unsafe fn call_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
+        let mut entries = Vec::new();
+        for (i, call) in self.calls.iter().enumerate() {
+            // SAFETY: calls are valid expressions, whose plain parts were noted.
+            unsafe {
+                let over_child = nodes::replace(call.cast(), &mut |node| {
+                    Some(column(pg_sys::OUTER_VAR, self.atom_position(node)?, node).cast())
+                });
+                entries.push(entry_of(over_child.cast(), self.atoms.len() + i));
+            }
+        }
+        entries
+    }
+
+    /// The child's columns as entries of the scan tuple.
+    unsafe fn outer_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
+        // SAFETY: atoms are valid expressions.
+        let entry = |(i, atom): (usize, &*mut pg_sys::Node)| unsafe {
+            entry_of(column(pg_sys::OUTER_VAR, i, *atom).cast(), i)
+        };
+        self.atoms.iter().enumerate().map(entry).collect()
+    }
+
+    /// The child's new target list.
+    unsafe fn child_targets(&self) -> Vec<*mut pg_sys::TargetEntry> {
+        // SAFETY: atoms are valid expressions.
+        let entry = |(i, atom): (usize, &*mut pg_sys::Node)| unsafe {
+            entry_of(pg_sys::copyObjectImpl(atom.cast()).cast(), i)
+        };
+        self.atoms.iter().enumerate().map(entry).collect()
+    }
+}
+
+/// Parts of an expression that only the node they belong to can compute.
+unsafe fn is_atom(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the caller passes a valid node.
+    matches!(unsafe { nodes::tag(node) }, T_Var | T_Aggref | T_WindowFunc | T_GroupingFunc)
+}
+
+/// Calls in the arguments of an aggregate or window function that are evaluated for every row; none if the node is
+/// neither.
+unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<*mut pg_sys::FuncExpr>> {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the tag says which struct the node is.
+    unsafe {
+        let (arguments, filter) = match nodes::tag(node) {
+            T_Aggref => ((*node.cast::<pg_sys::Aggref>()).args, (*node.cast::<pg_sys::Aggref>()).aggfilter),
+            T_WindowFunc => ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter),
+            _ => return None,
+        };
+        if !filter.is_null() {
+            // The arguments are evaluated only for rows that pass.
+            return Some(finder.find(filter.cast()));
+        }
+        Some(list::elements::<pg_sys::Node>(arguments).into_iter().flat_map(|argument| finder.find(argument)).collect())
+    }
+}
+
+/// Equal calls once, unless they are VOLATILE: then each is a call of its own.
+unsafe fn distinct_calls(calls: &[*mut pg_sys::FuncExpr]) -> Vec<*mut pg_sys::FuncExpr> {
+    let mut distinct: Vec<*mut pg_sys::FuncExpr> = Vec::new();
+    for call in calls {
+        // SAFETY: the caller passes valid calls.
+        if unsafe { position_of(&distinct, call.cast()) }.is_none() {
+            distinct.push(*call);
+        }
+    }
+    distinct
+}
+
+/// Which of `calls` a node is.
+unsafe fn position_of(calls: &[*mut pg_sys::FuncExpr], node: *mut pg_sys::Node) -> Option<usize> {
+    // SAFETY: the caller passes valid nodes.
+    unsafe {
+        if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
+            return None;
+        }
+        let repeats = is_repeatable(node);
+        calls.iter().position(|call| {
+            std::ptr::eq(call.cast(), node) || (repeats && pg_sys::equal(call.cast(), node.cast()))
+        })
+    }
+}
+
+/// Whether equal calls have equal results: neither the function nor an argument is VOLATILE.
+unsafe fn is_repeatable(node: *mut pg_sys::Node) -> bool {
+    // SAFETY: the caller passes a valid call.
+    unsafe { !is_volatile((*node.cast::<pg_sys::FuncExpr>()).funcid) && !pg_sys::contain_volatile_functions(node) }
+}
+
+/// A Var for column `position`, counted from zero, with the type of `like`.
+unsafe fn column(varno: i32, position: usize, like: *mut pg_sys::Node) -> *mut pg_sys::Var {
+    // SAFETY: the caller passes a valid expression.
+    unsafe {
+        pg_sys::makeVar(
+            varno,
+            attribute_number(position),
+            pg_sys::exprType(like),
+            pg_sys::exprTypmod(like),
+            pg_sys::exprCollation(like),
+            0,
+        )
+    }
+}
+
+unsafe fn entry_of(expression: *mut pg_sys::Expr, position: usize) -> *mut pg_sys::TargetEntry {
+    // SAFETY: the caller passes a valid expression.
+    unsafe { pg_sys::makeTargetEntry(expression, attribute_number(position), std::ptr::null_mut(), false) }
+}
+
+/// PostgreSQL allows at most 1,664 columns in a target list.
+fn attribute_number(position: usize) -> i16 {
+    i16::try_from(position + 1).unwrap_or(i16::MAX)
+}
+
+/// The places that hold a plan's children.
+unsafe fn children(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Plan> {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the tag says which struct the plan is; list cells stay where they are while lists keep their length.
+    unsafe {
+        let mut places = vec![&raw mut (*plan).lefttree, &raw mut (*plan).righttree];
+        let more = match nodes::tag(plan) {
+            T_Append => (*plan.cast::<pg_sys::Append>()).appendplans,
+            T_MergeAppend => (*plan.cast::<pg_sys::MergeAppend>()).mergeplans,
+            T_BitmapAnd => (*plan.cast::<pg_sys::BitmapAnd>()).bitmapplans,
+            T_BitmapOr => (*plan.cast::<pg_sys::BitmapOr>()).bitmapplans,
+            T_CustomScan => (*plan.cast::<pg_sys::CustomScan>()).custom_plans,
+            T_SubqueryScan => {
+                places.push(&raw mut (*plan.cast::<pg_sys::SubqueryScan>()).subplan);
+                std::ptr::null_mut()
+            }
+            _ => std::ptr::null_mut(),
+        };
+        if !more.is_null() {
+            for i in 0..usize::try_from((*more).length).unwrap_or(0) {
+                places.push((&raw mut (*(*more).elements.add(i)).ptr_value).cast());
+            }
+        }
+        places.retain(|place| !(**place).is_null());
+        places
+    }
+}

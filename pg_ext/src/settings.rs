@@ -1,0 +1,164 @@
+//! Every setting: name, default, bounds, sentence.
+
+use std::ffi::CString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use udf_protocol::manifest::TransportName;
+
+/// Values of `transship.transport`.
+#[derive(Debug, Clone, Copy, PostgresGucEnum)]
+enum Transport {
+    #[name = c"flight"]
+    Flight,
+    #[name = c"json"]
+    Json,
+}
+
+static MANAGER_SOCKET: GucSetting<Option<CString>> =
+    GucSetting::<Option<CString>>::new(Some(c"/run/transship/transshipd.sock"));
+static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
+static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
+static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
+static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(3);
+static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
+static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
+static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
+static TRANSPORT: GucSetting<Transport> = GucSetting::<Transport>::new(Transport::Flight);
+
+/// Defines the settings.
+pub fn define() {
+    GucRegistry::define_string_guc(
+        c"transship.manager_socket",
+        c"Unix socket of the container manager.",
+        c"",
+        &MANAGER_SOCKET,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"transship.batching",
+        c"Sends calls of container functions in batches where the plan allows it.",
+        c"Off, every call is sent by itself.",
+        &BATCHING,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    let define_int = |name, sentence, setting, min, max, flags| {
+        GucRegistry::define_int_guc(name, sentence, c"", setting, min, max, GucContext::Userset, flags);
+    };
+    define_int(
+        c"transship.batch_rows",
+        c"Most rows in one batch of calls.",
+        &BATCH_ROWS,
+        1,
+        1_000_000,
+        GucFlags::default(),
+    );
+    define_int(
+        c"transship.batch_size",
+        c"Size at which a batch of calls is sent, however few rows it has.",
+        &BATCH_SIZE_KB,
+        1,
+        1024 * 1024,
+        GucFlags::UNIT_KB,
+    );
+    define_int(
+        c"transship.batch_window",
+        c"Most batches of one plan node that are out at a time.",
+        &BATCH_WINDOW,
+        1,
+        64,
+        GucFlags::default(),
+    );
+    define_int(
+        c"transship.batch_timeout",
+        c"Longest wait for the answer to one batch.",
+        &BATCH_TIMEOUT_MS,
+        1,
+        86_400_000,
+        GucFlags::UNIT_MS,
+    );
+    define_int(
+        c"transship.start_timeout",
+        c"Longest wait for a container to start.",
+        &START_TIMEOUT_MS,
+        1,
+        86_400_000,
+        GucFlags::UNIT_MS,
+    );
+    define_int(
+        c"transship.build_timeout",
+        c"Longest wait for CREATE FUNCTION to build inline code into an image.",
+        &BUILD_TIMEOUT_MS,
+        1,
+        86_400_000,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_enum_guc(
+        c"transship.transport",
+        c"How batches travel, for functions that do not say it.",
+        c"",
+        &TRANSPORT,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+}
+
+/// The manager's socket.
+pub fn manager_socket() -> PathBuf {
+    PathBuf::from(MANAGER_SOCKET.get().unwrap_or_default().to_string_lossy().into_owned())
+}
+
+/// Whether calls are batched.
+pub fn is_batching() -> bool {
+    BATCHING.get()
+}
+
+/// Most rows per batch.
+pub fn batch_rows() -> usize {
+    to_usize(BATCH_ROWS.get())
+}
+
+/// Bytes at which a batch is cut.
+pub fn batch_bytes() -> usize {
+    to_usize(BATCH_SIZE_KB.get()) * 1024
+}
+
+/// Most batches in flight.
+pub fn batch_window() -> usize {
+    to_usize(BATCH_WINDOW.get())
+}
+
+/// Longest wait for one batch.
+pub fn batch_timeout() -> Duration {
+    to_duration(BATCH_TIMEOUT_MS.get())
+}
+
+/// Longest wait for a container.
+pub fn start_timeout() -> Duration {
+    to_duration(START_TIMEOUT_MS.get())
+}
+
+/// Longest wait for a build.
+pub fn build_timeout() -> Duration {
+    to_duration(BUILD_TIMEOUT_MS.get())
+}
+
+/// The transport of functions that name none.
+pub fn transport() -> TransportName {
+    match TRANSPORT.get() {
+        Transport::Flight => TransportName::Flight,
+        Transport::Json => TransportName::Json,
+    }
+}
+
+// The bounds above keep every integer setting positive.
+fn to_usize(value: i32) -> usize {
+    usize::try_from(value).unwrap_or(1)
+}
+
+fn to_duration(milliseconds: i32) -> Duration {
+    Duration::from_millis(u64::try_from(milliseconds).unwrap_or(1))
+}

@@ -1,0 +1,58 @@
+# Sourced by the other scripts: where things are. Everything private lies under target/private; where the path is too
+# long for sockets, or the database's user cannot get there, it lies under /tmp instead and target/private points to it.
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$ROOT"
+export PG_CONFIG=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
+PG_BIN=$(dirname "$PG_CONFIG")
+export PGRX_PG_CONFIG_PATH=$PG_CONFIG
+BUILD=$ROOT/target/release
+
+say() { echo "==> $*" >&2; }
+
+# The server refuses to run as root; Debian's package makes a user for it.
+if [ "$(id -u)" = 0 ]; then SERVER_USER=postgres; else SERVER_USER=$(id -un); fi
+as_server() { if [ "$(id -u)" = 0 ]; then setpriv --reuid "$SERVER_USER" --regid "$SERVER_USER" --init-groups env HOME=/tmp "$@"; else "$@"; fi; }
+
+choose_private() {
+  local here=$ROOT/target/private elsewhere
+  mkdir -p "$ROOT/target"
+  if [ -L "$here" ]; then readlink "$here"; return; fi
+  if [ -d "$here" ]; then echo "$here"; return; fi
+  if [ ${#here} -le 40 ] && { ! id "$SERVER_USER" >/dev/null 2>&1 || as_server test -x "$ROOT/target"; }; then
+    mkdir "$here"
+    chmod 755 "$here"
+    echo "$here"
+    return
+  fi
+  elsewhere=$(mktemp -d /tmp/transship-XXXXXX)
+  chmod 755 "$elsewhere"
+  ln -s "$elsewhere" "$here"
+  echo "$elsewhere"
+}
+
+PRIVATE=$(choose_private)
+export PGHOST=$PRIVATE/s PGPORT=5432 PGUSER=postgres PGDATABASE=postgres
+unset PGPASSWORD PGSERVICE PGOPTIONS
+export TRANSSHIP_SOCKET=$PRIVATE/m/transshipd.sock
+export TRANSSHIP_TEMPLATES=$ROOT/container_templates
+export TRANSSHIP_RUNTIME=${RUNTIME:-auto}
+# Each runtime keeps its own images and replicas.
+export TRANSSHIP_STATE_DIR=$PRIVATE/state TRANSSHIP_RUN_DIR=$PRIVATE/r
+if [ -S "$PRIVATE/docker/docker.sock" ]; then export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; fi
+
+# Whether the process in a pid file is alive and ours.
+is_alive() { [ -s "$1" ] && kill -0 "$(head -n 1 "$1")" 2>/dev/null; }
+
+# Ends the process in a pid file and waits for it.
+end_process() {
+  local file=$1 pid
+  is_alive "$file" || { rm -f "$file"; return 0; }
+  pid=$(head -n 1 "$file")
+  kill "$pid"
+  for _ in $(seq 300); do kill -0 "$pid" 2>/dev/null || { rm -f "$file"; return 0; }; sleep 0.1; done
+  echo "process $pid does not end" >&2
+  return 1
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Builds everything in release mode and installs the extension into PostgreSQL.
+source "$(dirname "$0")/environment.sh"
+
+say "Building the extension and the manager"
+cargo build --quiet --release --workspace
+library=$("$PG_CONFIG" --pkglibdir) extension=$("$PG_CONFIG" --sharedir)/extension
+# A library that a server has loaded must not be written over; install puts a new file in its place.
+files_differ() { ! cmp -s "$1" "$2"; }
+if files_differ "$BUILD/libtransship.so" "$library/transship.so" || files_differ pg_ext/transship--0.1.0.sql "$extension/transship--0.1.0.sql" \
+   || files_differ pg_ext/transship.control "$extension/transship.control"; then
+  say "Installing the extension into PostgreSQL $("$PG_CONFIG" --version | cut -d' ' -f2)"
+  if [ ! -w "$library" ]; then
+    echo "Run:  sudo install -m 755 $BUILD/libtransship.so $library/transship.so && sudo install -m 644 $ROOT/pg_ext/transship.control $ROOT/pg_ext/transship--*.sql $extension/" >&2
+    exit 1
+  fi
+  install -m 755 "$BUILD/libtransship.so" "$library/transship.so"
+  install -m 644 pg_ext/transship.control pg_ext/transship--*.sql "$extension/"
+fi
