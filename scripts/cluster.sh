@@ -26,7 +26,8 @@ CONF
     fi
     if ! is_alive "$data/postmaster.pid"; then
       say "Starting the private cluster"
-      as_server "$PG_BIN/pg_ctl" --pgdata="$data" --log="$PRIVATE/pg/log" --silent --wait start
+      # A Rust backtrace has no place in the DETAIL of an SQL error.
+      as_server env -u RUST_BACKTRACE "$PG_BIN/pg_ctl" --pgdata="$data" --log="$PRIVATE/pg/log" --silent --wait start
     fi
     ;;
   stop)

@@ -165,21 +165,26 @@ impl Pool {
 
     /// What became of a replica with which an engine lost its connection; one that does not answer is taken out.
     pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
-        let asked = name.clone();
-        if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
-            self.discard(name, None).await;
-            return Ok(fate);
-        }
         let Some(endpoint) = self.flight_endpoint(&name) else {
             return Ok("was stopped".to_string());
         };
-        match tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await {
-            Ok(Ok(_)) => Ok("is still running".to_string()),
-            _ => {
-                self.discard(name, None).await;
-                Ok("did not answer and was stopped".to_string())
+        let deadline = Instant::now() + PROBE_TIMEOUT;
+        // A connection is lost a moment before the process behind it is seen to have ended.
+        let fate = loop {
+            let asked = name.clone();
+            if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
+                break fate;
             }
-        }
+            if let Ok(Ok(_)) = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await {
+                return Ok("is still running".to_string());
+            }
+            if Instant::now() >= deadline {
+                break "did not answer and was stopped".to_string();
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        };
+        self.discard(name, None).await;
+        Ok(fate)
     }
 
     /// One entry per replica, by name.

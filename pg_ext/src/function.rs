@@ -34,7 +34,8 @@ pub struct Function {
     pub is_strict: bool,
     /// How often the result may change.
     pub volatility: Volatility,
-    target: OnceCell<Target>,
+    /// The image that the body stands for, once it was asked for.
+    digest: OnceCell<String>,
 }
 
 type Version = (u32, u32, u16);
@@ -108,7 +109,7 @@ impl Function {
                 b's' => Volatility::Stable,
                 _ => Volatility::Volatile,
             },
-            target: OnceCell::new(),
+            digest: OnceCell::new(),
         })
     }
 
@@ -169,18 +170,19 @@ impl Function {
     }
 
     fn target(&self) -> Result<Target> {
-        if let Some(target) = self.target.get() {
-            return Ok(target.clone());
+        if let Some(endpoint) = &self.body.endpoint {
+            return Ok(Target::Endpoint(Endpoint::parse(endpoint)?));
         }
-        let target = match (&self.body.endpoint, &self.body.digest) {
-            (Some(endpoint), _) => Target::Endpoint(Endpoint::parse(endpoint)?),
+        let digest = match (self.digest.get(), &self.body.digest) {
+            (Some(digest), _) => digest.clone(),
             // Inline code can be built again where its image is missing, as after a restore elsewhere.
-            (None, Some(digest)) if self.body.source.is_none() => {
-                Target::Image { manager: settings::manager_socket(), digest: digest.clone() }
+            (None, Some(digest)) if self.body.source.is_none() => digest.clone(),
+            (None, _) => {
+                let digest = self.image()?.digest;
+                self.digest.get_or_init(|| digest).clone()
             }
-            (None, _) => Target::Image { manager: settings::manager_socket(), digest: self.image()?.digest },
         };
-        Ok(self.target.get_or_init(|| target).clone())
+        Ok(Target::Image { manager: settings::manager_socket(), digest })
     }
 
     /// The image: the pinned one, or the one that the name stands for now, or the one built from inline code.

@@ -23,9 +23,14 @@ extern "C-unwind" fn pg_finfo_transship_validator() -> &'static pg_sys::Pg_finfo
 }
 
 /// Calls a container function for one row.
-#[pg_guard]
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn transship_call_handler(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL calls this, and handle_call is guarded.
+    unsafe { report::with_context(|| handle_call(fcinfo)) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo whose flinfo names the function, with nargs arguments behind it.
     unsafe {
         let oid = (*(*fcinfo).flinfo).fn_oid;

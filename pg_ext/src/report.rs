@@ -1,19 +1,35 @@
-//! `udf_protocol::Error` to `ereport`: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
+//! `udf_protocol::Error` to an SQL error: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
+//!
+//! An error is raised as a panic, which runs the destructors of the frames it passes, and becomes PostgreSQL's error at
+//! the border. The context is added there: [`with_context`] puts a callback on PostgreSQL's error context stack, and
+//! that adds what [`raise_error`] left for it.
 
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_int, c_void};
+
+use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
+use pgrx::pg_sys::panic::ErrorReport;
 use udf_protocol::{Error, Kind};
 
-use crate::pg::ereport::{Report, raise};
+thread_local! {
+    static CONTEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
+}
 
 /// Raises a protocol error as an SQL error; `context` says which call it was.
 pub fn raise_error(error: &Error, context: Option<String>) -> ! {
-    raise(Report {
-        sqlstate: sqlstate(error.kind()),
-        message: error.message().to_string(),
-        detail: error.detail().map(str::to_string),
-        hint: error.hint().map(str::to_string),
-        context,
-    })
+    CONTEXT.set(context.map(|text| CString::new(text).unwrap_or_default()));
+    // Foreign text may hold NUL characters, which end a C string.
+    let clean = |text: &str| text.replace('\0', "\u{fffd}");
+    let mut report = ErrorReport::new(sqlstate(error.kind()), clean(error.message()), "transship");
+    if let Some(detail) = error.detail() {
+        report = report.set_detail(clean(detail));
+    }
+    if let Some(hint) = error.hint() {
+        report = report.set_hint(clean(hint));
+    }
+    report.report(pg_sys::elog::PgLogLevel::ERROR);
+    unreachable!("an error report does not return")
 }
 
 /// Raises on error.
@@ -21,6 +37,39 @@ pub fn unwrap<T>(result: udf_protocol::Result<T>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => raise_error(&error, None),
+    }
+}
+
+/// Calls `work` so that errors raised in it carry their context.
+///
+/// # Safety
+/// To be called from a callback of PostgreSQL that is not itself guarded; `work` is guarded: it leaves by returning or by
+/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then.
+pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
+    // SAFETY: the callback is on the stack only while this frame is, or until an error restores the stack.
+    unsafe {
+        let mut callback = pg_sys::ErrorContextCallback {
+            previous: pg_sys::error_context_stack,
+            callback: Some(add_context),
+            arg: std::ptr::null_mut(),
+        };
+        pg_sys::error_context_stack = &raw mut callback;
+        let result = work();
+        pg_sys::error_context_stack = callback.previous;
+        result
+    }
+}
+
+unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
+    unsafe extern "C-unwind" {
+        fn errcontext_msg(format: *const c_char, ...) -> c_int;
+    }
+    if let Some(text) = CONTEXT.take() {
+        // SAFETY: PostgreSQL calls this while it builds a report, and copies the text.
+        unsafe {
+            pg_sys::set_errcontext_domain(std::ptr::null());
+            errcontext_msg(c"%s".as_ptr(), text.as_ptr());
+        }
     }
 }
 
@@ -34,9 +83,10 @@ fn sqlstate(kind: Kind) -> PgSqlErrorCode {
         Kind::UnsupportedType => PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
         Kind::ImageNotFound => PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
         Kind::FunctionNotFound => PgSqlErrorCode::ERRCODE_UNDEFINED_FUNCTION,
-        Kind::SignatureMismatch | Kind::InvalidDefinition => PgSqlErrorCode::ERRCODE_INVALID_FUNCTION_DEFINITION,
+        Kind::SignatureMismatch | Kind::InvalidDefinition | Kind::BuildFailed => {
+            PgSqlErrorCode::ERRCODE_INVALID_FUNCTION_DEFINITION
+        }
         Kind::NotAllowed => PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-        Kind::BuildFailed => PgSqlErrorCode::ERRCODE_INVALID_FUNCTION_DEFINITION,
         Kind::OutOfRange => PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
     }
 }

@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::Signature;
-use crate::transport::{Inbox, Outbox, Reply, ring};
+use crate::transport::{Event, Inbox, Outbox, Reply, ring};
 
 /// Longest single wait before the deadline is looked at again.
 const WAIT_SLICE: Duration = Duration::from_millis(500);
@@ -84,7 +84,7 @@ impl Client {
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
             next_number: 0,
-            received_at: None,
+            ready_at: None,
             failure: None,
         }
     }
@@ -197,15 +197,16 @@ pub struct Exchange {
     call: Arc<Call>,
     doorbell: Arc<EventFd>,
     sender: mpsc::UnboundedSender<CallBatch>,
-    receiver: std_mpsc::Receiver<Result<Reply>>,
+    receiver: std_mpsc::Receiver<Result<Event>>,
     cancel: Option<oneshot::Sender<()>>,
     // for the batches in flight
     /// Replies that overtook an earlier batch's.
     early: BTreeMap<u64, Reply>,
     sent_at: HashMap<u64, Instant>,
     next_number: u64,
-    /// When the last reply was received: the server had no time for the next batch before.
-    received_at: Option<Instant>,
+    /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
+    /// reached.
+    ready_at: Option<Instant>,
     /// Once failed, always failed.
     failure: Option<Error>,
 }
@@ -233,7 +234,7 @@ impl Exchange {
             Ok(reply) => {
                 self.sent_at.remove(&reply.number);
                 self.next_number += 1;
-                self.received_at = Some(Instant::now());
+                self.ready_at = Some(Instant::now());
             }
             Err(error) => self.failure = Some(error.clone()),
         }
@@ -246,13 +247,15 @@ impl Exchange {
             if let Some(reply) = self.early.remove(&self.next_number) {
                 return Ok(reply);
             }
-            // The first batch also waits for the replica to start, which has a deadline of its own in dispatch.
-            let patience = if self.next_number == 0 { timeout + self.call.start_timeout } else { timeout };
             let sent_at = self.sent_at.get(&self.next_number).copied().unwrap_or_else(Instant::now);
-            let since = self.received_at.map_or(sent_at, |received_at| sent_at.max(received_at));
-            match wait_for(host, &self.doorbell, &self.receiver, since + patience)? {
-                Some(reply) => {
-                    let reply = reply?;
+            let deadline = match self.ready_at {
+                Some(ready_at) => sent_at.max(ready_at) + timeout,
+                // Starting a replica has a deadline of its own in dispatch; this one is behind it.
+                None => sent_at + self.call.start_timeout + timeout,
+            };
+            match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
+                Some(Event::Reached) => self.ready_at = Some(Instant::now()),
+                Some(Event::Reply(reply)) => {
                     self.early.insert(reply.number, reply);
                 }
                 None => {

@@ -13,7 +13,7 @@ use crate::control::Lease;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
 use crate::signature::{Signature, Volatility};
-use crate::transport::{Endpoint, Inbox, Outbox, Transport};
+use crate::transport::{Endpoint, Event, Inbox, Outbox, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
@@ -128,6 +128,7 @@ impl Connections {
                 call.start_timeout.as_millis(),
             )
         })??;
+        inbox.deliver(Ok(Event::Reached));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
             return Ok(());

@@ -350,7 +350,8 @@ impl FunctionBody {
 }
 
 fn malformed(what: &str, cause: &toml::de::Error) -> Error {
-    let error = Error::invalid_definition(format!("{what} is not valid: {}", cause.message()));
+    let said = cause.message().replace("unknown field", "unrecognized key").replace('`', "\"");
+    let error = Error::invalid_definition(format!("{what} is not valid: {said}"));
     match cause.span() {
         Some(span) => error.with_detail(format!("The error is at byte {}.", span.start)),
         None => error,

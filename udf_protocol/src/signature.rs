@@ -94,7 +94,7 @@ impl Signature {
             Kind::SignatureMismatch,
             format!("declaration of container function \"{}\" does not match {place}", self.function),
         )
-        .with_detail(format!("{place} offers {offered}: {}.", differences.join("; ")))
+        .with_detail(format!("It offers {offered}: {}.", differences.join("; ")))
         .with_hint("Declare the function with the types that the image offers."))
     }
 }
@@ -122,7 +122,7 @@ mod tests {
         let error = declared.check_against(&offered, "image \"i\"").unwrap_err();
         assert_eq!(
             error.detail().unwrap(),
-            "image \"i\" offers f(int8, text) returns float8: argument 1 is int8, not int4; the result is float8, not bool."
+            "It offers f(int8, text) returns float8: argument 1 is int8, not int4; the result is float8, not bool."
         );
     }
 

@@ -39,7 +39,14 @@ class Server(flight.FlightServerBase):
             yield self._info(flight.FlightDescriptor.for_path(name), function)
 
     def do_exchange(self, context, descriptor, reader, writer):
-        function = self._find(descriptor)
+        try:
+            function = self._find(descriptor)
+        except KeyError as unknown:
+            # A status would look like an exception of the handler's.
+            writer.begin(pa.schema([]))
+            error = CallError("function_not_found", unknown.args[0])
+            writer.write_metadata(json.dumps({"batch": 0, "error": error.to_wire()}).encode())
+            return
         writer.begin(function.result_schema)
         number = 0
         while not context.is_cancelled():

@@ -83,16 +83,14 @@ class Function:
     def _column_of(self, values):
         convert = self.result.from_python
         try:
-            if convert is not None:
-                checked = [None if value is None else convert(value) for value in values]
-            else:
-                checked = values
-            return pa.array(checked, self.result.arrow)
+            if not self.result.plain.issuperset(map(type, values)):
+                values = [None if value is None else convert(value) for value in values]
+            return pa.array(values, self.result.arrow)
         except Exception:
             pass  # Now find the row that does not fit.
         for row, value in enumerate(values):
             try:
-                pa.array([None if value is None else convert(value) if convert else value], self.result.arrow)
+                pa.array([None if value is None else convert(value)], self.result.arrow)
             except Exception as exception:
                 raise self._bad_value(exception, row) from None
         raise CallError("bad_result", f"The results of {self.name} do not fit type {self.result.name}.")

@@ -26,13 +26,15 @@ class Type:
     what pa.array() takes. None means that the value passes as it is.
     """
 
-    def __init__(self, name, arrow, annotation=None, extension=None, to_python=None, from_python=None):
+    def __init__(self, name, arrow, annotation=None, extension=None, to_python=None, from_python=None, plain=()):
         self.name = name
         self.arrow = arrow
         self.annotation = annotation
         self.extension = extension
         self.to_python = to_python
         self.from_python = from_python
+        # Values of exactly these classes need no from_python.
+        self.plain = frozenset([*plain, type(None)])
 
     def field(self, name):
         """A nullable Arrow field of this type."""
@@ -102,13 +104,13 @@ def _check_timestamptz(value):
 TYPES = {
     entry.name: entry
     for entry in [
-        Type("bool", pa.bool_(), bool, from_python=_exactly(bool)),
-        Type("int2", pa.int16(), from_python=_to_int),
-        Type("int4", pa.int32(), from_python=_to_int),
-        Type("int8", pa.int64(), int, from_python=_to_int),
-        Type("float4", pa.float32(), from_python=_to_float),
-        Type("float8", pa.float64(), float, from_python=_to_float),
-        Type("text", pa.utf8(), str, from_python=_exactly(str)),
+        Type("bool", pa.bool_(), bool, from_python=_exactly(bool), plain=[bool]),
+        Type("int2", pa.int16(), from_python=_to_int, plain=[int]),
+        Type("int4", pa.int32(), from_python=_to_int, plain=[int]),
+        Type("int8", pa.int64(), int, from_python=_to_int, plain=[int]),
+        Type("float4", pa.float32(), from_python=_to_float, plain=[float]),
+        Type("float8", pa.float64(), float, from_python=_to_float, plain=[float]),
+        Type("text", pa.utf8(), str, from_python=_exactly(str), plain=[str]),
         Type("bytea", pa.binary(), bytes, from_python=_exactly((bytes, bytearray, memoryview), bytes)),
         Type("date", pa.date32(), datetime.date, from_python=_check_date),
         Type("timestamp", pa.timestamp("us"), datetime.datetime, from_python=_check_timestamp),

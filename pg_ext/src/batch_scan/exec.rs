@@ -1,7 +1,7 @@
 //! Begin, Exec, ReScan, End of a Container Batch node.
 //!
-//! Exec: emit the next row of the oldest batch. If it has none left, form and send batches until the window is full or
-//! the child has no more rows, then wait for the oldest one's results. So the container computes one batch while the
+//! Exec: emit the next row of the oldest batch. If it has none left, form and send batches, row by row, until the window
+//! is full or the child has no more rows; then wait for the oldest one's results. So the container computes one batch while the
 //! next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
@@ -70,8 +70,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             counters: Counters::default(),
             sizer: BatchSizer::new(max_rows, settings::batch_bytes()),
             queue: VecDeque::new(),
+            forming: None,
             is_child_done: false,
             rows_read: 0,
+            rows_emitted: 0,
             spare_contexts: Vec::new(),
         };
         (*node).inner = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(inner);
@@ -79,33 +81,93 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
 }
 
 /// ExecCustomScan: returns the next row that passes the filter.
-#[pg_guard]
+///
+/// This function and `read_row` call the executor as C code would: an error raised there jumps straight over their
+/// frames, which hold nothing to be dropped, and arrives above as it was raised, its context included. Everything that
+/// owns memory happens in the guarded functions that they call.
 pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the executor passes a begun node. The scan slot is virtual, with one column per entry of
     // custom_scan_tlist; its values stay valid until the next call, since a batch is let go only there.
+    unsafe { report::with_context(|| next_row(css)) }
+}
+
+unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: as in exec.
     unsafe {
-        let inner = &mut *(*css.cast::<BatchScanState>()).inner;
+        let inner = (*css.cast::<BatchScanState>()).inner;
         let planstate = &raw mut (*css).ss.ps;
         let context = (*planstate).ps_ExprContext;
         let slot = (*css).ss.ss_ScanTupleSlot;
         loop {
-            pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
-            if !advance(inner, planstate) {
-                return pg_sys::ExecClearTuple((*planstate).ps_ResultTupleSlot);
-            }
-            load_row(inner, slot, (*context).ecxt_per_tuple_memory);
-            (*context).ecxt_scantuple = slot;
-            if !(*planstate).qual.is_null() && !pg_sys::ExecQual((*planstate).qual, context) {
-                if !(*planstate).instrument.is_null() {
-                    (*(*planstate).instrument).nfiltered1 += 1.0;
+            match advance(inner) {
+                Step::ReadRow => read_row(inner, planstate),
+                Step::Emit => {
+                    load_row(inner, slot, (*context).ecxt_per_tuple_memory);
+                    (*context).ecxt_scantuple = slot;
+                    if !(*planstate).qual.is_null() && !raw::exec_qual((*planstate).qual, context) {
+                        if !(*planstate).instrument.is_null() {
+                            (*(*planstate).instrument).nfiltered1 += 1.0;
+                        }
+                        continue;
+                    }
+                    if (*planstate).ps_ProjInfo.is_null() {
+                        return slot;
+                    }
+                    return raw::exec_project((*planstate).ps_ProjInfo);
                 }
-                continue;
+                Step::End => return raw::exec_clear_tuple((*planstate).ps_ResultTupleSlot),
             }
-            if (*planstate).ps_ProjInfo.is_null() {
-                return slot;
-            }
-            return pg_sys::ExecProject((*planstate).ps_ProjInfo);
         }
+    }
+}
+
+/// Reads one row of the child into the batch that is being formed.
+unsafe fn read_row(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
+    // SAFETY: as in exec. Argument values live in the per-tuple memory until add_row has appended them.
+    unsafe {
+        let context = (*planstate).ps_ExprContext;
+        let slot = raw::exec_proc_node((*planstate).lefttree);
+        if slot.is_null() || (*slot).tts_flags & pg_sys::TTS_FLAG_EMPTY as u16 != 0 {
+            (*inner).is_child_done = true;
+            return;
+        }
+        raw::memory_context_reset((*context).ecxt_per_tuple_memory);
+        (*context).ecxt_outertuple = slot;
+        let before = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = (*context).ecxt_per_tuple_memory;
+        let (calls, count) = ((*inner).calls.as_mut_ptr(), (*inner).calls.len());
+        for i in 0..count {
+            let call = calls.add(i);
+            let (values, arguments) = ((*call).values.as_mut_ptr(), (*call).arguments.as_ptr());
+            for j in 0..(*call).arguments.len() {
+                let value = values.add(j);
+                (*value).value = raw::exec_eval_expr(*arguments.add(j), context, &raw mut (*value).isnull);
+            }
+        }
+        add_row(inner, slot);
+        pg_sys::CurrentMemoryContext = before;
+    }
+}
+
+/// The executor's functions without pgrx's guard, for frames that an error may jump over.
+mod raw {
+    use pgrx::pg_sys::{
+        Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot,
+    };
+
+    unsafe extern "C-unwind" {
+        #[link_name = "ExecProcNode__pgrx_cshim"]
+        pub fn exec_proc_node(node: *mut PlanState) -> *mut TupleTableSlot;
+        #[link_name = "ExecEvalExpr__pgrx_cshim"]
+        pub fn exec_eval_expr(state: *mut ExprState, context: *mut ExprContext, is_null: *mut bool) -> Datum;
+        #[link_name = "ExecQual__pgrx_cshim"]
+        pub fn exec_qual(state: *mut ExprState, context: *mut ExprContext) -> bool;
+        #[link_name = "ExecProject__pgrx_cshim"]
+        pub fn exec_project(projection: *mut ProjectionInfo) -> *mut TupleTableSlot;
+        #[link_name = "ExecClearTuple__pgrx_cshim"]
+        pub fn exec_clear_tuple(slot: *mut TupleTableSlot) -> *mut TupleTableSlot;
+        #[link_name = "MemoryContextReset"]
+        pub fn memory_context_reset(context: MemoryContext);
     }
 }
 
@@ -115,7 +177,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
     // SAFETY: the executor passes a begun node.
     unsafe {
         let inner = &mut *(*css.cast::<BatchScanState>()).inner;
-        while let Some(batch) = inner.queue.pop_front() {
+        while let Some(batch) = inner.queue.pop_front().or_else(|| inner.forming.take()) {
             retire(inner, batch);
         }
         let mut max_rows = usize::MAX;
@@ -131,6 +193,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         inner.sizer = BatchSizer::new(max_rows, settings::batch_bytes());
         inner.is_child_done = false;
         inner.rows_read = 0;
+        inner.rows_emitted = 0;
         let child = (*css).ss.ps.lefttree;
         // A child whose parameters changed is rescanned by its next call.
         if (*child).chgParam.is_null() {
@@ -147,6 +210,7 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
         let inner = (*css.cast::<BatchScanState>()).inner;
         if !inner.is_null() {
             (*inner).queue.clear();
+            (*inner).forming = None;
             (*inner).spare_contexts.clear();
             (*inner).calls.clear();
         }
@@ -157,127 +221,116 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
     }
 }
 
-/// Makes the oldest batch one with a row to emit; false if there are no more rows.
-///
-/// # Safety
-/// `planstate` is the node's.
-unsafe fn advance(inner: &mut Inner, planstate: *mut pg_sys::PlanState) -> bool {
+/// What to do next.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+enum Step {
+    /// Read a row of the child, and ask again.
+    ReadRow,
+    /// Emit the next row of the oldest batch.
+    Emit,
+    /// There are no more rows.
+    End,
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
+    // SAFETY: the caller passes the state of a begun node.
+    let inner = unsafe { &mut *inner };
     loop {
-        if let Some(batch) = inner.queue.front() {
-            if batch.results.is_some() && batch.next_row < batch.rows.len() {
-                return true;
+        if let Some(forming) = &inner.forming {
+            let sent_bytes: usize = inner.calls.iter().map(|call| call.builder.bytes()).sum();
+            let is_full = inner.sizer.is_full(forming.rows.len(), sent_bytes.max(forming.bytes));
+            if !is_full && !inner.is_child_done {
+                return Step::ReadRow;
             }
-            if batch.results.is_some()
-                && let Some(batch) = inner.queue.pop_front()
-            {
+            send_batch(inner);
+        }
+        if let Some(batch) = inner.queue.front()
+            && batch.results.is_some()
+        {
+            if batch.next_row < batch.rows.len() {
+                return Step::Emit;
+            }
+            if let Some(batch) = inner.queue.pop_front() {
                 retire(inner, batch);
             }
         }
         // Only one batch at first: a LIMIT may want no more than that.
-        let window = if inner.counters.batches == 0 { 1 } else { inner.window };
-        while inner.queue.len() < window && !inner.is_child_done {
-            // SAFETY: the caller passes the node's own plan state.
-            if let Some(batch) = unsafe { form_batch(inner, planstate) } {
-                inner.queue.push_back(batch);
-            }
+        let window = if inner.counters.batches <= 1 && inner.rows_emitted == 0 { 1 } else { inner.window };
+        if inner.queue.len() < window && !inner.is_child_done {
+            start_batch(inner);
+        } else if inner.queue.is_empty() {
+            return Step::End;
+        } else {
+            receive(inner);
         }
-        if inner.queue.is_empty() {
-            return false;
-        }
-        receive(inner);
     }
 }
 
-/// Reads rows of the child into a batch and sends its calls; none if there are no more rows.
-///
-/// # Safety
-/// As for [`advance`].
-unsafe fn form_batch(inner: &mut Inner, planstate: *mut pg_sys::PlanState) -> Option<Batch> {
-    // SAFETY: the slots and contexts are those of a begun node; argument values live in the per-tuple memory until they
-    // are appended, and rows are copied into the batch's own context.
+fn start_batch(inner: &mut Inner) {
+    let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
+        // SAFETY: the query's context outlives the node, which drops its batches.
+        unsafe { OwnedContext::new(inner.query_context) }
+    });
+    inner.forming = Some(Batch {
+        context: memory,
+        rows: Vec::new(),
+        bytes: 0,
+        first_row: inner.rows_read + 1,
+        sent: inner.calls.iter().map(|_| Sent::default()).collect(),
+        results: None,
+        next_row: 0,
+    });
+}
+
+/// Adds the child's row, and the argument values that were evaluated over it, to the batch that is being formed.
+#[pg_guard]
+unsafe extern "C-unwind" fn add_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot) {
+    // SAFETY: the caller passes the state of a begun node and the child's row; values are of the argument types, since
+    // the parser made them so. The row is copied into the batch's own context.
     unsafe {
-        let context = (*planstate).ps_ExprContext;
-        let child = (*planstate).lefttree;
-        let memory = match inner.spare_contexts.pop() {
-            Some(memory) => memory,
-            None => OwnedContext::new(inner.query_context),
-        };
-        let mut batch = Batch {
-            context: memory,
-            rows: Vec::new(),
-            first_row: inner.rows_read + 1,
-            sent: inner.calls.iter().map(|_| Sent::default()).collect(),
-            results: None,
-            next_row: 0,
-        };
-        let mut kept_bytes = 0;
-        loop {
-            pg_sys::check_for_interrupts!();
-            let slot = pg_sys::ExecProcNode(child);
-            if slot.is_null() || (*slot).tts_flags & pg_sys::TTS_FLAG_EMPTY as u16 != 0 {
-                inner.is_child_done = true;
-                break;
-            }
-            pg_sys::MemoryContextReset((*context).ecxt_per_tuple_memory);
-            (*context).ecxt_outertuple = slot;
-            let row = batch.rows.len();
-            within((*context).ecxt_per_tuple_memory, || {
-                for (call, sent) in inner.calls.iter_mut().zip(&mut batch.sent) {
-                    append_call(call, sent, row, context);
-                }
-            });
-            let tuple = within(batch.context.as_ptr(), || pg_sys::ExecCopySlotMinimalTuple(slot));
-            kept_bytes += (*tuple).t_len as usize;
-            batch.rows.push(tuple);
-            let sent_bytes: usize = inner.calls.iter().map(|call| call.builder.bytes()).sum();
-            if inner.sizer.is_full(batch.rows.len(), sent_bytes.max(kept_bytes)) {
-                break;
-            }
-        }
-        if batch.rows.is_empty() {
-            inner.spare_contexts.push(batch.context);
-            return None;
-        }
-        inner.rows_read += batch.rows.len() as u64;
-        inner.counters.batches += 1;
-        inner.sizer.grow();
-        for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
-            if sent.count == 0 {
+        let inner = &mut *inner;
+        let Some(batch) = &mut inner.forming else { return };
+        for (call, sent) in inner.calls.iter_mut().zip(&mut batch.sent) {
+            if call.function.is_strict && call.values.iter().any(|value| value.isnull) {
+                sent.push_skipped(batch.rows.len());
                 continue;
             }
-            inner.counters.calls += sent.count as u64;
-            if call.exchange.is_none() {
-                call.exchange = Some(session::client().open(report::unwrap(call.function.call())));
+            for (i, value) in call.values.iter().enumerate() {
+                to_arrow::append(call.builder.column(i), call.function.argument_oids[i], value.value, value.isnull);
             }
-            let numbered = call.builder.finish_batch();
-            call.exchange.as_mut().expect("opened above").send(numbered);
+            call.builder.finish_row();
+            sent.push_sent();
         }
-        Some(batch)
+        let tuple = within(batch.context.as_ptr(), || pg_sys::ExecCopySlotMinimalTuple(slot));
+        batch.bytes += (*tuple).t_len as usize;
+        batch.rows.push(tuple);
     }
 }
 
-/// Appends one row's arguments, unless the function is STRICT and one of them is NULL.
-///
-/// # Safety
-/// The context's outer tuple is the child's row, and the current memory context may be written to.
-unsafe fn append_call(call: &mut Call, sent: &mut Sent, row: usize, context: *mut pg_sys::ExprContext) {
-    let mut has_null = false;
-    for (value, argument) in call.values.iter_mut().zip(&call.arguments) {
-        // SAFETY: the expression was compiled for this node and reads the context's outer tuple.
-        value.value = unsafe { pg_sys::ExecEvalExpr(*argument, context, &mut value.isnull) };
-        has_null |= value.isnull;
-    }
-    if has_null && call.function.is_strict {
-        sent.push_skipped(row);
+/// Sends the calls of the batch that was formed.
+fn send_batch(inner: &mut Inner) {
+    let Some(batch) = inner.forming.take() else { return };
+    if batch.rows.is_empty() {
+        inner.spare_contexts.push(batch.context);
         return;
     }
-    for (i, value) in call.values.iter().enumerate() {
-        let oid = call.function.argument_oids[i];
-        // SAFETY: the parser made the arguments to be of the function's argument types.
-        unsafe { to_arrow::append(call.builder.column(i), oid, value.value, value.isnull) };
+    inner.rows_read += batch.rows.len() as u64;
+    inner.counters.batches += 1;
+    inner.sizer.grow();
+    for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
+        if sent.count == 0 {
+            continue;
+        }
+        inner.counters.calls += sent.count as u64;
+        let exchange = match call.exchange.take() {
+            Some(exchange) => exchange,
+            None => session::client().open(report::unwrap(call.function.call())),
+        };
+        call.exchange.insert(exchange).send(call.builder.finish_batch());
     }
-    call.builder.finish_row();
-    sent.push_sent();
+    inner.queue.push_back(batch);
 }
 
 /// Waits for the oldest batch's results.
@@ -316,16 +369,22 @@ fn receive(inner: &mut Inner) {
     inner.counters.wait_us += start.elapsed().as_micros() as u64;
 }
 
-/// Stores the oldest batch's next row in the scan slot: the child's columns, then the calls' results.
-///
-/// # Safety
-/// The slot is the node's scan slot; `memory` lives until the row has been used.
-unsafe fn load_row(inner: &mut Inner, slot: *mut pg_sys::TupleTableSlot, memory: pg_sys::MemoryContext) {
-    let Some(batch) = inner.queue.front_mut() else { return };
-    let row = batch.next_row;
-    batch.next_row += 1;
-    // SAFETY: the kept rows have the child's descriptor, whose columns come first in the scan slot.
+/// Stores the oldest batch's next row in the scan slot: the child's columns, then the calls' results in `memory`.
+#[pg_guard]
+unsafe extern "C-unwind" fn load_row(
+    inner: *mut Inner,
+    slot: *mut pg_sys::TupleTableSlot,
+    memory: pg_sys::MemoryContext,
+) {
+    // SAFETY: the caller passes the state and scan slot of a begun node. The kept rows have the child's descriptor,
+    // whose columns come first in the scan slot.
     unsafe {
+        let inner = &mut *inner;
+        let Some(batch) = inner.queue.front_mut() else { return };
+        let row = batch.next_row;
+        batch.next_row += 1;
+        inner.rows_emitted += 1;
+        pg_sys::MemoryContextReset(memory);
         pg_sys::ExecStoreMinimalTuple(batch.rows[row], inner.row_slot, false);
         pg_sys::slot_getallattrs(inner.row_slot);
         pg_sys::ExecClearTuple(slot);

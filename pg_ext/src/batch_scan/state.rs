@@ -46,10 +46,14 @@ pub struct Inner {
     pub sizer: BatchSizer,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
+    /// The batch that is being formed.
+    pub forming: Option<Batch>,
     /// Whether the child has given its last row.
     pub is_child_done: bool,
     /// Rows of the child in all batches so far.
     pub rows_read: u64,
+    /// Rows handed to the node's own filter so far.
+    pub rows_emitted: u64,
     /// Memory contexts of batches that are done, for the next ones.
     pub spare_contexts: Vec<OwnedContext>,
 }
@@ -74,6 +78,8 @@ pub struct Batch {
     pub context: OwnedContext,
     /// The rows.
     pub rows: Vec<pg_sys::MinimalTuple>,
+    /// Their size.
+    pub bytes: usize,
     /// The number of the first row, counted from 1 over the scan.
     pub first_row: u64,
     /// Per call, what was sent.

@@ -1,7 +1,6 @@
 //! Thin wrappers of PostgreSQL's C interface: the home of `unsafe` that is not an executor's or planner's callback.
 
 pub mod catalog;
-pub mod ereport;
 pub mod list;
 pub mod memory;
 pub mod nodes;

@@ -37,7 +37,7 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         if (*statement).planTree.is_null() {
             return;
         }
-        let mut lifter = Lifter { language, next_id: 0 };
+        let mut lifter = Lifter { language, next_id: 0, gathers_above: 0 };
         lifter.note_ids((*statement).planTree);
         for subplan in list::elements::<pg_sys::Plan>((*statement).subplans) {
             lifter.note_ids(subplan);
@@ -56,6 +56,8 @@ struct Lifter {
     language: pg_sys::Oid,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
     next_id: i32,
+    /// Gather nodes above the plan at hand.
+    gathers_above: usize,
 }
 
 impl Lifter {
@@ -81,9 +83,12 @@ impl Lifter {
         // SAFETY: the plan is valid, so its children are; each is replaced by one with the same target list.
         unsafe {
             let inner_before = (*plan).righttree;
+            let is_gather = matches!(nodes::tag(plan), T_Gather | T_GatherMerge);
+            self.gathers_above += usize::from(is_gather);
             for child in children(plan) {
                 *child = self.lift(*child);
             }
+            self.gathers_above -= usize::from(is_gather);
             if nodes::tag(plan) == T_MergeJoin && (*plan).righttree != inner_before {
                 // The join may go back on its inner side, which our node cannot.
                 (*plan).righttree = self.materialize((*plan).righttree);
@@ -94,6 +99,8 @@ impl Lifter {
                 _ => {}
             }
             match nodes::tag(plan) {
+                // One row: nothing to batch, and PL/pgSQL wants its simple expressions as they are.
+                T_Result if (*plan).lefttree.is_null() => plan,
                 T_SeqScan | T_SampleScan | T_IndexScan | T_IndexOnlyScan | T_BitmapHeapScan | T_TidScan
                 | T_TidRangeScan | T_SubqueryScan | T_FunctionScan | T_ValuesScan | T_TableFuncScan | T_CteScan
                 | T_NamedTuplestoreScan | T_WorkTableScan | T_NestLoop | T_HashJoin | T_MergeJoin | T_Agg | T_Group
@@ -263,6 +270,8 @@ impl Lifter {
             (*plan).plan_rows = (*child).plan_rows;
             (*plan).plan_width = (*child).plan_width;
             (*plan).parallel_safe = (*child).parallel_safe;
+            // Not for the rows, which are the child's: PostgreSQL gives shared memory, for the counters, to such nodes only.
+            (*plan).parallel_aware = self.gathers_above > 0;
             (*plan).plan_node_id = self.next_id;
             self.next_id += 1;
             (*plan).extParam = pg_sys::bms_copy((*child).extParam);

@@ -24,7 +24,8 @@ pub fn install() {
     }
 }
 
-#[pg_guard]
+/// Calls the planner as C code would, so that its errors arrive above as they were raised: an error jumps over this
+/// frame, which holds nothing to be dropped.
 unsafe extern "C-unwind" fn plan_statement(
     query: *mut pg_sys::Query,
     query_string: *const c_char,
@@ -34,16 +35,29 @@ unsafe extern "C-unwind" fn plan_statement(
     // SAFETY: the planner passes valid arguments; previous-or-standard is called exactly once.
     unsafe {
         let statement = match PREVIOUS.get() {
-            Some(previous) => {
-                pg_sys::ffi::pg_guard_ffi_boundary(|| previous(query, query_string, cursor_options, parameters))
-            }
-            None => pg_sys::standard_planner(query, query_string, cursor_options, parameters),
+            Some(previous) => previous(query, query_string, cursor_options, parameters),
+            None => standard_planner(query, query_string, cursor_options, parameters),
         };
-        if settings::is_batching()
-            && let Some(language) = catalog::container_language()
-        {
-            lift_calls::lift_statement(statement, language, cursor_options);
-        }
+        lift(statement, cursor_options);
         statement
+    }
+}
+
+unsafe extern "C-unwind" {
+    fn standard_planner(
+        query: *mut pg_sys::Query,
+        query_string: *const c_char,
+        cursor_options: c_int,
+        parameters: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn lift(statement: *mut pg_sys::PlannedStmt, cursor_options: c_int) {
+    if settings::is_batching()
+        && let Some(language) = catalog::container_language()
+    {
+        // SAFETY: the planner has just made the statement, and nobody uses it yet.
+        unsafe { lift_calls::lift_statement(statement, language, cursor_options) };
     }
 }

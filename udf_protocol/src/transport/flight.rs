@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use super::{Endpoint, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use super::{Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Result};
 use crate::signature::Signature;
@@ -186,12 +186,12 @@ impl Flight {
                     }
                     let call = outbox.answer(expected).expect("oldest_sent names a sent batch");
                     check_reply(signature, &call, &columns)?;
-                    inbox.deliver(Ok(Reply {
+                    inbox.deliver(Ok(Event::Reply(Reply {
                         number: expected,
                         columns,
                         bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
                         bytes_received: message.data_body.len() + message.data_header.len(),
-                    }));
+                    })));
                 }
             }
         }

@@ -187,23 +187,32 @@ pub struct Reply {
     pub bytes_received: usize,
 }
 
+/// What an engine finds in its queue.
+#[derive(Debug)]
+pub enum Event {
+    /// A server was reached: from now on it has its time to answer.
+    Reached,
+    /// A reply.
+    Reply(Reply),
+}
+
 /// Where replies go: the engine's queue, and a doorbell that wakes it.
 #[derive(Debug, Clone)]
 pub struct Inbox {
-    sender: std_mpsc::Sender<Result<Reply>>,
+    sender: std_mpsc::Sender<Result<Event>>,
     doorbell: Arc<EventFd>,
 }
 
 impl Inbox {
     /// An inbox that rings `doorbell`.
-    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Reply>>) {
+    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Event>>) {
         let (sender, receiver) = std_mpsc::channel();
         (Inbox { sender, doorbell }, receiver)
     }
 
     /// Delivers and rings. An engine that is gone misses it, which is what it wants.
-    pub fn deliver(&self, reply: Result<Reply>) {
-        let _ = self.sender.send(reply);
+    pub fn deliver(&self, event: Result<Event>) {
+        let _ = self.sender.send(event);
         ring(&self.doorbell);
     }
 }

