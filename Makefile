@@ -1,0 +1,41 @@
+# Each target is a script that one can read. RUNTIME=auto|docker|podman|process says what runs containers.
+RUNTIME ?= auto
+export RUNTIME
+
+help:            ## This list.
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 18
+
+build:           ## Build the extension and the manager, and install the extension into PostgreSQL 15.
+	@scripts/packages.sh postgresql-15 postgresql-server-dev-15 clang libclang-dev
+	@scripts/install.sh
+
+demo:            ## Run the main job: a scikit-learn model in a container, over 336,776 flights, with plain SQL.
+	@scripts/demo.sh
+
+test:            ## Install what is needed, Docker included, and run every test.
+	@scripts/test.sh
+
+installcheck:    ## Run the SQL tests alone: sql/ against expected/.
+	@scripts/installcheck.sh
+
+pg:              ## Start a private cluster and manager with a few sample functions.
+	@scripts/pg.sh
+
+pg-dsn:          ## Print the connection string of that cluster.
+	@scripts/cluster.sh dsn
+
+pg-stop:         ## Stop that cluster and manager.
+	@scripts/cluster.sh stop
+	@scripts/manager.sh stop
+	@scripts/docker.sh stop
+
+bench:           ## Measure, and write the results to bench/.
+	@bench/run.sh
+
+format:          ## Format the Rust code.
+	@cargo fmt
+
+clean: pg-stop   ## Stop everything private and delete what was built.
+	@scripts/clean.sh
+
+.PHONY: help build demo test installcheck pg pg-dsn pg-stop bench format clean

