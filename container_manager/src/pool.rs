@@ -26,6 +26,8 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two looks for idle, dead and missing replicas.
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for all replicas to end.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// After a replica failed to start, none is prewarmed for that long.
 const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -41,6 +43,8 @@ pub struct Pool {
 #[derive(Default)]
 struct PoolState {
     replicas: HashMap<String, Replica>,
+    /// Replicas that are being stopped.
+    leaving: HashMap<String, Replica>,
     /// Images that were named since the manager started, by digest.
     images: HashMap<String, Manifest>,
     prewarm_after: HashMap<String, Instant>,
@@ -68,8 +72,8 @@ impl Pool {
             let name = found.name.clone();
             let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
             let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await.is_ok_and(|hello| hello.is_ok());
-            let manifest = self.lock().images.get(&found.digest).cloned();
-            if let (true, Some(manifest)) = (is_well, manifest) {
+            let image = self.resolve(found.digest.clone()).await.ok();
+            if let (true, Some(ImageInfo { manifest, .. })) = (is_well, image) {
                 let replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
                 replica.become_state(State::Ready)?;
                 self.lock().replicas.insert(name, replica);
@@ -189,7 +193,9 @@ impl Pool {
 
     /// One entry per replica, by name.
     pub fn list(&self) -> Vec<ReplicaInfo> {
-        let mut replicas: Vec<ReplicaInfo> = self.lock().replicas.values().map(Replica::info).collect();
+        let state = self.lock();
+        let mut replicas: Vec<ReplicaInfo> =
+            state.replicas.values().chain(state.leaving.values()).map(Replica::info).collect();
         replicas.sort_by(|a, b| a.name.cmp(&b.name));
         replicas
     }
@@ -207,7 +213,7 @@ impl Pool {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
             self.take_out_ended().await;
-            self.stop_idle().await;
+            self.stop_idle();
             self.prewarm();
         }
     }
@@ -219,17 +225,20 @@ impl Pool {
             state.is_shutting_down = true;
             state.replicas.keys().cloned().collect()
         };
-        let stops: Vec<_> = names
-            .into_iter()
-            .map(|name| {
-                let pool = self.clone();
-                tokio::spawn(async move { pool.discard(name, None).await })
-            })
-            .collect();
-        for stop in stops {
-            // A panic in one stop must not keep the others from happening.
-            let _ = stop.await;
+        for name in names {
+            self.discard_soon(name);
         }
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+        while Instant::now() < deadline {
+            {
+                let state = self.lock();
+                if state.replicas.is_empty() && state.leaving.is_empty() {
+                    return;
+                }
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        eprintln!("transshipd: some replicas could not be stopped");
     }
 
     fn new_replica(&self, state: &mut PoolState, digest: &str) -> Result<Replica> {
@@ -250,6 +259,7 @@ impl Pool {
             let limits = state.images.get(&replica.digest).map(|manifest| manifest.limits.clone()).unwrap_or_default();
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
         };
+        let kept_dir = socket_dir.clone();
         let spec = ReplicaSpec { name: name.clone(), digest: digest.clone(), socket_dir, limits };
         let result = self.start_and_wait(spec).await;
         let Err(error) = result else {
@@ -258,7 +268,9 @@ impl Pool {
                 state.replicas.get(&name).is_some_and(|replica| replica.become_state(State::Ready).is_ok())
             };
             if !is_kept {
-                self.discard(name, None).await;
+                // It was discarded while it started; what has come up since must not stay.
+                let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
+                let _ = fs::remove_dir_all(&kept_dir);
             }
             return;
         };
@@ -310,17 +322,33 @@ impl Pool {
 
     /// Takes a replica out and stops it. Whoever waits for it learns `error`.
     async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
-        let Some(replica) = self.lock().replicas.remove(&name) else { return };
-        if replica.state() == State::Ready && error.is_none() {
-            // Ready may always become Draining; waiters learn that it is over before it is.
-            let _ = replica.become_state(State::Draining);
-        }
+        let socket_dir = {
+            let mut state = self.lock();
+            let Some(replica) = state.replicas.remove(&name) else { return };
+            // A replica that was still starting, or failed, is simply gone; for a ready one this is the end of its work.
+            let next = match replica.state() {
+                State::Ready => State::Draining,
+                State::Starting | State::Draining | State::Gone(_) => State::Gone(error),
+            };
+            let _ = replica.become_state(next);
+            let socket_dir = replica.socket_dir.clone();
+            state.leaving.insert(name.clone(), replica);
+            socket_dir
+        };
         let asked = name.clone();
         if let Err(error) = self.blocking(move |pool| pool.runtime.stop(&asked)).await {
             eprintln!("transshipd: {error}");
         }
-        let _ = fs::remove_dir_all(&replica.socket_dir);
-        let _ = replica.become_state(State::Gone(error));
+        let _ = fs::remove_dir_all(&socket_dir);
+        if let Some(replica) = self.lock().leaving.remove(&name) {
+            let _ = replica.become_state(State::Gone(None));
+        }
+    }
+
+    /// The same, on a task of its own: whoever asks may be cancelled, the stop must not be.
+    fn discard_soon(self: &Arc<Pool>, name: String) {
+        let pool = self.clone();
+        tokio::spawn(async move { pool.discard(name, None).await });
     }
 
     async fn take_out_ended(self: &Arc<Pool>) {
@@ -337,12 +365,12 @@ impl Pool {
             }
             if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
                 eprintln!("transshipd: replica \"{name}\" {fate}");
-                self.discard(name, None).await;
+                self.discard_soon(name);
             }
         }
     }
 
-    async fn stop_idle(self: &Arc<Pool>) {
+    fn stop_idle(self: &Arc<Pool>) {
         let idle: Vec<String> = {
             let state = self.lock();
             let mut idle = Vec::new();
@@ -361,7 +389,7 @@ impl Pool {
             idle
         };
         for name in idle {
-            self.discard(name, None).await;
+            self.discard_soon(name);
         }
     }
 

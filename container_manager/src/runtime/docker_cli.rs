@@ -139,7 +139,7 @@ impl Runtime for DockerCli {
 
     fn images(&self) -> Result<Vec<ImageInfo>> {
         let filter = format!("label={MANIFEST_LABEL}");
-        let mut command = self.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter]);
+        let mut command = self.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter, "--filter", "dangling=false"]);
         let text = run(&mut command, Kind::ContainerFailed, "list images")?;
         let mut images: Vec<ImageInfo> = Vec::new();
         for digest in text.split_whitespace() {

@@ -57,7 +57,7 @@ pub trait Runtime: Send + Sync {
     fn check(&self) -> Result<String>;
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
-    /// Every UDF image there is.
+    /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
     /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
     fn build(&self, context: &Path, manifest: &Manifest, template: &Template, shows_progress: bool) -> Result<ImageInfo>;

@@ -139,14 +139,16 @@ impl Runtime for ProcessRuntime {
 
     fn images(&self) -> Result<Vec<ImageInfo>> {
         let mut images = Vec::new();
-        let Ok(entries) = fs::read_dir(self.state_dir.join("images")) else {
+        let Ok(names) = fs::read_dir(self.state_dir.join("tags")) else {
             return Ok(images);
         };
-        for entry in entries.flatten() {
-            let digest = format!("sha256:{}", entry.file_name().to_string_lossy());
-            // A folder that is still being written has no label yet.
-            if let Ok(image) = self.read_image(&digest, &digest) {
-                images.push(image);
+        for name in names.flatten() {
+            for tag in fs::read_dir(name.path()).into_iter().flatten().flatten() {
+                let digest = fs::read_to_string(tag.path()).unwrap_or_default();
+                // A tag whose image was deleted names nothing.
+                if let Ok(image) = self.read_image(digest.trim(), digest.trim()) {
+                    images.push(image);
+                }
             }
         }
         Ok(images)

@@ -1,0 +1,144 @@
+//! Every type through every codec and back, and the wire forms that other languages' servers are held to.
+
+use std::sync::Arc;
+
+use arrow_array::builder::{FixedSizeBinaryBuilder, StringBuilder};
+use arrow_array::{
+    ArrayRef, BinaryArray, BooleanArray, Date32Array, Float32Array, Float64Array, Int16Array, Int32Array, Int64Array,
+    RecordBatch, RecordBatchOptions, TimestampMicrosecondArray,
+};
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use udf_protocol::batch::CallBatch;
+use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_protocol::codec::json;
+use udf_protocol::signature::{Argument, Signature};
+use udf_protocol::types::{TABLE, Type};
+
+/// Columns of a type, NULLs and the type's whole range included. Dates and timestamps stay within the years that
+/// JSON's text form has.
+fn column_of(ty: Type) -> BoxedStrategy<ArrayRef> {
+    fn many<T: std::fmt::Debug + Clone + 'static>(
+        values: impl Strategy<Value = T> + 'static,
+        build: impl Fn(Vec<Option<T>>) -> ArrayRef + 'static,
+    ) -> BoxedStrategy<ArrayRef> {
+        vec(option::of(values), 0..20).prop_map(build).boxed()
+    }
+    let text = "\\PC*|[\\x01-\\x1f\"\\\\]*";
+    match ty {
+        Type::Bool => many(any::<bool>(), |v| Arc::new(BooleanArray::from(v))),
+        Type::Int2 => many(any::<i16>(), |v| Arc::new(Int16Array::from(v))),
+        Type::Int4 => many(any::<i32>(), |v| Arc::new(Int32Array::from(v))),
+        Type::Int8 => many(any::<i64>(), |v| Arc::new(Int64Array::from(v))),
+        Type::Float4 => many(any::<f32>(), |v| Arc::new(Float32Array::from(v))),
+        Type::Float8 => many(any::<f64>(), |v| Arc::new(Float64Array::from(v))),
+        Type::Text | Type::Numeric | Type::Json => many(text, |v| {
+            let mut builder = StringBuilder::new();
+            v.into_iter().for_each(|value| builder.append_option(value));
+            Arc::new(builder.finish())
+        }),
+        Type::Bytea => many(vec(any::<u8>(), 0..20), |v| {
+            Arc::new(BinaryArray::from_iter(v))
+        }),
+        Type::Date => many(prop_oneof![-719_162..2_932_897, Just(i32::MAX), Just(i32::MIN)], |v| {
+            Arc::new(Date32Array::from(v))
+        }),
+        Type::Timestamp | Type::TimestampTz => many(
+            prop_oneof![-62_135_596_800_000_000..253_402_300_800_000_000_i64, Just(i64::MAX), Just(i64::MIN)],
+            move |v| Arc::new(TimestampMicrosecondArray::from(v).with_data_type(ty.data_type())),
+        ),
+        Type::Uuid => many(any::<[u8; 16]>(), |v| {
+            let mut builder = FixedSizeBinaryBuilder::new(16);
+            for value in v {
+                match value {
+                    Some(value) => builder.append_value(value).unwrap(),
+                    None => builder.append_null(),
+                }
+            }
+            Arc::new(builder.finish())
+        }),
+    }
+}
+
+fn any_column() -> impl Strategy<Value = (Type, ArrayRef)> {
+    (0..TABLE.len()).prop_flat_map(|i| column_of(TABLE[i].ty).prop_map(move |column| (TABLE[i].ty, column)))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn arrow_ipc_gives_back_what_it_took((ty, column) in any_column()) {
+        let schema = Arc::new(arrow_schema::Schema::new(vec![ty.field("x")]));
+        let batch = RecordBatch::try_new(schema.clone(), vec![column]).unwrap();
+        let read_schema = decode_schema(&encode_schema(&schema)).unwrap();
+        prop_assert_eq!(Type::from_field(read_schema.field(0)).unwrap(), ty);
+        let message = BatchEncoder::default().encode(&batch).unwrap();
+        let read = decode_batch(&message, read_schema).unwrap();
+        // Bit for bit, so that -0 and NaN count.
+        prop_assert_eq!(read.column(0).to_data(), batch.column(0).to_data());
+    }
+
+    #[test]
+    fn json_gives_back_what_it_took((ty, column) in any_column()) {
+        let mut text = String::new();
+        json::encode_column(&mut text, ty, &column);
+        let values: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+        let read = json::decode_column(ty, &values).unwrap();
+        let mut again = String::new();
+        json::encode_column(&mut again, ty, &read);
+        prop_assert_eq!(&again, &text);
+        // NaN is not equal to itself; the texts above are.
+        if !matches!(ty, Type::Float4 | Type::Float8) {
+            prop_assert_eq!(read.to_data(), column.to_data());
+        }
+    }
+
+    #[test]
+    fn json_reader_survives_anything(text in "\\PC*", i in 0..TABLE.len()) {
+        if let Ok(values) = serde_json::from_str::<Vec<serde_json::Value>>(&text) {
+            let _ = json::decode_column(TABLE[i].ty, &values);
+        }
+    }
+
+    #[test]
+    fn arrow_reader_survives_damage((ty, column) in any_column(), at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let schema = Arc::new(arrow_schema::Schema::new(vec![ty.field("x")]));
+        let batch = RecordBatch::try_new(schema.clone(), vec![column]).unwrap();
+        let mut message = BatchEncoder::default().encode(&batch).unwrap();
+        let mut header = message.data_header.to_vec();
+        let place = at.index(header.len());
+        header[place] = byte;
+        message.data_header = header.into();
+        // An error or other values, but no panic.
+        let _ = decode_batch(&message, schema);
+    }
+}
+
+#[test]
+fn empty_batches_and_batches_without_columns_keep_their_rows() {
+    for rows in [0, 3] {
+        let schema = Arc::new(arrow_schema::Schema::empty());
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        let batch = RecordBatch::try_new_with_options(schema.clone(), vec![], &options).unwrap();
+        let message = BatchEncoder::default().encode(&batch).unwrap();
+        assert_eq!(decode_batch(&message, schema).unwrap().num_rows(), rows);
+    }
+}
+
+/// `golden/call.json` is what a call of every type looks like; the templates' servers are tested against the same file.
+#[test]
+fn json_call_is_the_golden_one() {
+    let golden = include_str!("golden/call.json").trim_end();
+    let whole: serde_json::Value = serde_json::from_str(golden).unwrap();
+    let mut arguments = Vec::new();
+    let mut columns = Vec::new();
+    for (entry, values) in TABLE.iter().zip(whole["columns"].as_array().unwrap()) {
+        arguments.push(Argument { name: entry.name.to_string(), ty: entry.ty });
+        columns.push(json::decode_column(entry.ty, values.as_array().unwrap()).unwrap());
+    }
+    let signature = Signature { function: "f".into(), arguments, result: Type::Bool };
+    let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
+    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns }), golden);
+}
