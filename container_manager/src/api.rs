@@ -22,7 +22,10 @@ pub fn bind(socket: &Path) -> Result<UnixListener> {
         make_dir(folder)?;
     }
     if std::os::unix::net::UnixStream::connect(socket).is_ok() {
-        return Err(Error::new(Kind::InvalidDefinition, format!("a manager is listening on \"{}\" already", socket.display())));
+        return Err(Error::new(
+            Kind::InvalidDefinition,
+            format!("a manager is listening on \"{}\" already", socket.display()),
+        ));
     }
     let _ = fs::remove_file(socket);
     let listener = UnixListener::bind(socket).map_err(failed)?;

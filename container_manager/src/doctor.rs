@@ -49,7 +49,9 @@ fn list_templates(folder: &Path) -> Result<String> {
 
 async fn ask_manager(socket: &Path) -> Result<String> {
     match ask(socket, &Request::Ping).await? {
-        Response::Pong { version, runtime } => Ok(format!("transshipd {version} with runtime {runtime} at \"{}\"", socket.display())),
+        Response::Pong { version, runtime } => {
+            Ok(format!("transshipd {version} with runtime {runtime} at \"{}\"", socket.display()))
+        }
         other => Err(udf_protocol::control::unexpected(&format!("It answered {other:?} to a ping."))),
     }
 }

@@ -71,7 +71,9 @@ impl Pool {
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
             let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
-            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await.is_ok_and(|hello| hello.is_ok());
+            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello())
+                .await
+                .is_ok_and(|hello| hello.is_ok());
             let image = self.resolve(found.digest.clone()).await.ok();
             if let (true, Some(ImageInfo { manifest, .. })) = (is_well, image) {
                 let replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
@@ -121,9 +123,11 @@ impl Pool {
                     replica.digest == digest && matches!(replica.state(), State::Starting | State::Ready)
                 };
                 let count = state.replicas.values_mut().filter(usable).count();
-                let least = state.replicas.values_mut().filter(usable).min_by_key(|replica| {
-                    (replica.leases, replica.state() != State::Ready)
-                });
+                let least = state
+                    .replicas
+                    .values_mut()
+                    .filter(usable)
+                    .min_by_key(|replica| (replica.leases, replica.state() != State::Ready));
                 match least {
                     Some(replica) if replica.leases == 0 || count >= limit => {
                         // Counted while it starts, so that it is not given to everybody.
@@ -284,7 +288,9 @@ impl Pool {
 
     async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<()> {
         make_dir(&spec.socket_dir)?;
-        let failed = |cause| Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()));
+        let failed = |cause| {
+            Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()))
+        };
         if Uid::effective().is_root() {
             chown(&spec.socket_dir, Some(REPLICA_ID), Some(REPLICA_ID)).map_err(failed)?;
             fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
@@ -354,7 +360,12 @@ impl Pool {
     async fn take_out_ended(self: &Arc<Pool>) {
         let names: Vec<String> = {
             let state = self.lock();
-            state.replicas.values().filter(|replica| replica.state() == State::Ready).map(|replica| replica.name.clone()).collect()
+            state
+                .replicas
+                .values()
+                .filter(|replica| replica.state() == State::Ready)
+                .map(|replica| replica.name.clone())
+                .collect()
         };
         for name in names {
             let asked = name.clone();
@@ -422,7 +433,10 @@ impl Pool {
         self.state.lock().expect("no holder panics")
     }
 
-    async fn blocking<T: Send + 'static>(self: &Arc<Pool>, work: impl FnOnce(&Pool) -> Result<T> + Send + 'static) -> Result<T> {
+    async fn blocking<T: Send + 'static>(
+        self: &Arc<Pool>,
+        work: impl FnOnce(&Pool) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let pool = self.clone();
         match tokio::task::spawn_blocking(move || work(&pool)).await {
             Ok(result) => result,

@@ -92,7 +92,9 @@ impl Stage {
     async fn replicas(&self) -> Vec<ReplicaInfo> {
         match ask(&self.path("m.sock"), &Request::Replicas).await.unwrap() {
             // Docker may hold other images that are to be kept warm.
-            Response::Replicas { replicas } => replicas.into_iter().filter(|replica| replica.image == "life:1.0").collect(),
+            Response::Replicas { replicas } => {
+                replicas.into_iter().filter(|replica| replica.image == "life:1.0").collect()
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -152,7 +154,8 @@ fn live_a_life(runtime: &'static str) {
         assert_eq!(stage.replicas().await.iter().map(|replica| replica.leases).sum::<usize>(), 3);
         // A lease ends with its connection.
         drop(third);
-        wait_for_replicas(&stage, "a lease ended", |all| all.iter().map(|replica| replica.leases).sum::<usize>() == 2).await;
+        wait_for_replicas(&stage, "a lease ended", |all| all.iter().map(|replica| replica.leases).sum::<usize>() == 2)
+            .await;
         // A replica that ended is found out, and replaced.
         assert_eq!(first.fate().await.unwrap(), "is still running");
         end_replica(&second).await;

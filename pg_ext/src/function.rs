@@ -70,9 +70,7 @@ pub fn is_container_function(oid: pg_sys::Oid, language: pg_sys::Oid) -> bool {
 impl Function {
     /// Reads a row; the error says what a container function cannot be.
     pub fn from_row(row: ProcRow) -> Result<Function> {
-        let refuse = |what: &str| {
-            Err(Error::new(Kind::UnsupportedType, format!("container functions cannot {what}")))
-        };
+        let refuse = |what: &str| Err(Error::new(Kind::UnsupportedType, format!("container functions cannot {what}")));
         match row.kind {
             b'f' => {}
             b'p' => return refuse("be procedures"),

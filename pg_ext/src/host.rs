@@ -15,7 +15,8 @@ impl Host for Backend {
     /// Waits on the process latch as well as the doorbell. Cancel, statement_timeout and shutdown raise PostgreSQL's
     /// own error from here, which unwinds the caller; what it holds is dropped on the way, and that cancels the calls.
     fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
-        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+        let events =
+            pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
         // At least a millisecond, so that a last fraction of one does not become a busy loop.
         let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
         // SAFETY: MyLatch is the process's own latch, and the doorbell stays open while it is borrowed.

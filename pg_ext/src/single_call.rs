@@ -33,7 +33,8 @@ thread_local! {
 pub unsafe fn call(oid: pg_sys::Oid, arguments: &[pg_sys::NullableDatum]) -> Option<pg_sys::Datum> {
     let function = report::unwrap(function::lookup(oid));
     // Taken out while in use: after an error the exchange is dropped, and the next call opens a new one.
-    let kept = OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, &function));
+    let kept =
+        OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, &function));
     let mut open = kept.unwrap_or_else(|| OpenCall {
         builder: BatchBuilder::new(&function.signature),
         exchange: session::client().open(report::unwrap(function.call())),

@@ -130,7 +130,13 @@ impl Client {
     }
 
     /// Sends one request to the manager.
-    pub fn ask_manager(&self, host: &dyn Host, manager: &Path, request: Request, timeout: Duration) -> Result<Response> {
+    pub fn ask_manager(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Response> {
         let manager = manager.to_path_buf();
         self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
     }

@@ -88,7 +88,11 @@ impl Connections {
     }
 
     /// A transport to whoever answers `target`, and the lease if there is one.
-    async fn reach(&self, target: &Target, name: TransportName) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
+    async fn reach(
+        &self,
+        target: &Target,
+        name: TransportName,
+    ) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
         match target {
             Target::Endpoint(endpoint) => Ok((endpoint.clone(), self.transport(endpoint), None)),
             Target::Image { manager, digest } => {

@@ -190,7 +190,8 @@ impl std::error::Error for Error {}
 // The words.
 impl Error {
     pub(crate) fn user_code(function: &str, text: &str, row: Option<u64>, traceback: Option<String>) -> Error {
-        let error = Error::new(Kind::UserCode, format!("container function \"{function}\" raised an exception: {text}"));
+        let error =
+            Error::new(Kind::UserCode, format!("container function \"{function}\" raised an exception: {text}"));
         let error = match row {
             Some(row) => error.with_row(row),
             None => error,
@@ -207,8 +208,11 @@ impl Error {
     }
 
     pub(crate) fn protocol(function: &str, fact: impl Into<String>) -> Error {
-        Error::new(Kind::ProtocolViolation, format!("the server of container function \"{function}\" broke the protocol"))
-            .with_detail(fact)
+        Error::new(
+            Kind::ProtocolViolation,
+            format!("the server of container function \"{function}\" broke the protocol"),
+        )
+        .with_detail(fact)
     }
 
     pub(crate) fn unreachable(peer: &str, cause: impl fmt::Display) -> Error {
@@ -228,7 +232,9 @@ impl Error {
         let message = self.0.message.clone();
         Error::new(Kind::ContainerFailed, message)
             .with_detail(format!("The container of image \"{image}\" {fate}."))
-            .with_hint("\"transship logs\" shows what the container wrote; raise its memory limit if it ran out of memory.")
+            .with_hint(
+                "\"transship logs\" shows what the container wrote; raise its memory limit if it ran out of memory.",
+            )
     }
 
     pub(crate) fn manager_unreachable(socket: &str, cause: impl fmt::Display) -> Error {

@@ -273,8 +273,10 @@ impl FunctionBody {
         let body: FunctionBody = toml::from_str(text).map_err(|cause| malformed("the function body", &cause))?;
         let places = [body.image.is_some(), body.endpoint.is_some(), body.source.is_some()];
         if places.iter().filter(|given| **given).count() != 1 {
-            return Err(Error::invalid_definition("a container function needs exactly one of the keys \"image\", \"source\" and \"endpoint\"")
-                .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
+            return Err(Error::invalid_definition(
+                "a container function needs exactly one of the keys \"image\", \"source\" and \"endpoint\"",
+            )
+            .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
         }
         if body.source.is_some() != body.template.is_some() {
             return Err(Error::invalid_definition("the keys \"template\" and \"source\" go together"));

@@ -59,7 +59,10 @@ impl Signature {
         if fields.len() != inputs + 1 {
             return Err(Error::protocol(
                 function,
-                format!("It declares {inputs} inputs but {} fields; a scalar function has one field more than inputs.", fields.len()),
+                format!(
+                    "It declares {inputs} inputs but {} fields; a scalar function has one field more than inputs.",
+                    fields.len()
+                ),
             ));
         }
         let mut arguments = Vec::with_capacity(inputs);

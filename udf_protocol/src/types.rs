@@ -176,10 +176,7 @@ pub const TABLE: &[TypeEntry] = &[
         extension: Some("arrowudf.decimal"),
         json: "string of decimal digits; `\"NaN\"`, `\"Infinity\"`, `\"-Infinity\"`",
         python: "decimal.Decimal",
-        examples: &[
-            ("12345678901234567890.123456789", "\"12345678901234567890.123456789\""),
-            ("'NaN'", "\"NaN\""),
-        ],
+        examples: &[("12345678901234567890.123456789", "\"12345678901234567890.123456789\""), ("'NaN'", "\"NaN\"")],
     },
     TypeEntry {
         ty: Type::Uuid,
@@ -245,9 +242,7 @@ impl Type {
     pub fn field(self, name: &str) -> Field {
         let field = Field::new(name, self.data_type(), true);
         match self.entry().extension {
-            Some(extension) => {
-                field.with_metadata(HashMap::from([(EXTENSION_KEY.to_string(), extension.to_string())]))
-            }
+            Some(extension) => field.with_metadata(HashMap::from([(EXTENSION_KEY.to_string(), extension.to_string())])),
             None => field,
         }
     }

@@ -38,13 +38,21 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(hello: Option<&str>, script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static) -> Stage {
+    fn new(
+        hello: Option<&str>,
+        script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Stage {
         let folder = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let script: Script = Arc::new(script);
         let mock = MockContainer { hello: hello.map(str::to_string), signature: signature(), script };
         let path: PathBuf = runtime.block_on(async { mock.start(folder.path()) });
-        Stage { client: Client::start().unwrap(), endpoint: Endpoint::FlightUnix(path), _runtime: runtime, _folder: folder }
+        Stage {
+            client: Client::start().unwrap(),
+            endpoint: Endpoint::FlightUnix(path),
+            _runtime: runtime,
+            _folder: folder,
+        }
     }
 
     fn open(&self, volatility: Volatility, batch_timeout: Duration) -> Exchange {
@@ -356,7 +364,8 @@ fn http_exchange(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static)
                 let mut body = vec![0; length];
                 reader.read_exact(&mut body).unwrap();
                 let (status, text) = answer(&String::from_utf8(body).unwrap());
-                let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", text.len());
+                let head =
+                    format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", text.len());
                 let _ = (&stream).write_all((head + &text).as_bytes());
             });
         }

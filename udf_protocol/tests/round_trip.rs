@@ -38,12 +38,10 @@ fn column_of(ty: Type) -> BoxedStrategy<ArrayRef> {
             v.into_iter().for_each(|value| builder.append_option(value));
             Arc::new(builder.finish())
         }),
-        Type::Bytea => many(vec(any::<u8>(), 0..20), |v| {
-            Arc::new(BinaryArray::from_iter(v))
-        }),
-        Type::Date => many(prop_oneof![-719_162..2_932_897, Just(i32::MAX), Just(i32::MIN)], |v| {
-            Arc::new(Date32Array::from(v))
-        }),
+        Type::Bytea => many(vec(any::<u8>(), 0..20), |v| Arc::new(BinaryArray::from_iter(v))),
+        Type::Date => {
+            many(prop_oneof![-719_162..2_932_897, Just(i32::MAX), Just(i32::MIN)], |v| Arc::new(Date32Array::from(v)))
+        }
         Type::Timestamp | Type::TimestampTz => many(
             prop_oneof![-62_135_596_800_000_000..253_402_300_800_000_000_i64, Just(i64::MAX), Just(i64::MIN)],
             move |v| Arc::new(TimestampMicrosecondArray::from(v).with_data_type(ty.data_type())),

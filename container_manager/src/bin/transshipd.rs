@@ -35,7 +35,8 @@ fn run(flags: DaemonFlags) -> Result<()> {
 }
 
 async fn serve(config: Config) -> Result<()> {
-    let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not catch signals: {cause}"));
+    let failed =
+        |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not catch signals: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let runtime = runtime::choose(&config.place)?;
@@ -44,7 +45,11 @@ async fn serve(config: Config) -> Result<()> {
     let socket = config.place.socket.clone();
     let pool = Pool::new(config.clone(), runtime);
     let adopted = pool.adopt().await?;
-    eprintln!("transshipd: ready on {} with runtime {}, {adopted} replicas adopted", socket.display(), pool.runtime_name());
+    eprintln!(
+        "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",
+        socket.display(),
+        pool.runtime_name()
+    );
     tokio::select! {
         () = api::serve(listener, pool.clone(), Arc::new(config)) => {}
         () = pool.clone().keep() => {}

@@ -16,7 +16,12 @@ use super::template::Template;
 use crate::runtime::Runtime;
 
 /// Builds the project in a folder.
-pub fn build_project(runtime: &dyn Runtime, templates: &Path, project: &Path, shows_progress: bool) -> Result<ImageInfo> {
+pub fn build_project(
+    runtime: &dyn Runtime,
+    templates: &Path,
+    project: &Path,
+    shows_progress: bool,
+) -> Result<ImageInfo> {
     let path = project.join("transship.toml");
     let text = fs::read_to_string(&path).map_err(|cause| {
         Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))

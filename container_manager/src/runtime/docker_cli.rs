@@ -104,7 +104,8 @@ impl DockerCli {
         let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
         match status {
             Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(Error::new(Kind::BuildFailed, format!("could not {what}")).with_detail(format!("{}: {status}.", self.program))),
+            Ok(status) => Err(Error::new(Kind::BuildFailed, format!("could not {what}"))
+                .with_detail(format!("{}: {status}.", self.program))),
             Err(cause) => Err(Error::new(Kind::BuildFailed, format!("could not {what}: {}: {cause}", self.program))),
         }
     }
@@ -124,9 +125,8 @@ impl Runtime for DockerCli {
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
         let mut command = self.command(["image", "inspect", image]);
-        let text = run(&mut command, Kind::ContainerFailed, "inspect an image").map_err(|error| {
-            if says_missing(&error) { image_not_found(image) } else { error }
-        })?;
+        let text = run(&mut command, Kind::ContainerFailed, "inspect an image")
+            .map_err(|error| if says_missing(&error) { image_not_found(image) } else { error })?;
         let Some(inspected) = parse::<Vec<InspectedImage>>(&text)?.pop() else {
             return Err(image_not_found(image));
         };
@@ -139,7 +139,8 @@ impl Runtime for DockerCli {
 
     fn images(&self) -> Result<Vec<ImageInfo>> {
         let filter = format!("label={MANIFEST_LABEL}");
-        let mut command = self.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter, "--filter", "dangling=false"]);
+        let mut command =
+            self.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter, "--filter", "dangling=false"]);
         let text = run(&mut command, Kind::ContainerFailed, "list images")?;
         let mut images: Vec<ImageInfo> = Vec::new();
         for digest in text.split_whitespace() {
@@ -154,7 +155,8 @@ impl Runtime for DockerCli {
         let image = manifest.image();
         self.build_once(context, &image, None, shows_progress)?;
         let mut describe = self.command(["run", "--rm"]);
-        describe.args(container_arguments(&udf_protocol::manifest::Limits { network: false, ..manifest.limits.clone() }));
+        describe
+            .args(container_arguments(&udf_protocol::manifest::Limits { network: false, ..manifest.limits.clone() }));
         describe.args([&image, "describe"]);
         let described = run(&mut describe, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
         let manifest = Manifest::from_label(&described)?;
@@ -171,9 +173,11 @@ impl Runtime for DockerCli {
         command.arg(format!("--label={DIGEST_LABEL}={}", spec.digest));
         command.arg(format!("--label={SOCKETS_LABEL}={}", spec.socket_dir.display()));
         command.arg(&spec.digest);
-        run(&mut command, Kind::ContainerFailed, &format!("start container \"{}\"", spec.name)).map(drop).map_err(|error| {
-            if says_missing(&error) { image_not_found(&spec.digest) } else { error }
-        })
+        run(&mut command, Kind::ContainerFailed, &format!("start container \"{}\"", spec.name)).map(drop).map_err(
+            |error| {
+                if says_missing(&error) { image_not_found(&spec.digest) } else { error }
+            },
+        )
     }
 
     fn status(&self, name: &str) -> Result<ReplicaStatus> {
@@ -203,13 +207,16 @@ impl Runtime for DockerCli {
 
     fn logs(&self, name: &str) -> Result<String> {
         let output = self.command(["logs", "--tail", "200", name]).stdin(Stdio::null()).output();
-        let output = output.map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\": {cause}")))?;
+        let output = output.map_err(|cause| {
+            Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\": {cause}"))
+        })?;
         let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.push_str(&String::from_utf8_lossy(&output.stderr));
         if output.status.success() {
             return Ok(text);
         }
-        Err(Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\"")).with_detail(last_lines(&text, 5)))
+        Err(Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\""))
+            .with_detail(last_lines(&text, 5)))
     }
 
     fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
@@ -234,10 +241,13 @@ impl Runtime for DockerCli {
 
 fn says_missing(error: &Error) -> bool {
     let said = error.detail().unwrap_or_default().to_ascii_lowercase();
-    ["no such", "not known", "unable to find image", "pull access denied", "not found"].iter().any(|word| said.contains(word))
+    ["no such", "not known", "unable to find image", "pull access denied", "not found"]
+        .iter()
+        .any(|word| said.contains(word))
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
-    serde_json::from_str(text)
-        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read what the container engine said: {cause}")))
+    serde_json::from_str(text).map_err(|cause| {
+        Error::new(Kind::ContainerFailed, format!("could not read what the container engine said: {cause}"))
+    })
 }

@@ -60,7 +60,13 @@ pub trait Runtime: Send + Sync {
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
     /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
-    fn build(&self, context: &Path, manifest: &Manifest, template: &Template, shows_progress: bool) -> Result<ImageInfo>;
+    fn build(
+        &self,
+        context: &Path,
+        manifest: &Manifest,
+        template: &Template,
+        shows_progress: bool,
+    ) -> Result<ImageInfo>;
     /// Starts a replica.
     fn start(&self, spec: &ReplicaSpec) -> Result<()>;
     /// Whether it runs.

@@ -54,7 +54,8 @@ impl ProcessRuntime {
     pub fn new(place: &PlaceFlags) -> Result<ProcessRuntime> {
         let is_root = Uid::effective().is_root();
         let probe = process_prefix(&Limits::default(), is_root, true);
-        let can_unshare = Command::new(&probe[0]).args(&probe[1..]).arg("true").output().is_ok_and(|out| out.status.success());
+        let can_unshare =
+            Command::new(&probe[0]).args(&probe[1..]).arg("true").output().is_ok_and(|out| out.status.success());
         Ok(ProcessRuntime { state_dir: place.state_dir.clone(), is_root, can_unshare, children: Mutex::default() })
     }
 
@@ -107,7 +108,13 @@ impl ProcessRuntime {
     fn sandboxed(&self, limits: &Limits, words: &[String]) -> Command {
         let prefix = process_prefix(limits, self.is_root, self.can_unshare);
         let mut command = Command::new(&prefix[0]);
-        command.args(&prefix[1..]).args(words).env_clear().env("PATH", "/usr/bin:/bin").env("HOME", "/tmp").env("LANG", "C.UTF-8");
+        command
+            .args(&prefix[1..])
+            .args(words)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", "/tmp")
+            .env("LANG", "C.UTF-8");
         command.current_dir("/").stdin(Stdio::null());
         command
     }
@@ -124,7 +131,8 @@ impl Runtime for ProcessRuntime {
     }
 
     fn check(&self) -> Result<String> {
-        let network = if self.can_unshare { "without network" } else { "WITH the host's network (unshare is not permitted)" };
+        let network =
+            if self.can_unshare { "without network" } else { "WITH the host's network (unshare is not permitted)" };
         let user = if self.is_root { "as user nobody" } else { "as this user" };
         Ok(format!("child processes {user}, {network}"))
     }
@@ -154,9 +162,18 @@ impl Runtime for ProcessRuntime {
         Ok(images)
     }
 
-    fn build(&self, context: &Path, manifest: &Manifest, template: &Template, shows_progress: bool) -> Result<ImageInfo> {
+    fn build(
+        &self,
+        context: &Path,
+        manifest: &Manifest,
+        template: &Template,
+        shows_progress: bool,
+    ) -> Result<ImageInfo> {
         let Some(template) = &template.process else {
-            return Err(Error::new(Kind::BuildFailed, format!("template \"{}\" needs a container engine", manifest.template)));
+            return Err(Error::new(
+                Kind::BuildFailed,
+                format!("template \"{}\" needs a container engine", manifest.template),
+            ));
         };
         if !manifest.system_packages.is_empty() {
             return Err(Error::new(Kind::BuildFailed, "the process runtime cannot install system packages")
@@ -192,8 +209,9 @@ impl Runtime for ProcessRuntime {
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let root = self.image_dir(&spec.digest);
         let text = fs::read_to_string(root.join("template.json")).map_err(|_| image_not_found(&spec.digest))?;
-        let template: ProcessTemplate = serde_json::from_str(&text)
-            .map_err(|cause| Error::new(Kind::ContainerFailed, format!("image \"{}\" is damaged: {cause}", spec.digest)))?;
+        let template: ProcessTemplate = serde_json::from_str(&text).map_err(|cause| {
+            Error::new(Kind::ContainerFailed, format!("image \"{}\" is damaged: {cause}", spec.digest))
+        })?;
         let environment = fs::read_link(root.join("env")).map_err(|cause| io_error(&root.join("env"), &cause))?;
         let folder = self.replica_dir(&spec.name);
         make_dir(&folder)?;
@@ -203,9 +221,9 @@ impl Runtime for ProcessRuntime {
         let mut command = self.sandboxed(&spec.limits, &substitute(&template.serve, &root, &environment));
         set_environment(&mut command, &template, &root, &environment);
         command.env("TRANSSHIP_SOCKET_DIR", &spec.socket_dir).stdout(log).stderr(second);
-        let child = command
-            .spawn()
-            .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not start replica \"{}\": {cause}", spec.name)))?;
+        let child = command.spawn().map_err(|cause| {
+            Error::new(Kind::ContainerFailed, format!("could not start replica \"{}\": {cause}", spec.name))
+        })?;
         let pid = i32::try_from(child.id()).expect("process numbers are positive ints");
         let record = Record {
             pid,
@@ -222,7 +240,9 @@ impl Runtime for ProcessRuntime {
             return match child.try_wait() {
                 Ok(Some(status)) => Ok(ReplicaStatus::Ended(ending(status))),
                 Ok(None) => Ok(ReplicaStatus::Running),
-                Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("could not look at replica \"{name}\": {cause}"))),
+                Err(cause) => {
+                    Err(Error::new(Kind::ContainerFailed, format!("could not look at replica \"{name}\": {cause}")))
+                }
             };
         }
         // Adopted from a manager before this one.
@@ -337,7 +357,8 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
             copy_folder(&source, &target)?;
         } else {
             fs::copy(&source, &target).map_err(|cause| io_error(&source, &cause))?;
-            fs::set_permissions(&target, fs::Permissions::from_mode(0o644)).map_err(|cause| io_error(&target, &cause))?;
+            fs::set_permissions(&target, fs::Permissions::from_mode(0o644))
+                .map_err(|cause| io_error(&target, &cause))?;
         }
     }
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).map_err(|cause| io_error(to, &cause))

@@ -39,15 +39,11 @@ class Server(flight.FlightServerBase):
             yield self._info(flight.FlightDescriptor.for_path(name), function)
 
     def do_exchange(self, context, descriptor, reader, writer):
-        try:
-            function = self._find(descriptor)
-        except KeyError as unknown:
-            # A status would look like an exception of the handler's.
-            writer.begin(pa.schema([]))
-            error = CallError("function_not_found", unknown.args[0])
-            writer.write_metadata(json.dumps({"batch": 0, "error": error.to_wire()}).encode())
-            return
-        writer.begin(function.result_schema)
+        function = self._functions.get(_name_of(descriptor))
+        # An unknown function is answered like a failing one, once its first batch is read: a status would look like an
+        # exception of the handler's.
+        result_schema = function.result_schema if function else pa.schema([pa.field("unknown", pa.null())])
+        writer.begin(result_schema)
         number = 0
         while not context.is_cancelled():
             try:
@@ -57,26 +53,31 @@ class Server(flight.FlightServerBase):
             metadata = json.loads(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
             number = metadata.get("batch", number)
             try:
+                if function is None:
+                    raise CallError("function_not_found", f'there is no function "{_name_of(descriptor)}"')
                 column = function.call(chunk.data, context.is_cancelled)
             except Cancelled:
                 return
             except CallError as error:
                 writer.write_metadata(json.dumps({"batch": number, "error": error.to_wire()}).encode())
                 return
-            batch = pa.RecordBatch.from_arrays([column], schema=function.result_schema)
+            batch = pa.RecordBatch.from_arrays([column], schema=result_schema)
             writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
             number += 1
 
     def _find(self, descriptor):
-        name = descriptor.path[0].decode() if descriptor.path else ""
-        function = self._functions.get(name)
+        function = self._functions.get(_name_of(descriptor))
         if function is None:
             # Arrow maps KeyError to NOT_FOUND.
-            raise KeyError(f'there is no function "{name}"')
+            raise KeyError(f'there is no function "{_name_of(descriptor)}"')
         return function
 
     def _info(self, descriptor, function):
         return flight.FlightInfo(function.schema, descriptor, [], len(function.arguments), 0)
+
+
+def _name_of(descriptor):
+    return descriptor.path[0].decode(errors="replace") if descriptor.path else ""
 
 
 def greeting(functions):

@@ -200,7 +200,7 @@ def _parse_argument(text, position):
         return f"arg{position + 1}", types.by_name(text)
     except ValueError:
         name, _, type_name = text.strip().partition(" ")
-        return name, types.by_name(type_name)
+        return name, types.by_name(type_name or text)
 
 
 def _optional(annotation):

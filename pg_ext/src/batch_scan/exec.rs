@@ -151,9 +151,7 @@ unsafe fn read_row(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
 
 /// The executor's functions without pgrx's guard, for frames that an error may jump over.
 mod raw {
-    use pgrx::pg_sys::{
-        Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot,
-    };
+    use pgrx::pg_sys::{Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot};
 
     unsafe extern "C-unwind" {
         #[link_name = "ExecProcNode__pgrx_cshim"]

@@ -6,8 +6,8 @@ use pgrx::{pg_guard, pg_sys};
 
 use super::private::Private;
 use super::state::{BatchScanState, Counters, SharedCounters};
-use crate::pg::list;
 use crate::function;
+use crate::pg::list;
 
 /// EstimateDSMCustomScan: one set of counters per worker.
 #[pg_guard]

@@ -40,7 +40,14 @@ impl ResultReader {
             // SAFETY: a lookup of a type that exists, since a function returns it.
             unsafe { pg_sys::getTypeInputInfo(oid, &mut input, &mut input_argument) };
         }
-        ResultReader { function: function.name.clone(), ty: function.signature.result, oid, input, input_argument, column }
+        ResultReader {
+            function: function.name.clone(),
+            ty: function.signature.result,
+            oid,
+            input,
+            input_argument,
+            column,
+        }
     }
 
     /// Row `row` as a value in the current memory context; none is NULL.

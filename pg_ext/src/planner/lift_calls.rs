@@ -101,10 +101,29 @@ impl Lifter {
             match nodes::tag(plan) {
                 // One row: nothing to batch, and PL/pgSQL wants its simple expressions as they are.
                 T_Result if (*plan).lefttree.is_null() => plan,
-                T_SeqScan | T_SampleScan | T_IndexScan | T_IndexOnlyScan | T_BitmapHeapScan | T_TidScan
-                | T_TidRangeScan | T_SubqueryScan | T_FunctionScan | T_ValuesScan | T_TableFuncScan | T_CteScan
-                | T_NamedTuplestoreScan | T_WorkTableScan | T_NestLoop | T_HashJoin | T_MergeJoin | T_Agg | T_Group
-                | T_WindowAgg | T_Result | T_Gather | T_GatherMerge => self.lift_above(plan),
+                T_SeqScan
+                | T_SampleScan
+                | T_IndexScan
+                | T_IndexOnlyScan
+                | T_BitmapHeapScan
+                | T_TidScan
+                | T_TidRangeScan
+                | T_SubqueryScan
+                | T_FunctionScan
+                | T_ValuesScan
+                | T_TableFuncScan
+                | T_CteScan
+                | T_NamedTuplestoreScan
+                | T_WorkTableScan
+                | T_NestLoop
+                | T_HashJoin
+                | T_MergeJoin
+                | T_Agg
+                | T_Group
+                | T_WindowAgg
+                | T_Result
+                | T_Gather
+                | T_GatherMerge => self.lift_above(plan),
                 T_ForeignScan if (*plan.cast::<pg_sys::ForeignScan>()).operation == pg_sys::CmdType::CMD_SELECT => {
                     self.lift_above(plan)
                 }
@@ -240,13 +259,15 @@ impl Lifter {
                     let position = position_of(&calls, node)?;
                     Some(column(pg_sys::OUTER_VAR, width + position, node).cast())
                 };
-                let rewrite = |part: *mut pg_sys::List, change: &mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>| {
-                    let changed: Vec<_> = list::elements::<pg_sys::Node>(part)
-                        .into_iter()
-                        .map(|expression| nodes::replace(expression, change))
-                        .collect();
-                    list::from_elements(&changed)
-                };
+                let rewrite =
+                    |part: *mut pg_sys::List,
+                     change: &mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>| {
+                        let changed: Vec<_> = list::elements::<pg_sys::Node>(part)
+                            .into_iter()
+                            .map(|expression| nodes::replace(expression, change))
+                            .collect();
+                        list::from_elements(&changed)
+                    };
                 (*plan).targetlist = rewrite((*plan).targetlist, &mut to_column);
                 (*plan).qual = rewrite((*plan).qual, &mut to_column);
             }
@@ -385,18 +406,16 @@ impl Columns {
     /// The child's columns as entries of the scan tuple.
     unsafe fn outer_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
         // SAFETY: atoms are valid expressions.
-        let entry = |(i, atom): (usize, &*mut pg_sys::Node)| unsafe {
-            entry_of(column(pg_sys::OUTER_VAR, i, *atom).cast(), i)
-        };
+        let entry =
+            |(i, atom): (usize, &*mut pg_sys::Node)| unsafe { entry_of(column(pg_sys::OUTER_VAR, i, *atom).cast(), i) };
         self.atoms.iter().enumerate().map(entry).collect()
     }
 
     /// The child's new target list.
     unsafe fn child_targets(&self) -> Vec<*mut pg_sys::TargetEntry> {
         // SAFETY: atoms are valid expressions.
-        let entry = |(i, atom): (usize, &*mut pg_sys::Node)| unsafe {
-            entry_of(pg_sys::copyObjectImpl(atom.cast()).cast(), i)
-        };
+        let entry =
+            |(i, atom): (usize, &*mut pg_sys::Node)| unsafe { entry_of(pg_sys::copyObjectImpl(atom.cast()).cast(), i) };
         self.atoms.iter().enumerate().map(entry).collect()
     }
 }
@@ -447,9 +466,9 @@ unsafe fn position_of(calls: &[*mut pg_sys::FuncExpr], node: *mut pg_sys::Node) 
             return None;
         }
         let repeats = is_repeatable(node);
-        calls.iter().position(|call| {
-            std::ptr::eq(call.cast(), node) || (repeats && pg_sys::equal(call.cast(), node.cast()))
-        })
+        calls
+            .iter()
+            .position(|call| std::ptr::eq(call.cast(), node) || (repeats && pg_sys::equal(call.cast(), node.cast())))
     }
 }
 

@@ -31,8 +31,12 @@ impl BatchEncoder {
     /// One batch as one message.
     pub fn encode(&mut self, batch: &RecordBatch) -> Result<FlightData, ArrowError> {
         let mut dictionaries = DictionaryTracker::new(true);
-        let (_, encoded) =
-            IpcDataGenerator::default().encode(batch, &mut dictionaries, &IpcWriteOptions::default(), &mut self.context)?;
+        let (_, encoded) = IpcDataGenerator::default().encode(
+            batch,
+            &mut dictionaries,
+            &IpcWriteOptions::default(),
+            &mut self.context,
+        )?;
         Ok(encoded.into())
     }
 }

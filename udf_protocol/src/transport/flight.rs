@@ -16,7 +16,9 @@ use tokio::sync::mpsc;
 use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
-use super::{Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use super::{
+    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError,
+};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Result};
 use crate::signature::Signature;
@@ -93,7 +95,9 @@ impl Flight {
                 }
                 Ok(info)
             }
-            Err(status) if is_transport_failure(&status) => Err(Error::unreachable(&self.endpoint.to_string(), say(&status))),
+            Err(status) if is_transport_failure(&status) => {
+                Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
+            }
             // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
             Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), functions: Vec::new() }),
         }
@@ -108,9 +112,15 @@ impl Flight {
             }
             Err(status) if status.code() == Code::NotFound => {
                 let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
-                return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.endpoint), &offered));
+                return Err(Error::function_not_found(
+                    function,
+                    &format!("the server at \"{}\"", self.endpoint),
+                    &offered,
+                ));
             }
-            Err(status) => return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message()))),
+            Err(status) => {
+                return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message())));
+            }
         };
         let inputs = usize::try_from(info.total_records)
             .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;

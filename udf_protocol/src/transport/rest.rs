@@ -16,7 +16,9 @@ use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::net::{TcpStream, UnixStream};
 
-use super::{Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError};
+use super::{
+    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError,
+};
 use crate::batch::CallBatch;
 use crate::codec::json;
 use crate::error::{Error, Result};
@@ -67,14 +69,16 @@ impl Rest {
         match &self.endpoint {
             Endpoint::JsonUnix(path) => {
                 let stream = UnixStream::connect(path).await.map_err(|cause| unreachable(&cause))?;
-                let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+                let (sender, connection) =
+                    handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
                 tokio::spawn(connection);
                 Ok(sender)
             }
             Endpoint::JsonTcp(authority) => {
                 let stream = TcpStream::connect(authority).await.map_err(|cause| unreachable(&cause))?;
                 stream.set_nodelay(true).map_err(|cause| unreachable(&cause))?;
-                let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+                let (sender, connection) =
+                    handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
                 tokio::spawn(connection);
                 Ok(sender)
             }

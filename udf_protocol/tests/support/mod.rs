@@ -94,7 +94,10 @@ impl FlightService for MockContainer {
     type ListActionsStream = BoxStream<ActionType>;
     type DoExchangeStream = BoxStream<FlightData>;
 
-    async fn do_exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoExchangeStream>, Status> {
+    async fn do_exchange(
+        &self,
+        request: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
         let (answers, stream) = mpsc::unbounded_channel();
         let calls = Calls { descriptor: None, schema: None, stream: request.into_inner() };
         tokio::spawn((self.script)(calls, answers));
@@ -119,7 +122,8 @@ impl FlightService for MockContainer {
         if request.into_inner().path != [self.signature.function.as_str()] {
             return Err(Status::not_found("no such function"));
         }
-        let mut fields: Vec<_> = self.signature.call_schema().fields().iter().map(|field| field.as_ref().clone()).collect();
+        let mut fields: Vec<_> =
+            self.signature.call_schema().fields().iter().map(|field| field.as_ref().clone()).collect();
         fields.push(self.signature.result.field("result"));
         let info = FlightInfo::new()
             .try_with_schema(&arrow_schema::Schema::new(fields))
@@ -128,7 +132,10 @@ impl FlightService for MockContainer {
         Ok(Response::new(info))
     }
 
-    async fn handshake(&self, _: Request<Streaming<HandshakeRequest>>) -> Result<Response<Self::HandshakeStream>, Status> {
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
         Err(Status::unimplemented("handshake"))
     }
     async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {

