@@ -1,0 +1,150 @@
+"""What does a container cost over the UDFs that PostgreSQL users have today?  run.py [ROWS [ROUNDS]]
+
+Contenders run in turn, round by round, each on a connection of its own, after one round of warm-up that does not count.
+A ratio is the median of the per-round ratios to the baseline. All contenders of a UDF must give the same sum. The
+results replace the part of bench/README.md between the markers.
+"""
+
+import datetime
+import os
+import pathlib
+import platform
+import statistics
+import sys
+import sysconfig
+import time
+
+import psycopg
+
+ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+# Per row, PL/Python with scikit-learn takes about 0.7 ms: measured on fewer rows and scaled.
+FOREST_ROW_SAMPLE = 1000
+HERE = pathlib.Path(__file__).parent
+COLUMNS = [f"f{i}" for i in range(28)]
+ARGUMENTS = ", ".join(f"{name} float8" for name in COLUMNS)
+LIST = ", ".join(COLUMNS)
+# PL/Python is the system's Python; its packages are those of the virtual environment that was made with it.
+PRELUDE = f"""
+  if "model" not in GD:
+      import sys
+      sys.path.insert(0, {sysconfig.get_path("purelib")!r})
+      import pickle, numpy
+      GD["numpy"] = numpy
+      GD["model"] = pickle.load(open({str(HERE / "image/model.pkl")!r}, "rb"))
+  numpy, model = GD["numpy"], GD["model"]
+"""
+
+SETUP = f"""
+CREATE EXTENSION IF NOT EXISTS transship;
+CREATE EXTENSION IF NOT EXISTS plpython3u;
+DROP TABLE IF EXISTS bench_rows;
+SELECT setseed(0.5);
+CREATE TABLE bench_rows AS SELECT {", ".join(f"random() AS {name}" for name in COLUMNS)} FROM generate_series(1, {ROWS});
+VACUUM ANALYZE bench_rows;
+CREATE OR REPLACE FUNCTION py_add_one(x float8) RETURNS float8 LANGUAGE plpython3u IMMUTABLE STRICT AS 'return x + 1';
+CREATE OR REPLACE FUNCTION py_add_one_array(x float8[]) RETURNS float8[] LANGUAGE plpython3u IMMUTABLE STRICT
+  AS 'return [v + 1 for v in x]';
+CREATE OR REPLACE FUNCTION py_forest({ARGUMENTS}) RETURNS float8 LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+{PRELUDE}
+  return float(model.predict([[{LIST}]])[0])
+$$;
+CREATE OR REPLACE FUNCTION py_forest_array(x float8[]) RETURNS float8[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
+{PRELUDE}
+  return model.predict(numpy.array(x).reshape(-1, 28)).tolist()
+$$;
+CREATE OR REPLACE FUNCTION add_one(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
+CREATE OR REPLACE FUNCTION add_one_batch(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
+CREATE OR REPLACE FUNCTION forest({ARGUMENTS}) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
+""".replace("\n  ", "\n")
+
+
+def chunked(function, argument, width):
+    """The hand-made batch: rows in chunks of 10,000 as arrays, results unnested."""
+    return f"""SELECT sum(r) FROM (SELECT unnest({function}(array_agg({argument}))) AS r FROM
+        (SELECT *, row_number() OVER () / 10000 AS chunk FROM bench_rows) s GROUP BY chunk) t"""
+
+
+FLIGHT, JSON = "SET transship.transport = flight", "SET transship.transport = json"
+# UDF -> [(contender, setting, query, factor by which its time is multiplied)]; the first container is the baseline.
+CONTENDERS = {
+    "x + 1": [
+        ("container, Flight, handler per row", FLIGHT, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
+        ("container, Flight, handler per batch", FLIGHT, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
+        ("container, JSON, handler per batch", JSON, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
+        ("SQL expression", FLIGHT, "SELECT sum(f0 + 1) FROM bench_rows", 1),
+        ("PL/Python per row", FLIGHT, "SELECT sum(py_add_one(f0)) FROM bench_rows", 1),
+        ("PL/Python by hand in arrays", FLIGHT, chunked("py_add_one_array", "f0", 1), 1),
+    ],
+    "random forest, 10 trees, 28 inputs": [
+        ("container, Flight", FLIGHT, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
+        ("container, JSON", JSON, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
+        ("SQL: sum of the 28 inputs (no forest)", FLIGHT, f"SELECT sum({' + '.join(COLUMNS)}) FROM bench_rows", 1),
+        (f"PL/Python per row (on {FOREST_ROW_SAMPLE:,} rows, scaled)", FLIGHT,
+         f"SELECT sum(py_forest({LIST})) FROM (SELECT * FROM bench_rows LIMIT {FOREST_ROW_SAMPLE}) s", ROWS / FOREST_ROW_SAMPLE),
+        ("PL/Python by hand in arrays", FLIGHT, chunked("py_forest_array", f"ARRAY[{LIST}]", 28), 1),
+    ],
+}  # fmt: skip
+
+
+def measure(contenders):
+    """Seconds per contender and round; sums are compared where the rows are the same."""
+    connections = []
+    for _, setting, _, _ in contenders:
+        connection = psycopg.connect("", autocommit=True)
+        connection.execute("SET max_parallel_workers_per_gather = 0")
+        connection.execute("SET jit = off")
+        connection.execute("SET work_mem = '1GB'")
+        connection.execute(setting)
+        connections.append(connection)
+    seconds = [[] for _ in contenders]
+    sums = {}
+    for round_number in range(ROUNDS + 1):
+        for i, (name, _, query, factor) in enumerate(contenders):
+            start = time.perf_counter()
+            [value] = connections[i].execute(query).fetchone()
+            elapsed = (time.perf_counter() - start) * factor
+            if round_number:
+                seconds[i].append(elapsed)
+            if factor == 1 and "no forest" not in name:
+                sums[name] = value
+    expected = next(iter(sums.values()))
+    for name, value in sums.items():
+        # The order of addition differs, so the last digits may.
+        if abs(value - expected) > 1e-9 * abs(expected):
+            sys.exit(f"{name} gives {value}, not {expected}")
+    return seconds
+
+
+def table(contenders, seconds):
+    lines = ["| contender | s, median [min-max] | ratio to the first |", "|---|---|---|"]
+    for (name, _, _, _), times in zip(contenders, seconds):
+        ratios = [own / base for own, base in zip(times, seconds[0])]
+        spread = f"{statistics.median(times):.3g} [{min(times):.3g}-{max(times):.3g}]"
+        lines.append(f"| {name} | {spread} | {statistics.median(ratios):.2f} |")
+    return "\n".join(lines)
+
+
+def main():
+    with psycopg.connect("", autocommit=True) as connection:
+        for statement in SETUP.split(";\n"):
+            if statement.strip():
+                connection.execute(statement)
+        version = connection.execute("SHOW server_version").fetchone()[0].split()[0]
+    parts = [
+        f"{datetime.date.today()}, {ROWS:,} rows, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, "
+        f"Linux {platform.release()}, PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers."
+    ]
+    for udf, contenders in CONTENDERS.items():
+        print(f"==> {udf}", file=sys.stderr)
+        parts.append(f"### {udf}\n\n{table(contenders, measure(contenders))}")
+    text = "\n\n".join(parts)
+    print(text)
+    readme = HERE.parent / "README.md"
+    before, _, rest = readme.read_text().partition("<!-- overhead -->\n")
+    _, _, after = rest.partition("<!-- /overhead -->\n")
+    readme.write_text(f"{before}<!-- overhead -->\n{text}\n<!-- /overhead -->\n{after}")
+
+
+if __name__ == "__main__":
+    main()
