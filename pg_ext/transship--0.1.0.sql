@@ -11,6 +11,9 @@ CREATE TRUSTED LANGUAGE container
 HANDLER transship_call_handler
 VALIDATOR transship_validator;
 
+-- Whoever may create functions in it may have code built and run: that is for the DBA to grant.
+REVOKE USAGE ON LANGUAGE container FROM PUBLIC;
+
 COMMENT ON LANGUAGE container IS 'functions that run in containers';
 
 DO $$

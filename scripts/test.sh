@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Every test: Rust, Python, sql/ against expected/ on both runtimes, and the demo's query against a real container.
 source "$(dirname "$0")/environment.sh"
+stop_all() { for part in manager cluster docker; do "$ROOT/scripts/$part.sh" stop || true; done; }
+trap stop_all EXIT
 
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
 "$ROOT/scripts/docker.sh" start
@@ -19,7 +21,4 @@ for runtime in process docker; do
 done
 say "Running the demo on Docker"
 RUNTIME=docker "$ROOT/scripts/demo.sh"
-"$ROOT/scripts/manager.sh" stop
-"$ROOT/scripts/cluster.sh" stop
-"$ROOT/scripts/docker.sh" stop
 say "All tests passed"

@@ -46,6 +46,10 @@ SELECT add_one(x) FROM numbers WHERE x < 3 UNION ALL SELECT add_one(x) FROM numb
 SELECT v.a, l.z FROM (VALUES (1), (2)) v (a), LATERAL (SELECT add(x, v.a) AS z FROM numbers WHERE x <= 2) l ORDER BY 1, 2;
 SELECT v.a, (SELECT max(add(x, v.a)) FROM numbers WHERE x <= v.a) FROM (VALUES (1), (2), (3)) v (a) ORDER BY 1;
 SELECT x FROM numbers WHERE x < 100 AND add_one(x) IN (SELECT add_one(add_one(x)) FROM numbers WHERE x < 4) ORDER BY x;
+WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT add_one(n) FROM r WHERE add_one(n) < 6) SELECT * FROM r ORDER BY n;
+-- Whole rows, system columns and wide rows pass through.
+SELECT (n).t, shout((n).t), add_one((n).x), z.tableoid::regclass FROM (SELECT n, n.tableoid FROM numbers n) z WHERE add_one((n).x) < 4 ORDER BY 1;
+SELECT count(*), max(length(w)) FROM (SELECT repeat(t, 1000) AS w, add_one(x) AS z FROM numbers WHERE x <= 2000 OFFSET 0) s WHERE z > 0;
 -- Zero arguments.
 SELECT sum(seven()) FROM numbers;
 -- LIMIT takes no more than the first small batch.

@@ -86,3 +86,28 @@ def triple(x):
 $$;
 EXECUTE tripled;
 DROP FUNCTION triple, halve;
+-- Only superusers, and those whom they let, create functions.
+CREATE ROLE regress_transship_user;
+GRANT CREATE ON SCHEMA public TO regress_transship_user;
+SET ROLE regress_transship_user;
+CREATE FUNCTION users_own(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
+RESET ROLE;
+GRANT USAGE ON LANGUAGE container TO regress_transship_user;
+SET ROLE regress_transship_user;
+CREATE FUNCTION users_own(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
+SELECT users_own(1);
+RESET ROLE;
+DROP FUNCTION users_own;
+-- EXECUTE is asked for whichever way a call goes.
+REVOKE EXECUTE ON FUNCTION add_one FROM PUBLIC;
+GRANT SELECT ON numbers TO regress_transship_user;
+SET ROLE regress_transship_user;
+SELECT add_one(1);
+SELECT add_one(x) FROM numbers;
+SELECT sum(add_one(x)) FROM numbers;
+RESET ROLE;
+GRANT EXECUTE ON FUNCTION add_one TO PUBLIC;
+REVOKE ALL ON numbers FROM regress_transship_user;
+REVOKE USAGE ON LANGUAGE container FROM regress_transship_user;
+REVOKE CREATE ON SCHEMA public FROM regress_transship_user;
+DROP ROLE regress_transship_user;

@@ -206,8 +206,8 @@ pub struct Exchange {
     receiver: std_mpsc::Receiver<Result<Event>>,
     cancel: Option<oneshot::Sender<()>>,
     // for the batches in flight
-    /// Replies that overtook an earlier batch's.
-    early: BTreeMap<u64, Reply>,
+    /// Replies and failures that overtook an earlier batch's.
+    early: BTreeMap<u64, Result<Reply>>,
     sent_at: HashMap<u64, Instant>,
     next_number: u64,
     /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
@@ -250,8 +250,8 @@ impl Exchange {
     fn wait_for_next(&mut self, host: &dyn Host) -> Result<Reply> {
         let timeout = self.call.batch_timeout;
         loop {
-            if let Some(reply) = self.early.remove(&self.next_number) {
-                return Ok(reply);
+            if let Some(outcome) = self.early.remove(&self.next_number) {
+                return outcome;
             }
             let sent_at = self.sent_at.get(&self.next_number).copied().unwrap_or_else(Instant::now);
             let deadline = match self.ready_at {
@@ -262,7 +262,10 @@ impl Exchange {
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
                 Some(Event::Reached) => self.ready_at = Some(Instant::now()),
                 Some(Event::Reply(reply)) => {
-                    self.early.insert(reply.number, reply);
+                    self.early.insert(reply.number, Ok(reply));
+                }
+                Some(Event::Failure(number, error)) => {
+                    self.early.insert(number, Err(error));
                 }
                 None => {
                     let what = format!("container function \"{}\"", self.call.signature.function);

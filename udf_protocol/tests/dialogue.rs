@@ -33,7 +33,7 @@ fn signature() -> Signature {
 struct Stage {
     client: Client,
     endpoint: Endpoint,
-    _runtime: tokio::runtime::Runtime,
+    runtime: tokio::runtime::Runtime,
     _folder: tempfile::TempDir,
 }
 
@@ -47,12 +47,7 @@ impl Stage {
         let script: Script = Arc::new(script);
         let mock = MockContainer { hello: hello.map(str::to_string), signature: signature(), script };
         let path: PathBuf = runtime.block_on(async { mock.start(folder.path()) });
-        Stage {
-            client: Client::start().unwrap(),
-            endpoint: Endpoint::FlightUnix(path),
-            _runtime: runtime,
-            _folder: folder,
-        }
+        Stage { client: Client::start().unwrap(), endpoint: Endpoint::FlightUnix(path), runtime, _folder: folder }
     }
 
     fn open(&self, volatility: Volatility, batch_timeout: Duration) -> Exchange {
@@ -144,6 +139,24 @@ fn server_of_the_arrow_udf_family_needs_no_metadata() {
     }
     assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(0), Some(1)]);
     assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(2), Some(3)]);
+}
+
+#[test]
+fn flight_works_over_tcp_as_over_a_unix_socket() {
+    let mut stage = Stage::new(Some(HELLO), |_, _| Box::pin(async {}));
+    let script: Script = Arc::new(|mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            while let Some((batch, metadata)) = calls.next().await {
+                let _ = answers.send(Ok(reply(&signature(), values_of(&batch), &metadata)));
+            }
+        })
+    });
+    let mock = MockContainer { hello: Some(HELLO.to_string()), signature: signature(), script };
+    stage.endpoint = Endpoint::FlightTcp(stage.runtime.block_on(mock.start_tcp()));
+    let mut exchange = stage.open(Volatility::Immutable, Duration::from_secs(10));
+    exchange.send(batches(&[2]).remove(0));
+    assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(0), Some(1)]);
 }
 
 /// Sends one batch to a container that answers it as `answer` says, and gives the error.
@@ -340,7 +353,7 @@ fn engine_that_cancels_ends_the_wait_and_the_call() {
 #[test]
 fn newer_protocol_is_refused() {
     let stage = Stage::new(Some(r#"{"protocol": 2}"#), |_, _| Box::pin(async {}));
-    let hello = stage._runtime.block_on(async { stage.endpoint.transport().hello().await });
+    let hello = stage.runtime.block_on(async { stage.endpoint.transport().hello().await });
     assert_eq!(hello.unwrap_err().kind(), Kind::ProtocolViolation);
 }
 
@@ -397,6 +410,22 @@ fn json_replies_that_overtake_each_other_are_put_in_order() {
     }
     assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(10), None]);
     assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(20)]);
+}
+
+#[test]
+fn json_failure_waits_for_its_turn() {
+    let (_client, mut exchange) = http_exchange(|body| {
+        if body.starts_with(r#"{"batch":0,"#) {
+            std::thread::sleep(Duration::from_millis(150));
+            return (200, r#"{"batch": 0, "columns": [[1]]}"#.to_string());
+        }
+        (500, r#"{"error": {"kind": "user_code", "message": "ValueError: no", "row": 0}}"#.to_string())
+    });
+    for batch in batches(&[1, 1]) {
+        exchange.send(batch);
+    }
+    assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [Some(1)]);
+    assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::UserCode);
 }
 
 #[test]

@@ -24,7 +24,7 @@ use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, 
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::registration::template::{ProcessTemplate, Template};
-use crate::sandbox::process_prefix;
+use crate::sandbox::{REPLICA_ID, process_prefix};
 
 /// Time between asking a process to end and killing it.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -94,15 +94,31 @@ impl ProcessRuntime {
             fs::remove_dir_all(&environment).map_err(|cause| io_error(&environment, &cause))?;
         }
         make_dir(&environment)?;
+        // Installing a package may run its code, so it happens as the replicas' user, who gets the folder meanwhile.
+        self.give_folder(&environment, REPLICA_ID)?;
         for words in &template.prepare {
             let words = substitute(words, root, &environment);
             if shows_progress {
                 eprintln!("{}", words.join(" "));
             }
-            run(Command::new(&words[0]).args(&words[1..]), Kind::BuildFailed, "install the requirements")?;
+            let mut command =
+                self.sandboxed(&Limits { network: true, memory_mb: 1 << 20, ..Limits::default() }, &words);
+            command.envs(std::env::vars().filter(|(name, _)| is_for_package_clients(name)));
+            run(&mut command, Kind::BuildFailed, "install the requirements")?;
         }
+        self.give_folder(&environment, 0)?;
         File::create(&complete).map_err(|cause| io_error(&complete, &cause))?;
         Ok(environment)
+    }
+
+    /// Gives a folder, with all that is in it, to another user, if this one may.
+    fn give_folder(&self, folder: &Path, user: u32) -> Result<()> {
+        if !self.is_root {
+            return Ok(());
+        }
+        let mut command = Command::new("chown");
+        command.args(["--recursive", "--no-dereference", &format!("{user}:{user}")]).arg(folder);
+        run(&mut command, Kind::BuildFailed, "change the owner of a folder").map(drop)
     }
 
     fn sandboxed(&self, limits: &Limits, words: &[String]) -> Command {
@@ -326,6 +342,12 @@ fn set_environment(command: &mut Command, template: &ProcessTemplate, root: &Pat
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Variables that tell package clients how to reach their registries. Others may be secrets.
+fn is_for_package_clients(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    lower.starts_with("pip_") || lower.starts_with("ssl_cert_") || lower.ends_with("_proxy")
 }
 
 /// Hashes names and contents, in the order of names.

@@ -16,7 +16,7 @@ use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::host::Backend;
 use crate::pg::memory::{OwnedContext, within};
-use crate::pg::{list, nodes};
+use crate::pg::{catalog, list, nodes};
 use crate::{function, report, session, settings};
 
 /// CreateCustomScanState: allocates the node.
@@ -49,6 +49,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let mut max_rows = usize::MAX;
         for entry in list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
+            catalog::check_execute((*expression).funcid);
             let function = report::unwrap(function::lookup((*expression).funcid));
             let arguments: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
                 .into_iter()

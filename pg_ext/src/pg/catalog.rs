@@ -36,6 +36,19 @@ pub fn proc_version(oid: pg_sys::Oid) -> Option<(pg_sys::Oid, (u32, u32, u16))> 
     }
 }
 
+/// Raises an error unless the current user may execute the function, as the executor does for every call that it makes
+/// itself (execExpr.c, ExecInitFunc).
+pub fn check_execute(oid: pg_sys::Oid) {
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE.into());
+        if result != pg_sys::AclResult::ACLCHECK_OK {
+            pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
+        }
+    }
+}
+
 /// Reads a function's row; none if it does not exist.
 pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
     // SAFETY: as in proc_version; the attributes read with SysCacheGetAttr have the types that pg_proc declares.

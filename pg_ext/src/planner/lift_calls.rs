@@ -208,6 +208,8 @@ impl Lifter {
             (*scan).scan.plan.qual = list::from_elements(&rewritten);
             (*plan).targetlist = list::from_elements(&columns.child_targets());
             (*plan).qual = list::from_elements(&filters[..kept]);
+            // Only an Append right above a foreign scan can drive it asynchronously.
+            (*plan).async_capable = false;
             scan.cast()
         }
     }

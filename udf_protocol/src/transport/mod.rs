@@ -194,6 +194,8 @@ pub enum Event {
     Reached,
     /// A reply.
     Reply(Reply),
+    /// The batch of this number failed. Replies to earlier batches may still be on their way.
+    Failure(u64, Error),
 }
 
 /// Where replies go: the engine's queue, and a doorbell that wakes it.

@@ -175,13 +175,18 @@ impl Rest {
         while is_open || !in_flight.is_empty() {
             tokio::select! {
                 batch = outbox.next(), if is_open => match batch {
-                    Some(batch) => in_flight.push(async move { self.call(signature, &batch).await }),
+                    Some(batch) => in_flight.push(async move { (batch.number, self.call(signature, &batch).await) }),
                     None => is_open = false,
                 },
-                Some(reply) = in_flight.next() => {
-                    let reply: Reply = reply?;
-                    outbox.answer(reply.number);
-                    inbox.deliver(Ok(Event::Reply(reply)));
+                Some((number, result)) = in_flight.next() => {
+                    let event = match result {
+                        Ok(reply) => Event::Reply(reply),
+                        Err(error) if error.is_retryable() => return Err(error),
+                        // An earlier batch may be answered yet, and the engine may want no more than that.
+                        Err(error) => Event::Failure(number, error),
+                    };
+                    outbox.answer(number);
+                    inbox.deliver(Ok(event));
                 }
             }
         }

@@ -70,6 +70,17 @@ pub struct MockContainer {
 }
 
 impl MockContainer {
+    /// Serves on a free TCP port until the runtime ends, and gives host and port.
+    pub async fn start_tcp(self) -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let authority = listener.local_addr().unwrap().to_string();
+        let server = tonic::transport::Server::builder()
+            .add_service(FlightServiceServer::new(self))
+            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+        tokio::spawn(server);
+        authority
+    }
+
     /// Serves on a Unix socket in `folder` until the runtime ends.
     pub fn start(self, folder: &std::path::Path) -> PathBuf {
         let path = folder.join("flight.sock");
