@@ -13,7 +13,7 @@ say "Checking form: rustfmt and clippy"
 cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
 say "Testing the protocol and the manager"
-TRANSSHIP_TEST_DOCKER=1 cargo test --quiet --package udf_protocol --package container_manager
+TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager
 say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 for runtime in process docker; do

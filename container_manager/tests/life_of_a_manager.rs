@@ -1,5 +1,5 @@
-//! The real daemon and command line on real replicas: on child processes always, on Docker too where
-//! `TRANSSHIP_TEST_DOCKER` is set (as `make test` does).
+//! The real daemon and command line on real replicas: on child processes always, on the container engines that
+//! `TRANSSHIP_TEST_ENGINES` names as well (`make test` names docker).
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -242,9 +242,13 @@ fn life_on_processes() {
 }
 
 #[test]
-fn life_on_docker() {
-    if std::env::var_os("TRANSSHIP_TEST_DOCKER").is_some() {
-        live_a_life("docker");
+fn life_on_container_engines() {
+    for engine in std::env::var("TRANSSHIP_TEST_ENGINES").unwrap_or_default().split_whitespace() {
+        live_a_life(match engine {
+            "docker" => "docker",
+            "podman" => "podman",
+            other => panic!("{other} is no container engine that we know"),
+        });
     }
 }
 
