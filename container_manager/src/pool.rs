@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
+use tokio::net::UnixStream;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::Manifest;
 use udf_protocol::transport::Endpoint;
@@ -369,9 +370,18 @@ impl Pool {
         };
         for name in names {
             let asked = name.clone();
-            let is_leased = self.lock().replicas.get(&name).is_some_and(|replica| replica.leases > 0);
+            let idle = {
+                let state = self.lock();
+                state
+                    .replicas
+                    .get(&name)
+                    .filter(|replica| replica.leases == 0)
+                    .map(|replica| replica.socket_dir.clone())
+            };
             // An engine that has a lease asks for the fate itself, and wants to hear it.
-            if is_leased {
+            let Some(socket_dir) = idle else { continue };
+            // Knocking costs nothing; asking a container engine costs a process.
+            if UnixStream::connect(socket_dir.join("flight.sock")).await.is_ok() {
                 continue;
             }
             if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {

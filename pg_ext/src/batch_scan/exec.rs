@@ -256,7 +256,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
             }
         }
         // Only one batch at first: a LIMIT may want no more than that.
-        let window = if inner.counters.batches <= 1 && inner.rows_emitted == 0 { 1 } else { inner.window };
+        let window = if inner.rows_emitted == 0 { 1 } else { inner.window };
         if inner.queue.len() < window && !inner.is_child_done {
             start_batch(inner);
         } else if inner.queue.is_empty() {

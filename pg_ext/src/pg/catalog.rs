@@ -42,7 +42,7 @@ pub fn check_execute(oid: pg_sys::Oid) {
     // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
     unsafe {
         let user = pg_sys::GetUserId();
-        let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE.into());
+        let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE);
         if result != pg_sys::AclResult::ACLCHECK_OK {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
         }

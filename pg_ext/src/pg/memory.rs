@@ -2,7 +2,7 @@
 
 use pgrx::pg_sys;
 
-/// A memory context of its own, deleted when dropped or with its parent, whichever comes first.
+/// A memory context of its own. It is deleted with its parent: slots may point into it until then.
 #[derive(Debug)]
 pub struct OwnedContext {
     context: pg_sys::MemoryContext,
@@ -12,7 +12,7 @@ impl OwnedContext {
     /// A new context below `parent`.
     ///
     /// # Safety
-    /// `parent` is valid, and the value is dropped or forgotten before `parent` is deleted.
+    /// `parent` is valid, and the value is not used after `parent` is deleted.
     pub unsafe fn new(parent: pg_sys::MemoryContext) -> OwnedContext {
         // SAFETY: the caller says that the parent is valid; the name is a constant, as PostgreSQL demands.
         let context = unsafe {
@@ -29,7 +29,7 @@ impl OwnedContext {
 
     /// Frees everything in it.
     pub fn reset(&self) {
-        // SAFETY: the context is valid as long as the value lives.
+        // SAFETY: the maker of the value has promised that the context is still there.
         unsafe { pg_sys::MemoryContextReset(self.context) }
     }
 

@@ -23,7 +23,8 @@
 
 use pgrx::pg_sys;
 
-use super::find_calls::{CallFinder, is_volatile};
+use super::columns::{Columns, column, distinct_calls, entry_of, position_of};
+use super::find_calls::CallFinder;
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{list, nodes};
 
@@ -338,97 +339,6 @@ impl Lifter {
     }
 }
 
-/// The columns of a new node: plain parts of the old expressions, which the child computes, and calls.
-struct Columns {
-    calls: Vec<*mut pg_sys::FuncExpr>,
-    atoms: Vec<*mut pg_sys::Node>,
-}
-
-impl Columns {
-    /// The columns that `moved` expressions need when `calls` in them have become columns.
-    unsafe fn new(calls: &[*mut pg_sys::FuncExpr], moved: &[*mut pg_sys::Node]) -> Columns {
-        // SAFETY: the caller passes valid expressions; the walks change nothing and their copies are dropped.
-        unsafe {
-            let calls = distinct_calls(calls);
-            let mut atoms: Vec<*mut pg_sys::Node> = Vec::new();
-            let mut note = |node: *mut pg_sys::Node| {
-                if is_atom(node) && !atoms.iter().any(|atom| pg_sys::equal(atom.cast(), node.cast())) {
-                    atoms.push(node);
-                }
-                is_atom(node).then_some(node)
-            };
-            for call in &calls {
-                nodes::replace(call.cast(), &mut note);
-            }
-            for expression in moved {
-                nodes::replace(*expression, &mut |node| match position_of(&calls, node) {
-                    Some(_) => Some(node),
-                    None => note(node),
-                });
-            }
-            Columns { calls, atoms }
-        }
-    }
-
-    /// Where a noted plain part is among the columns.
-    unsafe fn atom_position(&self, node: *mut pg_sys::Node) -> Option<usize> {
-        // SAFETY: both are valid nodes.
-        self.atoms.iter().position(|atom| unsafe { pg_sys::equal(atom.cast(), node.cast()) })
-    }
-
-    /// The expression over the new node's scan tuple: plain parts first, calls behind them.
-    unsafe fn over_scan_tuple(&self, expression: *mut pg_sys::Node) -> *mut pg_sys::Node {
-        // SAFETY: the caller passes a valid expression.
-        unsafe {
-            nodes::replace(expression, &mut |node| {
-                let position = match position_of(&self.calls, node) {
-                    Some(call) => self.atoms.len() + call,
-                    None => self.atom_position(node)?,
-                };
-                Some(column(pg_sys::INDEX_VAR, position, node).cast())
-            })
-        }
-    }
-
-    /// The calls as entries of the scan tuple, over the child's columns.
-    unsafe fn call_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
-        let mut entries = Vec::new();
-        for (i, call) in self.calls.iter().enumerate() {
-            // SAFETY: calls are valid expressions, whose plain parts were noted.
-            unsafe {
-                let over_child = nodes::replace(call.cast(), &mut |node| {
-                    Some(column(pg_sys::OUTER_VAR, self.atom_position(node)?, node).cast())
-                });
-                entries.push(entry_of(over_child.cast(), self.atoms.len() + i));
-            }
-        }
-        entries
-    }
-
-    /// The child's columns as entries of the scan tuple.
-    unsafe fn outer_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
-        // SAFETY: atoms are valid expressions.
-        let entry =
-            |(i, atom): (usize, &*mut pg_sys::Node)| unsafe { entry_of(column(pg_sys::OUTER_VAR, i, *atom).cast(), i) };
-        self.atoms.iter().enumerate().map(entry).collect()
-    }
-
-    /// The child's new target list.
-    unsafe fn child_targets(&self) -> Vec<*mut pg_sys::TargetEntry> {
-        // SAFETY: atoms are valid expressions.
-        let entry =
-            |(i, atom): (usize, &*mut pg_sys::Node)| unsafe { entry_of(pg_sys::copyObjectImpl(atom.cast()).cast(), i) };
-        self.atoms.iter().enumerate().map(entry).collect()
-    }
-}
-
-/// Parts of an expression that only the node they belong to can compute.
-unsafe fn is_atom(node: *mut pg_sys::Node) -> bool {
-    use pg_sys::NodeTag::*;
-    // SAFETY: the caller passes a valid node.
-    matches!(unsafe { nodes::tag(node) }, T_Var | T_Aggref | T_WindowFunc | T_GroupingFunc)
-}
-
 /// Calls in the arguments of an aggregate or window function that are evaluated for every row; none if the node is
 /// neither.
 unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<*mut pg_sys::FuncExpr>> {
@@ -446,63 +356,6 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
         }
         Some(list::elements::<pg_sys::Node>(arguments).into_iter().flat_map(|argument| finder.find(argument)).collect())
     }
-}
-
-/// Equal calls once, unless they are VOLATILE: then each is a call of its own.
-unsafe fn distinct_calls(calls: &[*mut pg_sys::FuncExpr]) -> Vec<*mut pg_sys::FuncExpr> {
-    let mut distinct: Vec<*mut pg_sys::FuncExpr> = Vec::new();
-    for call in calls {
-        // SAFETY: the caller passes valid calls.
-        if unsafe { position_of(&distinct, call.cast()) }.is_none() {
-            distinct.push(*call);
-        }
-    }
-    distinct
-}
-
-/// Which of `calls` a node is.
-unsafe fn position_of(calls: &[*mut pg_sys::FuncExpr], node: *mut pg_sys::Node) -> Option<usize> {
-    // SAFETY: the caller passes valid nodes.
-    unsafe {
-        if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
-            return None;
-        }
-        let repeats = is_repeatable(node);
-        calls
-            .iter()
-            .position(|call| std::ptr::eq(call.cast(), node) || (repeats && pg_sys::equal(call.cast(), node.cast())))
-    }
-}
-
-/// Whether equal calls have equal results: neither the function nor an argument is VOLATILE.
-unsafe fn is_repeatable(node: *mut pg_sys::Node) -> bool {
-    // SAFETY: the caller passes a valid call.
-    unsafe { !is_volatile((*node.cast::<pg_sys::FuncExpr>()).funcid) && !pg_sys::contain_volatile_functions(node) }
-}
-
-/// A Var for column `position`, counted from zero, with the type of `like`.
-unsafe fn column(varno: i32, position: usize, like: *mut pg_sys::Node) -> *mut pg_sys::Var {
-    // SAFETY: the caller passes a valid expression.
-    unsafe {
-        pg_sys::makeVar(
-            varno,
-            attribute_number(position),
-            pg_sys::exprType(like),
-            pg_sys::exprTypmod(like),
-            pg_sys::exprCollation(like),
-            0,
-        )
-    }
-}
-
-unsafe fn entry_of(expression: *mut pg_sys::Expr, position: usize) -> *mut pg_sys::TargetEntry {
-    // SAFETY: the caller passes a valid expression.
-    unsafe { pg_sys::makeTargetEntry(expression, attribute_number(position), std::ptr::null_mut(), false) }
-}
-
-/// PostgreSQL allows at most 1,664 columns in a target list.
-fn attribute_number(position: usize) -> i16 {
-    i16::try_from(position + 1).unwrap_or(i16::MAX)
 }
 
 /// The places that hold a plan's children.

@@ -1,5 +1,6 @@
 //! The planner hook: after planning, every plan tree of a statement has its container calls lifted.
 
+mod columns;
 mod find_calls;
 mod lift_calls;
 
