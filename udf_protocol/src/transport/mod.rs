@@ -25,6 +25,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Largest message that a peer may send, in bytes: the largest value PostgreSQL can hold.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
+/// Longest error text that is taken from a server, in bytes.
+const MAX_ERROR_BYTES: usize = 16 << 10;
+
 /// A way to reach one server.
 pub trait Transport: Send + Sync {
     /// Who answers, and what it offers (`docs/protocol.md` §2).
@@ -262,7 +265,11 @@ pub(crate) struct WireError {
 }
 
 impl WireError {
-    pub(crate) fn into_error(self, function: &str) -> Error {
+    pub(crate) fn into_error(mut self, function: &str) -> Error {
+        shorten(&mut self.message);
+        if let Some(traceback) = &mut self.traceback {
+            shorten(traceback);
+        }
         let at_row = |error: Error| match self.row {
             Some(row) => error.with_row(row),
             None => error,
@@ -282,9 +289,28 @@ impl WireError {
     }
 }
 
+/// Cuts a foreign text to [`MAX_ERROR_BYTES`]; its end says more than its middle.
+fn shorten(text: &mut String) {
+    if text.len() <= MAX_ERROR_BYTES {
+        return;
+    }
+    let head = (0..=MAX_ERROR_BYTES / 2).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let tail = (text.len() - MAX_ERROR_BYTES / 2..text.len()).find(|start| text.is_char_boundary(*start));
+    *text = format!("{}\n[...]\n{}", &text[..head], &text[tail.unwrap_or(text.len())..]);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn endless_errors_are_cut_at_characters() {
+        let long = "é".repeat(MAX_ERROR_BYTES);
+        let error = WireError { message: long.clone(), traceback: Some(long), ..WireError::default() };
+        let error = error.into_error("f");
+        assert!(error.message().len() < 2 * MAX_ERROR_BYTES && error.message().contains("[...]"));
+        assert!(error.detail().unwrap().len() < 2 * MAX_ERROR_BYTES);
+    }
 
     #[test]
     fn endpoints_read_back_as_written() {
