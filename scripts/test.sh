@@ -19,8 +19,7 @@ say "Testing the Python template"
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
 done
-say "Comparing random queries with PL/pgSQL"
-PGDATABASE=transship_regression "$ROOT/target/venv/bin/python" sql/differential.py 400
+"$ROOT/scripts/differential.sh" 400
 say "Running the demo on Docker"
 RUNTIME=docker "$ROOT/scripts/demo.sh"
 say "All tests passed"
