@@ -6,6 +6,7 @@ source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
 "$ROOT/scripts/install.sh"
 "$ROOT/scripts/python.sh"
+"$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2
 "$ROOT/scripts/cluster.sh" start
 "$ROOT/scripts/manager.sh" start
 say "Building the image that the tests call"
@@ -13,14 +14,21 @@ say "Building the image that the tests call"
 
 socket=$PRIVATE/m/misbehaving.sock
 rm -f "$socket"
-(umask 0 && exec "$ROOT/target/venv/bin/python" sql/functions/misbehaving.py "$socket") &
-server=$!
-trap 'kill $server' EXIT
-for _ in $(seq 100); do [ -S "$socket" ] && break; sleep 0.1; done
-export MISBEHAVING_ENDPOINT=unix:$socket
+python=$ROOT/target/venv/bin/python
+(umask 0 && exec "$python" sql/functions/misbehaving.py "$socket") &
+servers=$!
+port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+"$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" > "$ROOT/target/arrow_udf.log" 2>&1 &
+servers="$servers $!"
+trap 'kill $servers' EXIT
+for _ in $(seq 100); do
+  [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break
+  sleep 0.1
+done
+export MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching guarded nulls types errors cancel transports prepared parallel statements)
+[ $# -gt 0 ] || tests=(language batching guarded nulls types errors cancel transports arrow_udf prepared parallel statements)
 export PG_REGRESS_DIFF_OPTS=-u
 say "Running sql/ against expected/ with runtime $TRANSSHIP_RUNTIME"
 mkdir -p "$ROOT/target/regress"

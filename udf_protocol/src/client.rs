@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread;
@@ -274,11 +274,6 @@ impl Exchange {
                 }
             }
         }
-    }
-
-    /// The doorbell that rings when a reply arrives.
-    pub fn doorbell(&self) -> BorrowedFd<'_> {
-        self.doorbell.as_fd()
     }
 }
 

@@ -1,0 +1,22 @@
+-- Servers of RisingWave's arrow-udf work as they are, over Flight on TCP.
+\getenv endpoint ARROW_UDF_ENDPOINT
+CREATE FUNCTION make_remote(declaration text, result text, endpoint text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format('CREATE FUNCTION %s RETURNS %s LANGUAGE container STABLE AS %L', declaration, result, format('endpoint = "%s"', endpoint));
+END
+$$;
+SELECT make_remote('common_divisor(int, int)', 'int', :'endpoint'), make_remote('reversed_text(text)', 'text', :'endpoint'),
+  make_remote('scaled(numeric, json)', 'numeric', :'endpoint'), make_remote('forty()', 'int', :'endpoint'),
+  make_remote('missing(int)', 'int', :'endpoint');
+SELECT sum(common_divisor(x::int, 36)), sum(gcd(x::int, 36)) FROM numbers;
+SELECT common_divisor(NULL::int, y) FROM (VALUES (1)) v (y) WHERE false;
+SELECT reversed_text('abc'), reversed_text(NULL), scaled(1.5, '{"factor": 3}'), forty();
+SELECT max(reversed_text(t)), sum(forty()), sum(scaled(x, '{"factor": 2}')) FROM numbers WHERE x <= 1000;
+-- Its exceptions arrive with their traceback, not as a missing function.
+SELECT code, message, detail ~ 'KeyError: 1' AS has_traceback, context FROM failure('SELECT missing(x::int) FROM numbers');
+-- Signatures are checked.
+\x on
+SELECT code, detail FROM failure(format('SELECT make_remote(%L, %L, %L)', 'common_divisor(bigint, int)', 'int', :'endpoint'));
+SELECT code, regexp_replace(message, '[0-9]+"', 'PORT"') AS message FROM failure(format('SELECT make_remote(%L, %L, %L)', 'nothing(int)', 'int', :'endpoint'));
+\x off
+DROP FUNCTION common_divisor, reversed_text, scaled, forty, missing, make_remote;
