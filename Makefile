@@ -24,6 +24,9 @@ pg:              ## Start a private cluster and manager with a few sample functi
 pg-dsn:          ## Print the connection string of that cluster.
 	@scripts/cluster.sh dsn
 
+pg-env:          ## Print what the command line `transship` needs to know of that manager, for eval.
+	@scripts/manager.sh env
+
 pg-stop:         ## Stop that cluster and manager.
 	@scripts/cluster.sh stop
 	@scripts/manager.sh stop
@@ -38,4 +41,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck pg pg-dsn pg-stop bench format clean
+.PHONY: help build demo test installcheck pg pg-dsn pg-env pg-stop bench format clean

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The private container manager: manager.sh start | stop.  RUNTIME is auto, docker, podman or process.
+# The private container manager: manager.sh start | stop | env (what `transship` needs to know of it).  RUNTIME is auto, docker, podman or process.
 source "$(dirname "$0")/environment.sh"
 mkdir -p "$PRIVATE/m"
 pid=$PRIVATE/m/pid
@@ -28,5 +28,10 @@ case ${1:-} in
       end_process "$pid"
     fi
     ;;
-  *) echo "usage: $0 start | stop" >&2; exit 2 ;;
+  env)
+    for name in TRANSSHIP_SOCKET TRANSSHIP_STATE_DIR TRANSSHIP_RUN_DIR TRANSSHIP_TEMPLATES TRANSSHIP_RUNTIME DOCKER_HOST; do
+      [ -z "${!name:-}" ] || printf 'export %s=%q\n' "$name" "${!name}"
+    done
+    ;;
+  *) echo "usage: $0 start | stop | env" >&2; exit 2 ;;
 esac
