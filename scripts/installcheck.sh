@@ -31,9 +31,18 @@ tests=("$@")
 [ $# -gt 0 ] || tests=(language batching guarded nulls types errors cancel transports arrow_udf prepared parallel statements)
 export PG_REGRESS_DIFF_OPTS=-u
 say "Running sql/ against expected/ with runtime $TRANSSHIP_RUNTIME"
+regress=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
 mkdir -p "$ROOT/target/regress"
-"$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test/regress/pg_regress" --inputdir=. --outputdir=target/regress \
-  --bindir="$PG_BIN" --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || {
+"$regress/regress/pg_regress" --inputdir=. --outputdir=target/regress --bindir="$PG_BIN" \
+  --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || {
   cat target/regress/regression.diffs >&2
+  exit 1
+}
+[ $# -eq 0 ] || exit 0
+say "Running specs/, where two sessions meet"
+mkdir -p "$ROOT/target/isolation"
+"$regress/isolation/pg_isolation_regress" --inputdir=. --outputdir=target/isolation --bindir="$PG_BIN" \
+  --dbname=transship_regression --use-existing concurrent_update replace_function || {
+  cat target/isolation/regression.diffs >&2
   exit 1
 }

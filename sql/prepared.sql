@@ -37,3 +37,12 @@ BEGIN
   RAISE NOTICE 'total %', total;
 END
 $$;
+-- WHERE CURRENT OF, with a cursor FOR UPDATE.
+CREATE TABLE current_rows AS SELECT x, 0::bigint AS z FROM numbers WHERE x <= 5;
+BEGIN;
+DECLARE rows CURSOR FOR SELECT x, add_one(x) FROM current_rows WHERE add_one(x) > 2 FOR UPDATE;
+FETCH 2 FROM rows;
+UPDATE current_rows SET z = add_one(x) WHERE CURRENT OF rows;
+COMMIT;
+SELECT * FROM current_rows WHERE z <> 0;
+DROP TABLE current_rows;
