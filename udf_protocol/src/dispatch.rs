@@ -106,6 +106,8 @@ impl Connections {
     /// The signature that `target` offers for `function`.
     pub async fn signature(&self, target: &Target, name: TransportName, function: &str) -> Result<Signature> {
         let (_, transport, _lease) = self.reach(target, name).await?;
+        // docs/protocol.md §2: "a client refuses a version that it does not know".
+        transport.hello().await?;
         transport.signature(function).await
     }
 

@@ -353,8 +353,9 @@ fn engine_that_cancels_ends_the_wait_and_the_call() {
 #[test]
 fn newer_protocol_is_refused() {
     let stage = Stage::new(Some(r#"{"protocol": 2}"#), |_, _| Box::pin(async {}));
-    let hello = stage.runtime.block_on(async { stage.endpoint.transport().hello().await });
-    assert_eq!(hello.unwrap_err().kind(), Kind::ProtocolViolation);
+    let target = Target::Endpoint(stage.endpoint.clone());
+    let offered = stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10));
+    assert_eq!(offered.unwrap_err().kind(), Kind::ProtocolViolation);
 }
 
 /// Answers one HTTP request per connection, each by `answer(request body)`: status line and body.
