@@ -11,6 +11,7 @@ import math
 import uuid
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _EXTENSION_KEY = b"ARROW:extension:name"
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -156,6 +157,8 @@ def encode_json(entry, array):
     if entry.name == "int8":
         return [v if v is None or abs(v) <= _MAX_SAFE_INTEGER else str(v) for v in array.to_pylist()]
     if entry.name in ("float4", "float8"):
+        if pc.all(pc.is_finite(array)).as_py():
+            return array.to_pylist()
         return [v if v is None or math.isfinite(v) else _non_finite(v) for v in array.to_pylist()]
     if entry.name == "bytea":
         return [v if v is None else base64.b64encode(v).decode() for v in array.to_pylist()]
@@ -171,6 +174,8 @@ def encode_json(entry, array):
 
 def decode_json(entry, values):
     """JSON values as an Arrow array; ValueError, TypeError or OverflowError if one does not fit."""
+    if entry.plain and entry.plain.issuperset(map(type, values)):
+        return pa.array(values, entry.arrow)
     if entry.name in ("int2", "int4", "int8"):
         values = [v if v is None else _read_int(v) for v in values]
     elif entry.name in ("float4", "float8"):
