@@ -5,23 +5,16 @@ source "$(dirname "$0")/environment.sh"
 here=examples/flights
 python=$ROOT/target/venv/bin/python
 
-"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
-if [ "${RUNTIME:-auto}" = docker ]; then
-  "$ROOT/scripts/docker.sh" start
-  # Its socket may be new.
-  source "$ROOT/scripts/environment.sh"
-fi
-"$ROOT/scripts/install.sh"
+"$ROOT/scripts/up.sh"
+source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
-"$ROOT/scripts/cluster.sh" start
-"$ROOT/scripts/manager.sh" start
 
 if [ ! -e $here/model.pkl ] || [ $here/train.py -nt $here/model.pkl ] || [ $here/features.py -nt $here/model.pkl ]; then
   say "Training a random forest of 10 trees on the flights"
   "$python" $here/train.py
 fi
 say "Packaging $here as image flights:1.0"
-"$BUILD/transship" build $here > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+build_image $here
 
 say "Loading the flights and creating function arrival_delay"
 psql --quiet --set=ON_ERROR_STOP=1 --command='SET client_min_messages = warning' --command='CREATE EXTENSION IF NOT EXISTS transship'

@@ -46,6 +46,11 @@ export TRANSSHIP_RUNTIME=${RUNTIME:-auto}
 export TRANSSHIP_STATE_DIR=$PRIVATE/state TRANSSHIP_RUN_DIR=$PRIVATE/r
 if [ -S "$PRIVATE/docker/docker.sock" ]; then export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; fi
 
+# Builds a UDF project; what the build said is shown only if it fails.
+build_image() {
+  "$BUILD/transship" build "$1" > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+}
+
 # Whether the process in a pid file is alive and ours.
 is_alive() { [ -s "$1" ] && kill -0 "$(head -n 1 "$1")" 2>/dev/null; }
 

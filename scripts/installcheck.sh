@@ -1,16 +1,14 @@
 #!/usr/bin/env bash
-# Runs sql/ against expected/ on the private cluster and manager: installcheck.sh [TEST...]
+# Runs sql/ and specs/ against expected/ on the private cluster and manager: installcheck.sh [TEST...]
 # RUNTIME says on which runtime the functions run.
 source "$(dirname "$0")/environment.sh"
 
-"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
-"$ROOT/scripts/install.sh"
+"$ROOT/scripts/up.sh"
+source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
 "$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2
-"$ROOT/scripts/cluster.sh" start
-"$ROOT/scripts/manager.sh" start
 say "Building the image that the tests call"
-"$BUILD/transship" build sql/functions > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+build_image sql/functions
 
 socket=$PRIVATE/m/misbehaving.sock
 rm -f "$socket"

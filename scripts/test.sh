@@ -4,7 +4,7 @@ source "$(dirname "$0")/environment.sh"
 stop_all() { for part in manager cluster docker; do "$ROOT/scripts/$part.sh" stop || true; done; }
 trap stop_all EXIT
 
-"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
+"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev
 "$ROOT/scripts/docker.sh" start
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
