@@ -47,7 +47,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let private = Private::from_plan(scan);
         let mut calls = Vec::new();
         let mut max_rows = usize::MAX;
-        for entry in list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns) {
+        let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns);
+        let conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
+        for (entry, condition) in entries.into_iter().zip(conditions) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
             catalog::check_execute((*expression).funcid);
             let function = report::unwrap(function::lookup((*expression).funcid));
@@ -59,7 +61,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let empty = pg_sys::NullableDatum { value: pg_sys::Datum::from(0usize), isnull: true };
             let values = vec![empty; arguments.len()];
             let builder = BatchBuilder::new(&function.signature);
-            calls.push(Call { function, arguments, values, builder, exchange: None });
+            // Gives null for null.
+            let condition = pg_sys::ExecInitExpr(condition, planstate);
+            calls.push(Call { function, condition, is_wanted: true, arguments, values, builder, exchange: None });
         }
         let child_descriptor = pg_sys::ExecGetResultType((*planstate).lefttree);
         let inner = Inner {
@@ -139,6 +143,14 @@ unsafe fn read_row(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
         let (calls, count) = ((*inner).calls.as_mut_ptr(), (*inner).calls.len());
         for i in 0..count {
             let call = calls.add(i);
+            if !(*call).condition.is_null() {
+                let mut is_null = false;
+                let holds = raw::exec_eval_expr((*call).condition, context, &raw mut is_null);
+                (*call).is_wanted = !is_null && holds.value() as u8 != 0;
+                if !(*call).is_wanted {
+                    continue;
+                }
+            }
             let (values, arguments) = ((*call).values.as_mut_ptr(), (*call).arguments.as_ptr());
             for j in 0..(*call).arguments.len() {
                 let value = values.add(j);
@@ -292,7 +304,7 @@ unsafe extern "C-unwind" fn add_row(inner: *mut Inner, slot: *mut pg_sys::TupleT
         let inner = &mut *inner;
         let Some(batch) = &mut inner.forming else { return };
         for (call, sent) in inner.calls.iter_mut().zip(&mut batch.sent) {
-            if call.function.is_strict && call.values.iter().any(|value| value.isnull) {
+            if !call.is_wanted || (call.function.is_strict && call.values.iter().any(|value| value.isnull)) {
                 sent.push_skipped(batch.rows.len());
                 continue;
             }

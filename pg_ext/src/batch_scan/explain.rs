@@ -97,9 +97,16 @@ pub unsafe extern "C-unwind" fn explain(
         let scan = (*css).ss.ps.plan.cast::<pg_sys::CustomScan>();
         let context = pg_sys::set_deparse_context_plan((*es).deparse_cxt, scan.cast(), ancestors);
         let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist);
-        for entry in entries.into_iter().skip(Private::from_plan(scan).child_columns) {
-            let text = pg_sys::deparse_expression((*entry).expr.cast(), context, (*es).verbose, false);
-            let mut line = CStr::from_ptr(text).to_string_lossy().into_owned();
+        let conditions = list::elements::<pg_sys::Node>((*scan).custom_exprs);
+        let say = |expression| {
+            let text = pg_sys::deparse_expression(expression, context, (*es).verbose, false);
+            CStr::from_ptr(text).to_string_lossy().into_owned()
+        };
+        for (entry, condition) in entries.into_iter().skip(Private::from_plan(scan).child_columns).zip(conditions) {
+            let mut line = say((*entry).expr.cast());
+            if !condition.is_null() {
+                line.push_str(&format!(" if {}", say(condition)));
+            }
             // A function that was dropped since, or whose body is broken, has nothing to add.
             if let Ok(function) = function::lookup((*(*entry).expr.cast::<pg_sys::FuncExpr>()).funcid) {
                 line.push_str(&format!(" in {} over {}", function.body.place(), function.transport().name()));

@@ -2,8 +2,9 @@
 //!
 //! The planner puts it above a node (calls in its target list and filter) or below one (calls in aggregate arguments).
 //! `custom_scan_tlist` describes the node's scan tuple: first the child's columns, as Vars of OUTER_VAR, then the calls,
-//! as the function expressions themselves over OUTER_VAR. Target list and filter refer to it by INDEX_VAR. That is all
-//! the executor needs, and what EXPLAIN prints.
+//! as the function expressions themselves over OUTER_VAR. `custom_exprs` has one condition per call, or null: the call is
+//! made only for rows for which it is true. Target list and filter refer to the scan tuple by INDEX_VAR. That is all the
+//! executor needs, and what EXPLAIN prints.
 
 mod exec;
 mod explain;

@@ -62,8 +62,12 @@ pub struct Inner {
 pub struct Call {
     /// What is called.
     pub function: Rc<Function>,
+    /// When it is made, over the child's row; null for every row.
+    pub condition: *mut pg_sys::ExprState,
     /// Its arguments, over the child's row.
     pub arguments: Vec<*mut pg_sys::ExprState>,
+    /// Whether the condition holds for the row at hand.
+    pub is_wanted: bool,
     /// The values of one row's arguments.
     pub values: Vec<pg_sys::NullableDatum>,
     /// The batch that is being formed.
@@ -95,8 +99,8 @@ pub struct Batch {
 pub struct Sent {
     /// Rows that were sent.
     pub count: usize,
-    /// For each row of the batch its position among the sent; none for a row whose NULL argument a STRICT function is
-    /// not called for. Left out while every row was sent.
+    /// For each row of the batch its position among the sent; none for a row that the call's condition leaves out, or
+    /// whose NULL argument a STRICT function is not called for. Left out while every row was sent.
     pub positions: Option<Vec<Option<u32>>>,
 }
 

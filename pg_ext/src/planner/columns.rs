@@ -3,18 +3,25 @@
 
 use pgrx::pg_sys;
 
-use super::find_calls::is_volatile;
-use crate::pg::nodes;
+use super::find_calls::{FoundCall, is_volatile};
+use crate::pg::{list, nodes};
+
+/// A call that becomes a column.
+pub struct LiftedCall {
+    pub call: *mut pg_sys::FuncExpr,
+    /// The guards of every place where it stands: the call is made for a row that one of them lets through.
+    places: Vec<Vec<*mut pg_sys::Node>>,
+}
 
 /// The columns of a new node: plain parts of the old expressions, which the child computes, and calls.
 pub struct Columns {
-    calls: Vec<*mut pg_sys::FuncExpr>,
+    calls: Vec<LiftedCall>,
     pub atoms: Vec<*mut pg_sys::Node>,
 }
 
 impl Columns {
     /// The columns that `moved` expressions need when `calls` in them have become columns.
-    pub unsafe fn new(calls: &[*mut pg_sys::FuncExpr], moved: &[*mut pg_sys::Node]) -> Columns {
+    pub unsafe fn new(calls: &[FoundCall], moved: &[*mut pg_sys::Node]) -> Columns {
         // SAFETY: the caller passes valid expressions; the walks change nothing and their copies are dropped.
         unsafe {
             let calls = distinct_calls(calls);
@@ -25,8 +32,11 @@ impl Columns {
                 }
                 is_atom(node).then_some(node)
             };
-            for call in &calls {
-                nodes::replace(call.cast(), &mut note);
+            for lifted in &calls {
+                nodes::replace(lifted.call.cast(), &mut note);
+                for guard in lifted.places.iter().flatten() {
+                    nodes::replace(*guard, &mut note);
+                }
             }
             for expression in moved {
                 nodes::replace(*expression, &mut |node| match position_of(&calls, node) {
@@ -61,16 +71,26 @@ impl Columns {
     /// The calls as entries of the scan tuple, over the child's columns.
     pub unsafe fn call_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
         let mut entries = Vec::new();
-        for (i, call) in self.calls.iter().enumerate() {
+        for (i, lifted) in self.calls.iter().enumerate() {
             // SAFETY: calls are valid expressions, whose plain parts were noted.
-            unsafe {
-                let over_child = nodes::replace(call.cast(), &mut |node| {
-                    Some(column(pg_sys::OUTER_VAR, self.atom_position(node)?, node).cast())
-                });
-                entries.push(entry_of(over_child.cast(), self.atoms.len() + i));
-            }
+            unsafe { entries.push(entry_of(self.over_child(lifted.call.cast()).cast(), self.atoms.len() + i)) };
         }
         entries
+    }
+
+    /// The calls' conditions, over the child's columns; null for a call that is made for every row.
+    pub unsafe fn conditions(&self) -> Vec<*mut pg_sys::Node> {
+        // SAFETY: guards are valid expressions, whose plain parts were noted.
+        self.calls.iter().map(|lifted| unsafe { self.over_child(lifted.condition()) }).collect()
+    }
+
+    unsafe fn over_child(&self, expression: *mut pg_sys::Node) -> *mut pg_sys::Node {
+        // SAFETY: the caller passes null or a valid expression, whose plain parts were noted.
+        unsafe {
+            nodes::replace(expression, &mut |node| {
+                Some(column(pg_sys::OUTER_VAR, self.atom_position(node)?, node).cast())
+            })
+        }
     }
 
     /// The child's columns as entries of the scan tuple.
@@ -97,29 +117,46 @@ unsafe fn is_atom(node: *mut pg_sys::Node) -> bool {
     matches!(unsafe { nodes::tag(node) }, T_Var | T_Aggref | T_WindowFunc | T_GroupingFunc)
 }
 
+impl LiftedCall {
+    /// When the call is made; null for always.
+    pub unsafe fn condition(&self) -> *mut pg_sys::Node {
+        if self.places.iter().any(Vec::is_empty) {
+            return std::ptr::null_mut();
+        }
+        let join = |parts: &[*mut pg_sys::Node], operator| match parts {
+            [only] => *only,
+            // SAFETY: the list holds valid boolean expressions.
+            _ => unsafe { pg_sys::makeBoolExpr(operator, list::from_elements(parts), -1).cast() },
+        };
+        let places: Vec<_> = self.places.iter().map(|guards| join(guards, pg_sys::BoolExprType::AND_EXPR)).collect();
+        join(&places, pg_sys::BoolExprType::OR_EXPR)
+    }
+}
+
 /// Equal calls once, unless they are VOLATILE: then each is a call of its own.
-pub unsafe fn distinct_calls(calls: &[*mut pg_sys::FuncExpr]) -> Vec<*mut pg_sys::FuncExpr> {
-    let mut distinct: Vec<*mut pg_sys::FuncExpr> = Vec::new();
-    for call in calls {
+pub unsafe fn distinct_calls(calls: &[FoundCall]) -> Vec<LiftedCall> {
+    let mut distinct: Vec<LiftedCall> = Vec::new();
+    for found in calls {
         // SAFETY: the caller passes valid calls.
-        if unsafe { position_of(&distinct, call.cast()) }.is_none() {
-            distinct.push(*call);
+        match unsafe { position_of(&distinct, found.call.cast()) } {
+            Some(position) => distinct[position].places.push(found.guards.clone()),
+            None => distinct.push(LiftedCall { call: found.call, places: vec![found.guards.clone()] }),
         }
     }
     distinct
 }
 
 /// Which of `calls` a node is.
-pub unsafe fn position_of(calls: &[*mut pg_sys::FuncExpr], node: *mut pg_sys::Node) -> Option<usize> {
+pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Option<usize> {
     // SAFETY: the caller passes valid nodes.
     unsafe {
         if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
             return None;
         }
         let repeats = is_repeatable(node);
-        calls
-            .iter()
-            .position(|call| std::ptr::eq(call.cast(), node) || (repeats && pg_sys::equal(call.cast(), node.cast())))
+        calls.iter().position(|lifted| {
+            std::ptr::eq(lifted.call.cast(), node) || (repeats && pg_sys::equal(lifted.call.cast(), node.cast()))
+        })
     }
 }
 

@@ -24,7 +24,7 @@
 use pgrx::pg_sys;
 
 use super::columns::{Columns, column, distinct_calls, entry_of, position_of};
-use super::find_calls::CallFinder;
+use super::find_calls::{CallFinder, FoundCall};
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{list, nodes};
 
@@ -199,7 +199,7 @@ impl Lifter {
         plan: *mut pg_sys::Plan,
         filters: &[*mut pg_sys::Node],
         kept: usize,
-        calls: &[*mut pg_sys::FuncExpr],
+        calls: &[FoundCall],
     ) -> *mut pg_sys::Plan {
         // SAFETY: the plan is valid; copies of its expressions are changed, never the expressions themselves.
         unsafe {
@@ -209,7 +209,9 @@ impl Lifter {
             let columns = Columns::new(calls, &moved);
             let mut rewritten: Vec<_> = moved.iter().map(|expression| columns.over_scan_tuple(*expression)).collect();
             let new_targets = rewritten.split_off(filters.len() - kept);
-            let scan = self.make_node(plan, columns.atoms.len(), columns.outer_entries(), columns.call_entries());
+            let mut entries = columns.outer_entries();
+            entries.extend(columns.call_entries());
+            let scan = self.make_node(plan, columns.atoms.len(), &entries, &columns.conditions());
             (*scan).scan.plan.targetlist = list::from_elements(&new_targets);
             (*scan).scan.plan.qual = list::from_elements(&rewritten);
             (*plan).targetlist = list::from_elements(&columns.child_targets());
@@ -255,12 +257,14 @@ impl Lifter {
                     (*entry).resjunk = (**target).resjunk;
                     passed.push(entry);
                 }
-                let mut made = Vec::new();
-                for (j, call) in calls.iter().enumerate() {
-                    made.push(entry_of(pg_sys::copyObjectImpl(call.cast()).cast(), width + j));
+                let mut conditions = Vec::new();
+                for (j, lifted) in calls.iter().enumerate() {
+                    let call = lifted.call;
+                    outer.push(entry_of(pg_sys::copyObjectImpl(call.cast()).cast(), width + j));
                     passed.push(entry_of(column(pg_sys::INDEX_VAR, width + j, call.cast()).cast(), width + j));
+                    conditions.push(pg_sys::copyObjectImpl(lifted.condition().cast()).cast());
                 }
-                let scan = self.make_node(child, width, outer, made);
+                let scan = self.make_node(child, width, &outer, &conditions);
                 (*scan).scan.plan.targetlist = list::from_elements(&passed);
                 (*plan).lefttree = scan.cast();
                 let mut to_column = |node: *mut pg_sys::Node| {
@@ -287,8 +291,8 @@ impl Lifter {
         &mut self,
         child: *mut pg_sys::Plan,
         child_columns: usize,
-        mut outer_entries: Vec<*mut pg_sys::TargetEntry>,
-        call_entries: Vec<*mut pg_sys::TargetEntry>,
+        entries: &[*mut pg_sys::TargetEntry],
+        conditions: &[*mut pg_sys::Node],
     ) -> *mut pg_sys::CustomScan {
         // SAFETY: the struct belongs to the tag; the child is valid.
         unsafe {
@@ -306,8 +310,8 @@ impl Lifter {
             (*plan).extParam = pg_sys::bms_copy((*child).extParam);
             (*plan).allParam = pg_sys::bms_copy((*child).allParam);
             (*plan).lefttree = child;
-            outer_entries.extend(call_entries);
-            (*scan).custom_scan_tlist = list::from_elements(&outer_entries);
+            (*scan).custom_scan_tlist = list::from_elements(entries);
+            (*scan).custom_exprs = list::from_elements(conditions);
             (*scan).custom_private = Private { child_columns }.to_list();
             (*scan).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
             (*scan).methods = SCAN_METHODS.as_ptr();
@@ -344,22 +348,31 @@ impl Lifter {
     }
 }
 
-/// Calls in the arguments of an aggregate or window function that are evaluated for every row; none if the node is
+/// Calls in the arguments of an aggregate or window function, and in the FILTER that guards them; none if the node is
 /// neither.
-unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<*mut pg_sys::FuncExpr>> {
+unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {
     use pg_sys::NodeTag::*;
     // SAFETY: the tag says which struct the node is.
     unsafe {
-        let (arguments, filter) = match nodes::tag(node) {
-            T_Aggref => ((*node.cast::<pg_sys::Aggref>()).args, (*node.cast::<pg_sys::Aggref>()).aggfilter),
-            T_WindowFunc => ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter),
+        let (arguments, filter): (_, *mut pg_sys::Node) = match nodes::tag(node) {
+            T_Aggref => ((*node.cast::<pg_sys::Aggref>()).args, (*node.cast::<pg_sys::Aggref>()).aggfilter.cast()),
+            T_WindowFunc => {
+                ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter.cast())
+            }
             _ => return None,
         };
-        if !filter.is_null() {
-            // The arguments are evaluated only for rows that pass.
-            return Some(finder.find(filter.cast()));
+        let mut calls = finder.find(filter);
+        // What the filter calls comes first, so that its condition can guard the arguments.
+        if calls.is_empty() {
+            for argument in list::elements::<pg_sys::Node>(arguments) {
+                calls.extend(if filter.is_null() {
+                    finder.find(argument)
+                } else {
+                    finder.find_under(filter, argument)
+                });
+            }
         }
-        Some(list::elements::<pg_sys::Node>(arguments).into_iter().flat_map(|argument| finder.find(argument)).collect())
+        Some(calls)
     }
 }
 
