@@ -149,7 +149,7 @@ class Generator:
             limit = f" LIMIT {self.random.randint(0, 30)}"
         source, tables = self.source()
         where = f" WHERE {self.condition(tables, 2)}" if self.random.random() < 0.6 else ""
-        shape = self.random.random()
+        shape, width = self.random.random(), len(tables)
         if shape < 0.3:
             group = self.one_of(f"{tables[0]}.b", f"%inc({tables[0]}.b)", f"%even({tables[0]}.a)")
             having = f" HAVING %inc(count(*)) > {self.random.randint(0, 20)}" if self.random.random() < 0.4 else ""
@@ -160,13 +160,16 @@ class Generator:
         ids = ", ".join(f"{name}.id" for name in tables)
         if shape < 0.4:
             partition = f"PARTITION BY {tables[0]}.b ORDER BY {ids}"
-            return f"SELECT {ids}, sum({self.number(tables, 2)}) OVER ({partition}) FROM {source}{where} ORDER BY {ids}{limit}"
-        columns = ", ".join(self.number(tables, self.random.randint(1, 3)) for _ in range(self.random.randint(1, 3)))
+            return f"SELECT {ids}, sum({self.number(tables, 2)}) OVER ({partition}) FROM {source}{where} ORDER BY {ids}, {width + 1}{limit}"
+        columns = [self.number(tables, self.random.randint(1, 3)) for _ in range(self.random.randint(1, 3))]
         if shape < 0.5:
             return f"WITH w AS MATERIALIZED (SELECT {ids.split(',')[0]} AS id, {self.number(tables, 2)} AS a FROM {source}{where}) " \
                    f"SELECT id, %inc(a), a FROM w ORDER BY id, a{limit}"  # fmt: skip
-        order = f" ORDER BY {ids}" if self.random.random() < 0.5 or limit else f" ORDER BY {self.number(tables, 1)}"
-        return f"SELECT {ids}, {columns} FROM {source}{where}{order}{limit}"
+        order = f" ORDER BY {ids}" if self.random.random() < 0.5 else f" ORDER BY {self.number(tables, 1)}"
+        if limit:
+            # Every column, so that rows with equal ids do not make the answer a matter of chance.
+            order = " ORDER BY " + ", ".join(str(i + 1) for i in range(width + len(columns)))
+        return f"SELECT {ids}, {', '.join(columns)} FROM {source}{where}{order}{limit}"
 
     def settings(self):
         """Ways to plan and to batch that must not matter."""
@@ -189,6 +192,14 @@ def run(connection, query):
         return "failure", error.sqlstate
 
 
+def difference(expected, found):
+    """The first few rows that only one form gave, or the outcomes."""
+    if "failure" in (expected[0], found[0]):
+        return f"PL/pgSQL: {str(expected)[:200]}\ncontainer: {str(found)[:200]}"
+    only = [sorted(set(one) - set(other))[:5] for one, other in ((expected[1], found[1]), (found[1], expected[1]))]
+    return f"only PL/pgSQL: {only[0]}\nonly container: {only[1]}"
+
+
 def main():
     generator = Generator(SEED)
     rows, failures, batched = 0, 0, 0
@@ -205,7 +216,7 @@ def main():
             expected = run(connection, query.replace("%", "p_"))
             found = run(connection, query.replace("%", "c_"))
             if expected[0] != found[0] or (expected[0] == "rows" and expected != found):
-                sys.exit(f"query {number} of seed {SEED} differs\n{query}\nwith {settings}\nPL/pgSQL: {expected}\ncontainer: {found}")
+                sys.exit(f"query {number} of seed {SEED} differs\n{query}\nwith {settings}\n{difference(expected, found)}")
             plan = connection.execute("EXPLAIN " + query.replace("%", "c_")).fetchall() if expected[0] == "rows" else []
             batched += any("Container Batch" in line for (line,) in plan)
             rows += expected[0] == "rows"

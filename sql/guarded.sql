@@ -53,3 +53,6 @@ $$;
 SELECT x FROM small WHERE leak(x) AND x <= 20 ORDER BY x;
 DROP VIEW small;
 DROP FUNCTION leak;
+-- An equal call for other rows, whose guard is known only later, is a call of its own.
+SELECT sum(a), sum(b) FROM (SELECT CASE WHEN y = 1 THEN add_one(x) END AS a, CASE WHEN add_one(y) > 9 THEN add_one(x) END AS b
+FROM numbers WHERE x <= 100 OFFSET 0) s;

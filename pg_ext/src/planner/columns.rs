@@ -9,8 +9,8 @@ use crate::pg::{list, nodes};
 /// A call that becomes a column.
 pub struct LiftedCall {
     pub call: *mut pg_sys::FuncExpr,
-    /// The guards of every place where it stands: the call is made for a row that one of them lets through.
-    places: Vec<Vec<*mut pg_sys::Node>>,
+    /// Every place where it was found: the call is made for a row that the guards of one of them let through.
+    places: Vec<FoundCall>,
 }
 
 /// The columns of a new node: plain parts of the old expressions, which the child computes, and calls.
@@ -34,7 +34,7 @@ impl Columns {
             };
             for lifted in &calls {
                 nodes::replace(lifted.call.cast(), &mut note);
-                for guard in lifted.places.iter().flatten() {
+                for guard in lifted.places.iter().flat_map(|place| &place.guards) {
                     nodes::replace(*guard, &mut note);
                 }
             }
@@ -118,9 +118,13 @@ unsafe fn is_atom(node: *mut pg_sys::Node) -> bool {
 }
 
 impl LiftedCall {
+    fn is_unconditional(&self) -> bool {
+        self.places.iter().any(|place| place.guards.is_empty())
+    }
+
     /// When the call is made; null for always.
     pub unsafe fn condition(&self) -> *mut pg_sys::Node {
-        if self.places.iter().any(Vec::is_empty) {
+        if self.is_unconditional() {
             return std::ptr::null_mut();
         }
         let join = |parts: &[*mut pg_sys::Node], operator| match parts {
@@ -128,7 +132,8 @@ impl LiftedCall {
             // SAFETY: the list holds valid boolean expressions.
             _ => unsafe { pg_sys::makeBoolExpr(operator, list::from_elements(parts), -1).cast() },
         };
-        let places: Vec<_> = self.places.iter().map(|guards| join(guards, pg_sys::BoolExprType::AND_EXPR)).collect();
+        let places: Vec<_> =
+            self.places.iter().map(|place| join(&place.guards, pg_sys::BoolExprType::AND_EXPR)).collect();
         join(&places, pg_sys::BoolExprType::OR_EXPR)
     }
 }
@@ -138,15 +143,19 @@ pub unsafe fn distinct_calls(calls: &[FoundCall]) -> Vec<LiftedCall> {
     let mut distinct: Vec<LiftedCall> = Vec::new();
     for found in calls {
         // SAFETY: the caller passes valid calls.
-        match unsafe { position_of(&distinct, found.call.cast()) } {
-            Some(position) => distinct[position].places.push(found.guards.clone()),
-            None => distinct.push(LiftedCall { call: found.call, places: vec![found.guards.clone()] }),
+        let equal = distinct.iter_mut().find(|lifted| unsafe {
+            is_repeatable(found.call.cast()) && pg_sys::equal(lifted.call.cast(), found.call.cast())
+        });
+        match equal {
+            Some(lifted) => lifted.places.push(found.clone()),
+            None => distinct.push(LiftedCall { call: found.call, places: vec![found.clone()] }),
         }
     }
     distinct
 }
 
-/// Which of `calls` a node is.
+/// Which of `calls` has the value of a node: it was found there, or is made for every row and equal. An equal call at a
+/// place that was not found may be needed for other rows.
 pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Option<usize> {
     // SAFETY: the caller passes valid nodes.
     unsafe {
@@ -155,7 +164,8 @@ pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Opti
         }
         let repeats = is_repeatable(node);
         calls.iter().position(|lifted| {
-            std::ptr::eq(lifted.call.cast(), node) || (repeats && pg_sys::equal(lifted.call.cast(), node.cast()))
+            lifted.places.iter().any(|place| std::ptr::eq(place.call.cast(), node))
+                || (repeats && lifted.is_unconditional() && pg_sys::equal(lifted.call.cast(), node.cast()))
         })
     }
 }
