@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use arrow_array::builder::{
-    BinaryBuilder, BooleanBuilder, Date32Builder, FixedSizeBinaryBuilder, Float32Builder, Float64Builder, Int16Builder,
-    Int32Builder, Int64Builder, StringBuilder, TimestampMicrosecondBuilder,
+    ArrayBuilder, BinaryBuilder, BooleanBuilder, Date32Builder, FixedSizeBinaryBuilder, Float32Builder, Float64Builder,
+    Int16Builder, Int32Builder, Int64Builder, IntervalMonthDayNanoBuilder, StringBuilder, Time64MicrosecondBuilder,
+    TimestampMicrosecondBuilder,
 };
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow_schema::SchemaRef;
+use arrow_array::{ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StructArray};
+use arrow_buffer::{NullBufferBuilder, OffsetBufferBuilder};
+use arrow_schema::{FieldRef, Fields, SchemaRef};
 
 use crate::signature::Signature;
 use crate::types::Type;
@@ -34,7 +36,7 @@ pub enum ColumnBuilder {
     Int8(Int64Builder),
     Float4(Float32Builder),
     Float8(Float64Builder),
-    /// Text, numeric and JSON.
+    /// Text, and everything that travels as text.
     Text(StringBuilder),
     Bytea(BinaryBuilder),
     /// Days since 1970-01-01.
@@ -42,10 +44,89 @@ pub enum ColumnBuilder {
     /// Microseconds since 1970-01-01, with or without time zone.
     Timestamp(TimestampMicrosecondBuilder),
     Uuid(FixedSizeBinaryBuilder),
+    /// Microseconds since midnight.
+    Time(Time64MicrosecondBuilder),
+    Interval(IntervalMonthDayNanoBuilder),
+    Array(ArrayColumn),
+    /// A composite type or a range.
+    Composite(CompositeColumn),
+}
+
+/// Builds a column of arrays: append the elements, then finish the value.
+#[derive(Debug)]
+pub struct ArrayColumn {
+    field: FieldRef,
+    elements: Box<ColumnBuilder>,
+    offsets: OffsetBufferBuilder<i32>,
+    elements_before: usize,
+    validity: NullBufferBuilder,
+}
+
+impl ArrayColumn {
+    /// Where the elements of the value at hand are appended.
+    pub fn elements(&mut self) -> &mut ColumnBuilder {
+        &mut self.elements
+    }
+
+    /// Ends the value, of the elements that were appended since the one before.
+    pub fn finish_value(&mut self) {
+        self.push_offset();
+        self.validity.append_non_null();
+    }
+
+    fn append_null(&mut self) {
+        self.push_offset();
+        self.validity.append_null();
+    }
+
+    fn push_offset(&mut self) {
+        let elements = self.elements.len();
+        self.offsets.push_length(elements - self.elements_before);
+        self.elements_before = elements;
+    }
+
+    fn finish(&mut self) -> ListArray {
+        let offsets = std::mem::replace(&mut self.offsets, OffsetBufferBuilder::new(0)).finish();
+        self.elements_before = 0;
+        ListArray::new(self.field.clone(), offsets, self.elements.finish(), self.validity.finish())
+    }
+}
+
+/// Builds a column of composite values: append one value to each attribute, then finish the value.
+#[derive(Debug)]
+pub struct CompositeColumn {
+    fields: Fields,
+    attributes: Vec<ColumnBuilder>,
+    validity: NullBufferBuilder,
+}
+
+impl CompositeColumn {
+    /// The column of one attribute.
+    pub fn attribute(&mut self, position: usize) -> &mut ColumnBuilder {
+        &mut self.attributes[position]
+    }
+
+    /// Ends the value.
+    pub fn finish_value(&mut self) {
+        self.validity.append_non_null();
+    }
+
+    fn append_null(&mut self) {
+        self.attributes.iter_mut().for_each(ColumnBuilder::append_null);
+        self.validity.append_null();
+    }
+
+    fn finish(&mut self) -> StructArray {
+        let rows = self.validity.len();
+        let columns = self.attributes.iter_mut().map(ColumnBuilder::finish).collect();
+        StructArray::try_new_with_length(self.fields.clone(), columns, self.validity.finish(), rows)
+            .expect("each value appends one value of its type to every attribute")
+    }
 }
 
 impl ColumnBuilder {
-    fn new(ty: Type) -> ColumnBuilder {
+    /// A builder of an empty column.
+    pub fn new(ty: &Type) -> ColumnBuilder {
         match ty {
             Type::Bool => ColumnBuilder::Bool(BooleanBuilder::new()),
             Type::Int2 => ColumnBuilder::Int2(Int16Builder::new()),
@@ -53,13 +134,32 @@ impl ColumnBuilder {
             Type::Int8 => ColumnBuilder::Int8(Int64Builder::new()),
             Type::Float4 => ColumnBuilder::Float4(Float32Builder::new()),
             Type::Float8 => ColumnBuilder::Float8(Float64Builder::new()),
-            Type::Text | Type::Numeric | Type::Json => ColumnBuilder::Text(StringBuilder::new()),
+            Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
+                ColumnBuilder::Text(StringBuilder::new())
+            }
             Type::Bytea => ColumnBuilder::Bytea(BinaryBuilder::new()),
             Type::Date => ColumnBuilder::Date(Date32Builder::new()),
             Type::Timestamp | Type::TimestampTz => {
                 ColumnBuilder::Timestamp(TimestampMicrosecondBuilder::new().with_data_type(ty.data_type()))
             }
             Type::Uuid => ColumnBuilder::Uuid(FixedSizeBinaryBuilder::new(16)),
+            Type::Time => ColumnBuilder::Time(Time64MicrosecondBuilder::new()),
+            Type::Interval => ColumnBuilder::Interval(IntervalMonthDayNanoBuilder::new()),
+            Type::Array(element) => ColumnBuilder::Array(ArrayColumn {
+                field: Arc::new(element.field("item")),
+                elements: Box::new(ColumnBuilder::new(element)),
+                offsets: OffsetBufferBuilder::new(0),
+                elements_before: 0,
+                validity: NullBufferBuilder::new(0),
+            }),
+            Type::Range(_) | Type::Composite(_) => {
+                let attributes = ty.attributes();
+                ColumnBuilder::Composite(CompositeColumn {
+                    fields: attributes.iter().map(|attribute| attribute.ty.field(&attribute.name)).collect(),
+                    attributes: attributes.iter().map(|attribute| ColumnBuilder::new(&attribute.ty)).collect(),
+                    validity: NullBufferBuilder::new(0),
+                })
+            }
         }
     }
 
@@ -77,6 +177,10 @@ impl ColumnBuilder {
             ColumnBuilder::Date(builder) => builder.append_null(),
             ColumnBuilder::Timestamp(builder) => builder.append_null(),
             ColumnBuilder::Uuid(builder) => builder.append_null(),
+            ColumnBuilder::Time(builder) => builder.append_null(),
+            ColumnBuilder::Interval(builder) => builder.append_null(),
+            ColumnBuilder::Array(builder) => builder.append_null(),
+            ColumnBuilder::Composite(builder) => builder.append_null(),
         }
     }
 
@@ -93,19 +197,52 @@ impl ColumnBuilder {
             ColumnBuilder::Date(builder) => Arc::new(builder.finish()),
             ColumnBuilder::Timestamp(builder) => Arc::new(builder.finish()),
             ColumnBuilder::Uuid(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Time(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Interval(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Array(builder) => Arc::new(builder.finish()),
+            ColumnBuilder::Composite(builder) => Arc::new(builder.finish()),
         }
     }
 
-    /// Bytes of values so far, offsets and validity left out.
-    fn bytes(&self, rows: usize) -> usize {
+    /// Values so far, NULLs included.
+    fn len(&self) -> usize {
         match self {
-            ColumnBuilder::Bool(_) => rows / 8,
-            ColumnBuilder::Int2(_) => rows * 2,
-            ColumnBuilder::Int4(_) | ColumnBuilder::Float4(_) | ColumnBuilder::Date(_) => rows * 4,
-            ColumnBuilder::Int8(_) | ColumnBuilder::Float8(_) | ColumnBuilder::Timestamp(_) => rows * 8,
-            ColumnBuilder::Text(builder) => rows * 4 + builder.values_slice().len(),
-            ColumnBuilder::Bytea(builder) => rows * 4 + builder.values_slice().len(),
-            ColumnBuilder::Uuid(_) => rows * 16,
+            ColumnBuilder::Bool(builder) => builder.len(),
+            ColumnBuilder::Int2(builder) => builder.len(),
+            ColumnBuilder::Int4(builder) => builder.len(),
+            ColumnBuilder::Int8(builder) => builder.len(),
+            ColumnBuilder::Float4(builder) => builder.len(),
+            ColumnBuilder::Float8(builder) => builder.len(),
+            ColumnBuilder::Text(builder) => builder.len(),
+            ColumnBuilder::Bytea(builder) => builder.len(),
+            ColumnBuilder::Date(builder) => builder.len(),
+            ColumnBuilder::Timestamp(builder) => builder.len(),
+            ColumnBuilder::Uuid(builder) => builder.len(),
+            ColumnBuilder::Time(builder) => builder.len(),
+            ColumnBuilder::Interval(builder) => builder.len(),
+            ColumnBuilder::Array(builder) => builder.validity.len(),
+            ColumnBuilder::Composite(builder) => builder.validity.len(),
+        }
+    }
+
+    /// Bytes of values so far, validity left out.
+    fn bytes(&self) -> usize {
+        match self {
+            ColumnBuilder::Bool(builder) => builder.len() / 8,
+            ColumnBuilder::Int2(builder) => builder.len() * 2,
+            ColumnBuilder::Int4(builder) => builder.len() * 4,
+            ColumnBuilder::Float4(builder) => builder.len() * 4,
+            ColumnBuilder::Date(builder) => builder.len() * 4,
+            ColumnBuilder::Int8(builder) => builder.len() * 8,
+            ColumnBuilder::Float8(builder) => builder.len() * 8,
+            ColumnBuilder::Timestamp(builder) => builder.len() * 8,
+            ColumnBuilder::Time(builder) => builder.len() * 8,
+            ColumnBuilder::Text(builder) => builder.len() * 4 + builder.values_slice().len(),
+            ColumnBuilder::Bytea(builder) => builder.len() * 4 + builder.values_slice().len(),
+            ColumnBuilder::Uuid(builder) => builder.len() * 16,
+            ColumnBuilder::Interval(builder) => builder.len() * 16,
+            ColumnBuilder::Array(builder) => builder.validity.len() * 4 + builder.elements.bytes(),
+            ColumnBuilder::Composite(builder) => builder.attributes.iter().map(ColumnBuilder::bytes).sum(),
         }
     }
 }
@@ -124,7 +261,7 @@ pub struct BatchBuilder {
 impl BatchBuilder {
     /// A builder for calls of `signature`.
     pub fn new(signature: &Signature) -> BatchBuilder {
-        let columns = signature.arguments.iter().map(|argument| ColumnBuilder::new(argument.ty)).collect();
+        let columns = signature.arguments.iter().map(|argument| ColumnBuilder::new(&argument.ty)).collect();
         BatchBuilder { schema: signature.call_schema(), next_number: 0, columns, rows: 0 }
     }
 
@@ -145,7 +282,7 @@ impl BatchBuilder {
 
     /// Bytes of values since the last batch.
     pub fn bytes(&self) -> usize {
-        self.columns.iter().map(|column| column.bytes(self.rows)).sum()
+        self.columns.iter().map(ColumnBuilder::bytes).sum()
     }
 
     /// Cuts the batch here.

@@ -339,7 +339,7 @@ impl FunctionBody {
             functions: vec![FunctionEntry {
                 name: signature.function.clone(),
                 arguments: Some(arguments.collect()),
-                returns: Some(signature.result.name().to_string()),
+                returns: Some(signature.result.to_string()),
                 batch: self.batch,
                 strict: false,
                 volatility: Volatility::default(),

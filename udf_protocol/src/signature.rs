@@ -104,7 +104,7 @@ impl Signature {
 
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let arguments: Vec<&str> = self.arguments.iter().map(|argument| argument.ty.name()).collect();
+        let arguments: Vec<String> = self.arguments.iter().map(|argument| argument.ty.to_string()).collect();
         write!(f, "{}({}) returns {}", self.function, arguments.join(", "), self.result)
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     fn signature(arguments: &[Type], result: Type) -> Signature {
-        let arguments = arguments.iter().map(|ty| Argument { name: String::new(), ty: *ty }).collect();
+        let arguments = arguments.iter().map(|ty| Argument { name: String::new(), ty: ty.clone() }).collect();
         Signature { function: "f".into(), arguments, result }
     }
 

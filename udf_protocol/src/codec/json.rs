@@ -9,12 +9,14 @@ use std::sync::Arc;
 use arrow_array::builder::{BinaryBuilder, FixedSizeBinaryBuilder, StringBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNano,
+    IntervalMonthDayNanoType, Time64MicrosecondType, TimestampMicrosecondType,
 };
-use arrow_array::{Array, ArrayRef, BooleanArray, PrimitiveArray, RecordBatch};
+use arrow_array::{Array, ArrayRef, BooleanArray, ListArray, PrimitiveArray, RecordBatch, StructArray};
+use arrow_buffer::OffsetBuffer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use chrono::{DateTime, NaiveDate, NaiveDateTime};
+use chrono::{DateTime, NaiveDate, NaiveDateTime, Timelike};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -45,29 +47,38 @@ pub fn encode_call(signature: &Signature, batch: &CallBatch) -> String {
         if position > 0 {
             out.push(',');
         }
-        encode_column(&mut out, argument.ty, batch.columns.column(position));
+        encode_column(&mut out, &argument.ty, batch.columns.column(position));
     }
     out.push_str("]}");
     out
 }
 
 /// Writes one column as a JSON array. The array has the Arrow type of `ty`.
-pub fn encode_column(out: &mut String, ty: Type, column: &ArrayRef) {
+pub fn encode_column(out: &mut String, ty: &Type, column: &ArrayRef) {
+    encode_values(out, ty, column, 0..column.len());
+}
+
+fn encode_values(out: &mut String, ty: &Type, column: &ArrayRef, rows: std::ops::Range<usize>) {
     out.push('[');
-    for row in 0..column.len() {
-        if row > 0 {
+    let first = rows.start;
+    for row in rows {
+        if row > first {
             out.push(',');
         }
-        if column.is_null(row) {
-            out.push_str("null");
-        } else {
-            encode_value(out, ty, column, row);
-        }
+        encode_value_or_null(out, ty, column, row);
     }
     out.push(']');
 }
 
-fn encode_value(out: &mut String, ty: Type, column: &ArrayRef, row: usize) {
+fn encode_value_or_null(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
+    if column.is_null(row) {
+        out.push_str("null");
+    } else {
+        encode_value(out, ty, column, row);
+    }
+}
+
+fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
     // Writing to a String cannot fail, so the results of write! carry nothing.
     let _ = match ty {
         Type::Bool => write!(out, "{}", column.as_boolean().value(row)),
@@ -90,7 +101,9 @@ fn encode_value(out: &mut String, ty: Type, column: &ArrayRef, row: usize) {
             value if value.is_finite() => write!(out, "{value:?}"),
             value => write!(out, "{}", non_finite(value)),
         },
-        Type::Text | Type::Numeric | Type::Json => write_string(out, column.as_string::<i32>().value(row)),
+        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
+            write_string(out, column.as_string::<i32>().value(row))
+        }
         Type::Bytea => write!(out, "\"{}\"", BASE64.encode(column.as_binary::<i32>().value(row))),
         Type::Date => {
             let days = column.as_primitive::<Date32Type>().value(row);
@@ -105,7 +118,7 @@ fn encode_value(out: &mut String, ty: Type, column: &ArrayRef, row: usize) {
         }
         Type::Timestamp | Type::TimestampTz => {
             let micros = column.as_primitive::<TimestampMicrosecondType>().value(row);
-            let zone = if ty == Type::TimestampTz { "Z" } else { "" };
+            let zone = if *ty == Type::TimestampTz { "Z" } else { "" };
             match micros {
                 i64::MAX => write!(out, "\"infinity\""),
                 i64::MIN => write!(out, "\"-infinity\""),
@@ -126,6 +139,41 @@ fn encode_value(out: &mut String, ty: Type, column: &ArrayRef, row: usize) {
             }
             write!(out, "\"")
         }
+        Type::Time => {
+            let micros = column.as_primitive::<Time64MicrosecondType>().value(row);
+            let (seconds, fraction) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
+            let (hours, minutes) = (seconds.div_euclid(3600), seconds.rem_euclid(3600) / 60);
+            write!(out, "\"{hours:02}:{minutes:02}:{:02}.{fraction:06}\"", seconds.rem_euclid(60))
+        }
+        Type::Interval => {
+            let value = column.as_primitive::<IntervalMonthDayNanoType>().value(row);
+            let (months, days, nanoseconds) = (value.months, value.days, value.nanoseconds);
+            let _ = write!(out, "{{\"months\":{months},\"days\":{days},\"microseconds\":{}", nanoseconds / 1000);
+            // What an engine cannot hold is for the engine to refuse.
+            match nanoseconds % 1000 {
+                0 => write!(out, "}}"),
+                rest => write!(out, ",\"nanoseconds\":{rest}}}"),
+            }
+        }
+        Type::Array(element) => {
+            let column = column.as_list::<i32>();
+            let offsets = column.value_offsets();
+            encode_values(out, element, column.values(), offsets[row] as usize..offsets[row + 1] as usize);
+            Ok(())
+        }
+        Type::Range(_) | Type::Composite(_) => {
+            out.push('{');
+            for (position, attribute) in ty.attributes().iter().enumerate() {
+                if position > 0 {
+                    out.push(',');
+                }
+                let _ = write_string(out, &attribute.name);
+                out.push(':');
+                encode_value_or_null(out, &attribute.ty, column.as_struct().column(position), row);
+            }
+            out.push('}');
+            Ok(())
+        }
     };
 }
 
@@ -145,7 +193,7 @@ fn write_string(out: &mut String, text: &str) -> std::fmt::Result {
 }
 
 /// Reads one column of `ty`. The error says which row does not fit and why.
-pub fn decode_column(ty: Type, values: &[Value]) -> Result<ArrayRef, String> {
+pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
     match ty {
         Type::Bool => {
             let mut column = Vec::with_capacity(values.len());
@@ -167,14 +215,14 @@ pub fn decode_column(ty: Type, values: &[Value]) -> Result<ArrayRef, String> {
             (narrow.is_finite() || !wide.is_finite()).then_some(narrow)
         }),
         Type::Float8 => primitive::<Float64Type>(ty, values, float),
-        Type::Text | Type::Numeric | Type::Json => {
+        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
             let mut builder = StringBuilder::new();
             for (row, value) in values.iter().enumerate() {
                 match value {
                     Value::Null => builder.append_null(),
                     Value::String(text) => builder.append_value(text),
-                    Value::Number(number) if ty == Type::Numeric => builder.append_value(number.to_string()),
-                    other if ty == Type::Json => builder.append_value(other.to_string()),
+                    Value::Number(number) if *ty == Type::Numeric => builder.append_value(number.to_string()),
+                    other if *ty == Type::Json => builder.append_value(other.to_string()),
                     other => return Err(misfit(ty, row, other)),
                 }
             }
@@ -227,11 +275,77 @@ pub fn decode_column(ty: Type, values: &[Value]) -> Result<ArrayRef, String> {
             }
             Ok(Arc::new(builder.finish()))
         }
+        Type::Time => primitive::<Time64MicrosecondType>(ty, values, |value| time(value.as_str()?)),
+        Type::Interval => primitive::<IntervalMonthDayNanoType>(ty, values, |value| {
+            let part = |name| value.get(name).map_or(Some(0), integer);
+            let nanoseconds = part("microseconds")?.checked_mul(1000)?.checked_add(part("nanoseconds")?)?;
+            let (months, days) = (part("months")?, part("days")?);
+            value.is_object().then(|| {
+                Some(IntervalMonthDayNano::new(i32::try_from(months).ok()?, i32::try_from(days).ok()?, nanoseconds))
+            })?
+        }),
+        Type::Array(element) => {
+            let (mut elements, mut lengths) = (Vec::new(), Vec::with_capacity(values.len()));
+            for (row, value) in values.iter().enumerate() {
+                match value {
+                    Value::Null => lengths.push(0),
+                    Value::Array(items) => {
+                        elements.extend(items.iter().cloned());
+                        lengths.push(items.len());
+                    }
+                    other => return Err(misfit(ty, row, other)),
+                }
+            }
+            let elements = decode_column(element, &elements).map_err(|cause| find_misfit(ty, values, cause))?;
+            let validity = values.iter().map(|value| !value.is_null()).collect();
+            let offsets = OffsetBuffer::from_lengths(lengths);
+            Ok(Arc::new(ListArray::new(Arc::new(element.field("item")), offsets, elements, Some(validity))))
+        }
+        Type::Range(_) | Type::Composite(_) => {
+            if let Some(row) = values.iter().position(|value| !value.is_null() && !value.is_object()) {
+                return Err(misfit(ty, row, &values[row]));
+            }
+            let (mut columns, mut fields) = (Vec::new(), Vec::new());
+            for attribute in ty.attributes() {
+                let parts: Vec<Value> =
+                    values.iter().map(|value| value.get(&attribute.name).cloned().unwrap_or_default()).collect();
+                columns.push(decode_column(&attribute.ty, &parts).map_err(|cause| find_misfit(ty, values, cause))?);
+                fields.push(attribute.ty.field(&attribute.name));
+            }
+            let validity = values.iter().map(|value| !value.is_null()).collect();
+            StructArray::try_new_with_length(fields.into(), columns, Some(validity), values.len())
+                .map(|array| Arc::new(array) as ArrayRef)
+                .map_err(|cause| format!("The reply is malformed: {cause}."))
+        }
     }
 }
 
+/// Which row holds a part that does not fit; `cause` says what it was.
+fn find_misfit(ty: &Type, values: &[Value], cause: String) -> String {
+    let does_fit = |value: &Value| decode_column(ty, std::slice::from_ref(value)).is_ok();
+    match values.len() {
+        0 | 1 => cause,
+        _ => match values.iter().position(|value| !does_fit(value)) {
+            Some(row) => misfit(ty, row, &values[row]),
+            None => cause,
+        },
+    }
+}
+
+/// Microseconds of `HH:MM:SS.ffffff`, up to `24:00:00`.
+fn time(text: &str) -> Option<i64> {
+    const DAY: i64 = 86_400_000_000;
+    if let Some(rest) = text.strip_prefix("24:00:00") {
+        return rest.trim_start_matches('.').bytes().all(|digit| digit == b'0').then_some(DAY);
+    }
+    let time = chrono::NaiveTime::parse_from_str(text, "%H:%M:%S%.f").ok()?;
+    let (seconds, nanoseconds) = (i64::from(time.num_seconds_from_midnight()), i64::from(time.nanosecond()));
+    // A leap second has more than a second's nanoseconds.
+    (nanoseconds < 1_000_000_000).then_some(seconds * 1_000_000 + nanoseconds / 1000)
+}
+
 fn primitive<T: ArrowPrimitiveType>(
-    ty: Type,
+    ty: &Type,
     values: &[Value],
     read: impl Fn(&Value) -> Option<T::Native>,
 ) -> Result<ArrayRef, String> {
@@ -281,7 +395,7 @@ fn uuid_bytes(text: &str) -> Option<[u8; 16]> {
     Some(bytes)
 }
 
-fn misfit(ty: Type, row: usize, value: &Value) -> String {
+fn misfit(ty: &Type, row: usize, value: &Value) -> String {
     let mut text = value.to_string();
     if text.len() > 40 {
         text.truncate((0..=40).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0));
@@ -295,7 +409,7 @@ pub fn decode_reply(signature: &Signature, reply: &Reply) -> Result<RecordBatch,
     let [values] = reply.columns.as_slice() else {
         return Err(format!("The reply has {} columns, not 1.", reply.columns.len()));
     };
-    let column = decode_column(signature.result, values)?;
+    let column = decode_column(&signature.result, values)?;
     let schema = Arc::new(arrow_schema::Schema::new(vec![signature.result.field(&signature.function)]));
     RecordBatch::try_new(schema, vec![column]).map_err(|cause| format!("The reply is malformed: {cause}."))
 }
@@ -311,10 +425,10 @@ mod tests {
         for entry in TABLE {
             for (_, json) in entry.examples {
                 let value: Value = serde_json::from_str(json).unwrap();
-                let column = decode_column(entry.ty, &[value, Value::Null]).unwrap();
+                let column = decode_column(&entry.ty, &[value, Value::Null]).unwrap();
                 assert_eq!(*column.data_type(), entry.ty.data_type());
                 let mut text = String::new();
-                encode_column(&mut text, entry.ty, &column);
+                encode_column(&mut text, &entry.ty, &column);
                 assert_eq!(text, format!("[{json},null]"), "{}", entry.name);
             }
         }
@@ -322,7 +436,7 @@ mod tests {
 
     #[test]
     fn reader_is_lenient_only_where_nothing_is_lost() {
-        let read = |ty, text: &str| decode_column(ty, &serde_json::from_str::<Vec<Value>>(text).unwrap());
+        let read = |ty: Type, text: &str| decode_column(&ty, &serde_json::from_str::<Vec<Value>>(text).unwrap());
         assert_eq!(read(Type::Int4, "[3.0, \"4\"]").unwrap().as_primitive::<Int32Type>().values(), &[3, 4]);
         assert_eq!(read(Type::Float8, "[3]").unwrap().as_primitive::<Float64Type>().value(0), 3.0);
         assert_eq!(read(Type::Bytea, "[\"AP8=\\n\"]").unwrap().as_binary::<i32>().value(0), &[0, 255]);
@@ -334,8 +448,12 @@ mod tests {
             (Type::Text, "[\"a\", 1]"),
             (Type::Date, "[null, \"2013-02-30\"]"),
             (Type::Uuid, "[null, \"a0eebc99\"]"),
+            (Type::Time, "[\"24:00:00\", \"24:00:00.1\"]"),
+            (Type::Interval, "[{}, 5]"),
+            (Type::from_name("int4[]").unwrap(), "[[1, 2, 3], [4, \"x\"]]"),
+            (Type::from_name("(a int4[], b text)").unwrap(), "[{\"a\": [1]}, {\"a\": 1}]"),
         ] {
-            assert!(read(ty, text).unwrap_err().starts_with("Row 2 holds "), "{ty} {text}");
+            assert!(read(ty.clone(), text).unwrap_err().starts_with("Row 2 holds "), "{ty} {text}");
         }
     }
 }

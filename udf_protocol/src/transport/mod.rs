@@ -237,8 +237,7 @@ pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatc
     };
     let result = crate::types::Type::from_field(field)
         .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
-    // A plain utf8 column may stand for numeric or json: the engine's own parser judges the text.
-    if result != signature.result && result.data_type() != signature.result.data_type() {
+    if !signature.result.accepts(&result) {
         return Err(Error::bad_result(
             function,
             format!("Its reply is of type {result}; the declared result is {}.", signature.result),
