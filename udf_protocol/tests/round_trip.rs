@@ -101,8 +101,7 @@ fn column_of(ty: Type) -> BoxedStrategy<ArrayRef> {
 
 /// The table's types, and some that are built of them.
 fn types() -> Vec<Type> {
-    let built =
-        ["int4[]", "text[][]", "range(timestamptz)", "(a int8, \"b c\" bytea[], d (e uuid, f range(numeric)))[]"];
+    let built = ["int4[]", "range(timestamptz)", "(a int8, \"b c\" bytea[], d (e uuid, f range(numeric)))[]"];
     let built = built.map(|name| Type::from_name(name).unwrap());
     TABLE.iter().map(|entry| entry.ty.clone()).chain(built).collect()
 }
@@ -184,9 +183,12 @@ fn json_call_is_the_golden_one() {
     let whole: serde_json::Value = serde_json::from_str(golden).unwrap();
     let mut arguments = Vec::new();
     let mut columns = Vec::new();
-    for (entry, values) in TABLE.iter().zip(whole["columns"].as_array().unwrap()) {
-        arguments.push(Argument { name: entry.name.to_string(), ty: entry.ty.clone() });
-        columns.push(json::decode_column(&entry.ty, values.as_array().unwrap()).unwrap());
+    let given = whole["columns"].as_array().unwrap();
+    let types = types();
+    assert_eq!(given.len(), types.len());
+    for (ty, values) in types.iter().zip(given) {
+        arguments.push(Argument { name: ty.to_string(), ty: ty.clone() });
+        columns.push(json::decode_column(ty, values.as_array().unwrap()).unwrap());
     }
     let signature = Signature { function: "f".into(), arguments, result: Type::Bool };
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();

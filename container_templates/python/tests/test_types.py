@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import ipaddress
 import json
 import pathlib
 import uuid
@@ -15,8 +16,11 @@ GOLDEN = pathlib.Path(__file__).parents[3] / "udf_protocol/tests/golden/call.jso
 
 def test_golden_call_reads_and_writes_back():
     columns = json.loads(GOLDEN.read_text())["columns"]
-    assert len(columns) == len(types.TYPES)
-    for entry, values in zip(types.TYPES.values(), columns):
+    # The table's types, and behind them some that are built of them.
+    built = ["int4[]", "range(timestamptz)", '(a int8, "b c" bytea[], d (e uuid, f range(numeric)))[]']
+    entries = [*types.TYPES.values(), *map(types.by_name, built)]
+    assert len(columns) == len(entries)
+    for entry, values in zip(entries, columns):
         array = types.decode_json(entry, values)
         assert array.type == entry.arrow
         assert types.encode_json(entry, array) == values, entry.name
@@ -25,7 +29,7 @@ def test_golden_call_reads_and_writes_back():
 def test_table_document_names_the_same_types():
     document = (GOLDEN.parents[3] / "docs/types.md").read_text()
     names = [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")]
-    assert names == list(types.TYPES)
+    assert names == [*types.TYPES, "T[]", "range(T)", "(name T, ...)"]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +39,13 @@ def test_table_document_names_the_same_types():
         ("date", datetime.date(2000, 2, 29)), ("timestamp", datetime.datetime(1969, 12, 31, 23, 59, 59, 999999)),
         ("timestamptz", datetime.datetime(2013, 1, 1, 5, tzinfo=datetime.timezone.utc)),
         ("numeric", decimal.Decimal("12345678901234567890.50")), ("uuid", uuid.UUID(int=7)),
-        ("json", {"a": [1, None, "x"]}),
+        ("json", {"a": [1, None, "x"]}), ("time", datetime.time(23, 59, 59, 999999)),
+        ("timetz", datetime.time(12, 30, 0, 5, datetime.timezone(datetime.timedelta(hours=-5, minutes=-30)))),
+        ("interval", pa.MonthDayNano([1, -2, 3_500_000_000])), ("inet", ipaddress.ip_interface("192.168.1.5/24")),
+        ("inet", ipaddress.ip_interface("::1")), ("cidr", ipaddress.ip_network("10.0.0.0/8")), ("macaddr", "08:00:2b:01:02:03"),
+        ("uuid[]", [uuid.UUID(int=7), None]), ("text[][]", [["a", None], [], None]),
+        ("(a int4, b (c numeric)[])", {"a": 1, "b": [{"c": decimal.Decimal("1.50")}, None]}),
+        ("range(numeric)", types.Range(decimal.Decimal(1), None, True, False, False)),
     ],
 )  # fmt: skip
 def test_python_values_survive(name, value):
@@ -52,6 +62,8 @@ def test_python_values_survive(name, value):
         ("text", b"x"), ("bytea", "x"), ("date", datetime.datetime(2000, 1, 1)), ("timestamp", datetime.date(2000, 1, 1)),
         ("timestamp", datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)),
         ("timestamptz", datetime.datetime(2000, 1, 1)), ("numeric", 1.5), ("json", float("nan")), ("json", {1, 2}), ("uuid", "x"),
+        ("time", datetime.time(1, tzinfo=datetime.timezone.utc)), ("timetz", datetime.time(1)), ("interval", 5), ("inet", "::1"),
+        ("int4[]", "12"), ("int4[]", 1), ("int4[]", [1, "2"]), ("(a int4)", {"b": 1}), ("(a int4)", (1, 2)), ("(a int4)", 1),
     ],
 )  # fmt: skip
 def test_values_that_do_not_fit_are_refused(name, value):
@@ -72,3 +84,25 @@ def test_json_that_does_not_fit_is_refused(name, values):
 def test_names_and_aliases():
     assert types.by_name(" Double Precision ").name == "float8"
     assert types.by_annotation(list).name == "json"
+
+
+def test_other_forms_of_results():
+    convert = types.by_name("(a int4, b text)").from_python
+    assert convert((1, "x")) == convert({"b": "x", "a": 1}) == {"a": 1, "b": "x"}
+    assert convert({"a": 1}) == {"a": 1, "b": None}
+    assert types.by_name("interval").from_python(datetime.timedelta(days=-1, microseconds=5)) == pa.MonthDayNano([0, -1, 5000])
+    assert types.by_name("int4[]").from_python(range(3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "int4[", "int4[3]", "(", "()", "(int4)", "(a int4", "range(int4", "int4 x", "(a int4,)"])
+def test_texts_that_are_no_type(text):
+    with pytest.raises(ValueError):
+        types.by_name(text)
+
+
+def test_texts_of_types_are_the_clients():
+    for text in ["int4[]", "text[][]", "range(timestamptz)", '(a int4, "b "" c" (d text[], größe range(numeric)[])[])']:
+        assert types.by_name(text).name == text
+    assert types.by_name(" TSTZRANGE [] ").name == "range(timestamptz)[]"
+    with pytest.raises(ValueError):
+        types.by_name("(a " * 100_000)

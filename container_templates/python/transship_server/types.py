@@ -1,13 +1,17 @@
 """The type table's Python column: SQL type name <-> Arrow type <-> value of Python.
 
 The table is docs/types.md. A row handler gets and returns the plain values below; a batch handler gets Arrow arrays.
+Arrays, ranges and composite types are built of the table's types, and so are their values.
 """
 
 import base64
 import datetime
 import decimal
+import ipaddress
 import json
 import math
+import re
+import typing
 import uuid
 
 import pyarrow as pa
@@ -41,6 +45,92 @@ class Type:
         """A nullable Arrow field of this type."""
         metadata = {_EXTENSION_KEY: self.extension.encode()} if self.extension else None
         return pa.field(name, self.arrow, nullable=True, metadata=metadata)
+
+
+class Range(typing.NamedTuple):
+    """A value of a range type. A bound that is None is infinite; an empty range has no bounds."""
+
+    lower: typing.Any
+    upper: typing.Any
+    lower_inc: bool = True
+    upper_inc: bool = False
+    empty: bool = False
+
+
+class ArrayType(Type):
+    """An array: a list of values."""
+
+    def __init__(self, element):
+        self.element = element
+        super().__init__(
+            f"{element.name}[]",
+            pa.list_(element.field("item")),
+            to_python=element.to_python and self._to_python,
+            from_python=self._from_python,
+        )
+
+    def _to_python(self, values):
+        return [None if value is None else self.element.to_python(value) for value in values]
+
+    def _from_python(self, values):
+        # Text and bytes are sequences too, but nobody means an array by them.
+        if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__"):
+            raise TypeError(f"{values!r} of type {type(values).__name__}")
+        return [None if value is None else self.element.from_python(value) for value in values]
+
+
+class CompositeType(Type):
+    """A composite type: a dict of values."""
+
+    def __init__(self, attributes, name=None, extension=None):
+        self.attributes = attributes  # [(name, Type)]
+        super().__init__(
+            name or "(" + ", ".join(f"{_quote(name)} {entry.name}" for name, entry in attributes) + ")",
+            pa.struct([entry.field(name) for name, entry in attributes]),
+            extension=extension,
+            to_python=self._to_python if any(entry.to_python for _, entry in attributes) else None,
+            from_python=self._from_python,
+        )
+
+    def _to_python(self, values):
+        return {
+            name: values[name] if values[name] is None or entry.to_python is None else entry.to_python(values[name])
+            for name, entry in self.attributes
+        }
+
+    def _from_python(self, value):
+        if isinstance(value, dict):
+            strangers = value.keys() - {name for name, _ in self.attributes}
+            if strangers:
+                raise TypeError(f"a dict with {min(strangers)!r}, which is no attribute")
+            parts = [value.get(name) for name, _ in self.attributes]
+        elif isinstance(value, (tuple, list)):
+            if len(value) != len(self.attributes):
+                raise TypeError(f"{len(value)} values for {len(self.attributes)} attributes")
+            parts = value
+        else:
+            raise TypeError(f"{value!r} of type {type(value).__name__}")
+        return {
+            name: None if part is None else entry.from_python(part)
+            for (name, entry), part in zip(self.attributes, parts)
+        }
+
+
+class RangeType(CompositeType):
+    """A range: a Range."""
+
+    def __init__(self, element):
+        flag = TYPES["bool"]
+        attributes = [("lower", element), ("upper", element), ("lower_inc", flag), ("upper_inc", flag), ("empty", flag)]
+        super().__init__(attributes, f"range({element.name})", "transship.range")
+        to_dict = self.to_python
+        self.to_python = lambda value: Range(**(to_dict(value) if to_dict else value))
+
+
+def _quote(name):
+    if name and all(character.isalnum() or character == "_" for character in name):
+        return name
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _exactly(kind, convert=None):
@@ -102,6 +192,35 @@ def _check_timestamptz(value):
     return value
 
 
+def _from_timetz(text):
+    # PostgreSQL leaves out the minutes of an offset, which Python wants.
+    return datetime.time.fromisoformat(text if re.search(r"[+-]\d\d:", text) else text + ":00")
+
+
+def _to_timetz(value):
+    if not isinstance(value, datetime.time) or value.tzinfo is None or value.utcoffset() is None:
+        raise TypeError(f"{value!r}, which is not a time with a time zone")
+    return value.isoformat()
+
+
+def _check_time(value):
+    if not isinstance(value, datetime.time) or value.tzinfo is not None:
+        raise TypeError(f"{value!r}, which is not a time without time zone")
+    return value
+
+
+def _to_address(value):
+    kinds = (ipaddress.IPv4Address, ipaddress.IPv6Address, ipaddress.IPv4Network, ipaddress.IPv6Network)
+    return str(_exactly(kinds)(value))
+
+
+def _to_interval(value):
+    if isinstance(value, datetime.timedelta):
+        micros = value // _MICROSECOND - value.days * 86_400_000_000
+        return pa.MonthDayNano([0, value.days, micros * 1000])
+    return _exactly(pa.MonthDayNano)(value)
+
+
 TYPES = {
     entry.name: entry
     for entry in [
@@ -119,6 +238,12 @@ TYPES = {
         Type("numeric", pa.utf8(), decimal.Decimal, "arrowudf.decimal", decimal.Decimal, _to_numeric),
         Type("uuid", pa.binary(16), uuid.UUID, "arrow.uuid", lambda raw: uuid.UUID(bytes=raw), _from_uuid),
         Type("json", pa.utf8(), dict, "arrowudf.json", json.loads, _to_json),
+        Type("time", pa.time64("us"), datetime.time, from_python=_check_time),
+        Type("timetz", pa.utf8(), None, "transship.timetz", _from_timetz, _to_timetz),
+        Type("interval", pa.month_day_nano_interval(), datetime.timedelta, from_python=_to_interval),
+        Type("inet", pa.utf8(), None, "transship.inet", ipaddress.ip_interface, _to_address),
+        Type("cidr", pa.utf8(), None, "transship.cidr", ipaddress.ip_network, _to_address),
+        Type("macaddr", pa.utf8(), None, "transship.macaddr", from_python=_exactly(str)),
     ]
 }
 
@@ -127,19 +252,64 @@ _ALIASES = {
     "double precision": "float8", "varchar": "text", "character varying": "text", "char": "text", "character": "text",
     "bpchar": "text", "string": "text", "blob": "bytea", "binary": "bytea", "varbinary": "bytea",
     "timestamp without time zone": "timestamp", "timestamp with time zone": "timestamptz", "decimal": "numeric",
-    "jsonb": "json",
+    "jsonb": "json", "time without time zone": "time", "time with time zone": "timetz",
 }  # fmt: skip
 
 _BY_ANNOTATION = {entry.annotation: entry for entry in TYPES.values() if entry.annotation} | {list: TYPES["json"]}
 
 
+_RANGES = {
+    "int4range": "int4", "int8range": "int8", "numrange": "numeric", "daterange": "date", "tsrange": "timestamp",
+    "tstzrange": "timestamptz",
+}  # fmt: skip
+
+_MAX_DEPTH = 16
+
+
 def by_name(name):
-    """The type of a SQL name or alias, in any case; ValueError if there is none."""
-    wanted = name.strip().lower()
-    entry = TYPES.get(_ALIASES.get(wanted, wanted))
-    if entry is None:
+    """The type of a text as signatures write it: a SQL name or alias in any case, T[], range(T), (name T, ...).
+
+    Raises ValueError if there is none.
+    """
+    entry, rest = _read_type(name, 0)
+    if rest.strip():
         raise ValueError(f'unrecognized type "{name}"')
     return entry
+
+
+def _read_type(text, depth):
+    text = text.lstrip()
+    if depth > _MAX_DEPTH:
+        raise ValueError("a type is nested too deeply")
+    if text.startswith("("):
+        attributes, rest = [], "," + text[1:]
+        while rest.startswith(","):
+            attribute = re.match(r'\s*(?:"((?:[^"]|"")*)"|(\w+))', rest[1:])
+            if not attribute:
+                raise ValueError(f'expected a name in type "{text}"')
+            quoted, plain = attribute.groups()
+            entry, rest = _read_type(rest[1 + attribute.end() :], depth + 1)
+            attributes.append((plain or quoted.replace('""', '"'), entry))
+        if not rest.startswith(")"):
+            raise ValueError(f'expected ")" in type "{text}"')
+        entry, rest = CompositeType(attributes), rest[1:]
+    elif text[:6].lower() == "range(":
+        element, rest = _read_type(text[6:], depth + 1)
+        if not rest.startswith(")"):
+            raise ValueError(f'expected ")" in type "{text}"')
+        entry, rest = RangeType(element), rest[1:]
+    else:
+        word = re.match(r"[A-Za-z0-9_ ]*", text)
+        wanted, rest = word.group().strip().lower(), text[word.end() :]
+        if wanted in _RANGES:
+            entry = RangeType(TYPES[_RANGES[wanted]])
+        else:
+            entry = TYPES.get(_ALIASES.get(wanted, wanted))
+            if entry is None:
+                raise ValueError(f'unrecognized type "{wanted or text}"')
+    while brackets := re.match(r"\s*\[\s*\]", rest):
+        entry, rest = ArrayType(entry), rest[brackets.end() :]
+    return entry, rest.lstrip()
 
 
 def by_annotation(annotation):
@@ -152,6 +322,19 @@ def by_annotation(annotation):
 
 def encode_json(entry, array):
     """One column as docs/types.md's JSON values, ready for json.dumps."""
+    if isinstance(entry, ArrayType):
+        values, offsets = encode_json(entry.element, array.values), array.offsets.to_pylist()
+        valid = array.is_valid().to_pylist()
+        return [values[start:end] if ok else None for ok, start, end in zip(valid, offsets, offsets[1:])]
+    if isinstance(entry, CompositeType):
+        names = [name for name, _ in entry.attributes]
+        columns = [encode_json(part, array.field(i)) for i, (_, part) in enumerate(entry.attributes)]
+        valid = array.is_valid().to_pylist()
+        return [dict(zip(names, row)) if ok else None for ok, row in zip(valid, zip(*columns))]
+    if entry.name == "time":
+        return [v if v is None else _time_text(v) for v in array.cast(pa.int64()).to_pylist()]
+    if entry.name == "interval":
+        return [v if v is None else _interval_json(v) for v in array.to_pylist()]
     if entry.name in ("bool", "int2", "int4"):
         return array.to_pylist()
     if entry.name == "int8":
@@ -174,6 +357,18 @@ def encode_json(entry, array):
 
 def decode_json(entry, values):
     """JSON values as an Arrow array; ValueError, TypeError or OverflowError if one does not fit."""
+    if isinstance(entry, ArrayType):
+        offsets = [0]
+        for value in values:
+            offsets.append(offsets[-1] + (0 if value is None else len(_check_json(value, list))))
+        elements = decode_json(entry.element, [item for value in values if value is not None for item in value])
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=entry.arrow, mask=mask)
+    if isinstance(entry, CompositeType):
+        rows = [{} if value is None else _check_json(value, dict) for value in values]
+        columns = [decode_json(part, [row.get(name) for row in rows]) for name, part in entry.attributes]
+        mask = pa.array([value is None for value in values], pa.bool_())
+        return pa.StructArray.from_arrays(columns, fields=list(entry.arrow), mask=mask)
     if entry.plain and entry.plain.issuperset(map(type, values)):
         return pa.array(values, entry.arrow)
     if entry.name in ("int2", "int4", "int8"):
@@ -190,6 +385,10 @@ def decode_json(entry, values):
         aware = entry.name == "timestamptz"
         ints = [v if v is None else _read_timestamp(v, aware) for v in values]
         return pa.array(ints, pa.int64()).cast(entry.arrow)
+    elif entry.name == "time":
+        return pa.array([v if v is None else _read_time(v) for v in values], pa.int64()).cast(entry.arrow)
+    elif entry.name == "interval":
+        values = [v if v is None else _read_interval(_check_json(v, dict)) for v in values]
     elif entry.name == "numeric":
         values = [v if v is None else str(v) for v in values]
     return pa.array(values, entry.arrow)
@@ -209,6 +408,36 @@ def _timestamp_text(micros, zone):
     if micros in (2**63 - 1, -(2**63)):
         return "infinity" if micros > 0 else "-infinity"
     return (_EPOCH + micros * _MICROSECOND).isoformat(timespec="microseconds") + zone
+
+
+def _time_text(micros):
+    seconds, fraction = divmod(micros, 1_000_000)
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"
+
+
+def _interval_json(value):
+    micros, rest = divmod(abs(value.nanoseconds), 1000)
+    sign = 1 if value.nanoseconds >= 0 else -1
+    result = {"months": value.months, "days": value.days, "microseconds": sign * micros}
+    return result | {"nanoseconds": sign * rest} if rest else result
+
+
+def _check_json(value, kind):
+    if not isinstance(value, kind):
+        raise TypeError(f"{value!r} is not of the JSON type {kind.__name__}")
+    return value
+
+
+def _read_time(text):
+    if re.fullmatch(r"24:00:00(\.0*)?", text):
+        return 86_400_000_000
+    moment = datetime.time.fromisoformat(text)
+    return (moment.hour * 3600 + moment.minute * 60 + moment.second) * 1_000_000 + moment.microsecond
+
+
+def _read_interval(value):
+    nanoseconds = _read_int(value.get("microseconds", 0)) * 1000 + _read_int(value.get("nanoseconds", 0))
+    return pa.MonthDayNano([_read_int(value.get("months", 0)), _read_int(value.get("days", 0)), nanoseconds])
 
 
 def _read_int(value):
