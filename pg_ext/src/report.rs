@@ -6,14 +6,23 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
 use udf_protocol::{Error, Kind};
 
+use crate::function::Function;
+
 thread_local! {
     static CONTEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
+    static READING: RefCell<Option<(Rc<Function>, usize)>> = const { RefCell::new(None) };
+}
+
+/// Says whose result, and which row of the batch, is being made an SQL value: PostgreSQL's own errors then say so too.
+pub fn set_reading(result: Option<(Rc<Function>, usize)>) {
+    READING.set(result);
 }
 
 /// Raises a protocol error as an SQL error; `context` says which call it was.
@@ -54,6 +63,8 @@ pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
             arg: std::ptr::null_mut(),
         };
         pg_sys::error_context_stack = &raw mut callback;
+        // What an error before left behind.
+        set_reading(None);
         let result = work();
         pg_sys::error_context_stack = callback.previous;
         result
@@ -64,7 +75,15 @@ unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
     unsafe extern "C-unwind" {
         fn errcontext_msg(format: *const c_char, ...) -> c_int;
     }
-    if let Some(text) = CONTEXT.take() {
+    let reading = || {
+        // Not taken: PostgreSQL asks again when the error passes the border.
+        let text = READING.with_borrow(|reading| {
+            let (function, row) = reading.as_ref()?;
+            Some(format!("result of container function \"{}\", row {} of the batch", function.name, row + 1))
+        });
+        CString::new(text?).ok()
+    };
+    if let Some(text) = CONTEXT.take().or_else(reading) {
         // SAFETY: PostgreSQL calls this while it builds a report, and copies the text.
         unsafe {
             pg_sys::set_errcontext_domain(std::ptr::null());

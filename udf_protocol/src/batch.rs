@@ -14,7 +14,7 @@ use arrow_array::{ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StructAr
 use arrow_buffer::{NullBufferBuilder, OffsetBufferBuilder};
 use arrow_schema::{FieldRef, Fields, SchemaRef};
 
-use crate::signature::Signature;
+use crate::signature::{FunctionKind, Signature};
 use crate::types::Type;
 
 /// One numbered batch of calls.
@@ -24,6 +24,24 @@ pub struct CallBatch {
     pub number: u64,
     /// One column per argument.
     pub columns: RecordBatch,
+    /// What an aggregate function is to do.
+    pub step: Option<AggregateStep>,
+}
+
+/// What an aggregate function is to do with a batch (`docs/protocol.md` §4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AggregateStep {
+    /// Add each row's arguments to its group.
+    Accumulate,
+    /// Add each row's state to its group.
+    Merge,
+    /// Give each group's state.
+    State,
+    /// Give each group's result.
+    Finish,
+    /// Forget each group.
+    Forget,
 }
 
 /// Builds one argument's column. Engines append through the variant, so that no value is boxed on its way.
@@ -261,11 +279,15 @@ pub struct BatchBuilder {
 impl BatchBuilder {
     /// A builder for calls of `signature`.
     pub fn new(signature: &Signature) -> BatchBuilder {
-        let columns = signature.arguments.iter().map(|argument| ColumnBuilder::new(&argument.ty)).collect();
+        let mut columns: Vec<_> = signature.arguments.iter().map(|argument| ColumnBuilder::new(&argument.ty)).collect();
+        if signature.kind == FunctionKind::Aggregate {
+            columns.insert(0, ColumnBuilder::new(&Type::Int8));
+            columns.push(ColumnBuilder::new(&Type::Bytea));
+        }
         BatchBuilder { schema: signature.call_schema(), next_number: 0, columns, rows: 0 }
     }
 
-    /// The column of argument `position`. Append exactly one value to each, then call [`Self::finish_row`].
+    /// The column of argument `position`, of an aggregate one behind its group. Append exactly one value to each, then call [`Self::finish_row`].
     pub fn column(&mut self, position: usize) -> &mut ColumnBuilder {
         &mut self.columns[position]
     }
@@ -297,7 +319,7 @@ impl BatchBuilder {
         let number = self.next_number;
         self.next_number += 1;
         self.rows = 0;
-        CallBatch { number, columns }
+        CallBatch { number, columns, step: None }
     }
 }
 
@@ -338,7 +360,7 @@ mod tests {
     #[test]
     fn batches_are_numbered_and_start_empty() {
         let arguments = vec![Argument { name: "x".into(), ty: Type::Text }];
-        let mut builder = BatchBuilder::new(&Signature { function: "f".into(), arguments, result: Type::Text });
+        let mut builder = BatchBuilder::new(&Signature::scalar("f", arguments, Type::Text));
         for number in 0..3 {
             let ColumnBuilder::Text(column) = builder.column(0) else { panic!("text column") };
             column.append_value("four");
@@ -351,7 +373,7 @@ mod tests {
 
     #[test]
     fn zero_arguments_keep_their_row_count() {
-        let mut builder = BatchBuilder::new(&Signature { function: "f".into(), arguments: vec![], result: Type::Int4 });
+        let mut builder = BatchBuilder::new(&Signature::scalar("f", vec![], Type::Int4));
         builder.finish_row();
         builder.finish_row();
         assert_eq!(builder.finish_batch().columns.num_rows(), 2);

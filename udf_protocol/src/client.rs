@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::batch::CallBatch;
 use crate::control::{self, ImageInfo, Request, Response};
@@ -23,7 +23,7 @@ use crate::dispatch::{Call, Connections, Target};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
-use crate::signature::Signature;
+use crate::signature::{FunctionKind, Signature};
 use crate::transport::{Event, Inbox, Outbox, Reply, ring};
 
 /// Longest single wait before the deadline is looked at again.
@@ -65,7 +65,7 @@ impl Client {
     /// Opens an exchange. Nothing is sent, started or connected before its first batch.
     pub fn open(&self, call: Arc<Call>) -> Exchange {
         let (sender, outbox) = Outbox::new();
-        let (inbox, receiver) = Inbox::new(self.doorbell.clone());
+        let (inbox, receiver, room) = Inbox::new(self.doorbell.clone());
         let (cancel, mut cancelled) = oneshot::channel::<()>();
         let connections = self.connections.clone();
         let task_call = call.clone();
@@ -78,12 +78,14 @@ impl Client {
         Exchange {
             call,
             doorbell: self.doorbell.clone(),
-            sender,
+            sender: Some(sender),
             receiver,
+            room,
             cancel: Some(cancel),
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
             next_number: 0,
+            untaken: 0,
             ready_at: None,
             failure: None,
         }
@@ -196,20 +198,35 @@ fn wait_for<T>(
     }
 }
 
+/// What a map function's server did.
+#[derive(Debug)]
+pub enum MapEvent {
+    /// It took a batch.
+    Taken,
+    /// It gave results.
+    Results(Reply),
+    /// It has no more results.
+    End,
+}
+
 /// One stream of batches to one function. Dropping it cancels what is still out.
 #[derive(Debug)]
 pub struct Exchange {
     // for the exchange
     call: Arc<Call>,
     doorbell: Arc<EventFd>,
-    sender: mpsc::UnboundedSender<CallBatch>,
+    /// None once the engine has closed its side.
+    sender: Option<mpsc::UnboundedSender<CallBatch>>,
     receiver: std_mpsc::Receiver<Result<Event>>,
+    room: Arc<Semaphore>,
     cancel: Option<oneshot::Sender<()>>,
     // for the batches in flight
     /// Replies and failures that overtook an earlier batch's.
     early: BTreeMap<u64, Result<Reply>>,
     sent_at: HashMap<u64, Instant>,
     next_number: u64,
+    /// A map function's batches that its server did not take yet.
+    untaken: usize,
     /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
     /// reached.
     ready_at: Option<Instant>,
@@ -220,9 +237,52 @@ pub struct Exchange {
 impl Exchange {
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
     pub fn send(&mut self, batch: CallBatch) {
-        self.sent_at.insert(batch.number, Instant::now());
+        if self.call.signature.kind == FunctionKind::Map {
+            self.untaken += 1;
+        } else {
+            self.sent_at.insert(batch.number, Instant::now());
+        }
         // A closed queue means that the exchange has failed; receive says how.
-        let _ = self.sender.send(batch);
+        if let Some(sender) = &self.sender {
+            let _ = sender.send(batch);
+        }
+    }
+
+    /// Says that no batch will follow.
+    pub fn close(&mut self) {
+        self.sender = None;
+    }
+
+    /// A map function's batches that its server did not take yet.
+    pub fn untaken(&self) -> usize {
+        self.untaken
+    }
+
+    /// Waits until a map function's server took a batch, or gave results, or ended.
+    pub fn receive_from_map(&mut self, host: &dyn Host) -> Result<MapEvent> {
+        loop {
+            let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
+            match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
+                Some(Event::Reached) => {}
+                Some(Event::Taken) => {
+                    self.untaken = self.untaken.saturating_sub(1);
+                    return Ok(MapEvent::Taken);
+                }
+                Some(Event::Reply(reply)) => {
+                    self.room.add_permits(1);
+                    return Ok(MapEvent::Results(reply));
+                }
+                Some(Event::End) => return Ok(MapEvent::End),
+                Some(Event::Failure(_, error)) => return Err(error),
+                None => return Err(self.timeout()),
+            }
+        }
+    }
+
+    fn timeout(&self) -> Error {
+        let what = format!("container function \"{}\"", self.call.signature.function);
+        Error::timeout(&what, self.call.batch_timeout.as_millis())
+            .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body.")
     }
 
     /// Batches sent and not yet received.
@@ -230,7 +290,7 @@ impl Exchange {
         self.sent_at.len()
     }
 
-    /// Waits for the reply to the oldest batch in flight.
+    /// Waits for the reply to the oldest batch in flight, or for the next part of it.
     pub fn receive(&mut self, host: &dyn Host) -> Result<Reply> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
@@ -238,8 +298,11 @@ impl Exchange {
         let outcome = self.wait_for_next(host);
         match &outcome {
             Ok(reply) => {
-                self.sent_at.remove(&reply.number);
-                self.next_number += 1;
+                self.room.add_permits(1);
+                if reply.is_last {
+                    self.sent_at.remove(&reply.number);
+                    self.next_number += 1;
+                }
                 self.ready_at = Some(Instant::now());
             }
             Err(error) => self.failure = Some(error.clone()),
@@ -261,17 +324,16 @@ impl Exchange {
             };
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
                 Some(Event::Reached) => self.ready_at = Some(Instant::now()),
+                // Parts of one answer come one after the other.
+                Some(Event::Reply(reply)) if reply.number == self.next_number => return Ok(reply),
                 Some(Event::Reply(reply)) => {
                     self.early.insert(reply.number, Ok(reply));
                 }
                 Some(Event::Failure(number, error)) => {
                     self.early.insert(number, Err(error));
                 }
-                None => {
-                    let what = format!("container function \"{}\"", self.call.signature.function);
-                    return Err(Error::timeout(&what, timeout.as_millis())
-                        .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body."));
-                }
+                Some(Event::Taken | Event::End) => {}
+                None => return Err(self.timeout()),
             }
         }
     }
@@ -280,7 +342,7 @@ impl Exchange {
 impl Drop for Exchange {
     fn drop(&mut self) {
         // With nothing in flight, closing the queue ends the stream in good order.
-        if !self.sent_at.is_empty()
+        if (!self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map)
             && let Some(cancel) = self.cancel.take()
         {
             let _ = cancel.send(());

@@ -12,7 +12,7 @@ use std::time::Duration;
 use crate::control::Lease;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
-use crate::signature::{Signature, Volatility};
+use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::transport::{Endpoint, Event, Inbox, Outbox, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
@@ -115,8 +115,10 @@ impl Connections {
     pub async fn run(&self, call: &Call, mut outbox: Outbox, inbox: &Inbox) {
         let mut attempt = 1;
         while let Err(error) = self.attempt(call, &mut outbox, inbox).await {
+            // A map or aggregate function's results so far went with the replica.
+            let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table);
             let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
-            if error.is_retryable() && may_repeat && attempt < MAX_ATTEMPTS {
+            if error.is_retryable() && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
                 attempt += 1;
                 outbox.rewind();
                 continue;

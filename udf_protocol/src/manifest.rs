@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::signature::{Argument, Signature, Volatility};
+use crate::signature::{Argument, FunctionKind, Signature, Volatility};
 use crate::types::Type;
 
 /// The label under which an image carries its manifest, as JSON.
@@ -61,6 +61,9 @@ pub struct FunctionEntry {
     /// Result type. Left out: taken from the handler's annotations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub returns: Option<String>,
+    /// What it makes of its calls.
+    #[serde(default)]
+    pub kind: FunctionKind,
     /// How the handler takes its arguments.
     #[serde(default)]
     pub batch: BatchForm,
@@ -194,7 +197,12 @@ impl FunctionEntry {
         for text in arguments {
             parsed.push(parse_argument(text)?);
         }
-        Ok(Some(Signature { function: self.name.clone(), arguments: parsed, result: Type::from_name(returns)? }))
+        Ok(Some(Signature {
+            function: self.name.clone(),
+            kind: self.kind,
+            arguments: parsed,
+            result: Type::from_name(returns)?,
+        }))
     }
 }
 
@@ -235,6 +243,9 @@ pub struct FunctionBody {
     /// The function's name in the container, if it is not the SQL name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
+    /// What the function makes of its calls, where its declaration in SQL does not say it: only `"map"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<FunctionKind>,
     /// How batches travel; the engine's setting if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<TransportName>,
@@ -283,6 +294,9 @@ impl FunctionBody {
         }
         if !body.requirements.is_empty() && body.source.is_none() {
             return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
+        }
+        if body.kind.is_some_and(|kind| kind != FunctionKind::Map) {
+            return Err(Error::invalid_definition("the key \"kind\" of a function body can only be \"map\""));
         }
         if let Some(digest) = &body.digest {
             let hex = digest.strip_prefix("sha256:").unwrap_or_default();
@@ -340,6 +354,7 @@ impl FunctionBody {
                 name: signature.function.clone(),
                 arguments: Some(arguments.collect()),
                 returns: Some(signature.result.to_string()),
+                kind: signature.kind,
                 batch: self.batch,
                 strict: false,
                 volatility: Volatility::default(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Kind, Result};
@@ -22,6 +22,36 @@ pub enum Volatility {
     Volatile,
 }
 
+/// What a function makes of its calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FunctionKind {
+    /// One result per row.
+    #[default]
+    Scalar,
+    /// Any number of results per row.
+    Table,
+    /// Any number of results for a whole stream of rows.
+    Map,
+    /// One result per group of rows.
+    Aggregate,
+}
+
+impl FunctionKind {
+    /// The kind's name in manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            FunctionKind::Scalar => "scalar",
+            FunctionKind::Table => "table",
+            FunctionKind::Map => "map",
+            FunctionKind::Aggregate => "aggregate",
+        }
+    }
+}
+
+/// The key of the schema's metadata under which map and aggregate functions say what they are.
+const KIND_KEY: &str = "transship.kind";
+
 /// One declared argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Argument {
@@ -31,11 +61,13 @@ pub struct Argument {
     pub ty: Type,
 }
 
-/// A scalar function's signature.
+/// A function's signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signature {
     /// The name by which the server knows the function.
     pub function: String,
+    /// What it makes of its calls.
+    pub kind: FunctionKind,
     /// Arguments in order.
     pub arguments: Vec<Argument>,
     /// The result's type.
@@ -43,33 +75,61 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// The schema of a batch of calls: one nullable field per argument.
+    /// A scalar function's signature.
+    pub fn scalar(function: &str, arguments: Vec<Argument>, result: Type) -> Signature {
+        Signature { function: function.to_string(), kind: FunctionKind::Scalar, arguments, result }
+    }
+
+    /// The schema of a batch of calls (`docs/protocol.md` §4): one nullable field per argument; for an aggregate the
+    /// group before them and a state behind them.
     pub fn call_schema(&self) -> SchemaRef {
-        let fields = self.arguments.iter().enumerate().map(|(position, argument)| {
+        let mut fields: Vec<Field> = Vec::with_capacity(self.arguments.len() + 2);
+        for (position, argument) in self.arguments.iter().enumerate() {
             let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
-            argument.ty.field(&name)
-        });
-        Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+            fields.push(argument.ty.field(&name));
+        }
+        if self.kind == FunctionKind::Aggregate {
+            fields.insert(0, Type::Int8.field("group"));
+            fields.push(Type::Bytea.field("state"));
+        }
+        Arc::new(Schema::new(fields))
+    }
+
+    /// The types of a reply's columns (`docs/protocol.md` §4).
+    pub fn reply_types(&self) -> Vec<Type> {
+        match self.kind {
+            FunctionKind::Scalar | FunctionKind::Map => vec![self.result.clone()],
+            FunctionKind::Table => vec![Type::Int4, self.result.clone()],
+            FunctionKind::Aggregate => vec![self.result.clone(), Type::Bytea],
+        }
     }
 
     /// Reads a signature as `GetFlightInfo` gives it: `docs/protocol.md` §3, "inputs" fields of arguments, then one
-    /// field of the result.
+    /// field of the result, for a table function behind a field "row" of int32.
     pub fn from_schema(function: &str, schema: &Schema, inputs: usize) -> Result<Signature> {
         let fields = schema.fields();
-        if fields.len() != inputs + 1 {
-            return Err(Error::protocol(
-                function,
-                format!(
-                    "It declares {inputs} inputs but {} fields; a scalar function has one field more than inputs.",
-                    fields.len()
-                ),
-            ));
-        }
+        let (result, kind) = match fields.get(inputs..) {
+            Some([result]) => (result, FunctionKind::Scalar),
+            Some([row, result]) if row.name() == "row" && *row.data_type() == DataType::Int32 => {
+                (result, FunctionKind::Table)
+            }
+            _ => {
+                return Err(Error::protocol(
+                    function,
+                    format!("It declares {inputs} inputs and {} fields, which is no function's form.", fields.len()),
+                ));
+            }
+        };
+        let kind = match schema.metadata().get(KIND_KEY).map(String::as_str) {
+            Some("map") => FunctionKind::Map,
+            Some("aggregate") => FunctionKind::Aggregate,
+            _ => kind,
+        };
         let mut arguments = Vec::with_capacity(inputs);
         for field in &fields[..inputs] {
             arguments.push(Argument { name: field.name().clone(), ty: Type::from_field(field)? });
         }
-        Ok(Signature { function: function.to_string(), arguments, result: Type::from_field(&fields[inputs])? })
+        Ok(Signature { function: function.to_string(), kind, arguments, result: Type::from_field(result)? })
     }
 
     /// Checks what the caller declared (`self`) against what the server `offered`. Types are compared by position;
@@ -77,10 +137,14 @@ impl Signature {
     pub fn check_against(&self, offered: &Signature, place: &str) -> Result<()> {
         let same_arguments = self.arguments.len() == offered.arguments.len()
             && self.arguments.iter().zip(&offered.arguments).all(|(mine, theirs)| mine.ty == theirs.ty);
-        if same_arguments && self.result == offered.result {
+        let same_result = self.result == offered.result || is_nameless(&self.result, &offered.result);
+        if self.kind == offered.kind && same_arguments && same_result {
             return Ok(());
         }
         let mut differences = Vec::new();
+        if self.kind != offered.kind {
+            differences.push(format!("it is {} function, not {}", with_article(offered.kind), with_article(self.kind)));
+        }
         if self.arguments.len() != offered.arguments.len() {
             differences.push(format!("it takes {} arguments, not {}", offered.arguments.len(), self.arguments.len()));
         } else {
@@ -90,7 +154,7 @@ impl Signature {
                 }
             }
         }
-        if self.result != offered.result {
+        if !same_result {
             differences.push(format!("the result is {}, not {}", offered.result, self.result));
         }
         Err(Error::new(
@@ -102,10 +166,22 @@ impl Signature {
     }
 }
 
+/// The servers of arrow-udf leave the names of a result's columns empty.
+fn is_nameless(declared: &Type, offered: &Type) -> bool {
+    matches!(offered, Type::Composite(attributes) if attributes.iter().all(|attribute| attribute.name.is_empty()))
+        && declared.accepts(offered)
+}
+
+fn with_article(kind: FunctionKind) -> String {
+    let article = if kind == FunctionKind::Aggregate { "an" } else { "a" };
+    format!("{article} {}", kind.name())
+}
+
 impl fmt::Display for Signature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let arguments: Vec<String> = self.arguments.iter().map(|argument| argument.ty.to_string()).collect();
-        write!(f, "{}({}) returns {}", self.function, arguments.join(", "), self.result)
+        let set = if matches!(self.kind, FunctionKind::Table | FunctionKind::Map) { "setof " } else { "" };
+        write!(f, "{}({}) returns {set}{}", self.function, arguments.join(", "), self.result)
     }
 }
 
@@ -115,7 +191,7 @@ mod tests {
 
     fn signature(arguments: &[Type], result: Type) -> Signature {
         let arguments = arguments.iter().map(|ty| Argument { name: String::new(), ty: ty.clone() }).collect();
-        Signature { function: "f".into(), arguments, result }
+        Signature::scalar("f", arguments, result)
     }
 
     #[test]
@@ -127,6 +203,28 @@ mod tests {
             error.detail().unwrap(),
             "It offers f(int8, text) returns float8: argument 1 is int8, not int4; the result is float8, not bool."
         );
+    }
+
+    #[test]
+    fn kinds_are_told_apart_by_their_schemas() {
+        let schema = |fields: Vec<Field>| Schema::new(fields);
+        let (x, row) = (Type::Int8.field("x"), Type::Int4.field("row"));
+        let kind = |fields: Vec<Field>| Signature::from_schema("f", &schema(fields), 1).map(|found| found.kind);
+        assert_eq!(kind(vec![x.clone(), x.clone()]).unwrap(), FunctionKind::Scalar);
+        assert_eq!(kind(vec![x.clone(), row.clone(), x.clone()]).unwrap(), FunctionKind::Table);
+        assert!(kind(vec![x.clone(), x.clone(), x.clone()]).is_err());
+        assert!(kind(vec![x.clone()]).is_err());
+        let metadata = std::collections::HashMap::from([(KIND_KEY.to_string(), "map".to_string())]);
+        let map = schema(vec![x.clone(), x.clone()]).with_metadata(metadata);
+        let map = Signature::from_schema("f", &map, 1).unwrap();
+        assert_eq!(map.kind, FunctionKind::Map);
+        let declared = Signature::scalar("f", map.arguments.clone(), Type::Int8);
+        let error = declared.check_against(&map, "image \"i\"").unwrap_err();
+        assert_eq!(
+            error.detail().unwrap(),
+            "It offers f(int8) returns setof int8: it is a map function, not a scalar."
+        );
+        assert!(Signature::from_schema("f", &schema(vec![row, x]), 7).is_err());
     }
 
     #[test]

@@ -26,7 +26,7 @@ const HELLO: &str = r#"{"protocol": 1, "server": "mock", "functions": ["f"]}"#;
 
 fn signature() -> Signature {
     let arguments = vec![Argument { name: "x".into(), ty: Type::Int8 }];
-    Signature { function: "f".into(), arguments, result: Type::Int8 }
+    Signature::scalar("f", arguments, Type::Int8)
 }
 
 /// A mock container on a thread of its own, and a client.

@@ -190,7 +190,7 @@ fn json_call_is_the_golden_one() {
         arguments.push(Argument { name: ty.to_string(), ty: ty.clone() });
         columns.push(json::decode_column(ty, values.as_array().unwrap()).unwrap());
     }
-    let signature = Signature { function: "f".into(), arguments, result: Type::Bool };
+    let signature = Signature::scalar("f", arguments, Type::Bool);
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
-    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns }), golden);
+    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None }), golden);
 }

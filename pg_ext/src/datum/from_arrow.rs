@@ -1,17 +1,21 @@
 //! An Arrow column of results as SQL values. What a container sends is checked before PostgreSQL sees it.
 
 use std::ffi::CString;
+use std::rc::Rc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
+    Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNanoType,
+    Time64MicrosecondType, TimestampMicrosecondType,
 };
 use arrow_array::{Array, ArrayRef};
+use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind};
 
-use super::{EPOCH_DAYS, EPOCH_MICROS};
+use super::to_arrow::type_changed;
+use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output_function};
 use crate::function::Function;
 use crate::report;
 
@@ -19,112 +23,287 @@ use crate::report;
 const DATE_RANGE: std::ops::Range<i32> = -2_451_545..2_145_031_949;
 /// First and last microsecond of PostgreSQL's timestamps, counted from 2000-01-01 (datatype/timestamp.h).
 const TIMESTAMP_RANGE: std::ops::Range<i64> = -211_813_488_000_000_000..9_223_371_331_200_000_000;
+/// Microseconds of a day; 24:00:00 is a time.
+const DAY_MICROS: i64 = 86_400_000_000;
 
 /// The results of one batch.
 #[derive(Debug)]
 pub struct ResultReader {
-    function: String,
-    ty: Type,
-    oid: pg_sys::Oid,
-    input: pg_sys::Oid,
-    input_argument: pg_sys::Oid,
+    function: Rc<Function>,
     column: ArrayRef,
 }
 
+/// A value that PostgreSQL cannot hold: what it is.
+struct Misfit(&'static str);
+
+type Converted = std::result::Result<pg_sys::Datum, Misfit>;
+
 impl ResultReader {
     /// Reads `column`, which the protocol has checked to be of the function's result type.
-    pub fn new(function: &Function, column: ArrayRef) -> ResultReader {
-        let oid = function.result_oid;
-        let (mut input, mut input_argument) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
-        if matches!(function.signature.result, Type::Text | Type::Numeric | Type::Json) && oid != pg_sys::TEXTOID {
-            // SAFETY: a lookup of a type that exists, since a function returns it.
-            unsafe { pg_sys::getTypeInputInfo(oid, &mut input, &mut input_argument) };
-        }
-        ResultReader {
-            function: function.name.clone(),
-            ty: function.signature.result,
-            oid,
-            input,
-            input_argument,
-            column,
-        }
+    pub fn new(function: &Rc<Function>, column: ArrayRef) -> ResultReader {
+        ResultReader { function: function.clone(), column }
     }
 
     /// Row `row` as a value in the current memory context; none is NULL.
     pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
-        let column = &self.column;
-        if column.is_null(row) {
-            return None;
+        let sql_type = &self.function.result;
+        if matches!(sql_type.form, Form::Plain) && sql_type.domain.is_none() {
+            return self.unwrap(value(sql_type, &self.column, row), row);
         }
-        Some(match self.ty {
-            Type::Bool => pg_sys::Datum::from(column.as_boolean().value(row)),
-            Type::Int2 => pg_sys::Datum::from(column.as_primitive::<Int16Type>().value(row)),
-            Type::Int4 => pg_sys::Datum::from(column.as_primitive::<Int32Type>().value(row)),
-            Type::Int8 => pg_sys::Datum::from(column.as_primitive::<Int64Type>().value(row)),
-            Type::Float4 => pg_sys::Datum::from(column.as_primitive::<Float32Type>().value(row).to_bits()),
-            Type::Float8 => pg_sys::Datum::from(column.as_primitive::<Float64Type>().value(row).to_bits()),
-            Type::Date => pg_sys::Datum::from(match column.as_primitive::<Date32Type>().value(row) {
-                infinity @ (i32::MIN | i32::MAX) => infinity,
-                days => days
-                    .checked_sub(EPOCH_DAYS)
-                    .filter(|days| DATE_RANGE.contains(days))
-                    .unwrap_or_else(|| self.refuse(row, "a date that PostgreSQL cannot hold")),
-            }),
-            Type::Timestamp | Type::TimestampTz => {
-                pg_sys::Datum::from(match column.as_primitive::<TimestampMicrosecondType>().value(row) {
-                    infinity @ (i64::MIN | i64::MAX) => infinity,
-                    micros => micros
-                        .checked_sub(EPOCH_MICROS)
-                        .filter(|micros| TIMESTAMP_RANGE.contains(micros))
-                        .unwrap_or_else(|| self.refuse(row, "a timestamp that PostgreSQL cannot hold")),
-                })
-            }
-            Type::Text | Type::Numeric | Type::Json => self.text_datum(column.as_string::<i32>().value(row), row),
-            Type::Bytea => to_varlena(column.as_binary::<i32>().value(row)),
-            Type::Uuid => {
-                let bytes = column.as_fixed_size_binary().value(row);
-                // SAFETY: a uuid is 16 bytes, and so is every value of the column.
-                unsafe {
-                    let copy = pg_sys::palloc(16).cast::<u8>();
-                    copy.copy_from_nonoverlapping(bytes.as_ptr(), 16);
-                    pg_sys::Datum::from(copy)
-                }
-            }
+        // PostgreSQL's own functions may refuse the value; then the error says whose result it was.
+        report::set_reading(Some((self.function.clone(), row)));
+        let datum = self.unwrap(value(sql_type, &self.column, row), row);
+        report::set_reading(None);
+        datum
+    }
+
+    fn unwrap(&self, result: std::result::Result<Option<pg_sys::Datum>, Misfit>, row: usize) -> Option<pg_sys::Datum> {
+        result.unwrap_or_else(|Misfit(what)| {
+            let message = format!("container function \"{}\" returned an invalid result", self.function.name);
+            let detail = format!("Row {} of the batch holds {what}.", row + 1);
+            report::raise_error(&Error::new(Kind::BadResult, message).with_detail(detail), None)
         })
-    }
-
-    fn text_datum(&self, text: &str, row: usize) -> pg_sys::Datum {
-        if text.as_bytes().contains(&0) {
-            self.refuse(row, "text with a NUL character, which PostgreSQL cannot hold");
-        }
-        let Ok(length) = i32::try_from(text.len()) else {
-            self.refuse(row, "text of more than 1 GB");
-        };
-        // SAFETY: reads a process-wide constant.
-        let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
-        if is_utf8 && self.oid == pg_sys::TEXTOID {
-            return to_varlena(text.as_bytes());
-        }
-        let text = CString::new(text).unwrap_or_default();
-        // SAFETY: the text ends in NUL and has the given length; the input function belongs to the result type.
-        unsafe {
-            let server = pg_sys::pg_any_to_server(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as i32);
-            if self.oid == pg_sys::TEXTOID {
-                return pg_sys::Datum::from(pg_sys::cstring_to_text(server));
-            }
-            pg_sys::OidInputFunctionCall(self.input, server, self.input_argument, -1)
-        }
-    }
-
-    fn refuse(&self, row: usize, what: &str) -> ! {
-        let message = format!("container function \"{}\" returned an invalid result", self.function);
-        let detail = format!("Row {} of the batch holds {what}.", row + 1);
-        report::raise_error(&Error::new(Kind::BadResult, message).with_detail(detail), None)
     }
 }
 
-fn to_varlena(bytes: &[u8]) -> pg_sys::Datum {
-    let length = i32::try_from(bytes.len()).unwrap_or(i32::MAX);
+/// One value of a column that was checked to be of the type.
+fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Result<Option<pg_sys::Datum>, Misfit> {
+    let mut datum = match column.is_null(row) {
+        true => None,
+        false => Some(not_null(sql_type, column, row)?),
+    };
+    if sql_type.typmod >= 0
+        && let Form::Plain = sql_type.form
+        && let Some(value) = datum
+    {
+        // SAFETY: both functions belong to the type; input applies the precision, as it does for text above.
+        datum = Some(unsafe {
+            let text = pg_sys::OidOutputFunctionCall(output_function(sql_type.oid), value);
+            pg_sys::OidInputFunctionCall(sql_type.input.0, text, sql_type.input.1, sql_type.typmod)
+        });
+    }
+    if let Some(domain) = &sql_type.domain {
+        let mut memory = domain.memory.get();
+        let datum = datum.unwrap_or(pg_sys::Datum::from(0usize));
+        // SAFETY: the value is of the domain's base type; the memory is PostgreSQL's own, and lives as long as the cache.
+        unsafe {
+            pg_sys::domain_check(datum, column.is_null(row), domain.oid, &mut memory, pg_sys::CacheMemoryContext);
+        }
+        domain.memory.set(memory);
+    }
+    Ok(datum)
+}
+
+fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
+    Ok(match &sql_type.ty {
+        Type::Bool => pg_sys::Datum::from(column.as_boolean().value(row)),
+        Type::Int2 => pg_sys::Datum::from(column.as_primitive::<Int16Type>().value(row)),
+        Type::Int4 => pg_sys::Datum::from(column.as_primitive::<Int32Type>().value(row)),
+        Type::Int8 => pg_sys::Datum::from(column.as_primitive::<Int64Type>().value(row)),
+        Type::Float4 => pg_sys::Datum::from(column.as_primitive::<Float32Type>().value(row).to_bits()),
+        Type::Float8 => pg_sys::Datum::from(column.as_primitive::<Float64Type>().value(row).to_bits()),
+        Type::Date => pg_sys::Datum::from(match column.as_primitive::<Date32Type>().value(row) {
+            infinity @ (i32::MIN | i32::MAX) => infinity,
+            days => days
+                .checked_sub(EPOCH_DAYS)
+                .filter(|days| DATE_RANGE.contains(days))
+                .ok_or(Misfit("a date that PostgreSQL cannot hold"))?,
+        }),
+        Type::Time => pg_sys::Datum::from(
+            Some(column.as_primitive::<Time64MicrosecondType>().value(row))
+                .filter(|micros| (0..=DAY_MICROS).contains(micros))
+                .ok_or(Misfit("a time outside the day"))?,
+        ),
+        Type::Timestamp | Type::TimestampTz => {
+            pg_sys::Datum::from(match column.as_primitive::<TimestampMicrosecondType>().value(row) {
+                infinity @ (i64::MIN | i64::MAX) => infinity,
+                micros => micros
+                    .checked_sub(EPOCH_MICROS)
+                    .filter(|micros| TIMESTAMP_RANGE.contains(micros))
+                    .ok_or(Misfit("a timestamp that PostgreSQL cannot hold"))?,
+            })
+        }
+        Type::Interval => to_interval(column.as_primitive::<IntervalMonthDayNanoType>().value(row))?,
+        Type::Bytea => to_varlena(column.as_binary::<i32>().value(row))?,
+        Type::Uuid => {
+            let bytes = column.as_fixed_size_binary().value(row);
+            // SAFETY: a uuid is 16 bytes, and so is every value of the column.
+            unsafe {
+                let copy = pg_sys::palloc(16).cast::<u8>();
+                copy.copy_from_nonoverlapping(bytes.as_ptr(), 16);
+                pg_sys::Datum::from(copy)
+            }
+        }
+        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
+            text_datum(sql_type, column.as_string::<i32>().value(row))?
+        }
+        Type::Array(_) => {
+            let elements = column.as_list::<i32>().value(row);
+            match &sql_type.form {
+                Form::Array(form) => array_datum(form, &elements)?,
+                _ => vector_datum(sql_type, &elements)?,
+            }
+        }
+        Type::Composite(_) | Type::Range(_) => match &sql_type.form {
+            Form::Composite { typmod, attributes } => composite_datum(sql_type.oid, *typmod, attributes, column, row)?,
+            Form::Range(element) => range_datum(sql_type.oid, element, column, row)?,
+            _ => unreachable!("a struct column is made for composite types and ranges"),
+        },
+    })
+}
+
+fn text_datum(sql_type: &SqlType, text: &str) -> Converted {
+    let is_plain = sql_type.oid == pg_sys::TEXTOID || (sql_type.oid == pg_sys::VARCHAROID && sql_type.typmod < 0);
+    // SAFETY: reads a process-wide constant.
+    let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
+    if text.as_bytes().contains(&0) {
+        return Err(Misfit("text with a NUL character, which PostgreSQL cannot hold"));
+    }
+    if is_utf8 && is_plain {
+        return to_varlena(text.as_bytes());
+    }
+    let length = i32::try_from(text.len()).map_err(|_| Misfit("text of more than 1 GB"))?;
+    let text = CString::new(text).unwrap_or_default();
+    // SAFETY: the text ends in NUL and has the given length; the input function belongs to the result type.
+    unsafe {
+        let server = pg_sys::pg_any_to_server(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as i32);
+        if is_plain {
+            return Ok(pg_sys::Datum::from(pg_sys::cstring_to_text(server)));
+        }
+        let (input, parameter) = sql_type.input;
+        Ok(pg_sys::OidInputFunctionCall(input, server, parameter, sql_type.typmod))
+    }
+}
+
+fn to_varlena(bytes: &[u8]) -> Converted {
+    let length = i32::try_from(bytes.len()).map_err(|_| Misfit("a value of more than 1 GB"))?;
     // SAFETY: text and bytea have one layout; PostgreSQL refuses a length of more than 1 GB itself.
-    unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), length)) }
+    Ok(unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), length)) })
+}
+
+fn to_interval(value: IntervalMonthDayNano) -> Converted {
+    let is_infinite =
+        |limit32, limit64| value.months == limit32 && value.days == limit32 && value.nanoseconds == limit64;
+    let micros = if is_infinite(i32::MAX, i64::MAX) || is_infinite(i32::MIN, i64::MIN) {
+        if cfg!(feature = "pg15") {
+            return Err(Misfit("an infinite interval, which this version of PostgreSQL cannot hold"));
+        }
+        value.nanoseconds
+    } else if value.nanoseconds % 1000 != 0 {
+        return Err(Misfit("an interval of a fraction of a microsecond"));
+    } else {
+        value.nanoseconds / 1000
+    };
+    // SAFETY: palloc gives memory of the struct's size.
+    unsafe {
+        let interval = pg_sys::palloc(size_of::<pg_sys::Interval>()).cast::<pg_sys::Interval>();
+        interval.write(pg_sys::Interval { time: micros, day: value.days, month: value.months });
+        Ok(pg_sys::Datum::from(interval))
+    }
+}
+
+fn array_datum(form: &ArrayForm, elements: &ArrayRef) -> Converted {
+    let count = i32::try_from(elements.len()).map_err(|_| Misfit("an array that is too long"))?;
+    let (mut values, mut nulls) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
+    for i in 0..elements.len() {
+        let element = value(&form.element, elements, i)?;
+        nulls.push(element.is_none());
+        values.push(element.unwrap_or(pg_sys::Datum::from(0usize)));
+    }
+    // SAFETY: values and nulls have `count` elements of the element type; they are copied.
+    unsafe {
+        let array = match count {
+            0 => pg_sys::construct_empty_array(form.element_oid),
+            mut count => pg_sys::construct_md_array(
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+                1,
+                &mut count,
+                &mut 1,
+                form.element_oid,
+                i32::from(form.length),
+                form.is_by_value,
+                form.alignment,
+            ),
+        };
+        Ok(pg_sys::Datum::from(array))
+    }
+}
+
+fn vector_datum(sql_type: &SqlType, elements: &ArrayRef) -> Converted {
+    let elements = elements.as_primitive::<Float32Type>();
+    if elements.null_count() > 0 {
+        return Err(Misfit("a vector with a NULL"));
+    }
+    let numbers: Vec<String> = elements.values().iter().map(ToString::to_string).collect();
+    text_datum(sql_type, &format!("[{}]", numbers.join(",")))
+}
+
+fn composite_datum(
+    oid: pg_sys::Oid,
+    typmod: i32,
+    attributes: &[Option<SqlType>],
+    column: &ArrayRef,
+    row: usize,
+) -> Converted {
+    let columns = column.as_struct().columns();
+    let mut values = vec![pg_sys::Datum::from(0usize); attributes.len()];
+    let mut nulls = vec![true; attributes.len()];
+    let kept = attributes.iter().enumerate().filter_map(|(i, attribute)| Some((i, attribute.as_ref()?)));
+    for ((i, attribute), column) in kept.zip(columns) {
+        if let Some(datum) = value(attribute, column, row)? {
+            (values[i], nulls[i]) = (datum, false);
+        }
+    }
+    // SAFETY: the descriptor is the type's, and has as many attributes as there are values; the tuple is copied.
+    unsafe {
+        let descriptor = pg_sys::lookup_rowtype_tupdesc(oid, typmod);
+        if usize::try_from((*descriptor).natts) != Ok(attributes.len()) {
+            report::raise_error(&type_changed(), None);
+        }
+        let tuple = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+        let datum = pg_sys::heap_copy_tuple_as_datum(tuple, descriptor);
+        if (*descriptor).tdrefcount >= 0 {
+            pg_sys::DecrTupleDescRefCount(descriptor);
+        }
+        Ok(datum)
+    }
+}
+
+fn range_datum(oid: pg_sys::Oid, element: &SqlType, column: &ArrayRef, row: usize) -> Converted {
+    let columns = column.as_struct().columns();
+    let flag = |position: usize| !columns[position].is_null(row) && columns[position].as_boolean().value(row);
+    let bound = |position: usize| {
+        let datum = value(element, &columns[position], row)?;
+        Ok(pg_sys::RangeBound {
+            val: datum.unwrap_or(pg_sys::Datum::from(0usize)),
+            infinite: datum.is_none(),
+            inclusive: datum.is_some() && flag(2 + position),
+            lower: position == 0,
+        })
+    };
+    let (mut lower, mut upper) = (bound(0)?, bound(1)?);
+    // SAFETY: the bounds are of the range's element type. PostgreSQL refuses a lower bound above the upper one.
+    unsafe {
+        let cache = pg_sys::lookup_type_cache(oid, pg_sys::TYPECACHE_RANGE_INFO as i32);
+        Ok(pg_sys::Datum::from(make_range(cache, &mut lower, &mut upper, flag(4))))
+    }
+}
+
+unsafe fn make_range(
+    cache: *mut pg_sys::TypeCacheEntry,
+    lower: &mut pg_sys::RangeBound,
+    upper: &mut pg_sys::RangeBound,
+    is_empty: bool,
+) -> *mut pg_sys::RangeType {
+    // SAFETY: the caller passes a range type's cache entry and bounds of its element type.
+    #[cfg(feature = "pg15")]
+    unsafe {
+        pg_sys::make_range(cache, lower, upper, is_empty)
+    }
+    // SAFETY: as above.
+    #[cfg(not(feature = "pg15"))]
+    unsafe {
+        pg_sys::make_range(cache, lower, upper, is_empty, std::ptr::null_mut())
+    }
 }

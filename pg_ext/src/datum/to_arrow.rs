@@ -2,19 +2,20 @@
 
 use std::ffi::CStr;
 
+use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
-use udf_protocol::batch::ColumnBuilder;
+use udf_protocol::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
 use udf_protocol::{Error, Kind};
 
-use super::{EPOCH_DAYS, EPOCH_MICROS};
+use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
 use crate::report;
 
-/// Appends one value of SQL type `oid`. What PostgreSQL has to allocate for it lands in the current memory context.
+/// Appends one value. What PostgreSQL has to allocate for it lands in the current memory context.
 ///
 /// # Safety
-/// `datum` is a value of type `oid`, or `is_null` is set; the column was made for that type.
-pub unsafe fn append(column: &mut ColumnBuilder, oid: pg_sys::Oid, datum: pg_sys::Datum, is_null: bool) {
+/// `datum` is a value of `sql_type`, or `is_null` is set; the column was made for that type.
+pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_sys::Datum, is_null: bool) {
     if is_null {
         return column.append_null();
     }
@@ -26,6 +27,7 @@ pub unsafe fn append(column: &mut ColumnBuilder, oid: pg_sys::Oid, datum: pg_sys
         ColumnBuilder::Int8(builder) => builder.append_value(bits as i64),
         ColumnBuilder::Float4(builder) => builder.append_value(f32::from_bits(bits as u32)),
         ColumnBuilder::Float8(builder) => builder.append_value(f64::from_bits(bits as u64)),
+        ColumnBuilder::Time(builder) => builder.append_value(bits as i64),
         ColumnBuilder::Date(builder) => builder.append_value(match bits as i32 {
             // PostgreSQL's infinities, which are also ours.
             infinity @ (i32::MIN | i32::MAX) => infinity,
@@ -35,27 +37,23 @@ pub unsafe fn append(column: &mut ColumnBuilder, oid: pg_sys::Oid, datum: pg_sys
             infinity @ (i64::MIN | i64::MAX) => infinity,
             // PostgreSQL's range ends above Arrow's: 294276-12-31 against 294247-01-10.
             micros => micros.checked_add(EPOCH_MICROS).filter(|micros| *micros != i64::MAX).unwrap_or_else(|| {
-                report::raise_error(
-                    &Error::new(Kind::OutOfRange, "timestamp out of range for a container function")
-                        .with_detail("Timestamps travel as microseconds since 1970 and end with the year 294247."),
-                    None,
+                refuse(
+                    "timestamp out of range for a container function",
+                    "Timestamps travel as microseconds since 1970 and end with the year 294247.",
                 )
             }),
         }),
+        // SAFETY: an interval points to its struct.
+        ColumnBuilder::Interval(builder) => unsafe {
+            builder.append_value(to_interval(*datum.cast_mut_ptr::<pg_sys::Interval>()));
+        },
         // SAFETY: by-reference values point to what their type says; detoasting copies if need be.
         ColumnBuilder::Text(builder) => unsafe {
-            match oid {
-                pg_sys::TEXTOID | pg_sys::VARCHAROID | pg_sys::BPCHAROID | pg_sys::JSONOID => {
+            match sql_type.form {
+                Form::Output(function) => builder.append_value(to_utf8(output(function, datum))),
+                _ => {
                     let value = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
                     builder.append_value(to_utf8(varlena_to_byte_slice(value)));
-                }
-                pg_sys::NUMERICOID => {
-                    let text = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(pg_sys::F_NUMERIC_OUT), datum);
-                    builder.append_value(to_utf8(CStr::from_ptr(text).to_bytes()));
-                }
-                _ => {
-                    let text = pg_sys::OidOutputFunctionCall(pg_sys::Oid::from(pg_sys::F_JSONB_OUT), datum);
-                    builder.append_value(to_utf8(CStr::from_ptr(text).to_bytes()));
                 }
             }
         },
@@ -69,7 +67,147 @@ pub unsafe fn append(column: &mut ColumnBuilder, oid: pg_sys::Oid, datum: pg_sys
             let bytes = std::slice::from_raw_parts(datum.cast_mut_ptr::<u8>(), 16);
             builder.append_value(bytes).expect("the column holds 16 bytes per value");
         },
+        // SAFETY: the column was made for the type, so the form says what the value is.
+        ColumnBuilder::Array(builder) => unsafe {
+            match &sql_type.form {
+                Form::Array(form) => append_array(builder, form, datum),
+                Form::Vector(function) => append_vector(builder, output(*function, datum)),
+                _ => unreachable!("a list column is made for arrays and vectors"),
+            }
+        },
+        // SAFETY: as above.
+        ColumnBuilder::Composite(builder) => unsafe {
+            match &sql_type.form {
+                Form::Composite { attributes, .. } => append_composite(builder, attributes, datum),
+                Form::Range(element) => append_range(builder, sql_type.oid, element, datum),
+                _ => unreachable!("a struct column is made for composite types and ranges"),
+            }
+        },
     }
+}
+
+unsafe fn append_array(builder: &mut ArrayColumn, form: &ArrayForm, datum: pg_sys::Datum) {
+    // SAFETY: the caller passes an array of the form's element type.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        // The lengths of all dimensions come right behind the struct, the lower bounds behind them (utils/array.h).
+        let bounds = array.add(1).cast::<i32>();
+        match (*array).ndim {
+            0 => {}
+            1 if *bounds.add(1) == 1 => {}
+            1 => refuse(
+                "container functions take arrays that start at index 1",
+                &format!("The array starts at index {}.", *bounds.add(1)),
+            ),
+            dimensions => refuse(
+                "container functions take arrays of one dimension",
+                &format!("The array has {dimensions} dimensions. As jsonb, made with to_jsonb(), it keeps them."),
+            ),
+        }
+        let (mut values, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        pg_sys::deconstruct_array(
+            array,
+            form.element_oid,
+            i32::from(form.length),
+            form.is_by_value,
+            form.alignment,
+            &mut values,
+            &mut nulls,
+            &mut count,
+        );
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            append(builder.elements(), &form.element, *values.add(i), *nulls.add(i));
+        }
+        builder.finish_value();
+    }
+}
+
+/// pgvector's text is `[1,2.5]`; its numbers read back as they were.
+fn append_vector(builder: &mut ArrayColumn, text: &[u8]) {
+    let text = String::from_utf8_lossy(text);
+    let ColumnBuilder::Float4(elements) = builder.elements() else { unreachable!("a vector has float4 elements") };
+    for number in text.trim_matches(['[', ']']).split(',').filter(|number| !number.is_empty()) {
+        elements.append_option(number.parse().ok());
+    }
+    builder.finish_value();
+}
+
+unsafe fn append_composite(builder: &mut CompositeColumn, attributes: &[Option<SqlType>], datum: pg_sys::Datum) {
+    // SAFETY: the caller passes a composite value. Its header names its type, whose descriptor says how it is laid out.
+    unsafe {
+        let header = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::HeapTupleHeaderData>();
+        let fields = (*header).t_choice.t_datum;
+        let descriptor = pg_sys::lookup_rowtype_tupdesc(fields.datum_typeid, fields.datum_typmod);
+        let count = usize::try_from((*descriptor).natts).unwrap_or(0);
+        if count != attributes.len() {
+            report::raise_error(&type_changed(), None);
+        }
+        let mut tuple = pg_sys::HeapTupleData {
+            t_len: (fields.datum_len_ as u32) >> 2,
+            t_data: header,
+            ..pg_sys::HeapTupleData::default()
+        };
+        let mut values = vec![pg_sys::Datum::from(0usize); count];
+        let mut nulls = vec![true; count];
+        pg_sys::heap_deform_tuple(&mut tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+        if (*descriptor).tdrefcount >= 0 {
+            pg_sys::DecrTupleDescRefCount(descriptor);
+        }
+        let kept = attributes.iter().enumerate().filter_map(|(i, attribute)| Some((i, attribute.as_ref()?)));
+        for (position, (i, attribute)) in kept.enumerate() {
+            append(builder.attribute(position), attribute, values[i], nulls[i]);
+        }
+        builder.finish_value();
+    }
+}
+
+unsafe fn append_range(builder: &mut CompositeColumn, oid: pg_sys::Oid, element: &SqlType, datum: pg_sys::Datum) {
+    // SAFETY: the caller passes a range of that type.
+    unsafe {
+        let range = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::RangeType>();
+        let cache = pg_sys::lookup_type_cache(oid, pg_sys::TYPECACHE_RANGE_INFO as i32);
+        let (mut lower, mut upper) = (pg_sys::RangeBound::default(), pg_sys::RangeBound::default());
+        let mut is_empty = false;
+        pg_sys::range_deserialize(cache, range, &mut lower, &mut upper, &mut is_empty);
+        let parts = [lower, upper].map(|bound| (bound.val, is_empty || bound.infinite));
+        for (position, (value, is_absent)) in parts.into_iter().enumerate() {
+            append(builder.attribute(position), element, value, is_absent);
+        }
+        let flags = [!parts[0].1 && lower.inclusive, !parts[1].1 && upper.inclusive, is_empty];
+        for (position, flag) in flags.into_iter().enumerate() {
+            let ColumnBuilder::Bool(column) = builder.attribute(2 + position) else {
+                unreachable!("a range ends in three flags")
+            };
+            column.append_value(flag);
+        }
+        builder.finish_value();
+    }
+}
+
+fn to_interval(interval: pg_sys::Interval) -> IntervalMonthDayNano {
+    let infinity = |limit32, limit64| {
+        let parts = IntervalMonthDayNano::new(limit32, limit32, limit64);
+        (interval.month == limit32 && interval.day == limit32 && interval.time == limit64).then_some(parts)
+    };
+    infinity(i32::MAX, i64::MAX).or_else(|| infinity(i32::MIN, i64::MIN)).unwrap_or_else(|| {
+        let nanoseconds = interval.time.checked_mul(1000).unwrap_or_else(|| {
+            refuse(
+                "interval out of range for a container function",
+                "The time of an interval travels as nanoseconds and ends at 292 years; justify_hours() makes days of it.",
+            )
+        });
+        IntervalMonthDayNano::new(interval.month, interval.day, nanoseconds)
+    })
+}
+
+/// The error for a composite type that is no longer what the function was looked up with.
+pub fn type_changed() -> Error {
+    Error::new(Kind::SignatureMismatch, "a composite type changed while a container function used it")
+        .with_hint("Run the statement again.")
+}
+
+fn refuse(message: &str, detail: &str) -> ! {
+    report::raise_error(&Error::new(Kind::OutOfRange, message).with_detail(detail), None)
 }
 
 /// Text in the database's encoding as UTF-8.

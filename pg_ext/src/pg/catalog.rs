@@ -140,6 +140,19 @@ pub fn type_name(oid: pg_sys::Oid) -> String {
     unsafe { CStr::from_ptr(pg_sys::format_type_be(oid)).to_string_lossy().into_owned() }
 }
 
+/// The extension that a type belongs to.
+pub fn extension_of_type(oid: pg_sys::Oid) -> Option<String> {
+    // SAFETY: lookups in the catalogs; the name is palloc'd.
+    unsafe {
+        let extension = pg_sys::getExtensionOfObject(pg_sys::TypeRelationId, oid);
+        if extension == pg_sys::InvalidOid {
+            return None;
+        }
+        let name = pg_sys::get_extension_name(extension);
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
 /// The oid of LANGUAGE container; none where the extension is not created.
 pub fn container_language() -> Option<pg_sys::Oid> {
     // SAFETY: a lookup in the system cache, which a transaction is open for.

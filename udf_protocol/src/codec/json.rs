@@ -404,14 +404,19 @@ fn misfit(ty: &Type, row: usize, value: &Value) -> String {
     format!("Row {} holds {text}, which is not of type {ty}.", row + 1)
 }
 
-/// Reads the only column of a reply as `signature.result`, `docs/protocol.md` §6.
+/// Reads a reply's columns as `signature` says, `docs/protocol.md` §6. The error says what does not fit.
 pub fn decode_reply(signature: &Signature, reply: &Reply) -> Result<RecordBatch, String> {
-    let [values] = reply.columns.as_slice() else {
-        return Err(format!("The reply has {} columns, not 1.", reply.columns.len()));
-    };
-    let column = decode_column(&signature.result, values)?;
-    let schema = Arc::new(arrow_schema::Schema::new(vec![signature.result.field(&signature.function)]));
-    RecordBatch::try_new(schema, vec![column]).map_err(|cause| format!("The reply is malformed: {cause}."))
+    let types = signature.reply_types();
+    if reply.columns.len() != types.len() {
+        return Err(format!("The reply has {} columns, not {}.", reply.columns.len(), types.len()));
+    }
+    let (mut fields, mut columns) = (Vec::new(), Vec::new());
+    for (ty, values) in types.iter().zip(&reply.columns) {
+        fields.push(ty.field(&signature.function));
+        columns.push(decode_column(ty, values)?);
+    }
+    let schema = Arc::new(arrow_schema::Schema::new(fields));
+    RecordBatch::try_new(schema, columns).map_err(|cause| format!("The reply is malformed: {cause}."))
 }
 
 #[cfg(test)]

@@ -2,10 +2,13 @@
 
 use std::error::Error as _;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use arrow_array::RecordBatch;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, FlightDescriptor};
+use arrow_schema::{Schema, SchemaRef};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
@@ -19,9 +22,10 @@ use tonic::{Code, Status, Streaming};
 use super::{
     Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError,
 };
+use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Result};
-use crate::signature::Signature;
+use crate::signature::{FunctionKind, Signature};
 use crate::transport::check_reply;
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
@@ -36,11 +40,21 @@ pub struct Flight {
     channel: Channel,
 }
 
-/// What `app_metadata` carries, `docs/protocol.md` §4.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct BatchMetadata {
+/// What `app_metadata` of a batch of calls carries, `docs/protocol.md` §4.
+#[derive(Debug, Serialize)]
+struct CallMetadata {
+    batch: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<AggregateStep>,
+}
+
+/// What `app_metadata` of a reply carries, `docs/protocol.md` §4 and §5.
+#[derive(Debug, Default, Deserialize)]
+struct ReplyMetadata {
     batch: Option<u64>,
-    #[serde(default, skip_serializing)]
+    #[serde(default)]
+    more: bool,
+    #[serde(default)]
     error: Option<WireError>,
 }
 
@@ -131,41 +145,84 @@ impl Flight {
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        // docs/protocol.md §4: a server of the arrow-udf family marks no end of a batch's results but the stream's.
+        if signature.kind == FunctionKind::Table && self.say_hello().await?.protocol == 0 {
+            while self.run_stream(signature, outbox, inbox, true).await? {}
+            return Ok(());
+        }
+        self.run_stream(signature, outbox, inbox, false).await.map(|_| ())
+    }
+
+    /// One `DoExchange`, for all batches or for a single one. Whether there may be more.
+    async fn run_stream(
+        &self,
+        signature: &Signature,
+        outbox: &mut Outbox,
+        inbox: &Inbox,
+        is_single: bool,
+    ) -> Result<bool> {
         let function = signature.function.as_str();
-        let (wire, mut queue) = mpsc::unbounded_channel::<FlightData>();
+        // A server that does not read leaves the batches in the engine, not in this queue.
+        let (wire, mut queue) = mpsc::channel::<FlightData>(1);
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
         let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
-        // The receiver is in scope, so sending cannot fail.
-        let _ = wire.send(opening);
+        let first = if is_single { outbox.next().await } else { None };
+        if is_single && first.is_none() {
+            return Ok(false);
+        }
+        // The receiver is in scope and the queue empty, so sending cannot fail.
+        let _ = wire.try_send(opening);
         let mut wire = Some(wire);
         let mut client = self.client();
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
         let mut encoder = BatchEncoder::default();
-        let mut reply_schema = None;
+        let mut reply_schema: Option<SchemaRef> = None;
         let mut bytes_sent = std::collections::HashMap::new();
+        let mut first = first;
         let lost = |status: Status| status_error(function, &status);
+        let mut is_closing = false;
         loop {
+            if is_closing {
+                wire = None;
+            }
             tokio::select! {
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
-                batch = outbox.next(), if wire.is_some() => match (batch, &wire) {
-                    (Some(batch), Some(queue)) => {
-                        let metadata = BatchMetadata { batch: Some(batch.number), error: None };
+                batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
+                    Some((place, batch)) => {
+                        let metadata = CallMetadata { batch: batch.number, step: batch.step };
                         let message = encoder
                             .encode(&batch.columns)
                             .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?
                             .with_app_metadata(serde_json::to_vec(&metadata).expect("a number is JSON"));
-                        bytes_sent.insert(batch.number, message.data_body.len() + message.data_header.len());
-                        // The stream is gone only if the server ended it; reading its end says why.
-                        let _ = queue.send(message);
+                        let bytes = message.data_body.len() + message.data_header.len();
+                        place.send(message);
+                        if signature.kind == FunctionKind::Map {
+                            outbox.answer(batch.number);
+                            inbox.deliver(Ok(Event::Taken));
+                        } else {
+                            bytes_sent.insert(batch.number, bytes);
+                        }
                     }
-                    _ => wire = None,
+                    None => is_closing = true,
                 },
-                message = next_message(&mut replies), if replies.is_some() => {
+                message = next_message(&mut replies, inbox), if replies.is_some() => {
                     let Some(message) = message.map_err(lost)? else {
+                        if signature.kind == FunctionKind::Map && wire.is_none() {
+                            inbox.deliver(Ok(Event::End));
+                            return Ok(false);
+                        }
+                        if is_single && wire.is_none() {
+                            let schema = reply_schema.unwrap_or_else(|| Arc::new(Schema::empty()));
+                            let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
+                            let number = call.map(|call| call.number).unwrap_or_default();
+                            let columns = RecordBatch::new_empty(schema);
+                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0 })));
+                            return Ok(true);
+                        }
                         if wire.is_none() && outbox.awaited() == 0 {
-                            return Ok(());
+                            return Ok(false);
                         }
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
@@ -184,6 +241,13 @@ impl Flight {
                     };
                     let columns = decode_batch(&message, schema.clone())
                         .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
+                    let bytes_received = message.data_body.len() + message.data_header.len();
+                    if signature.kind == FunctionKind::Map {
+                        let call = CallBatch { number: 0, columns: RecordBatch::new_empty(signature.call_schema()), step: None };
+                        check_reply(signature, &call, &columns)?;
+                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received })));
+                        continue;
+                    }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
                     let Some(expected) = outbox.oldest_sent() else {
                         return Err(Error::protocol(function, "It sent a reply that no call asked for."));
@@ -194,13 +258,18 @@ impl Flight {
                             format!("It answered batch {} when batch {expected} was due.", metadata.batch.unwrap_or_default()),
                         ));
                     }
-                    let call = outbox.answer(expected).expect("oldest_sent names a sent batch");
-                    check_reply(signature, &call, &columns)?;
+                    let is_last = !is_single && !(metadata.more && signature.kind == FunctionKind::Table);
+                    let call = outbox.answer_partly().expect("oldest_sent names a sent batch");
+                    check_reply(signature, call, &columns)?;
+                    if is_last {
+                        outbox.answer(expected);
+                    }
                     inbox.deliver(Ok(Event::Reply(Reply {
                         number: expected,
                         columns,
+                        is_last,
                         bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
-                        bytes_received: message.data_body.len() + message.data_header.len(),
+                        bytes_received,
                     })));
                 }
             }
@@ -208,16 +277,38 @@ impl Flight {
     }
 }
 
-async fn next_message(replies: &mut Option<Streaming<FlightData>>) -> std::result::Result<Option<FlightData>, Status> {
+/// The next batch to send, and its place in the queue.
+async fn next_batch<'a>(
+    wire: &'a Option<mpsc::Sender<FlightData>>,
+    first: &mut Option<CallBatch>,
+    outbox: &mut Outbox,
+    is_single: bool,
+) -> Option<(mpsc::Permit<'a, FlightData>, CallBatch)> {
+    // The queue is gone only if the server ended the stream; reading its end says why.
+    let place = match wire.as_ref()?.reserve().await {
+        Ok(place) => place,
+        Err(_) => std::future::pending().await,
+    };
+    match is_single {
+        true => Some((place, first.take()?)),
+        false => Some((place, outbox.next().await?)),
+    }
+}
+
+async fn next_message(
+    replies: &mut Option<Streaming<FlightData>>,
+    inbox: &Inbox,
+) -> std::result::Result<Option<FlightData>, Status> {
+    inbox.wait_for_room().await;
     match replies {
         Some(replies) => replies.message().await,
         None => std::future::pending().await,
     }
 }
 
-fn read_metadata(function: &str, message: &FlightData) -> Result<BatchMetadata> {
+fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> {
     if message.app_metadata.is_empty() {
-        return Ok(BatchMetadata::default());
+        return Ok(ReplyMetadata::default());
     }
     serde_json::from_slice(&message.app_metadata)
         .map_err(|cause| Error::protocol(function, format!("A reply's metadata cannot be read: {cause}.")))

@@ -9,15 +9,17 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
 
-use arrow_array::RecordBatch;
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, RecordBatch};
 use futures_util::future::BoxFuture;
 use nix::sys::eventfd::EventFd;
 use serde::Deserialize;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
-use crate::batch::CallBatch;
+use crate::batch::{AggregateStep, CallBatch};
 use crate::error::{Error, Kind, Result};
-use crate::signature::Signature;
+use crate::signature::{FunctionKind, Signature};
 
 /// Version of `docs/protocol.md` that this crate speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -131,6 +133,8 @@ fn host_and_port(text: &str, authority: &str) -> Result<String> {
 #[derive(Debug)]
 pub struct Outbox {
     unanswered: VecDeque<CallBatch>,
+    /// Whether the engine has a part of the answer to the oldest of them.
+    is_partly_answered: bool,
     /// How many of `unanswered` this exchange has sent.
     sent: usize,
     incoming: mpsc::UnboundedReceiver<CallBatch>,
@@ -140,7 +144,7 @@ impl Outbox {
     /// An outbox that the sender's side fills. The engine's window bounds it.
     pub fn new() -> (mpsc::UnboundedSender<CallBatch>, Outbox) {
         let (sender, incoming) = mpsc::unbounded_channel();
-        (sender, Outbox { unanswered: VecDeque::new(), sent: 0, incoming })
+        (sender, Outbox { unanswered: VecDeque::new(), is_partly_answered: false, sent: 0, incoming })
     }
 
     /// The next batch to send; none once the engine has closed its side and all was handed out.
@@ -154,9 +158,21 @@ impl Outbox {
         Some(self.unanswered[self.sent - 1].clone())
     }
 
+    /// The oldest batch that was sent, of which the engine now gets a part of the answer: it cannot be sent again.
+    pub fn answer_partly(&mut self) -> Option<&CallBatch> {
+        self.is_partly_answered = true;
+        if self.sent == 0 { None } else { self.unanswered.front() }
+    }
+
+    /// Whether what is unanswered may be sent again.
+    pub fn can_rewind(&self) -> bool {
+        !self.is_partly_answered
+    }
+
     /// Strikes a batch off; its number must be among those sent.
     pub fn answer(&mut self, number: u64) -> Option<CallBatch> {
         let position = self.unanswered.iter().take(self.sent).position(|batch| batch.number == number)?;
+        self.is_partly_answered = false;
         self.sent -= 1;
         self.unanswered.remove(position)
     }
@@ -182,8 +198,10 @@ impl Outbox {
 pub struct Reply {
     /// The number of the batch it answers.
     pub number: u64,
-    /// One column: the results, row by row.
+    /// The columns of [`Signature::reply_types`].
     pub columns: RecordBatch,
+    /// Whether this ends the answer: a table function may answer a batch in parts.
+    pub is_last: bool,
     /// Bytes of the request on the wire.
     pub bytes_sent: usize,
     /// Bytes of the reply on the wire.
@@ -197,6 +215,10 @@ pub enum Event {
     Reached,
     /// A reply.
     Reply(Reply),
+    /// A map function's server took another batch.
+    Taken,
+    /// A map function's stream of results has ended.
+    End,
     /// The batch of this number failed. Replies to earlier batches may still be on their way.
     Failure(u64, Error),
 }
@@ -206,17 +228,32 @@ pub enum Event {
 pub struct Inbox {
     sender: std_mpsc::Sender<Result<Event>>,
     doorbell: Arc<EventFd>,
+    /// How many further replies the engine has room for.
+    room: Arc<Semaphore>,
 }
+
+/// Replies that may wait for the engine. Servers that have more to say are held up by HTTP/2's flow control.
+const ROOM: usize = 8;
 
 impl Inbox {
     /// An inbox that rings `doorbell`.
-    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Event>>) {
+    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>) {
         let (sender, receiver) = std_mpsc::channel();
-        (Inbox { sender, doorbell }, receiver)
+        let room = Arc::new(Semaphore::new(ROOM));
+        (Inbox { sender, doorbell, room: room.clone() }, receiver, room)
+    }
+
+    /// Waits until the engine has room for a reply; it makes room by taking one.
+    pub async fn wait_for_room(&self) {
+        // The semaphore is never closed.
+        let _ = self.room.acquire().await;
     }
 
     /// Delivers and rings. An engine that is gone misses it, which is what it wants.
     pub fn deliver(&self, event: Result<Event>) {
+        if matches!(event, Ok(Event::Reply(_))) {
+            self.room.forget_permits(1);
+        }
         let _ = self.sender.send(event);
         ring(&self.doorbell);
     }
@@ -228,24 +265,46 @@ pub fn ring(doorbell: &EventFd) {
     let _ = nix::unistd::write(doorbell.as_fd(), &1u64.to_ne_bytes());
 }
 
-/// Checks a reply's shape: `docs/protocol.md` §4, "a reply has one column of the declared result type and as many rows
-/// as the batch it answers".
+/// Checks a reply's shape: `docs/protocol.md` §4, "a reply has the columns of the declared result type and as many rows
+/// as the batch it answers", and what it says of the other kinds of functions.
 pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatch) -> Result<()> {
     let function = &signature.function;
-    let [field] = columns.schema_ref().fields().as_ref() else {
-        return Err(Error::protocol(function, format!("Its reply has {} columns, not 1.", columns.num_columns())));
-    };
-    let result = crate::types::Type::from_field(field)
-        .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
-    if !signature.result.accepts(&result) {
-        return Err(Error::bad_result(
-            function,
-            format!("Its reply is of type {result}; the declared result is {}.", signature.result),
-        ));
+    let types = signature.reply_types();
+    let fields = columns.schema_ref().fields();
+    if fields.len() != types.len() {
+        return Err(Error::protocol(function, format!("Its reply has {} columns, not {}.", fields.len(), types.len())));
     }
-    let (expected, found) = (call.columns.num_rows(), columns.num_rows());
-    if expected != found {
-        return Err(Error::protocol(function, format!("Its reply has {found} rows for {expected} calls.")));
+    for (field, ty) in fields.iter().zip(&types) {
+        let found = crate::types::Type::from_field(field)
+            .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
+        if !ty.accepts(&found) {
+            return Err(Error::bad_result(
+                function,
+                format!("Its reply is of type {found}; the declared result is {ty}."),
+            ));
+        }
+    }
+    let (calls, rows) = (call.columns.num_rows(), columns.num_rows());
+    let expected = match (signature.kind, call.step) {
+        (FunctionKind::Scalar, _) | (_, Some(AggregateStep::State | AggregateStep::Finish)) => Some(calls),
+        (FunctionKind::Aggregate, _) => Some(0),
+        (FunctionKind::Table | FunctionKind::Map, _) => None,
+    };
+    if expected.is_some_and(|expected| expected != rows) {
+        return Err(Error::protocol(function, format!("Its reply has {rows} rows for {calls} calls.")));
+    }
+    if signature.kind == FunctionKind::Table {
+        check_row_numbers(function, calls, columns)?;
+    }
+    Ok(())
+}
+
+/// A table function's results name the rows of the batch that they answer, in order.
+fn check_row_numbers(function: &str, calls: usize, columns: &RecordBatch) -> Result<()> {
+    let rows = columns.column(0).as_primitive::<Int32Type>();
+    let are_within = rows.values().iter().all(|row| usize::try_from(*row).is_ok_and(|row| row < calls));
+    if rows.null_count() > 0 || !are_within || !rows.values().is_sorted() {
+        return Err(Error::protocol(function, "The row numbers of its reply are not those of the batch, in order."));
     }
     Ok(())
 }

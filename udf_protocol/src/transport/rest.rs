@@ -22,7 +22,7 @@ use super::{
 use crate::batch::CallBatch;
 use crate::codec::json;
 use crate::error::{Error, Result};
-use crate::signature::{Argument, Signature};
+use crate::signature::{Argument, FunctionKind, Signature};
 use crate::transport::check_reply;
 use crate::types::Type;
 
@@ -38,6 +38,8 @@ pub struct Rest {
 struct FunctionInfo {
     arguments: Vec<ArgumentInfo>,
     returns: Type,
+    #[serde(default)]
+    kind: FunctionKind,
 }
 
 #[derive(Debug, Deserialize)]
@@ -143,7 +145,12 @@ impl Rest {
         let info: FunctionInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
         let arguments = info.arguments.into_iter().map(|argument| Argument { name: argument.name, ty: argument.ty });
-        Ok(Signature { function: function.to_string(), arguments: arguments.collect(), result: info.returns })
+        Ok(Signature {
+            function: function.to_string(),
+            kind: info.kind,
+            arguments: arguments.collect(),
+            result: info.returns,
+        })
     }
 
     /// One batch, there and back.
@@ -166,10 +173,18 @@ impl Rest {
         }
         let columns = json::decode_reply(signature, &reply).map_err(|fact| Error::bad_result(function, fact))?;
         check_reply(signature, batch, &columns)?;
-        Ok(Reply { number: batch.number, columns, bytes_sent, bytes_received: answer.body.len() })
+        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received: answer.body.len() })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        if matches!(signature.kind, FunctionKind::Map | FunctionKind::Aggregate) {
+            return Err(Error::invalid_definition(format!(
+                "{} function \"{}\" cannot be called over JSON",
+                signature.kind.name(),
+                signature.function
+            ))
+            .with_hint("Set transport = \"flight\" in the function body, or transship.transport."));
+        }
         let mut in_flight = FuturesUnordered::new();
         let mut is_open = true;
         while is_open || !in_flight.is_empty() {
