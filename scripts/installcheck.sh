@@ -26,8 +26,10 @@ done
 export MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching guarded nulls types errors cancel transports arrow_udf prepared parallel statements)
+[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf prepared parallel statements)
 export PG_REGRESS_DIFF_OPTS=-u
+# A statement that hangs is a failure, not a wait.
+export PGOPTIONS="-c statement_timeout=120s"
 say "Running sql/ against expected/ with runtime $TRANSSHIP_RUNTIME"
 regress=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
 mkdir -p "$ROOT/target/regress"

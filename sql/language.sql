@@ -15,9 +15,6 @@ SELECT * FROM failure($$CREATE FUNCTION add(a bigint) RETURNS bigint LANGUAGE co
 -- Types and shapes that containers do not take.
 SELECT * FROM failure($$CREATE FUNCTION f(x point) RETURNS bigint LANGUAGE container AS 'image = "regress:1.0"'$$);
 SELECT * FROM failure($$CREATE FUNCTION f(x bigint) RETURNS void LANGUAGE container AS 'image = "regress:1.0"'$$);
-SELECT * FROM failure($$CREATE FUNCTION f(x bigint) RETURNS SETOF bigint LANGUAGE container AS 'image = "regress:1.0"'$$);
-SELECT * FROM failure($$CREATE FUNCTION f(x bigint, OUT y bigint) LANGUAGE container AS 'image = "regress:1.0"'$$);
-SELECT * FROM failure($$CREATE FUNCTION f(VARIADIC x bigint[]) RETURNS bigint LANGUAGE container AS 'image = "regress:1.0"'$$);
 SELECT * FROM failure($$CREATE PROCEDURE f(x bigint) LANGUAGE container AS 'image = "regress:1.0"'$$);
 SELECT * FROM failure($$CREATE FUNCTION f() RETURNS trigger LANGUAGE container AS 'image = "regress:1.0"'$$);
 -- Malformed bodies.

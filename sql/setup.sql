@@ -32,6 +32,7 @@ EXCEPTION WHEN others THEN
   GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
     hint = PG_EXCEPTION_HINT, context = PG_EXCEPTION_CONTEXT;
   message := regexp_replace(message, '"(unix:)?/[^"]*/', '"\1.../', 'g');
+  message := regexp_replace(message, 'inline:[0-9a-f]+', 'inline:...');
   detail := regexp_replace(detail, '"/[^"]*/', '".../', 'g');
   context := split_part(context, E'\n', 1);
 END

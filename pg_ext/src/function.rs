@@ -9,13 +9,15 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::manifest::{FunctionBody, TransportName};
-use udf_protocol::signature::{Argument, Signature, Volatility};
+use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::Endpoint;
+use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
+use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow};
-use crate::{datum, session, settings};
+use crate::{session, settings};
 
 /// A container function.
 #[derive(Debug)]
@@ -24,19 +26,43 @@ pub struct Function {
     pub name: String,
     /// Its body.
     pub body: FunctionBody,
-    /// What is called in the container.
+    /// What it is called for.
+    pub role: Role,
+    /// What is called in the container. Of a part of an aggregate, [`Function::aggregate`] knows the rest.
     pub signature: Signature,
-    /// Argument types in SQL.
-    pub argument_oids: Vec<pg_sys::Oid>,
+    /// Argument types in SQL, those of type internal left out.
+    pub arguments: Vec<SqlType>,
     /// Result type in SQL.
-    pub result_oid: pg_sys::Oid,
+    pub result: SqlType,
     /// Whether a NULL argument makes the result NULL.
     pub is_strict: bool,
     /// How often the result may change.
     pub volatility: Volatility,
     /// The image that the body stands for, once it was asked for.
     digest: OnceCell<String>,
+    /// The composite types among arguments and result, as they were when the function was looked up.
+    composites: Vec<CompositeVersion>,
 }
+
+/// What a function is called for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// For a result, or for a set of them.
+    Direct,
+    /// By `transship.map`.
+    Map,
+    /// As SFUNC of an aggregate: (internal, arguments...) returns internal.
+    Accumulate,
+    /// As FINALFUNC, or as SERIALFUNC: (internal) returns anything.
+    Finish,
+    /// As COMBINEFUNC: (internal, internal) returns internal.
+    Combine,
+    /// As DESERIALFUNC: (bytea, internal) returns internal.
+    Deserialize,
+}
+
+/// Names of functions that an error shows.
+const SHOWN_NAMES: usize = 10;
 
 type Version = (u32, u32, u16);
 
@@ -48,7 +74,12 @@ thread_local! {
 pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let version = catalog::proc_version(oid).map(|(_, version)| version);
     let cached = CACHE.with_borrow(|cache| {
-        cache.get(&oid).filter(|(cached, _)| Some(*cached) == version).map(|(_, function)| function.clone())
+        let is_current =
+            |function: &Function| function.composites.iter().all(|known| composite_version(known.0, known.1) == *known);
+        cache
+            .get(&oid)
+            .filter(|(cached, function)| Some(*cached) == version && is_current(function))
+            .map(|(_, function)| function.clone())
     });
     if let Some(function) = cached {
         return Ok(function);
@@ -76,31 +107,46 @@ impl Function {
             b'p' => return refuse("be procedures"),
             _ => return refuse("be window functions"),
         }
-        if row.is_set {
-            return refuse("return sets");
-        }
-        if row.has_output_arguments {
-            return refuse("have OUT, INOUT, VARIADIC or TABLE arguments");
-        }
-        if row.is_variadic {
-            return refuse("have VARIADIC arguments");
-        }
         let body = FunctionBody::parse(&row.source)?;
-        let mut arguments = Vec::with_capacity(row.argument_types.len());
+        let role = Role::of(&row, &body)?;
+        let (mut arguments, mut named) = (Vec::new(), Vec::new());
         for (oid, name) in row.argument_types.iter().zip(&row.argument_names) {
-            arguments.push(Argument { name: name.clone(), ty: datum::type_of(*oid)? });
+            if *oid != pg_sys::INTERNALOID && role != Role::Deserialize {
+                let argument = SqlType::new(*oid)?;
+                named.push(Argument { name: name.clone(), ty: argument.ty.clone() });
+                arguments.push(argument);
+            }
         }
+        let result = match row.result_type {
+            // A state, which travels as bytes.
+            pg_sys::INTERNALOID => SqlType::new(pg_sys::BYTEAOID)?,
+            declared => match catalog::result_descriptor(row.oid) {
+                // SAFETY: PostgreSQL blessed the descriptor.
+                Some(descriptor) if declared == pg_sys::RECORDOID => unsafe { SqlType::of_record(descriptor)? },
+                _ => SqlType::new(declared)?,
+            },
+        };
+        let kind = match role {
+            Role::Direct if row.is_set => FunctionKind::Table,
+            Role::Direct => FunctionKind::Scalar,
+            Role::Map => FunctionKind::Map,
+            _ => FunctionKind::Aggregate,
+        };
+        let mut composites = Vec::new();
+        arguments.iter().chain([&result]).for_each(|found| found.note_composites(&mut composites));
         let signature = Signature {
             function: body.function.clone().unwrap_or_else(|| row.name.clone()),
-            arguments,
-            result: datum::type_of(row.result_type)?,
+            kind,
+            arguments: named,
+            result: result.ty.clone(),
         };
         Ok(Function {
             name: row.name,
             body,
+            role,
             signature,
-            argument_oids: row.argument_types,
-            result_oid: row.result_type,
+            arguments,
+            result,
             is_strict: row.is_strict,
             volatility: match row.volatility {
                 b'i' => Volatility::Immutable,
@@ -108,7 +154,20 @@ impl Function {
                 _ => Volatility::Volatile,
             },
             digest: OnceCell::new(),
+            composites,
         })
+    }
+
+    /// The error for a map function where a function is called for a row.
+    pub fn not_direct(&self) -> Error {
+        Error::new(Kind::UnsupportedType, format!("map function \"{}\" cannot be called directly", self.name))
+            .with_hint("Call it with transship.map, which gives it the rows of a query.")
+    }
+
+    /// What is called in the container for an aggregate whose SFUNC is this function and whose FINALFUNC is `finish`.
+    pub fn aggregate(&self, finish: &Function) -> Result<Arc<Call>> {
+        let signature = Signature { result: finish.signature.result.clone(), ..self.signature.clone() };
+        self.call_of(signature)
     }
 
     /// How its batches travel.
@@ -127,10 +186,14 @@ impl Function {
 
     /// All that an exchange needs to know.
     pub fn call(&self) -> Result<Arc<Call>> {
+        self.call_of(self.signature.clone())
+    }
+
+    fn call_of(&self, signature: Signature) -> Result<Arc<Call>> {
         Ok(Arc::new(Call {
             target: self.target()?,
             transport: self.transport(),
-            signature: self.signature.clone(),
+            signature,
             volatility: self.volatility,
             batch_timeout: self.body.timeout_ms.map_or_else(settings::batch_timeout, Duration::from_millis),
             start_timeout: settings::start_timeout(),
@@ -144,7 +207,7 @@ impl Function {
             let name = &self.signature.function;
             let timeout = settings::start_timeout();
             let offered = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
-            self.signature.check_against(&offered, &format!("the server at \"{endpoint}\""))?;
+            self.expected(&offered).check_against(&offered, &format!("the server at \"{endpoint}\""))?;
             return Ok(None);
         }
         let image = self.image()?;
@@ -154,17 +217,33 @@ impl Function {
         };
         let entry = image.manifest.functions.iter().find(|entry| entry.name == self.signature.function);
         let Some(offered) = entry.map(|entry| entry.signature()).transpose()?.flatten() else {
-            let names: Vec<String> =
-                image.manifest.functions.iter().map(|entry| format!("\"{}\"", entry.name)).collect();
+            let names: Vec<_> = image.manifest.functions.iter().map(|entry| format!("\"{}\"", entry.name)).collect();
+            let more = names.len().saturating_sub(SHOWN_NAMES);
+            let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
             return Err(Error::new(
                 Kind::FunctionNotFound,
                 format!("{place} has no function \"{}\"", self.signature.function),
             )
-            .with_detail(format!("It offers {}.", names.join(", ")))
+            .with_detail(format!("It offers {}{rest}.", names[..names.len() - more].join(", ")))
             .with_hint("Name one of them with the key \"function\" in the function body."));
         };
-        self.signature.check_against(&offered, &place)?;
+        self.expected(&offered).check_against(&offered, &place)?;
         Ok(Some(image.digest))
+    }
+
+    /// The signature that the declaration asks for. A part of an aggregate declares only a part of it.
+    fn expected(&self, offered: &Signature) -> Signature {
+        let mut expected = self.signature.clone();
+        if expected.kind == FunctionKind::Aggregate {
+            if self.role != Role::Accumulate {
+                expected.arguments = offered.arguments.clone();
+            }
+            // A function that returns bytea may as well be the SERIALFUNC.
+            if self.role != Role::Finish || expected.result == Type::Bytea {
+                expected.result = offered.result.clone();
+            }
+        }
+        expected
     }
 
     fn target(&self) -> Result<Target> {
@@ -201,5 +280,36 @@ impl Function {
             }
             _ => Err(Error::new(Kind::InvalidDefinition, "the function body names no image")),
         }
+    }
+}
+
+impl Role {
+    fn of(row: &ProcRow, body: &FunctionBody) -> Result<Role> {
+        const INTERNAL: pg_sys::Oid = pg_sys::INTERNALOID;
+        let returns_state = row.result_type == INTERNAL;
+        let role = match row.argument_types.as_slice() {
+            arguments if !returns_state && !arguments.contains(&INTERNAL) => {
+                return Ok(if body.kind == Some(FunctionKind::Map) { Role::Map } else { Role::Direct });
+            }
+            [INTERNAL, INTERNAL] if returns_state => Role::Combine,
+            [pg_sys::BYTEAOID, INTERNAL] if returns_state => Role::Deserialize,
+            [INTERNAL, arguments @ ..] if returns_state && !arguments.contains(&INTERNAL) => Role::Accumulate,
+            [INTERNAL] if !returns_state => Role::Finish,
+            _ => {
+                return Err(Error::new(
+                    Kind::UnsupportedType,
+                    "container functions take and return internal only as parts of an aggregate",
+                )
+                .with_hint(
+                    "SFUNC is (internal, arguments...) returns internal, FINALFUNC is (internal) returns the result.",
+                ));
+            }
+        };
+        if body.source.is_some() || row.is_set {
+            return Err(Error::invalid_definition(
+                "the parts of an aggregate need the key \"image\" or \"endpoint\", and return no sets",
+            ));
+        }
+        Ok(role)
     }
 }

@@ -2,11 +2,14 @@
 
 use pgrx::{pg_guard, pg_sys};
 
-use crate::function::Function;
-use crate::pg::catalog;
-use crate::{report, single_call};
 use udf_protocol::manifest::FunctionBody;
+use udf_protocol::signature::FunctionKind;
 use udf_protocol::{Error, Kind};
+
+use crate::function::{Function, Role};
+use crate::pg::catalog;
+use crate::result_set::ResultSet;
+use crate::{aggregate, function, report, single_call};
 
 static CALLING_CONVENTION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
 
@@ -36,7 +39,17 @@ unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) -> pg_
         let oid = (*(*fcinfo).flinfo).fn_oid;
         let count = usize::try_from((*fcinfo).nargs).unwrap_or(0);
         let arguments = (*fcinfo).args.as_slice(count);
-        let result = single_call::call(oid, arguments);
+        let function = report::unwrap(function::lookup(oid));
+        let result = match function.role {
+            Role::Direct if function.signature.kind == FunctionKind::Table => {
+                let mut results = ResultSet::new(fcinfo, &function.result);
+                single_call::call_set(oid, &function, arguments, |reader, row| results.add(reader, row));
+                None
+            }
+            Role::Direct => single_call::call(oid, &function, arguments),
+            Role::Map => report::raise_error(&function.not_direct(), None),
+            _ => aggregate::call(fcinfo, &function, arguments),
+        };
         (*fcinfo).isnull = result.is_none();
         result.unwrap_or(pg_sys::Datum::from(0usize))
     }

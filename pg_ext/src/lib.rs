@@ -4,14 +4,17 @@
 //! [`batch_scan`] runs such a node; [`datum`] converts values; `udf_protocol` does the rest. Calls in all other places
 //! come in through [`language`] and [`single_call`]. `docs/architecture.md` is the map.
 
+mod aggregate;
 mod batch_scan;
 mod datum;
 mod function;
 mod host;
 mod language;
+mod map;
 mod pg;
 mod planner;
 mod report;
+mod result_set;
 mod session;
 mod settings;
 mod single_call;

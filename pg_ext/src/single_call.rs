@@ -9,10 +9,11 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 use udf_protocol::batch::BatchBuilder;
 use udf_protocol::client::Exchange;
+use udf_protocol::transport::Reply;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
-use crate::function::{self, Function};
+use crate::function::Function;
 use crate::host::Backend;
 use crate::{report, session};
 
@@ -30,30 +31,71 @@ thread_local! {
 ///
 /// # Safety
 /// `arguments` are values of the function's argument types.
-pub unsafe fn call(oid: pg_sys::Oid, arguments: &[pg_sys::NullableDatum]) -> Option<pg_sys::Datum> {
-    let function = report::unwrap(function::lookup(oid));
-    // Taken out while in use: after an error the exchange is dropped, and the next call opens a new one.
+pub unsafe fn call(
+    oid: pg_sys::Oid,
+    function: &Rc<Function>,
+    arguments: &[pg_sys::NullableDatum],
+) -> Option<pg_sys::Datum> {
+    // SAFETY: the caller says so.
+    let mut open = unsafe { send(oid, function, arguments) };
+    let reply = receive(&mut open);
+    let reader = ResultReader::new(function, reply.columns.column(0).clone());
+    keep(oid, open);
+    reader.datum(0)
+}
+
+/// Calls a function that returns a set for one row, and hands its results over one by one.
+///
+/// # Safety
+/// As for [`call`].
+pub unsafe fn call_set(
+    oid: pg_sys::Oid,
+    function: &Rc<Function>,
+    arguments: &[pg_sys::NullableDatum],
+    mut take: impl FnMut(&ResultReader, usize),
+) {
+    // SAFETY: the caller says so.
+    let mut open = unsafe { send(oid, function, arguments) };
+    loop {
+        let reply = receive(&mut open);
+        if let Some(column) = reply.columns.columns().last() {
+            let reader = ResultReader::new(function, column.clone());
+            (0..reply.columns.num_rows()).for_each(|row| take(&reader, row));
+        }
+        if reply.is_last {
+            return keep(oid, open);
+        }
+    }
+}
+
+/// Taken out of the kept ones while in use: after an error the exchange is dropped, and the next call opens a new one.
+unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::NullableDatum]) -> OpenCall {
     let kept =
-        OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, &function));
+        OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, function));
     let mut open = kept.unwrap_or_else(|| OpenCall {
         builder: BatchBuilder::new(&function.signature),
         exchange: session::client().open(report::unwrap(function.call())),
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {
-        let oid = function.argument_oids[i];
         // SAFETY: the caller says that the values are of the argument types.
-        unsafe { to_arrow::append(open.builder.column(i), oid, argument.value, argument.isnull) };
+        unsafe {
+            to_arrow::append(open.builder.column(i), &function.arguments[i], argument.value, argument.isnull);
+        }
     }
     open.builder.finish_row();
     open.exchange.send(open.builder.finish_batch());
-    let reply = match open.exchange.receive(&Backend) {
-        Ok(reply) => reply,
-        Err(error) => report::raise_error(&error, Some(format!("container function \"{}\"", function.name))),
-    };
-    let reader = ResultReader::new(&function, reply.columns.column(0).clone());
+    open
+}
+
+fn receive(open: &mut OpenCall) -> Reply {
+    open.exchange.receive(&Backend).unwrap_or_else(|error| {
+        report::raise_error(&error, Some(format!("container function \"{}\"", open.function.name)))
+    })
+}
+
+fn keep(oid: pg_sys::Oid, open: OpenCall) {
     OPEN_CALLS.with_borrow_mut(|calls| calls.insert(oid, open));
-    reader.datum(0)
 }
 
 /// Ends all kept exchanges; for the end of a transaction.

@@ -80,6 +80,125 @@ def _same(x):
 
 # One pair per type: echo_ goes through Python's values, pass_ through Arrow's.
 for _name in (
-    "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json"
+    "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "
+    "cidr macaddr ints texts uuids numerics int8range tstzrange numrange point line ranges"
 ).split():
     globals()[f"echo_{_name}"] = globals()[f"pass_{_name}"] = _same
+
+
+# Composite results.
+
+
+def span(a, b):
+    if a is None or b is None:
+        return None
+    if a == 13:
+        return (1, 2, 3)
+    return {"low": min(a, b), "high": max(a, b), "label": f"{a}-{b}"}
+
+
+def span_arrow(a, b):
+    low, high = pyarrow.compute.min_element_wise(a, b), pyarrow.compute.max_element_wise(a, b)
+    return {"low": low, "high": high, "label": [f"{x}-{y}" for x, y in zip(a.to_pylist(), b.to_pylist())]}
+
+
+def total(values):
+    return None if values is None else sum(value or 0 for value in values)
+
+
+# Table functions.
+
+
+def divisors(n):
+    if n == 13:
+        raise ValueError("13 is bad")
+    for divisor in range(1, (n or 0) + 1):
+        if n % divisor == 0:
+            yield divisor
+
+
+def divisors_arrow(n):
+    for row, value in enumerate(n.to_pylist()):
+        found = list(divisors(value))
+        yield [row] * len(found), pyarrow.array(found, pyarrow.int64())
+
+
+def count_to(n):
+    yield from range(1, n + 1)
+
+
+def words(text):
+    return enumerate(text.split(), 1)
+
+
+# Map functions.
+
+
+def running_total(rows):
+    total = 0
+    for (x,) in rows:
+        total += x or 0
+        yield x, total
+
+
+def largest(batches):
+    best = (-1, None)
+    for batch in batches:
+        for row in batch.to_pylist():
+            if row["x"] == 13:
+                raise ValueError("13 is bad")
+            best = max(best, (row["x"], row["t"]))
+    yield [best[1]]
+
+
+def first_only(rows):
+    yield next(rows)[0]
+
+
+# Aggregate functions.
+
+
+class join_texts:
+    def __init__(self):
+        self.texts = []
+
+    def step(self, text, separator):
+        if text == "bad":
+            raise ValueError("bad text")
+        self.separator = separator
+        if text is not None:
+            self.texts.append(text)
+
+    def merge(self, other):
+        self.texts += other.texts
+        self.separator = other.separator
+
+    def finish(self):
+        return self.separator.join(sorted(self.texts)) if self.texts else None
+
+
+class mean:
+    def __init__(self):
+        self.count, self.sum = 0, 0.0
+
+    def step(self, x):
+        self.count += len(x)
+        self.sum += float(x.sum())
+
+    def merge(self, other):
+        self.count += other.count
+        self.sum += other.sum
+
+    def finish(self):
+        return self.sum / self.count if self.count else None
+
+
+class no_merge:
+    def __init__(self):
+        self.count = 0
+
+    def step(self, x):
+        self.count += 1
+
+    def finish(self):
+        return self.count

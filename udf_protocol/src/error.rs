@@ -257,7 +257,8 @@ impl Error {
             .with_hint("docs/types.md lists the supported types; cast the value to one of them, for example to text.")
     }
 
-    pub(crate) fn invalid_definition(message: impl Into<String>) -> Error {
+    /// A definition that cannot be right.
+    pub fn invalid_definition(message: impl Into<String>) -> Error {
         Error::new(Kind::InvalidDefinition, message)
     }
 

@@ -44,6 +44,42 @@ def series(x):
 def short(x):
     return x[1:]
 
+def repeat(text, n):
+    if n < 0:
+        raise ValueError("negative")
+    return [text] * n
+
+def pairs(x):
+    yield [0, 1, 1], {"a": [1, 2, 3], "b": ["x", "y", "z"]}
+    yield [2], pyarrow.RecordBatch.from_pylist([{"a": 4, "b": None}])
+
+def backwards(x):
+    return [1, 0], [5, 6]
+
+def running(rows):
+    total = 0
+    for (x,) in rows:
+        total += x
+        yield total
+
+def longest(frames):
+    yield [max(len(frame) for frame in frames)]
+
+class Sum:
+    def __init__(self):
+        self.total = 0
+
+    def step(self, x):
+        if x == 13:
+            raise ValueError("thirteen")
+        self.total += x
+
+    def merge(self, other):
+        self.total += other.total
+
+    def finish(self):
+        return self.total
+
 def text_of(x):
     return [str(value) for value in x.to_pylist()]
 '''
@@ -60,6 +96,12 @@ MANIFEST = {
         {"name": "array", "arguments": ["float8"], "returns": "float8", "batch": "numpy"},
         {"name": "series", "arguments": ["x int8"], "returns": "int8", "batch": "pandas"},
         {"name": "short", "arguments": ["x int8"], "returns": "int8", "batch": "arrow"},
+        {"name": "repeat", "arguments": ["text", "int4"], "returns": "text", "kind": "table"},
+        {"name": "pairs", "arguments": ["int8"], "returns": "(a int8, b text)", "kind": "table", "batch": "arrow"},
+        {"name": "backwards", "arguments": ["int8"], "returns": "int8", "kind": "table", "batch": "arrow"},
+        {"name": "running", "arguments": ["int8"], "returns": "int8", "kind": "map"},
+        {"name": "longest", "arguments": ["int8"], "returns": "int8", "kind": "map", "batch": "pandas"},
+        {"name": "Sum", "arguments": ["int8"], "returns": "int8", "kind": "aggregate"},
         {"name": "text_of", "arguments": ["x double precision"], "returns": "text", "batch": "arrow"},
     ],
 }

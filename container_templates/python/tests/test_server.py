@@ -95,7 +95,7 @@ def test_json_discovery(http_address):
     status, greeting = request(http_address, "GET", "/v1")
     assert (status, greeting["protocol"]) == (200, 1)
     status, info = request(http_address, "GET", "/v1/functions/text_of")
-    assert info == {"name": "text_of", "arguments": [{"name": "x", "type": "float8"}], "returns": "text"}
+    assert info == {"name": "text_of", "kind": "scalar", "arguments": [{"name": "x", "type": "float8"}], "returns": "text"}
     assert request(http_address, "GET", "/v1/functions/nothing")[0] == 404
 
 
@@ -137,7 +137,7 @@ def test_process_answers_and_ends(tmp_path):
     assert json.loads(described.stdout)["functions"][0]["arguments"] == ["a int8", "b int8"]
     process = subprocess.Popen([*command, "serve"], env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        assert "ready, 10 functions" in process.stderr.readline()
+        assert "ready, 16 functions" in process.stderr.readline()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "http.sock"))
             connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

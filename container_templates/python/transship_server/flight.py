@@ -6,8 +6,10 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from . import __version__
+from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .function import Cancelled
+from .map_function import MapFunction
 
 # A batch may hold a value as large as PostgreSQL's largest.
 _MAX_MESSAGE_BYTES = 1 << 30
@@ -42,28 +44,38 @@ class Server(flight.FlightServerBase):
         function = self._functions.get(_name_of(descriptor))
         # An unknown function is answered like a failing one, once its first batch is read: a status would look like an
         # exception of the handler's.
-        result_schema = function.result_schema if function else pa.schema([pa.field("unknown", pa.null())])
-        writer.begin(result_schema)
-        number = 0
-        while not context.is_cancelled():
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
+        writer.begin(function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())]))
+        calls = _Calls(reader)
+        try:
+            if isinstance(function, MapFunction):
+                for part in function.run((batch for batch, _ in calls), context.is_cancelled):
+                    writer.write_with_metadata(part, b"{}")
+                # What the handler did not want is read, so that the client sees its batches taken.
+                for _ in calls:
+                    pass
                 return
-            metadata = json.loads(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
-            number = metadata.get("batch", number)
-            try:
+            groups = function.groups() if isinstance(function, AggregateFunction) else None
+            for batch, metadata in calls:
+                if context.is_cancelled():
+                    return
                 if function is None:
                     raise CallError("function_not_found", f'there is no function "{_name_of(descriptor)}"')
-                column = function.call(chunk.data, context.is_cancelled)
-            except Cancelled:
-                return
-            except CallError as error:
-                writer.write_metadata(json.dumps({"batch": number, "error": error.to_wire()}).encode())
-                return
-            batch = pa.RecordBatch.from_arrays([column], schema=result_schema)
-            writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
-            number += 1
+                if groups is not None:
+                    parts = iter([groups.answer(batch, metadata.get("step"), context.is_cancelled)])
+                else:
+                    parts = function.answer(batch, context.is_cancelled)
+                part = next(parts, None)
+                if part is None:
+                    part = pa.RecordBatch.from_pylist([], schema=function.reply_schema)
+                while part is not None:
+                    following = next(parts, None)
+                    more = {"more": True} if following is not None else {}
+                    writer.write_with_metadata(part, json.dumps({"batch": calls.number} | more).encode())
+                    part = following
+        except Cancelled:
+            return
+        except CallError as error:
+            writer.write_metadata(json.dumps({"batch": calls.number, "error": error.to_wire()}).encode())
 
     def _find(self, descriptor):
         function = self._functions.get(_name_of(descriptor))
@@ -74,6 +86,25 @@ class Server(flight.FlightServerBase):
 
     def _info(self, descriptor, function):
         return flight.FlightInfo(function.schema, descriptor, [], len(function.arguments), 0)
+
+
+class _Calls:
+    """The batches of an exchange with their metadata; number is the last one's."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self._next = 0
+        self.number = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        chunk = self._reader.read_chunk()
+        metadata = json.loads(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
+        self.number = metadata.get("batch", self._next)
+        self._next = self.number + 1
+        return chunk.data, metadata
 
 
 def _name_of(descriptor):

@@ -1,6 +1,7 @@
 """A user's function: its signature, and how a batch of Arrow columns becomes a column of results.
 
-Row i of the result answers row i of the batch, always: rows are called in order and nothing is reordered.
+Row i of the result answers row i of the batch, always: rows are called in order and nothing is reordered. The kinds of
+functions that answer otherwise build on this one: table_function.py, map_function.py, aggregate_function.py.
 """
 
 import importlib.util
@@ -15,11 +16,13 @@ from . import types
 from .errors import CallError, from_exception
 
 # How many rows pass between two looks at whether the client has gone.
-_ROWS_BETWEEN_CHECKS = 256
+ROWS_BETWEEN_CHECKS = 256
 
 
 class Function:
-    """One function of the handler. call(batch) is what the transports use."""
+    """A scalar function of the handler. answer(batch) is what the transports use."""
+
+    kind = "scalar"
 
     def __init__(self, name, target, form, arguments, result):
         self.name = name
@@ -30,7 +33,7 @@ class Function:
 
     @property
     def schema(self):
-        """Fields of the arguments, then the field of the result (docs/protocol.md §3)."""
+        """Fields of the arguments, then those of the result (docs/protocol.md §3)."""
         return pa.schema([*self.argument_schema, self.result.field(self.name)])
 
     @property
@@ -39,48 +42,77 @@ class Function:
         return pa.schema([entry.field(name) for name, entry in self.arguments])
 
     @property
-    def result_schema(self):
-        """The one field of the result."""
+    def reply_schema(self):
+        """Fields of a reply (docs/protocol.md §4)."""
         return pa.schema([self.result.field(self.name)])
+
+    def answer(self, batch, is_cancelled=lambda: False):
+        """The reply to a batch, in parts. Raises CallError, or Cancelled."""
+        yield pa.RecordBatch.from_arrays([self.call(batch, is_cancelled)], schema=self.reply_schema)
 
     def call(self, batch, is_cancelled=lambda: False):
         """One Arrow array with a result per row of batch. Raises CallError, or Cancelled."""
-        self._check_arguments(batch)
+        batch = self.check_arguments(batch)
         if self.form == "row":
-            values = self._call_rows(batch, is_cancelled)
-            return self._column_of(values)
-        return self._call_batch(batch)
+            return self.column_of(self._call_rows(batch, is_cancelled))
+        try:
+            columns = self.batch_values(batch)
+            # Without arguments a batch function could not know how many results to give.
+            answer = self.target(*columns) if columns else self.target(batch.num_rows)
+        except Exception as exception:
+            raise from_exception(exception) from None
+        answer = self.array_of(answer)
+        if len(answer) != batch.num_rows:
+            raise CallError("bad_result", f"It returned {len(answer)} values for {batch.num_rows} rows.")
+        return answer
 
-    def _check_arguments(self, batch):
+    def check_arguments(self, batch):
+        """The batch, whose columns are the declared arguments'; otherwise raises CallError."""
         if batch.num_columns != len(self.arguments):
             raise CallError(
                 "protocol_violation", f"{self.name} takes {len(self.arguments)} columns, not {batch.num_columns}"
             )
+        columns = batch.columns
         for position, (_, entry) in enumerate(self.arguments):
-            found = batch.schema.field(position).type
-            if found != entry.arrow:
+            found = columns[position].type
+            if found != entry.arrow and types.storage(found) == entry.arrow:
+                columns[position] = columns[position].cast(entry.arrow)
+            elif found != entry.arrow:
                 raise CallError(
                     "protocol_violation", f"column {position + 1} of {self.name} is {entry.arrow}, not {found}"
                 )
+        return pa.RecordBatch.from_arrays(columns, schema=self.argument_schema) if columns else batch
+
+    def rows(self, batch):
+        """The batch's rows as tuples of the handler's values."""
+        columns = [_python_values(entry, batch.column(i)) for i, (_, entry) in enumerate(self.arguments)]
+        return zip(*columns) if columns else itertools.repeat((), batch.num_rows)
+
+    def batch_values(self, batch):
+        """The batch's columns in the form that the handler wants."""
+        if self.form == "numpy":
+            return [_numpy_values(entry, column) for (_, entry), column in zip(self.arguments, batch.columns)]
+        if self.form == "pandas":
+            return [column.to_pandas() for column in batch.columns]
+        return batch.columns
 
     def _call_rows(self, batch, is_cancelled):
-        columns = [_python_values(entry, batch.column(i)) for i, (_, entry) in enumerate(self.arguments)]
-        rows = zip(*columns) if columns else itertools.repeat((), batch.num_rows)
         target = self.target
         results = []
         append = results.append
         try:
-            for row in rows:
+            for row in self.rows(batch):
                 append(target(*row))
-                if len(results) % _ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
+                if len(results) % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
                     raise Cancelled
-        except Cancelled:
+        except (Cancelled, CallError):
             raise
         except Exception as exception:
             raise from_exception(exception, len(results)) from None
         return results
 
-    def _column_of(self, values):
+    def column_of(self, values, rows=None):
+        """The handler's values as an Arrow array; rows says which row of the batch each is of, if not its own."""
         convert = self.result.from_python
         try:
             if not self.result.plain.issuperset(map(type, values)):
@@ -88,31 +120,21 @@ class Function:
             return pa.array(values, self.result.arrow)
         except Exception:
             pass  # Now find the row that does not fit.
-        for row, value in enumerate(values):
+        for position, value in enumerate(values):
             try:
                 pa.array([None if value is None else convert(value)], self.result.arrow)
             except Exception as exception:
-                raise self._bad_value(exception, row) from None
+                raise self._bad_value(exception, rows[position] if rows else position) from None
         raise CallError("bad_result", f"The results of {self.name} do not fit type {self.result.name}.")
 
     def _bad_value(self, exception, row=None):
         return CallError("bad_result", f"It returned {exception}; the declared result is {self.result.name}.", row)
 
-    def _call_batch(self, batch):
-        columns = batch.columns
+    def array_of(self, answer):
+        """A column of results as an Arrow array; of a composite type also a table, a data frame or a dict of columns."""
         try:
-            if self.form == "numpy":
-                columns = [_numpy_values(entry, column) for (_, entry), column in zip(self.arguments, columns)]
-            elif self.form == "pandas":
-                columns = [column.to_pandas() for column in columns]
-            # Without arguments a batch function could not know how many results to give.
-            answer = self.target(*columns) if columns else self.target(batch.num_rows)
-        except Exception as exception:
-            raise from_exception(exception) from None
-        return self._array_of(answer, batch.num_rows)
-
-    def _array_of(self, answer, rows):
-        try:
+            if isinstance(self.result, types.CompositeType):
+                answer = _struct_of(answer, self.result)
             if isinstance(answer, pa.ChunkedArray):
                 answer = answer.combine_chunks()
             if not isinstance(answer, pa.Array):
@@ -121,9 +143,26 @@ class Function:
                 answer = answer.cast(self.result.arrow)
         except Exception as exception:
             raise self._bad_value(exception) from None
-        if len(answer) != rows:
-            raise CallError("bad_result", f"It returned {len(answer)} values for {rows} rows.")
         return answer
+
+
+def _struct_of(answer, entry):
+    if hasattr(answer, "to_records") and hasattr(answer, "columns"):
+        answer = {name: answer[name] for name in answer.columns}
+    if isinstance(answer, (pa.RecordBatch, pa.Table)):
+        answer = {name: answer.column(name) for name in answer.schema.names}
+    if not isinstance(answer, dict):
+        return answer
+    missing = [name for name, _ in entry.attributes if name not in answer]
+    if missing:
+        raise TypeError(f"columns without {missing[0]!r}")
+    columns = []
+    for name, part in entry.attributes:
+        column = answer[name]
+        column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = column if isinstance(column, pa.Array) else pa.array(column, from_pandas=True)
+        columns.append(column if column.type == part.arrow else column.cast(part.arrow))
+    return pa.StructArray.from_arrays(columns, fields=list(entry.arrow))
 
 
 class Cancelled(Exception):
@@ -132,6 +171,7 @@ class Cancelled(Exception):
 
 def _python_values(entry, column):
     try:
+        types.check_for_python(entry, column)
         values = column.to_pylist()
         if entry.to_python is not None:
             values = [None if value is None else entry.to_python(value) for value in values]
@@ -139,6 +179,7 @@ def _python_values(entry, column):
     except (ValueError, OverflowError) as exception:
         for row in range(len(column)):
             try:
+                types.check_for_python(entry, column.slice(row, 1))
                 value = column[row].as_py()
                 if value is not None and entry.to_python is not None:
                     entry.to_python(value)
@@ -179,15 +220,28 @@ def load(manifest, directory):
 
 
 def _describe(name, target, entry):
-    form = entry.get("batch", "row")
+    # These build on Function, so they are known only once it is.
+    from . import aggregate_function, map_function, table_function
+
+    kinds = {
+        "scalar": Function,
+        "table": table_function.TableFunction,
+        "map": map_function.MapFunction,
+        "aggregate": aggregate_function.AggregateFunction,
+    }
+    kind, form = entry.get("kind", "scalar"), entry.get("batch", "row")
     arguments, returns = entry.get("arguments"), entry.get("returns")
+    if kind not in kinds:
+        raise ValueError(f'function "{name}" is of unrecognized kind "{kind}"')
     if arguments is not None and returns is not None:
         parsed = [_parse_argument(text, position) for position, text in enumerate(arguments)]
-        return Function(name, target, form, parsed, types.by_name(returns))
-    signature = inspect.signature(target)
-    hints = typing.get_type_hints(target)
+        return kinds[kind](name, target, form, parsed, types.by_name(returns))
+    if kind != "scalar":
+        raise ValueError(f'function "{name}" is a {kind} function, so the manifest must give its arguments and result')
     if form != "row":
         raise ValueError(f'function "{name}" takes whole columns, so the manifest must give its arguments and result')
+    signature = inspect.signature(target)
+    hints = typing.get_type_hints(target)
     for parameter in [*signature.parameters, "return"]:
         if parameter not in hints:
             raise ValueError(f'function "{name}" lacks an annotation for "{parameter}"')

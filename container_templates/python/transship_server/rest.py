@@ -36,18 +36,21 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except CallError as error:
             return self._fail(error)
         arguments = [{"name": name, "type": entry.name} for name, entry in function.arguments]
-        return self._answer(200, {"name": function.name, "arguments": arguments, "returns": function.result.name})
+        description = {"name": function.name, "kind": function.kind, "arguments": arguments}
+        return self._answer(200, description | {"returns": function.result.name})
 
     def do_POST(self):
         try:
             body = self._read_body()
             function = self._find()
             number, batch = _read_batch(function, body)
-            column = function.call(batch)
-            values = types.encode_json(function.result, column)
+            reply = pa.Table.from_batches(function.answer(batch), function.reply_schema).combine_chunks()
+            columns = [types.encode_json(function.result, _only_chunk(reply.column(reply.num_columns - 1)))]
+            if reply.num_columns == 2:
+                columns.insert(0, reply.column("row").to_pylist())
         except CallError as error:
             return self._fail(error)
-        return self._answer(200, {"batch": number, "rows": len(values), "columns": [values]})
+        return self._answer(200, {"batch": number, "rows": reply.num_rows, "columns": columns})
 
     def _find(self):
         name = urllib.parse.unquote(self.path[len(_PREFIX) :]) if self.path.startswith(_PREFIX) else self.path
@@ -99,6 +102,10 @@ def _read_batch(function, body):
         return number, pa.RecordBatch.from_arrays(arrays, schema=function.argument_schema)
     # pyarrow makes a batch of rows without columns only by dropping columns.
     return number, pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
+
+
+def _only_chunk(column):
+    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
 class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):

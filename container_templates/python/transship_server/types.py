@@ -320,6 +320,28 @@ def by_annotation(annotation):
         raise ValueError(f'annotation "{annotation}" stands for no SQL type') from None
 
 
+def storage(kind):
+    """An Arrow type without the extension types in it, which pyarrow makes of some extension names."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return storage(kind.storage_type)
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("item", storage(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, storage(field.type)) for field in kind])
+    return kind
+
+
+def check_for_python(entry, array):
+    """Raises ValueError if a value would become another one in Python, which pyarrow does not notice."""
+    if isinstance(entry, ArrayType):
+        check_for_python(entry.element, array.flatten())
+    elif isinstance(entry, CompositeType):
+        for position, (_, part) in enumerate(entry.attributes):
+            check_for_python(part, array.field(position))
+    elif entry.name == "time" and (pc.max(array.cast(pa.int64())).as_py() or 0) >= 86_400_000_000:
+        raise ValueError("hour must be in 0..23")
+
+
 def encode_json(entry, array):
     """One column as docs/types.md's JSON values, ready for json.dumps."""
     if isinstance(entry, ArrayType):

@@ -5,15 +5,22 @@
 //! next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
+use arrow_array::Int32Array;
+use arrow_array::cast::AsArray;
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
+use udf_protocol::transport::Reply;
+use udf_protocol::{Error, Kind};
 
-use super::private::Private;
-use super::state::{Batch, BatchScanState, Call, Counters, Inner, Sent};
+use super::private::{Private, SetJoin};
+use super::state::{Batch, BatchScanState, Call, Counters, Inner, Part, Sent, SetCursor};
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
+use crate::function::{Function, Role};
 use crate::host::Backend;
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{catalog, list, nodes};
@@ -53,6 +60,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
             catalog::check_execute((*expression).funcid);
             let function = report::unwrap(function::lookup((*expression).funcid));
+            if function.role != Role::Direct {
+                report::raise_error(&function.not_direct(), None);
+            }
             let arguments: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
                 .into_iter()
                 .map(|argument| pg_sys::ExecInitExpr(argument, planstate))
@@ -76,6 +86,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             sizer: BatchSizer::new(max_rows, settings::batch_bytes()),
             queue: VecDeque::new(),
             forming: None,
+            set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
             is_child_done: false,
             rows_read: 0,
             rows_emitted: 0,
@@ -201,6 +212,9 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
         }
+        if let Some(set) = &mut inner.set {
+            (set.part, set.has_matched) = (None, false);
+        }
         inner.sizer = BatchSizer::new(max_rows, settings::batch_bytes());
         inner.is_child_done = false;
         inner.rows_read = 0;
@@ -260,7 +274,11 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
         if let Some(batch) = inner.queue.front()
             && batch.results.is_some()
         {
-            if batch.next_row < batch.rows.len() {
+            let has_more = match inner.set {
+                Some(_) => find_result(inner),
+                None => batch.next_row < batch.rows.len(),
+            };
+            if has_more {
                 return Step::Emit;
             }
             if let Some(batch) = inner.queue.pop_front() {
@@ -309,7 +327,7 @@ unsafe extern "C-unwind" fn add_row(inner: *mut Inner, slot: *mut pg_sys::TupleT
                 continue;
             }
             for (i, value) in call.values.iter().enumerate() {
-                to_arrow::append(call.builder.column(i), call.function.argument_oids[i], value.value, value.isnull);
+                to_arrow::append(call.builder.column(i), &call.function.arguments[i], value.value, value.isnull);
             }
             call.builder.finish_row();
             sent.push_sent();
@@ -344,40 +362,109 @@ fn send_batch(inner: &mut Inner) {
     inner.queue.push_back(batch);
 }
 
-/// Waits for the oldest batch's results.
+/// Waits for the oldest batch's results, of a call that returns a set for their first part.
 fn receive(inner: &mut Inner) {
-    let Some(batch) = inner.queue.front_mut() else { return };
-    let start = Instant::now();
     let mut results = Vec::with_capacity(inner.calls.len());
-    for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
-        let Some(exchange) = call.exchange.as_mut().filter(|_| sent.count > 0) else {
-            results.push(None);
-            continue;
-        };
-        match exchange.receive(&Backend) {
-            Ok(reply) => {
-                inner.counters.bytes_sent += reply.bytes_sent as u64;
-                inner.counters.bytes_received += reply.bytes_received as u64;
-                results.push(Some(ResultReader::new(&call.function, reply.columns.column(0).clone())));
-            }
-            Err(error) => {
-                let name = &call.function.name;
-                let place = match error.row() {
-                    Some(position) => {
-                        let row = batch.first_row + sent.row_of(position as usize) as u64;
-                        format!("container function \"{name}\", row {row}")
-                    }
-                    None => {
-                        let last_row = batch.first_row + batch.rows.len() as u64 - 1;
-                        format!("container function \"{name}\", rows {} to {last_row}", batch.first_row)
-                    }
-                };
-                report::raise_error(&error, Some(place));
-            }
+    for i in 0..inner.calls.len() {
+        let is_sent = inner.queue.front().is_some_and(|batch| batch.sent[i].count > 0);
+        let reply = if is_sent { receive_reply(inner, i) } else { None };
+        let function = &inner.calls[i].function;
+        match &mut inner.set {
+            Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
+            None => results.push(reply.map(|reply| ResultReader::new(function, reply.columns.column(0).clone()))),
         }
     }
-    batch.results = Some(results);
+    if let Some(batch) = inner.queue.front_mut() {
+        batch.results = Some(results);
+    }
+}
+
+fn part_of(function: &Rc<Function>, reply: &Reply) -> Part {
+    // An empty last part may lack its columns.
+    let rows = match reply.columns.num_columns() {
+        0 => Int32Array::from(Vec::<i32>::new()),
+        _ => reply.columns.column(0).as_primitive().clone(),
+    };
+    let results = reply.columns.columns().last().cloned().unwrap_or_else(|| Arc::new(rows.clone()));
+    Part { rows, results: ResultReader::new(function, results), next: 0, is_last: reply.is_last }
+}
+
+/// Waits for the next reply to one call; none if the call has no stream.
+fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
+    let start = Instant::now();
+    let call = &mut inner.calls[i];
+    let outcome = call.exchange.as_mut()?.receive(&Backend);
     inner.counters.wait_us += start.elapsed().as_micros() as u64;
+    match outcome {
+        Ok(reply) => {
+            inner.counters.bytes_sent += reply.bytes_sent as u64;
+            inner.counters.bytes_received += reply.bytes_received as u64;
+            Some(reply)
+        }
+        Err(error) => {
+            let name = &call.function.name;
+            let place = inner.queue.front().map(|batch| match error.row() {
+                Some(position) => {
+                    let row = batch.first_row + batch.sent[i].row_of(position as usize) as u64;
+                    format!("container function \"{name}\", row {row}")
+                }
+                None => {
+                    let last_row = batch.first_row + batch.rows.len() as u64 - 1;
+                    format!("container function \"{name}\", rows {} to {last_row}", batch.first_row)
+                }
+            });
+            report::raise_error(&error, place)
+        }
+    }
+}
+
+/// Goes on to the oldest batch's next result of a call that returns a set; false if it has no more.
+fn find_result(inner: &mut Inner) -> bool {
+    loop {
+        let (Some(batch), Some(set)) = (inner.queue.front_mut(), &mut inner.set) else { return false };
+        let is_done = batch.next_row >= batch.rows.len();
+        let position = if is_done { None } else { batch.sent[0].position(batch.next_row) };
+        if let Some(part) = &mut set.part {
+            let next = (part.next < part.rows.len()).then(|| part.rows.value(part.next));
+            let belongs = |next| position.is_some_and(|position| usize::try_from(next) == Ok(position));
+            match next {
+                Some(next) if belongs(next) => {
+                    set.emits = Some(part.next);
+                    part.next += 1;
+                    set.has_matched = true;
+                    return true;
+                }
+                Some(_) if is_done => {
+                    let name = &inner.calls[0].function.name;
+                    let message = format!("container function \"{name}\" broke the protocol");
+                    let detail = "The row numbers of its reply are not in order.";
+                    report::raise_error(&Error::new(Kind::ProtocolViolation, message).with_detail(detail), None);
+                }
+                // The row, or what is left of the rows, may have results in the next part.
+                None if !part.is_last && (is_done || position.is_some()) => {
+                    let reply = receive_reply(inner, 0);
+                    let part = reply.map(|reply| part_of(&inner.calls[0].function, &reply));
+                    if let Some(set) = &mut inner.set {
+                        set.part = part;
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+        }
+        if is_done {
+            set.part = None;
+            return false;
+        }
+        let is_kept = !set.has_matched && set.join == SetJoin::Left;
+        set.has_matched = false;
+        if is_kept {
+            set.emits = None;
+            // load_row goes on to the next row.
+            return true;
+        }
+        batch.next_row += 1;
+    }
 }
 
 /// Stores the oldest batch's next row in the scan slot: the child's columns, then the calls' results in `memory`.
@@ -393,7 +480,10 @@ unsafe extern "C-unwind" fn load_row(
         let inner = &mut *inner;
         let Some(batch) = inner.queue.front_mut() else { return };
         let row = batch.next_row;
-        batch.next_row += 1;
+        // The next result of a set may belong to the same row.
+        if inner.set.as_ref().is_none_or(|set| set.emits.is_none()) {
+            batch.next_row += 1;
+        }
         inner.rows_emitted += 1;
         pg_sys::MemoryContextReset(memory);
         pg_sys::ExecStoreMinimalTuple(batch.rows[row], inner.row_slot, false);
@@ -403,6 +493,12 @@ unsafe extern "C-unwind" fn load_row(
         values.copy_from_nonoverlapping((*inner.row_slot).tts_values, inner.child_columns);
         nulls.copy_from_nonoverlapping((*inner.row_slot).tts_isnull, inner.child_columns);
         within(memory, || {
+            if let Some(set) = &inner.set {
+                let result = set.emits.zip(set.part.as_ref());
+                let datum = result.and_then(|(position, part)| part.results.datum(position));
+                *values.add(inner.child_columns) = datum.unwrap_or(pg_sys::Datum::from(0usize));
+                *nulls.add(inner.child_columns) = datum.is_none();
+            }
             for (i, (result, sent)) in batch.results.iter().flatten().zip(&batch.sent).enumerate() {
                 let datum = match (result, sent.position(row)) {
                     (Some(reader), Some(position)) => reader.datum(position),

@@ -5,6 +5,8 @@
 //! as the function expressions themselves over OUTER_VAR. `custom_exprs` has one condition per call, or null: the call is
 //! made only for rows for which it is true. Target list and filter refer to the scan tuple by INDEX_VAR. That is all the
 //! executor needs, and what EXPLAIN prints.
+//!
+//! A node whose call returns a set has no other call, and gives one row per result.
 
 mod exec;
 mod explain;
@@ -15,7 +17,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-pub use private::Private;
+pub use private::{Private, SetJoin};
 
 /// The node's name in EXPLAIN, and the key under which plans that were sent to a worker find the methods.
 const NAME: &CStr = c"Container Batch";

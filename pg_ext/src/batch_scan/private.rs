@@ -13,6 +13,17 @@ use crate::pg::list;
 pub struct Private {
     /// Columns of the child. In `custom_scan_tlist` they come first; each further entry is a lifted call.
     pub child_columns: usize,
+    /// Of a call that returns a set, which then is the only one: what becomes of a row without results.
+    pub set: Option<SetJoin>,
+}
+
+/// How a row of the child meets the results of a call that returns a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SetJoin {
+    /// A row without results is left out.
+    Inner,
+    /// A row without results is kept, with NULL for the result.
+    Left,
 }
 
 impl Private {

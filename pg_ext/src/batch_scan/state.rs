@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::rc::Rc;
 
+use arrow_array::Int32Array;
 use pgrx::pg_sys;
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
 use udf_protocol::client::Exchange;
 
+use super::private::SetJoin;
 use crate::datum::from_arrow::ResultReader;
 use crate::function::Function;
 use crate::pg::memory::OwnedContext;
@@ -48,6 +50,8 @@ pub struct Inner {
     pub queue: VecDeque<Batch>,
     /// The batch that is being formed.
     pub forming: Option<Batch>,
+    /// Where a call that returns a set is among the results of the oldest batch.
+    pub set: Option<SetCursor>,
     /// Whether the child has given its last row.
     pub is_child_done: bool,
     /// Rows of the child in all batches so far.
@@ -56,6 +60,32 @@ pub struct Inner {
     pub rows_emitted: u64,
     /// Memory contexts of batches that are done, for the next ones.
     pub spare_contexts: Vec<OwnedContext>,
+}
+
+/// Where a call that returns a set is among the results of one batch.
+#[derive(Debug)]
+pub struct SetCursor {
+    /// What becomes of a row without results.
+    pub join: SetJoin,
+    /// The part of the answer at hand.
+    pub part: Option<Part>,
+    /// Whether the row at hand has had a result.
+    pub has_matched: bool,
+    /// What is emitted next: a position in the part, or none for a row without results.
+    pub emits: Option<usize>,
+}
+
+/// A part of the answer to one batch.
+#[derive(Debug)]
+pub struct Part {
+    /// For each result the position, among the rows that were sent, of the row that it belongs to.
+    pub rows: Int32Array,
+    /// The results.
+    pub results: ResultReader,
+    /// The next result.
+    pub next: usize,
+    /// Whether it ends the answer.
+    pub is_last: bool,
 }
 
 /// One lifted call.

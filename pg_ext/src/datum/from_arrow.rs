@@ -44,6 +44,11 @@ impl ResultReader {
         ResultReader { function: function.clone(), column }
     }
 
+    /// The column.
+    pub fn column(&self) -> &ArrayRef {
+        &self.column
+    }
+
     /// Row `row` as a value in the current memory context; none is NULL.
     pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
         let sql_type = &self.function.result;

@@ -97,13 +97,11 @@ impl SqlType {
 
     fn at_depth(declared: pg_sys::Oid, typmod: i32, depth: usize) -> Result<SqlType> {
         let refused = || {
-            Err(Error::new(
-                Kind::UnsupportedType,
-                format!("type {} is not supported by container functions", type_name(declared)),
-            ))
+            let message = format!("type {} is not supported by container functions", type_name(declared));
+            Error::new(Kind::UnsupportedType, message)
         };
         if depth > MAX_DEPTH {
-            return refused().map_err(|error: Error| error.with_detail("It is nested too deeply."));
+            return Err(refused().with_detail("It is nested too deeply."));
         }
         let mut typmod = typmod;
         // SAFETY: a lookup of a type that exists, since something is declared with it.
@@ -136,10 +134,7 @@ impl SqlType {
             pg_sys::UUIDOID => plain(Type::Uuid),
             _ => SqlType::built(oid, depth),
         }
-        .or_else(|error: Option<Error>| match error {
-            Some(error) => Err(error),
-            None => refused().map_err(|error: Error| error.with_hint(advice(oid))),
-        })?;
+        .map_err(|error: Option<Error>| error.unwrap_or_else(|| refused().with_hint(advice(oid))))?;
         Ok(SqlType { oid, ty, form, typmod, input: input_function(oid), domain })
     }
 
@@ -157,7 +152,7 @@ impl SqlType {
                 return Ok((ty, Form::Array(form)));
             }
             let typtype = pg_sys::get_typtype(oid) as u8;
-            match u32::from(typtype) {
+            match typtype {
                 pg_sys::TYPTYPE_ENUM => Ok((Type::Text, Form::Output(output_function(oid)))),
                 pg_sys::TYPTYPE_RANGE => {
                     let element = SqlType::at_depth(pg_sys::get_range_subtype(oid), -1, depth + 1)?;
@@ -192,6 +187,20 @@ impl SqlType {
         let form = Form::Composite { typmod, attributes };
         let input = (pg_sys::InvalidOid, pg_sys::InvalidOid);
         Ok(SqlType { oid, ty: Type::Composite(named.into()), form, typmod: -1, input, domain: None })
+    }
+
+    /// A descriptor of rows of this type, in the current memory context; of one column for a type that is not composite.
+    pub fn descriptor(&self) -> pg_sys::TupleDesc {
+        // SAFETY: lookups of a type that exists; the descriptors are palloc'd.
+        unsafe {
+            if let Form::Composite { typmod, .. } = self.form {
+                return pg_sys::lookup_rowtype_tupdesc_copy(self.oid, typmod);
+            }
+            let oid = self.domain.as_ref().map_or(self.oid, |domain| domain.oid);
+            let descriptor = pg_sys::CreateTemplateTupleDesc(1);
+            pg_sys::TupleDescInitEntry(descriptor, 1, c"result".as_ptr(), oid, -1, 0);
+            descriptor
+        }
     }
 
     /// The composite types in it, as they are now.

@@ -7,6 +7,7 @@ use pgrx::pg_sys;
 /// What we read of a function's row. `version` changes whenever the row does.
 #[derive(Debug)]
 pub struct ProcRow {
+    pub oid: pg_sys::Oid,
     pub version: (u32, u32, u16),
     pub name: String,
     pub source: String,
@@ -17,8 +18,6 @@ pub struct ProcRow {
     pub volatility: u8,
     pub is_strict: bool,
     pub is_set: bool,
-    pub has_output_arguments: bool,
-    pub is_variadic: bool,
 }
 
 /// A function's language and row version; none if it does not exist.
@@ -84,6 +83,7 @@ pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
             }
         }
         let result = ProcRow {
+            oid,
             version: version_of(tuple),
             name: CStr::from_ptr((*row).proname.data.as_ptr()).to_string_lossy().into_owned(),
             source: source.unwrap_or_default(),
@@ -94,11 +94,40 @@ pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
             volatility: (*row).provolatile as u8,
             is_strict: (*row).proisstrict,
             is_set: (*row).proretset,
-            has_output_arguments: modes.is_some(),
-            is_variadic: (*row).provariadic != pg_sys::InvalidOid,
         };
         pg_sys::ReleaseSysCache(tuple);
         Some(result)
+    }
+}
+
+/// The blessed descriptor of a function's result, if that is composite and known.
+pub fn result_descriptor(oid: pg_sys::Oid) -> Option<pg_sys::TupleDesc> {
+    let (mut result, mut descriptor) = (pg_sys::InvalidOid, std::ptr::null_mut());
+    // SAFETY: lookups of a function that exists; the descriptor is palloc'd.
+    unsafe {
+        let class = pg_sys::get_func_result_type(oid, &mut result, &mut descriptor);
+        let is_composite = class == pg_sys::TypeFuncClass::TYPEFUNC_COMPOSITE;
+        (is_composite && !descriptor.is_null()).then(|| pg_sys::BlessTupleDesc(descriptor))
+    }
+}
+
+/// The functions of an aggregate: SFUNC, FINALFUNC, SERIALFUNC.
+pub fn aggregate_functions(oid: pg_sys::Oid) -> Option<[pg_sys::Oid; 3]> {
+    // Columns aggtransfn, aggfinalfn and aggserialfn (catalog/pg_aggregate.h).
+    const COLUMNS: [i16; 3] = [4, 5, 7];
+    // SAFETY: a tuple of the cache AGGFNOID is a row of pg_aggregate, whose columns are of type oid and never NULL.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::AGGFNOID as i32;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return None;
+        }
+        let found = COLUMNS.map(|column| {
+            let mut is_null = false;
+            pg_sys::Oid::from(pg_sys::SysCacheGetAttr(cache, tuple, column, &mut is_null).value() as u32)
+        });
+        pg_sys::ReleaseSysCache(tuple);
+        Some(found)
     }
 }
 

@@ -17,6 +17,9 @@
 //! *Below* a node, for calls in the arguments of aggregates and window functions: the new node passes the child's
 //! columns through and adds one per call.
 //!
+//! *In place of* a node that calls a function that returns a set for each row of its child: a ProjectSet, or a NestLoop
+//! with a lateral FunctionScan (`lift_sets.rs`).
+//!
 //! All of this works after set_plan_references: a Var of varno OUTER_VAR or INDEX_VAR names a column by its position in
 //! the child's target list or in custom_scan_tlist, so whatever gets a new child must get new Vars, and a node whose
 //! target list keeps its length and order needs nothing changed above it.
@@ -58,8 +61,8 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
     }
 }
 
-struct Lifter {
-    language: pg_sys::Oid,
+pub(super) struct Lifter {
+    pub(super) language: pg_sys::Oid,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
     next_id: i32,
     /// Gather nodes above the plan at hand.
@@ -88,6 +91,9 @@ impl Lifter {
         }
         // SAFETY: the plan is valid, so its children are; each is replaced by one with the same target list.
         unsafe {
+            if let Some(scan) = self.replace_lateral(plan) {
+                return self.lift(scan);
+            }
             let inner_before = (*plan).righttree;
             let is_gather = matches!(nodes::tag(plan), T_Gather | T_GatherMerge);
             self.gathers_above += usize::from(is_gather);
@@ -100,7 +106,19 @@ impl Lifter {
                 (*plan).righttree = self.materialize((*plan).righttree);
             }
             match nodes::tag(plan) {
-                T_Agg | T_WindowAgg => self.lift_below(plan),
+                T_Agg | T_WindowAgg => {
+                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist, &raw mut (*plan).qual])
+                }
+                T_ProjectSet => {
+                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist]);
+                    return match self.replace_project_set(plan) {
+                        Some(scan) => self.lift_above(scan),
+                        None => plan,
+                    };
+                }
+                T_CustomScan if is_batch_scan(plan) => {
+                    self.lift_below(plan, |plan| vec![&raw mut (*plan.cast::<pg_sys::CustomScan>()).custom_scan_tlist])
+                }
                 T_NestLoop | T_HashJoin | T_MergeJoin => self.free_join_filters(plan),
                 _ => {}
             }
@@ -130,6 +148,7 @@ impl Lifter {
                 | T_Result
                 | T_Gather
                 | T_GatherMerge => self.lift_above(plan),
+                T_CustomScan if is_batch_scan(plan) => self.lift_above(plan),
                 T_ForeignScan if (*plan.cast::<pg_sys::ForeignScan>()).operation == pg_sys::CmdType::CMD_SELECT => {
                     self.lift_above(plan)
                 }
@@ -211,7 +230,8 @@ impl Lifter {
             let new_targets = rewritten.split_off(filters.len() - kept);
             let mut entries = columns.outer_entries();
             entries.extend(columns.call_entries());
-            let scan = self.make_node(plan, columns.atoms.len(), &entries, &columns.conditions());
+            let private = Private { child_columns: columns.atoms.len(), set: None };
+            let scan = self.make_node(plan, private, &entries, &columns.conditions());
             (*scan).scan.plan.targetlist = list::from_elements(&new_targets);
             (*scan).scan.plan.qual = list::from_elements(&rewritten);
             (*plan).targetlist = list::from_elements(&columns.child_targets());
@@ -222,18 +242,23 @@ impl Lifter {
         }
     }
 
-    /// Puts a node between an Agg or WindowAgg and its child for the calls in arguments of its functions.
-    unsafe fn lift_below(&mut self, plan: *mut pg_sys::Plan) {
+    /// Puts a node between a node and its child for the calls in the arguments of the functions that the node itself
+    /// calls: aggregates, window functions, functions that return sets. `parts` are the lists that hold them.
+    unsafe fn lift_below(
+        &mut self,
+        plan: *mut pg_sys::Plan,
+        parts: unsafe fn(*mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::List>,
+    ) {
         // SAFETY: the plan is valid and has a child; argument expressions are over the child's columns by OUTER_VAR.
         unsafe {
             // A window aggregate may evaluate an argument again when its frame moves.
-            let finds_volatile = nodes::tag(plan) == pg_sys::NodeTag::T_Agg;
+            let finds_volatile = nodes::tag(plan) != pg_sys::NodeTag::T_WindowAgg;
             let finder = CallFinder { language: self.language, finds_volatile };
             loop {
                 let mut calls = Vec::new();
-                for part in [(*plan).targetlist, (*plan).qual] {
-                    for expression in list::elements::<pg_sys::Node>(part) {
-                        // A walk that changes nothing but looks into each aggregate.
+                for part in parts(plan) {
+                    for expression in list::elements::<pg_sys::Node>(*part) {
+                        // A walk that changes nothing but looks into each such function.
                         nodes::replace(expression, &mut |node| {
                             calls.extend(argument_calls(&finder, node)?);
                             Some(node)
@@ -264,7 +289,8 @@ impl Lifter {
                     passed.push(entry_of(column(pg_sys::INDEX_VAR, width + j, call.cast()).cast(), width + j));
                     conditions.push(pg_sys::copyObjectImpl(lifted.condition().cast()).cast());
                 }
-                let scan = self.make_node(child, width, &outer, &conditions);
+                let private = Private { child_columns: width, set: None };
+                let scan = self.make_node(child, private, &outer, &conditions);
                 (*scan).scan.plan.targetlist = list::from_elements(&passed);
                 (*plan).lefttree = scan.cast();
                 let mut to_column = |node: *mut pg_sys::Node| {
@@ -280,17 +306,18 @@ impl Lifter {
                             .collect();
                         list::from_elements(&changed)
                     };
-                (*plan).targetlist = rewrite((*plan).targetlist, &mut to_column);
-                (*plan).qual = rewrite((*plan).qual, &mut to_column);
+                for part in parts(plan) {
+                    *part = rewrite(*part, &mut to_column);
+                }
             }
         }
     }
 
     /// A node above `child` with the costs of `child`; target list and filter are the caller's.
-    unsafe fn make_node(
+    pub(super) unsafe fn make_node(
         &mut self,
         child: *mut pg_sys::Plan,
-        child_columns: usize,
+        private: Private,
         entries: &[*mut pg_sys::TargetEntry],
         conditions: &[*mut pg_sys::Node],
     ) -> *mut pg_sys::CustomScan {
@@ -312,7 +339,7 @@ impl Lifter {
             (*plan).lefttree = child;
             (*scan).custom_scan_tlist = list::from_elements(entries);
             (*scan).custom_exprs = list::from_elements(conditions);
-            (*scan).custom_private = Private { child_columns }.to_list();
+            (*scan).custom_private = private.to_list();
             (*scan).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
             (*scan).methods = SCAN_METHODS.as_ptr();
             scan
@@ -348,8 +375,8 @@ impl Lifter {
     }
 }
 
-/// Calls in the arguments of an aggregate or window function, and in the FILTER that guards them; none if the node is
-/// neither.
+/// Calls in the arguments of an aggregate, a window function or a function that returns a set, and in the FILTER that
+/// guards them; none if the node is none of these.
 unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {
     use pg_sys::NodeTag::*;
     // SAFETY: the tag says which struct the node is.
@@ -358,6 +385,10 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
             T_Aggref => ((*node.cast::<pg_sys::Aggref>()).args, (*node.cast::<pg_sys::Aggref>()).aggfilter.cast()),
             T_WindowFunc => {
                 ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter.cast())
+            }
+            T_FuncExpr if (*node.cast::<pg_sys::FuncExpr>()).funcretset => {
+                let arguments = list::elements::<pg_sys::Node>((*node.cast::<pg_sys::FuncExpr>()).args);
+                return Some(arguments.into_iter().flat_map(|argument| finder.find(argument)).collect());
             }
             _ => return None,
         };
@@ -374,6 +405,12 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
         }
         Some(calls)
     }
+}
+
+/// Whether a node is one of ours.
+unsafe fn is_batch_scan(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: the caller passes a CustomScan.
+    unsafe { std::ptr::eq((*plan.cast::<pg_sys::CustomScan>()).methods, SCAN_METHODS.as_ptr()) }
 }
 
 /// The places that hold a plan's children.

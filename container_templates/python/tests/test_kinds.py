@@ -1,0 +1,82 @@
+"""Table, map and aggregate functions: how their answers come in parts, and which answers are refused."""
+
+import sys
+import types
+
+import pyarrow as pa
+import pytest
+from transship_server.errors import CallError
+
+
+def batch(*columns):
+    return pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], [str(i) for i in range(len(columns))])
+
+
+def int8(*values):
+    return batch((list(values), pa.int64()))
+
+
+def rows_of(parts):
+    return [(row["row"], list(row.values())[1]) for part in parts for row in part.to_pylist()]
+
+
+def test_table_rows_carry_their_number(functions):
+    calls = batch((["a", "b", "c"], pa.utf8()), ([2, 0, 1], pa.int32()))
+    assert rows_of(functions["repeat"].answer(calls)) == [(0, "a"), (0, "a"), (2, "c")]
+
+
+def test_large_answers_come_in_parts_that_end(functions):
+    parts = list(functions["repeat"].answer(batch((["a", "b"], pa.utf8()), ([2000, 100], pa.int32()))))
+    assert [part.num_rows for part in parts] == [1024, 1024, 52]
+    assert rows_of(parts).count((1, "b")) == 100
+    assert [part.num_rows for part in functions["repeat"].answer(batch(([], pa.utf8()), ([], pa.int32())))] == [0]
+
+
+def test_table_batches_of_composite_rows(functions):
+    expected = [(0, {"a": 1, "b": "x"}), (1, {"a": 2, "b": "y"}), (1, {"a": 3, "b": "z"}), (2, {"a": 4, "b": None})]
+    assert rows_of(functions["pairs"].answer(int8(1, 2, 3))) == expected
+
+
+def test_table_errors_name_the_row_or_the_rule(functions):
+    with pytest.raises(CallError) as caught:
+        list(functions["repeat"].answer(batch((["a", "b"], pa.utf8()), ([1, -1], pa.int32()))))
+    assert (caught.value.kind, caught.value.row) == ("user_code", 1)
+    with pytest.raises(CallError, match="ascending"):
+        list(functions["backwards"].answer(int8(1, 2)))
+
+
+def test_map_keeps_state_between_batches(functions):
+    parts = list(functions["running"].run(iter([int8(1, 2), int8(3)])))
+    assert [value for part in parts for value in part.column(0).to_pylist()] == [1, 3, 6]
+    assert [part.column(0).to_pylist() for part in functions["longest"].run(iter([int8(1, 2), int8(3)]))] == [[2]]
+
+
+def aggregate(groups, step, numbers, values=None, states=None):
+    count = len(numbers)
+    calls = batch((numbers, pa.int64()), (values or [None] * count, pa.int64()), (states or [None] * count, pa.binary()))
+    return groups.answer(calls, step)
+
+
+def test_groups_are_apart_and_merge(functions, monkeypatch):
+    # Another test may have loaded another handler since; pickles name classes by module.
+    module = types.ModuleType("handler")
+    module.__dict__.update(functions["add"].target.__globals__)
+    monkeypatch.setitem(sys.modules, "handler", module)
+    groups, others = functions["Sum"].groups(), functions["Sum"].groups()
+    assert aggregate(groups, "accumulate", [1, 2, 1], [10, 20, 30]).num_rows == 0
+    assert aggregate(groups, "finish", [2, 1, 3]).column(0).to_pylist() == [20, 40, 0]
+    aggregate(others, "accumulate", [7], [5])
+    state = aggregate(others, "state", [7]).column(1).to_pylist()
+    aggregate(groups, "merge", [1], states=state)
+    assert aggregate(groups, "finish", [1]).column(0).to_pylist() == [45]
+    aggregate(groups, "forget", [1])
+    assert aggregate(groups, "finish", [1]).column(0).to_pylist() == [0]
+
+
+def test_aggregate_errors(functions):
+    groups = functions["Sum"].groups()
+    with pytest.raises(CallError) as caught:
+        aggregate(groups, "accumulate", [1, 1], [1, 13])
+    assert (caught.value.kind, caught.value.row) == ("user_code", 1)
+    with pytest.raises(CallError, match="no step"):
+        aggregate(groups, "explode", [1])

@@ -1,0 +1,81 @@
+"""Table functions: any number of results per row, each with the number of its row.
+
+A row handler is called per row and returns an iterable, or is a generator. A batch handler is called per batch and
+gives pairs of row numbers (from zero, ascending) and a column of results: one pair, or an iterable of them.
+"""
+
+import itertools
+
+import pyarrow as pa
+
+from .errors import CallError, from_exception
+from .function import ROWS_BETWEEN_CHECKS, Cancelled, Function
+
+# Results that are sent before the rest of the batch is computed.
+_PART_ROWS = 1024
+
+
+class TableFunction(Function):
+    """A table function of the handler."""
+
+    kind = "table"
+
+    @property
+    def schema(self):
+        """Fields of the arguments, then "row" and the result."""
+        return pa.schema([*self.argument_schema, *self.reply_schema])
+
+    @property
+    def reply_schema(self):
+        """Fields "row" and the result."""
+        return pa.schema([pa.field("row", pa.int32()), self.result.field(self.name)])
+
+    def answer(self, batch, is_cancelled=lambda: False):
+        """The reply to a batch, in parts of which the last ends it."""
+        batch = self.check_arguments(batch)
+        parts = self._row_parts(batch, is_cancelled) if self.form == "row" else self._batch_parts(batch)
+        for rows, column in parts:
+            yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
+
+    def _row_parts(self, batch, is_cancelled):
+        rows, values, count = [], [], 0
+        number = 0
+        try:
+            for number, row in enumerate(self.rows(batch)):
+                for value in self.target(*row) or ():
+                    rows.append(number)
+                    values.append(value)
+                    count += 1
+                    if count % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
+                        raise Cancelled
+                    if len(values) == _PART_ROWS:
+                        yield rows, self.column_of(values, rows)
+                        rows, values = [], []
+        except (Cancelled, CallError):
+            raise
+        except Exception as exception:
+            raise from_exception(exception, number) from None
+        yield rows, self.column_of(values, rows)
+
+    def _batch_parts(self, batch):
+        try:
+            columns = self.batch_values(batch)
+            answer = self.target(*columns) if columns else self.target(batch.num_rows)
+            pairs = iter([answer] if isinstance(answer, tuple) else answer)
+        except Exception as exception:
+            raise from_exception(exception) from None
+        while True:
+            try:
+                pair = next(pairs, None)
+            except Exception as exception:
+                raise from_exception(exception) from None
+            if pair is None:
+                return
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise CallError("bad_result", "It gave something else than a pair of row numbers and results.")
+            rows, column = list(pair[0]), self.array_of(pair[1])
+            if len(rows) != len(column):
+                raise CallError("bad_result", f"It gave {len(rows)} row numbers for {len(column)} results.")
+            if any(not 0 <= row < batch.num_rows for row in rows) or any(a > b for a, b in itertools.pairwise(rows)):
+                raise CallError("bad_result", "It gave row numbers that are not those of the batch, ascending.")
+            yield rows, column

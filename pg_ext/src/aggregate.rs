@@ -1,0 +1,366 @@
+//! Aggregates whose steps run in a container.
+//!
+//! One exchange serves all groups of one aggregate in one plan node. SFUNC appends each row, with the number of its
+//! group, to a batch, and sends full batches without waiting; the groups' states live in the container. FINALFUNC asks
+//! for its group's result, and for those of further groups in the same batch, which are kept until they are asked for.
+//! SERIALFUNC asks for states in the same way, and COMBINEFUNC sends them to the leader's container.
+//!
+//! The value of type internal that PostgreSQL passes around is a [`State`].
+
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+
+use arrow_array::Array;
+use arrow_array::cast::AsArray;
+use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
+use udf_protocol::batch::{AggregateStep, BatchBuilder, BatchSizer, ColumnBuilder};
+use udf_protocol::client::Exchange;
+use udf_protocol::{Error, Kind};
+
+use crate::datum::from_arrow::ResultReader;
+use crate::datum::to_arrow;
+use crate::function::{self, Function, Role};
+use crate::host::Backend;
+use crate::pg::catalog;
+use crate::{report, session, settings};
+
+/// Results that are asked for with the first one; then twice as many each time.
+const FIRST_RESULTS: usize = 16;
+/// Groups that are forgotten in one batch.
+const FORGOTTEN_GROUPS: usize = 256;
+
+/// What PostgreSQL passes around as internal.
+enum State {
+    /// A group of an exchange.
+    Group { groups: *mut Groups, number: i64 },
+    /// A state from another process, on its way to COMBINEFUNC.
+    Bytes(Vec<u8>),
+}
+
+/// The groups of one aggregate in one plan node.
+struct Groups {
+    // for the plan
+    /// SFUNC.
+    accumulate: Rc<Function>,
+    /// FINALFUNC.
+    finish: Rc<Function>,
+    /// The oid of SERIALFUNC, or none.
+    serialize: pg_sys::Oid,
+    exchange: Exchange,
+    window: usize,
+
+    // for the groups
+    next_number: i64,
+    /// Groups whose results were not asked for since their last row.
+    open: BTreeSet<i64>,
+    /// Results or states that were asked for ahead.
+    ready: HashMap<i64, (Rc<ResultReader>, usize, usize)>,
+    ready_bytes: usize,
+    results_per_batch: usize,
+    forgotten: Vec<i64>,
+
+    // for the batch
+    builder: BatchBuilder,
+    step: AggregateStep,
+    sizer: BatchSizer,
+}
+
+/// Calls a part of an aggregate; none is NULL. Errors are raised.
+///
+/// # Safety
+/// `fcinfo` is that of a call of `function`, and `arguments` are its arguments.
+pub unsafe fn call(
+    fcinfo: pg_sys::FunctionCallInfo,
+    function: &Rc<Function>,
+    arguments: &[pg_sys::NullableDatum],
+) -> Option<pg_sys::Datum> {
+    // SAFETY: the caller says so. States are made below, in the aggregate's memory context, and PostgreSQL passes them
+    // only to the functions of the same aggregate.
+    unsafe {
+        let mut context = std::ptr::null_mut();
+        match pg_sys::AggCheckCallContext(fcinfo, &mut context) as u32 {
+            pg_sys::AGG_CONTEXT_AGGREGATE => {}
+            pg_sys::AGG_CONTEXT_WINDOW => refuse(function, "as a window function"),
+            _ => refuse(function, "outside of an aggregate"),
+        }
+        let state_at = |position: usize| {
+            let argument = arguments[position];
+            (!argument.isnull).then(|| &mut *argument.value.cast_mut_ptr::<State>())
+        };
+        match function.role {
+            Role::Accumulate => {
+                let (groups, number, state) = group_of(fcinfo, function, context, state_at(0));
+                groups.accumulate(number, &arguments[1..]);
+                Some(state)
+            }
+            Role::Combine => match state_at(1) {
+                None => (!arguments[0].isnull).then_some(arguments[0].value),
+                Some(State::Group { .. }) => refuse(function, "on a state that was not serialized"),
+                Some(State::Bytes(bytes)) => {
+                    let (groups, number, state) = group_of(fcinfo, function, context, state_at(0));
+                    groups.merge(number, bytes);
+                    Some(state)
+                }
+            },
+            Role::Deserialize => {
+                // The state lives as long as the current context: PostgreSQL combines it at once.
+                let bytes = pg_sys::pg_detoast_datum_packed(arguments[0].value.cast_mut_ptr());
+                let bytes = pgrx::varlena::varlena_to_byte_slice(bytes).to_vec();
+                let mut current = PgMemoryContexts::For(pg_sys::CurrentMemoryContext);
+                Some(pg_sys::Datum::from(current.leak_and_drop_on_delete(State::Bytes(bytes))))
+            }
+            _ => match state_at(0) {
+                Some(State::Group { groups, number }) => {
+                    let groups = &mut **groups;
+                    let is_serialize = (*(*fcinfo).flinfo).fn_oid == groups.serialize;
+                    groups.result(*number, if is_serialize { AggregateStep::State } else { AggregateStep::Finish })
+                }
+                Some(State::Bytes(_)) => refuse(function, "on a state that was not combined"),
+                // No row at all: the result of a group without rows, if PostgreSQL says which aggregate it is.
+                None => {
+                    let (groups, number, _) = group_of(fcinfo, function, context, None);
+                    groups.result(number, AggregateStep::Finish)
+                }
+            },
+        }
+    }
+}
+
+fn refuse(function: &Function, what: &str) -> ! {
+    let message = format!("container function \"{}\" cannot be called {what}", function.name);
+    report::raise_error(&Error::new(Kind::UnsupportedType, message), None)
+}
+
+/// The group of a state, or a new one.
+unsafe fn group_of<'a>(
+    fcinfo: pg_sys::FunctionCallInfo,
+    function: &Rc<Function>,
+    context: pg_sys::MemoryContext,
+    state: Option<&mut State>,
+) -> (&'a mut Groups, i64, pg_sys::Datum) {
+    // SAFETY: as in call. The groups live as long as the query, which is longer than any state.
+    unsafe {
+        if let Some(state) = state {
+            let datum = pg_sys::Datum::from(&raw mut *state);
+            match *state {
+                State::Group { groups, number } => return (&mut *groups, number, datum),
+                State::Bytes(_) => refuse(function, "on a state that was not combined"),
+            }
+        }
+        let info = (*fcinfo).flinfo;
+        if (*info).fn_extra.is_null() {
+            let groups = Groups::new(fcinfo, function);
+            (*info).fn_extra = PgMemoryContexts::For((*info).fn_mcxt).leak_and_drop_on_delete(groups).cast();
+        }
+        let groups = (*info).fn_extra.cast::<Groups>();
+        let number = (*groups).next_number;
+        (*groups).next_number += 1;
+        let state = PgMemoryContexts::For(context).leak_and_drop_on_delete(State::Group { groups, number });
+        pg_sys::AggRegisterCallback(fcinfo, Some(forget_group), pg_sys::Datum::from(state));
+        (&mut *groups, number, pg_sys::Datum::from(state))
+    }
+}
+
+/// The aggregate's memory context is about to be reset, and with it a group's state.
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_group(state: pg_sys::Datum) {
+    // SAFETY: group_of registered the callback for a state in that very context.
+    unsafe {
+        if let State::Group { groups, number } = *state.cast_mut_ptr::<State>() {
+            (*groups).forget(number);
+        }
+    }
+}
+
+impl Groups {
+    unsafe fn new(fcinfo: pg_sys::FunctionCallInfo, function: &Rc<Function>) -> Groups {
+        // SAFETY: the caller passes the fcinfo of a call by an aggregate.
+        let aggregate = unsafe { pg_sys::AggGetAggref(fcinfo) };
+        if aggregate.is_null() {
+            refuse(function, "outside of an aggregate");
+        }
+        // SAFETY: as above.
+        let oid = unsafe { (*aggregate).aggfnoid };
+        let Some([accumulate, finish, serialize]) = catalog::aggregate_functions(oid) else {
+            refuse(function, "outside of an aggregate");
+        };
+        let language = catalog::container_language();
+        let part = |oid: pg_sys::Oid, role: Role, name: &str| {
+            let is_ours = language.is_some_and(|language| function::is_container_function(oid, language));
+            let found = is_ours.then(|| report::unwrap(function::lookup(oid)));
+            found.filter(|found| found.role == role).unwrap_or_else(|| {
+                let message = format!(
+                    "the aggregate of container function \"{}\" lacks a container function as {name}",
+                    function.name
+                );
+                report::raise_error(&Error::new(Kind::InvalidDefinition, message), None)
+            })
+        };
+        let accumulate = part(accumulate, Role::Accumulate, "SFUNC");
+        let finish = part(finish, Role::Finish, "FINALFUNC");
+        let call = report::unwrap(accumulate.aggregate(&finish));
+        let builder = BatchBuilder::new(&call.signature);
+        let sizer = BatchSizer::new(accumulate.max_batch_rows(), settings::batch_bytes());
+        Groups {
+            serialize,
+            exchange: session::client().open(call),
+            window: settings::batch_window(),
+            next_number: 0,
+            open: BTreeSet::new(),
+            ready: HashMap::new(),
+            ready_bytes: 0,
+            results_per_batch: FIRST_RESULTS,
+            forgotten: Vec::new(),
+            builder,
+            step: AggregateStep::Accumulate,
+            sizer,
+            accumulate,
+            finish,
+        }
+    }
+
+    /// Adds a row to a group. The arguments are of the SFUNC's types.
+    unsafe fn accumulate(&mut self, number: i64, arguments: &[pg_sys::NullableDatum]) {
+        self.touch(number);
+        self.begin_row(AggregateStep::Accumulate, number);
+        for (i, argument) in arguments.iter().enumerate() {
+            let sql_type = &self.accumulate.arguments[i];
+            // SAFETY: the caller says so.
+            unsafe { to_arrow::append(self.builder.column(1 + i), sql_type, argument.value, argument.isnull) };
+        }
+        self.builder.column(1 + arguments.len()).append_null();
+        self.end_row();
+    }
+
+    fn merge(&mut self, number: i64, state: &[u8]) {
+        self.touch(number);
+        self.begin_row(AggregateStep::Merge, number);
+        self.append_null_arguments();
+        self.append_state(Some(state));
+        self.end_row();
+    }
+
+    /// A group has a new row: what was asked for ahead no longer holds.
+    fn touch(&mut self, number: i64) {
+        if let Some((_, _, bytes)) = self.ready.remove(&number) {
+            self.ready_bytes -= bytes;
+        }
+        self.open.insert(number);
+    }
+
+    fn begin_row(&mut self, step: AggregateStep, number: i64) {
+        if self.step != step {
+            self.flush();
+            self.step = step;
+        }
+        let ColumnBuilder::Int8(column) = self.builder.column(0) else { unreachable!("a group's number is int8") };
+        column.append_value(number);
+    }
+
+    fn append_null_arguments(&mut self) {
+        for i in 0..self.accumulate.arguments.len() {
+            self.builder.column(1 + i).append_null();
+        }
+    }
+
+    fn append_state(&mut self, state: Option<&[u8]>) {
+        let column = self.builder.column(1 + self.accumulate.arguments.len());
+        let ColumnBuilder::Bytea(column) = column else { unreachable!("a state is bytea") };
+        column.append_option(state);
+    }
+
+    fn end_row(&mut self) {
+        self.builder.finish_row();
+        if self.sizer.is_full(self.builder.rows(), self.builder.bytes()) {
+            self.flush();
+            self.sizer.grow();
+        }
+    }
+
+    /// Sends the rows so far, without waiting for more than the window asks.
+    fn flush(&mut self) {
+        if self.builder.rows() == 0 {
+            return;
+        }
+        while self.exchange.in_flight() >= self.window {
+            self.receive();
+        }
+        let mut batch = self.builder.finish_batch();
+        batch.step = Some(self.step);
+        self.exchange.send(batch);
+    }
+
+    fn receive(&mut self) -> udf_protocol::transport::Reply {
+        self.exchange.receive(&Backend).unwrap_or_else(|error| {
+            report::raise_error(&error, Some(format!("container function \"{}\"", self.accumulate.name)))
+        })
+    }
+
+    /// A group's result or state, and those of others with it.
+    fn result(&mut self, number: i64, step: AggregateStep) -> Option<pg_sys::Datum> {
+        if !self.ready.contains_key(&number) {
+            self.ask(number, step);
+        }
+        let (reader, row, bytes) = self.ready.remove(&number)?;
+        self.ready_bytes -= bytes;
+        if step == AggregateStep::Finish {
+            return reader.datum(row);
+        }
+        let column = reader.column().as_binary::<i32>();
+        (!column.is_null(row)).then(|| {
+            let state = column.value(row);
+            let length = i32::try_from(state.len()).unwrap_or(i32::MAX);
+            // SAFETY: text and bytea have one layout; PostgreSQL refuses a length of more than 1 GB itself.
+            unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(state.as_ptr().cast(), length)) }
+        })
+    }
+
+    fn ask(&mut self, number: i64, step: AggregateStep) {
+        self.flush();
+        self.step = step;
+        // What waits to be asked for is bounded, too.
+        let others = if self.ready_bytes > settings::batch_bytes() { 0 } else { self.results_per_batch - 1 };
+        self.open.remove(&number);
+        let mut numbers = vec![number];
+        numbers.extend(self.open.iter().copied().take(others));
+        for number in &numbers {
+            self.open.remove(number);
+            self.begin_row(step, *number);
+            self.append_null_arguments();
+            self.append_state(None);
+            self.builder.finish_row();
+        }
+        self.flush();
+        while self.exchange.in_flight() > 1 {
+            self.receive();
+        }
+        let reply = self.receive();
+        let column = reply.columns.column(usize::from(step == AggregateStep::State)).clone();
+        let bytes = column.get_array_memory_size() / numbers.len();
+        let reader = Rc::new(ResultReader::new(&self.finish, column));
+        for (row, number) in numbers.into_iter().enumerate() {
+            self.ready.insert(number, (reader.clone(), row, bytes));
+            self.ready_bytes += bytes;
+        }
+        self.results_per_batch = match reply.bytes_received > settings::batch_bytes() / 2 {
+            true => (self.results_per_batch / 2).max(1),
+            false => (self.results_per_batch * 2).min(self.accumulate.max_batch_rows()),
+        };
+    }
+
+    fn forget(&mut self, number: i64) {
+        self.touch(number);
+        self.open.remove(&number);
+        self.forgotten.push(number);
+        if self.forgotten.len() < FORGOTTEN_GROUPS {
+            return;
+        }
+        for number in std::mem::take(&mut self.forgotten) {
+            self.begin_row(AggregateStep::Forget, number);
+            self.append_null_arguments();
+            self.append_state(None);
+            self.builder.finish_row();
+        }
+        self.flush();
+    }
+}

@@ -1,0 +1,226 @@
+//! Calls for each row of a child that are not part of an expression over it: functions that return sets in a target list
+//! (ProjectSet), and functions in FROM that take columns of the rest of FROM (a NestLoop over a FunctionScan).
+//!
+//! ```text
+//!   Nested Loop                                Container Batch
+//!     Output: t.a, f.x                           Output: t.a, (f(t.b)).x
+//!     ->  Seq Scan on t                    ▶     ->  Seq Scan on t
+//!     ->  Function Scan on f
+//!           Function Call: f(t.b)
+//! ```
+
+use pgrx::pg_sys;
+
+use super::columns::{column, entry_of};
+use super::lift_calls::Lifter;
+use crate::batch_scan::{Private, SetJoin};
+use crate::function::is_container_function;
+use crate::pg::{list, nodes};
+
+impl Lifter {
+    /// A node in place of a ProjectSet with one function that returns a set, if that is a container function.
+    pub(super) unsafe fn replace_project_set(&mut self, plan: *mut pg_sys::Plan) -> Option<*mut pg_sys::Plan> {
+        // SAFETY: the plan is a valid ProjectSet, whose expressions are over its child's columns by OUTER_VAR.
+        unsafe {
+            let targets = list::elements::<pg_sys::TargetEntry>((*plan).targetlist);
+            let mut sets = targets.iter().map(|target| (**target).expr.cast::<pg_sys::Node>());
+            let mut sets = sets.by_ref().filter(|expression| pg_sys::expression_returns_set(*expression));
+            let (Some(set), None) = (sets.next(), sets.next()) else { return None };
+            if !self.is_call(set) {
+                return None;
+            }
+            let child = (*plan).lefttree;
+            let width = list::elements::<pg_sys::TargetEntry>((*child).targetlist).len();
+            let scan = self.make_set_node(child, set, Some(SetJoin::Inner));
+            let rewritten: Vec<_> = targets
+                .iter()
+                .map(|target| {
+                    nodes::replace(target.cast(), &mut |node| match std::ptr::eq(node, set) {
+                        true => Some(column(pg_sys::INDEX_VAR, width, set).cast()),
+                        false => to_scan_tuple(node),
+                    })
+                })
+                .collect();
+            (*scan).scan.plan.targetlist = list::from_elements(&rewritten);
+            copy_estimates(plan, scan.cast());
+            Some(scan.cast())
+        }
+    }
+
+    /// A node in place of a NestLoop whose inner side is nothing but a call with columns of its outer side; none for any
+    /// other plan.
+    pub(super) unsafe fn replace_lateral(&mut self, plan: *mut pg_sys::Plan) -> Option<*mut pg_sys::Plan> {
+        use pg_sys::NodeTag::*;
+        // SAFETY: the tags say which structs the nodes are. Copies of expressions are changed, not the expressions.
+        unsafe {
+            if nodes::tag(plan) != T_NestLoop {
+                return None;
+            }
+            let nest_loop = plan.cast::<pg_sys::NestLoop>();
+            let mut inner = (*plan).righttree;
+            let memoize = (nodes::tag(inner) == T_Memoize).then_some(inner);
+            if memoize.is_some() {
+                inner = (*inner).lefttree;
+            }
+            if nodes::tag(inner) != T_FunctionScan {
+                return None;
+            }
+            let scan = inner.cast::<pg_sys::FunctionScan>();
+            let functions = list::elements::<pg_sys::RangeTblFunction>((*scan).functions);
+            let [function] = functions.as_slice() else { return None };
+            let call = (**function).funcexpr;
+            if (*scan).funcordinality || !(**function).funccoltypes.is_null() || !self.is_call(call) {
+                return None;
+            }
+            let parameters = list::elements::<pg_sys::NestLoopParam>((*nest_loop).nestParams);
+            let value_of = |node: *mut pg_sys::Node| {
+                let parameter = node.cast::<pg_sys::Param>();
+                let is_execution =
+                    nodes::tag(node) == T_Param && (*parameter).paramkind == pg_sys::ParamKind::PARAM_EXEC;
+                let found =
+                    parameters.iter().find(|found| is_execution && (***found).paramno == (*parameter).paramid)?;
+                Some((**found).paramval)
+            };
+            let mut is_correlated = false;
+            let call = nodes::replace(call, &mut |node| {
+                let value = value_of(node)?;
+                is_correlated = true;
+                Some(pg_sys::copyObjectImpl(value.cast()).cast())
+            });
+            let inner_filters = list::elements::<pg_sys::Node>((*inner).qual);
+            let join_filters = list::elements::<pg_sys::Node>((*nest_loop).join.joinqual);
+            let join = match (*nest_loop).join.jointype {
+                pg_sys::JoinType::JOIN_INNER => SetJoin::Inner,
+                // A filter of the join decides whether a row has a match at all.
+                pg_sys::JoinType::JOIN_LEFT if inner_filters.is_empty() && join_filters.is_empty() => SetJoin::Left,
+                _ => return None,
+            };
+            let lists = [(*inner).qual, (*inner).targetlist];
+            if !is_correlated || lists.iter().any(|list| pg_sys::contain_subplans((*list).cast())) {
+                return None;
+            }
+            let outer = (*plan).lefttree;
+            let width = list::elements::<pg_sys::TargetEntry>((*outer).targetlist).len();
+            let result = column(pg_sys::INDEX_VAR, width, call);
+            let is_composite = pg_sys::type_is_rowtype((*result).vartype);
+            // A Var of the FunctionScan is the result, or a column of it.
+            let mut is_clear = true;
+            let mut from_inner = |expression: *mut pg_sys::Node| {
+                nodes::replace(expression, &mut |node| {
+                    if let Some(value) = value_of(node) {
+                        return to_scan_tuple(value.cast());
+                    }
+                    let var = node.cast::<pg_sys::Var>();
+                    if nodes::tag(node) != T_Var || (*var).varno as u32 != (*scan).scan.scanrelid {
+                        return None;
+                    }
+                    let whole: *mut pg_sys::Node = pg_sys::copyObjectImpl(result.cast()).cast();
+                    match (is_composite, (*var).varattno) {
+                        (true, 0) | (false, 1) => Some(whole),
+                        (true, number) if number > 0 => Some(select_field(whole, var)),
+                        _ => {
+                            is_clear = false;
+                            Some(node)
+                        }
+                    }
+                })
+            };
+            let mut filters: Vec<_> = inner_filters.into_iter().map(&mut from_inner).collect();
+            let inner_targets: Vec<_> = list::elements::<pg_sys::TargetEntry>((*inner).targetlist)
+                .into_iter()
+                .map(|target| from_inner((*target).expr.cast()))
+                .collect();
+            if !is_clear {
+                return None;
+            }
+            let from_join = |expression: *mut pg_sys::Node| {
+                nodes::replace(expression, &mut |node| {
+                    let var = node.cast::<pg_sys::Var>();
+                    if nodes::tag(node) == T_Var && (*var).varno == pg_sys::INNER_VAR {
+                        let position = usize::try_from((*var).varattno - 1).ok()?;
+                        return Some(pg_sys::copyObjectImpl(inner_targets[position].cast()).cast());
+                    }
+                    to_scan_tuple(node)
+                })
+            };
+            filters.extend(join_filters.into_iter().chain(list::elements((*plan).qual)).map(from_join));
+            let targets: Vec<_> =
+                list::elements::<pg_sys::Node>((*plan).targetlist).into_iter().map(from_join).collect();
+            let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
+            let node = self.make_set_node(outer, call, returns_set.then_some(join));
+            (*node).scan.plan.targetlist = list::from_elements(&targets);
+            (*node).scan.plan.qual = list::from_elements(&filters);
+            copy_estimates(plan, node.cast());
+            Some(node.cast())
+        }
+    }
+
+    unsafe fn is_call(&self, node: *mut pg_sys::Node) -> bool {
+        // SAFETY: the caller passes a valid expression.
+        unsafe {
+            nodes::tag(node) == pg_sys::NodeTag::T_FuncExpr
+                && is_container_function((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
+        }
+    }
+
+    /// A node above `child` that passes all its columns through and adds one for `call`.
+    unsafe fn make_set_node(
+        &mut self,
+        child: *mut pg_sys::Plan,
+        call: *mut pg_sys::Node,
+        set: Option<SetJoin>,
+    ) -> *mut pg_sys::CustomScan {
+        // SAFETY: the caller passes a valid plan and a call over its columns.
+        unsafe {
+            let mut entries = Vec::new();
+            for (i, target) in list::elements::<pg_sys::TargetEntry>((*child).targetlist).into_iter().enumerate() {
+                entries.push(entry_of(column(pg_sys::OUTER_VAR, i, (*target).expr.cast()).cast(), i));
+            }
+            let private = Private { child_columns: entries.len(), set };
+            entries.push(entry_of(call.cast(), entries.len()));
+            self.make_node(child, private, &entries, &[std::ptr::null_mut::<pg_sys::Node>()])
+        }
+    }
+}
+
+/// A column of the child as the same column of the scan tuple; none for anything else.
+unsafe fn to_scan_tuple(node: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
+    // SAFETY: the caller passes a valid node.
+    unsafe {
+        let var = node.cast::<pg_sys::Var>();
+        if nodes::tag(node) != pg_sys::NodeTag::T_Var || (*var).varno != pg_sys::OUTER_VAR {
+            return None;
+        }
+        let copy = pg_sys::copyObjectImpl(node.cast()).cast::<pg_sys::Var>();
+        (*copy).varno = pg_sys::INDEX_VAR;
+        Some(copy.cast())
+    }
+}
+
+/// The column of a composite result that a Var of its FunctionScan stands for.
+unsafe fn select_field(whole: *mut pg_sys::Node, var: *mut pg_sys::Var) -> *mut pg_sys::Node {
+    // SAFETY: the struct belongs to the tag; the caller passes valid nodes.
+    unsafe {
+        let select = nodes::make::<pg_sys::FieldSelect>(pg_sys::NodeTag::T_FieldSelect);
+        (*select).arg = whole.cast();
+        (*select).fieldnum = (*var).varattno;
+        (*select).resulttype = (*var).vartype;
+        (*select).resulttypmod = (*var).vartypmod;
+        (*select).resultcollid = (*var).varcollid;
+        select.cast()
+    }
+}
+
+/// What was estimated of a plan, and what it depends on, for the node in its place.
+unsafe fn copy_estimates(from: *mut pg_sys::Plan, to: *mut pg_sys::Plan) {
+    // SAFETY: the caller passes valid plans.
+    unsafe {
+        (*to).startup_cost = (*from).startup_cost;
+        (*to).total_cost = (*from).total_cost;
+        (*to).plan_rows = (*from).plan_rows;
+        (*to).plan_width = (*from).plan_width;
+        (*to).parallel_safe = (*from).parallel_safe;
+        (*to).extParam = pg_sys::bms_copy((*from).extParam);
+        (*to).allParam = pg_sys::bms_copy((*from).allParam);
+    }
+}

@@ -1,0 +1,42 @@
+-- transship.map: a whole query in, a set out.
+CREATE FUNCTION running_total(x bigint) RETURNS TABLE (x bigint, total bigint) LANGUAGE container AS $$
+image = "regress:1.0"
+kind = "map"
+$$;
+CREATE FUNCTION largest(x bigint, t text) RETURNS SETOF text LANGUAGE container AS $$
+image = "regress:1.0"
+kind = "map"
+$$;
+CREATE FUNCTION first_only(x bigint) RETURNS SETOF bigint LANGUAGE container AS $$
+image = "regress:1.0"
+kind = "map"
+$$;
+SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers WHERE x <= 5 ORDER BY x') AS t (x bigint, total bigint);
+SELECT count(*), max(total) FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint);
+SELECT * FROM transship.map('largest', 'SELECT x + 20, t FROM numbers') AS t (t text);
+SELECT * FROM transship.map('largest', 'SELECT x, t FROM numbers WHERE false') AS t (t text);
+-- A function that wants no more rows.
+SELECT * FROM transship.map('first_only', 'SELECT x FROM numbers ORDER BY x') AS t (x bigint);
+-- Joined like any set; twice in one query.
+SELECT a.x, a.total, b.total FROM transship.map('running_total', 'SELECT x FROM numbers WHERE x <= 3') AS a (x bigint, total bigint)
+  JOIN transship.map('running_total', 'SELECT -x FROM numbers WHERE x <= 3') AS b (x bigint, total bigint) ON a.x = -b.x ORDER BY 1;
+-- The query may itself call container functions.
+SELECT * FROM transship.map('running_total', 'SELECT add_one(x) FROM numbers WHERE x <= 3') AS t (x bigint, total bigint);
+SELECT code, message, context FROM failure($$SELECT * FROM transship.map('largest', 'SELECT x, t FROM numbers') AS t (t text)$$);
+SELECT code, message, context FROM failure($$SELECT * FROM transship.map('running_total', 'SELECT 1 / (x - 100) FROM numbers') AS t (x bigint, total bigint)$$);
+SELECT code, message, detail FROM failure($$SELECT * FROM transship.map('running_total', 'SELECT t FROM numbers') AS t (x bigint, total bigint)$$);
+SELECT code, message, detail FROM failure($$SELECT * FROM transship.map('running_total', 'SELECT x, x FROM numbers') AS t (x bigint, total bigint)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x int, total bigint)$$);
+SELECT code, message FROM failure($$SELECT * FROM transship.map('running_total', 'DELETE FROM numbers') AS t (x bigint, total bigint)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.map('add_one', 'SELECT x FROM numbers') AS t (x bigint)$$);
+SELECT code, message, hint FROM failure($$SELECT running_total(1)$$);
+SELECT code, message, hint FROM failure($$SET LOCAL transship.transport = json; SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint)$$);
+CREATE ROLE mapper;
+GRANT SELECT ON numbers TO mapper;
+GRANT USAGE ON SCHEMA transship TO mapper;
+REVOKE EXECUTE ON FUNCTION running_total FROM PUBLIC;
+SET ROLE mapper;
+SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint);
+RESET ROLE;
+DROP OWNED BY mapper;
+DROP ROLE mapper;
