@@ -72,7 +72,7 @@ impl Pool {
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
             let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
-            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello())
+            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(None).hello())
                 .await
                 .is_ok_and(|hello| hello.is_ok());
             let image = self.resolve(found.digest.clone()).await.ok();
@@ -184,7 +184,7 @@ impl Pool {
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
                 break fate;
             }
-            if let Ok(Ok(_)) = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport().hello()).await {
+            if let Ok(Ok(_)) = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(None).hello()).await {
                 return Ok("is still running".to_string());
             }
             if Instant::now() >= deadline {
@@ -303,7 +303,7 @@ impl Pool {
         let name = spec.name.clone();
         let deadline = Instant::now() + self.config.start_timeout;
         self.blocking(move |pool| pool.runtime.start(&spec)).await?;
-        let transport = endpoint.transport();
+        let transport = endpoint.transport(None);
         let mut next_status = Instant::now();
         loop {
             match tokio::time::timeout(PROBE_TIMEOUT, transport.hello()).await {

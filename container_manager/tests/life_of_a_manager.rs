@@ -130,8 +130,8 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
 }
 
 async fn answers(lease: &Lease) -> bool {
-    Endpoint::parse(&lease.info.flight).unwrap().transport().hello().await.is_ok()
-        && Endpoint::parse(&lease.info.json).unwrap().transport().hello().await.is_ok()
+    Endpoint::parse(&lease.info.flight).unwrap().transport(None).hello().await.is_ok()
+        && Endpoint::parse(&lease.info.json).unwrap().transport(None).hello().await.is_ok()
 }
 
 fn live_a_life(runtime: &'static str) {
@@ -194,7 +194,7 @@ fn live_a_life(runtime: &'static str) {
 /// Has a replica end itself, as a crash would.
 async fn end_replica(lease: &Lease) {
     use udf_protocol::transport::{Inbox, Outbox};
-    let transport = Endpoint::parse(&lease.info.flight).unwrap().transport();
+    let transport = Endpoint::parse(&lease.info.flight).unwrap().transport(None);
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_protocol::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();

@@ -86,6 +86,7 @@ impl Client {
             sent_at: HashMap::new(),
             next_number: 0,
             untaken: 0,
+            attempts: 0,
             ready_at: None,
             failure: None,
         }
@@ -227,6 +228,8 @@ pub struct Exchange {
     next_number: u64,
     /// A map function's batches that its server did not take yet.
     untaken: usize,
+    /// How often a server was reached.
+    attempts: u64,
     /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
     /// reached.
     ready_at: Option<Instant>,
@@ -248,6 +251,11 @@ impl Exchange {
         }
     }
 
+    /// How often the exchange went to another replica.
+    pub fn retries(&self) -> u64 {
+        self.attempts.saturating_sub(1)
+    }
+
     /// Says that no batch will follow.
     pub fn close(&mut self) {
         self.sender = None;
@@ -263,7 +271,7 @@ impl Exchange {
         loop {
             let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached) => {}
+                Some(Event::Reached) => self.attempts += 1,
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
@@ -323,7 +331,10 @@ impl Exchange {
                 None => sent_at + self.call.start_timeout + timeout,
             };
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached) => self.ready_at = Some(Instant::now()),
+                Some(Event::Reached) => {
+                    self.attempts += 1;
+                    self.ready_at = Some(Instant::now());
+                }
                 // Parts of one answer come one after the other.
                 Some(Event::Reply(reply)) if reply.number == self.next_number => return Ok(reply),
                 Some(Event::Reply(reply)) => {

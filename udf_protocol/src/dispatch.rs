@@ -13,7 +13,7 @@ use crate::control::Lease;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
-use crate::transport::{Endpoint, Event, Inbox, Outbox, Transport};
+use crate::transport::{Endpoint, Event, Inbox, Outbox, Token, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
@@ -29,7 +29,12 @@ pub enum Target {
         digest: String,
     },
     /// A server that runs already.
-    Endpoint(Endpoint),
+    Endpoint {
+        /// Where it listens.
+        endpoint: Endpoint,
+        /// What it asks for.
+        token: Option<Token>,
+    },
 }
 
 /// All that an exchange needs to know.
@@ -52,7 +57,7 @@ pub struct Call {
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
-    transports: Mutex<HashMap<Endpoint, Arc<dyn Transport>>>,
+    transports: Mutex<HashMap<(Endpoint, Option<Token>), Arc<dyn Transport>>>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
 }
 
@@ -68,9 +73,10 @@ impl Connections {
         self.leases.lock().expect("no holder panics").is_empty()
     }
 
-    fn transport(&self, endpoint: &Endpoint) -> Arc<dyn Transport> {
+    fn transport(&self, endpoint: &Endpoint, token: Option<&Token>) -> Arc<dyn Transport> {
         let mut transports = self.transports.lock().expect("no holder panics");
-        transports.entry(endpoint.clone()).or_insert_with(|| endpoint.transport()).clone()
+        let key = (endpoint.clone(), token.cloned());
+        transports.entry(key).or_insert_with(|| endpoint.transport(token)).clone()
     }
 
     async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
@@ -84,7 +90,7 @@ impl Connections {
 
     fn forget(&self, target: &Target, endpoint: &Endpoint) {
         self.leases.lock().expect("no holder panics").remove(target);
-        self.transports.lock().expect("no holder panics").remove(endpoint);
+        self.transports.lock().expect("no holder panics").retain(|(known, _), _| known != endpoint);
     }
 
     /// A transport to whoever answers `target`, and the lease if there is one.
@@ -94,11 +100,13 @@ impl Connections {
         name: TransportName,
     ) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
         match target {
-            Target::Endpoint(endpoint) => Ok((endpoint.clone(), self.transport(endpoint), None)),
+            Target::Endpoint { endpoint, token } => {
+                Ok((endpoint.clone(), self.transport(endpoint, token.as_ref()), None))
+            }
             Target::Image { manager, digest } => {
                 let lease = self.lease(manager, digest, target).await?;
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                Ok((endpoint.clone(), self.transport(&endpoint), Some(lease)))
+                Ok((endpoint.clone(), self.transport(&endpoint, None), Some(lease)))
             }
         }
     }

@@ -6,10 +6,12 @@
 //! replies come back in the order of the calls.
 #![forbid(unsafe_code)]
 
+pub mod allow_list;
 pub mod batch;
 pub mod client;
 pub mod codec;
 pub mod control;
+pub mod ddl;
 pub mod dispatch;
 pub mod error;
 pub mod host;

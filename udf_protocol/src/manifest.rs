@@ -228,6 +228,9 @@ pub struct FunctionBody {
     /// A server that runs already, instead of an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// A server that runs already, as the engine knows it by name (`CREATE SERVER`), with its credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
     /// Inline code: its template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
@@ -282,10 +285,10 @@ impl FunctionBody {
     /// Reads and checks a function body.
     pub fn parse(text: &str) -> Result<FunctionBody> {
         let body: FunctionBody = toml::from_str(text).map_err(|cause| malformed("the function body", &cause))?;
-        let places = [body.image.is_some(), body.endpoint.is_some(), body.source.is_some()];
+        let places = [body.image.is_some(), body.endpoint.is_some(), body.server.is_some(), body.source.is_some()];
         if places.iter().filter(|given| **given).count() != 1 {
             return Err(Error::invalid_definition(
-                "a container function needs exactly one of the keys \"image\", \"source\" and \"endpoint\"",
+                "a container function needs exactly one of the keys \"image\", \"source\", \"server\" and \"endpoint\"",
             )
             .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
         }
@@ -315,11 +318,8 @@ impl FunctionBody {
 
     /// What EXPLAIN and errors call the place that answers.
     pub fn place(&self) -> String {
-        match (&self.image, &self.endpoint) {
-            (Some(image), _) => image.clone(),
-            (None, Some(endpoint)) => endpoint.clone(),
-            (None, None) => "inline source".to_string(),
-        }
+        let named = [&self.image, &self.endpoint, &self.server].into_iter().flatten().next();
+        named.cloned().unwrap_or_else(|| "inline source".to_string())
     }
 
     /// The body's text with `digest` as its first key: before any table, so that the text stays valid TOML.

@@ -52,7 +52,7 @@ impl Stage {
 
     fn open(&self, volatility: Volatility, batch_timeout: Duration) -> Exchange {
         self.client.open(Arc::new(Call {
-            target: Target::Endpoint(self.endpoint.clone()),
+            target: Target::Endpoint { endpoint: self.endpoint.clone(), token: None },
             transport: TransportName::Flight,
             signature: signature(),
             volatility,
@@ -127,7 +127,7 @@ fn server_of_the_arrow_udf_family_needs_no_metadata() {
             }
         })
     });
-    let target = Target::Endpoint(stage.endpoint.clone());
+    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), token: None };
     let offered =
         stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10)).unwrap();
     assert_eq!(offered.to_string(), "f(int8) returns int8");
@@ -353,7 +353,7 @@ fn engine_that_cancels_ends_the_wait_and_the_call() {
 #[test]
 fn newer_protocol_is_refused() {
     let stage = Stage::new(Some(r#"{"protocol": 2}"#), |_, _| Box::pin(async {}));
-    let target = Target::Endpoint(stage.endpoint.clone());
+    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), token: None };
     let offered = stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10));
     assert_eq!(offered.unwrap_err().kind(), Kind::ProtocolViolation);
 }
@@ -386,7 +386,7 @@ fn http_exchange(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static)
     });
     let client = Client::start().unwrap();
     let exchange = client.open(Arc::new(Call {
-        target: Target::Endpoint(Endpoint::JsonTcp(authority)),
+        target: Target::Endpoint { endpoint: Endpoint::JsonTcp(authority), token: None },
         transport: TransportName::Json,
         signature: signature(),
         volatility: Volatility::Volatile,

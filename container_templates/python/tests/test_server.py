@@ -102,7 +102,8 @@ def test_json_discovery(http_address):
 def test_json_call(http_address):
     body = json.dumps({"batch": 4, "rows": 2, "columns": [[1, "2"], [9007199254740993, None]]})
     status, answer = request(http_address, "POST", "/v1/functions/add", body)
-    assert (status, answer) == (200, {"batch": 4, "rows": 2, "columns": [["9007199254740994", None]]})
+    assert status == 200 and answer.pop("micros") >= 0
+    assert answer == {"batch": 4, "rows": 2, "columns": [["9007199254740994", None]]}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The Flight form of docs/protocol.md: handshake, discovery and exchange."""
 
 import json
+import time
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -60,6 +61,7 @@ class Server(flight.FlightServerBase):
                     return
                 if function is None:
                     raise CallError("function_not_found", f'there is no function "{_name_of(descriptor)}"')
+                start = time.perf_counter_ns()
                 if groups is not None:
                     parts = iter([groups.answer(batch, metadata.get("step"), context.is_cancelled)])
                 else:
@@ -69,8 +71,11 @@ class Server(flight.FlightServerBase):
                     part = pa.RecordBatch.from_pylist([], schema=function.reply_schema)
                 while part is not None:
                     following = next(parts, None)
-                    more = {"more": True} if following is not None else {}
-                    writer.write_with_metadata(part, json.dumps({"batch": calls.number} | more).encode())
+                    metadata = {"batch": calls.number, "micros": (time.perf_counter_ns() - start) // 1000}
+                    if following is not None:
+                        metadata["more"] = True
+                    writer.write_with_metadata(part, json.dumps(metadata).encode())
+                    start = time.perf_counter_ns()
                     part = following
         except Cancelled:
             return

@@ -4,6 +4,7 @@ import http.server
 import json
 import socket
 import socketserver
+import time
 import urllib.parse
 
 import pyarrow as pa
@@ -44,13 +45,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             body = self._read_body()
             function = self._find()
             number, batch = _read_batch(function, body)
+            start = time.perf_counter_ns()
             reply = pa.Table.from_batches(function.answer(batch), function.reply_schema).combine_chunks()
             columns = [types.encode_json(function.result, _only_chunk(reply.column(reply.num_columns - 1)))]
             if reply.num_columns == 2:
                 columns.insert(0, reply.column("row").to_pylist())
         except CallError as error:
             return self._fail(error)
-        return self._answer(200, {"batch": number, "rows": reply.num_rows, "columns": columns})
+        micros = (time.perf_counter_ns() - start) // 1000
+        return self._answer(200, {"batch": number, "rows": reply.num_rows, "micros": micros, "columns": columns})
 
     def _find(self):
         name = urllib.parse.unquote(self.path[len(_PREFIX) :]) if self.path.startswith(_PREFIX) else self.path

@@ -34,6 +34,9 @@ pub struct Reply {
     /// The number of the batch it answers.
     #[serde(default)]
     pub batch: Option<u64>,
+    /// How long the server computed, in microseconds.
+    #[serde(default)]
+    pub micros: u64,
     /// One array with one value per row.
     pub columns: Vec<Vec<Value>>,
 }

@@ -16,11 +16,14 @@ use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
+use tonic::metadata::AsciiMetadataValue;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use super::{
-    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError,
+    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token, Transport, WireError,
 };
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
@@ -38,6 +41,20 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Flight {
     endpoint: Endpoint,
     channel: Channel,
+    credentials: Credentials,
+}
+
+/// Adds the token, if there is one, to each request.
+#[derive(Debug, Clone)]
+struct Credentials(Option<AsciiMetadataValue>);
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
 }
 
 /// What `app_metadata` of a batch of calls carries, `docs/protocol.md` §4.
@@ -55,12 +72,14 @@ struct ReplyMetadata {
     #[serde(default)]
     more: bool,
     #[serde(default)]
+    micros: u64,
+    #[serde(default)]
     error: Option<WireError>,
 }
 
 impl Flight {
     /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint) -> Flight {
+    pub fn new(endpoint: Endpoint, token: Option<&Token>) -> Flight {
         let authority = match &endpoint {
             Endpoint::FlightTcp(authority) => format!("http://{authority}"),
             // gRPC wants an authority where a Unix socket has none.
@@ -82,11 +101,12 @@ impl Flight {
             }
             _ => builder.connect_lazy(),
         };
-        Flight { endpoint, channel }
+        let credentials = token.and_then(|token| AsciiMetadataValue::try_from(token.header().as_bytes()).ok());
+        Flight { endpoint, channel, credentials: Credentials(credentials) }
     }
 
-    fn client(&self) -> FlightServiceClient<Channel> {
-        FlightServiceClient::new(self.channel.clone())
+    fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Credentials>> {
+        FlightServiceClient::with_interceptor(self.channel.clone(), self.credentials.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX)
     }
@@ -218,7 +238,7 @@ impl Flight {
                             let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
                             let number = call.map(|call| call.number).unwrap_or_default();
                             let columns = RecordBatch::new_empty(schema);
-                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0 })));
+                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0 })));
                             return Ok(true);
                         }
                         if wire.is_none() && outbox.awaited() == 0 {
@@ -245,7 +265,7 @@ impl Flight {
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch { number: 0, columns: RecordBatch::new_empty(signature.call_schema()), step: None };
                         check_reply(signature, &call, &columns)?;
-                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received })));
+                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros })));
                         continue;
                     }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
@@ -270,6 +290,7 @@ impl Flight {
                         is_last,
                         bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
                         bytes_received,
+                        compute_us: metadata.micros,
                     })));
                 }
             }

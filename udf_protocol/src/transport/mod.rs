@@ -93,12 +93,39 @@ impl Endpoint {
             .with_hint("An endpoint starts with grpc://, http://, unix: or http+unix:. TLS is not supported yet."))
     }
 
-    /// The transport to it. Nothing is connected before the first request.
-    pub fn transport(&self) -> Arc<dyn Transport> {
+    /// The transport to it. Nothing is connected before the first request. A token goes with each request.
+    pub fn transport(&self, token: Option<&Token>) -> Arc<dyn Transport> {
         match self {
-            Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) => Arc::new(flight::Flight::new(self.clone())),
-            Endpoint::JsonUnix(_) | Endpoint::JsonTcp(_) => Arc::new(rest::Rest::new(self.clone())),
+            Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) => Arc::new(flight::Flight::new(self.clone(), token)),
+            Endpoint::JsonUnix(_) | Endpoint::JsonTcp(_) => Arc::new(rest::Rest::new(self.clone(), token)),
         }
+    }
+}
+
+/// A secret that a server asks for, as `Authorization: Bearer`. It appears in no message and no log.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Token(String);
+
+impl Token {
+    /// A token of visible ASCII characters.
+    pub fn new(text: &str) -> Result<Token> {
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Ok(Token(text.to_string()));
+        }
+        Err(Error::invalid_definition("a token consists of visible ASCII characters"))
+    }
+
+    /// The value of the header `authorization`.
+    pub(crate) fn header(&self) -> http::HeaderValue {
+        let mut value = http::HeaderValue::try_from(format!("Bearer {}", self.0)).expect("visible ASCII is valid");
+        value.set_sensitive(true);
+        value
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(...)")
     }
 }
 
@@ -206,6 +233,8 @@ pub struct Reply {
     pub bytes_sent: usize,
     /// Bytes of the reply on the wire.
     pub bytes_received: usize,
+    /// How long the server says that it computed, in microseconds; 0 if it does not say it.
+    pub compute_us: u64,
 }
 
 /// What an engine finds in its queue.
@@ -368,6 +397,13 @@ mod tests {
         let error = error.into_error("f");
         assert!(error.message().len() < 2 * MAX_ERROR_BYTES && error.message().contains("[...]"));
         assert!(error.detail().unwrap().len() < 2 * MAX_ERROR_BYTES);
+    }
+
+    #[test]
+    fn tokens_stay_out_of_sight() {
+        let token = Token::new("s3cret").unwrap();
+        assert!(!format!("{token:?} {:?}", token.header()).contains("s3cret"));
+        assert!(Token::new("a b").is_err() && Token::new("").is_err() && Token::new("a\n").is_err());
     }
 
     #[test]

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use tokio::net::{TcpStream, UnixStream};
 
 use super::{
-    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError,
+    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token, Transport, WireError,
 };
 use crate::batch::CallBatch;
 use crate::codec::json;
@@ -30,6 +30,7 @@ use crate::types::Type;
 #[derive(Debug)]
 pub struct Rest {
     endpoint: Endpoint,
+    credentials: Option<http::HeaderValue>,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -62,8 +63,8 @@ struct Answer {
 
 impl Rest {
     /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint) -> Rest {
-        Rest { endpoint, idle: Mutex::new(Vec::new()) }
+    pub fn new(endpoint: Endpoint, token: Option<&Token>) -> Rest {
+        Rest { endpoint, credentials: token.map(Token::header), idle: Mutex::new(Vec::new()) }
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
@@ -93,13 +94,16 @@ impl Rest {
             Endpoint::JsonTcp(authority) => authority.as_str(),
             _ => "localhost",
         };
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, host)
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
+        if let Some(credentials) = &self.credentials {
+            request.headers_mut().insert(header::AUTHORIZATION, credentials.clone());
+        }
         let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), cause);
         let kept = loop {
             let kept = self.idle.lock().expect("no holder panics").pop();
@@ -173,7 +177,14 @@ impl Rest {
         }
         let columns = json::decode_reply(signature, &reply).map_err(|fact| Error::bad_result(function, fact))?;
         check_reply(signature, batch, &columns)?;
-        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received: answer.body.len() })
+        Ok(Reply {
+            number: batch.number,
+            columns,
+            is_last: true,
+            bytes_sent,
+            bytes_received: answer.body.len(),
+            compute_us: reply.micros,
+        })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
