@@ -16,11 +16,6 @@ REVOKE USAGE ON LANGUAGE container FROM PUBLIC;
 
 COMMENT ON LANGUAGE container IS 'functions that run in containers';
 
-CREATE FUNCTION map(function regproc, query text) RETURNS SETOF record
-LANGUAGE c STRICT ROWS 1000 COST 1000 AS 'MODULE_PATHNAME', 'transship_map';
-
-COMMENT ON FUNCTION map(regproc, text) IS 'the results of a map function for the rows of a query';
-
 DO $$
 BEGIN
   IF concat_ws(',', current_setting('shared_preload_libraries'), current_setting('session_preload_libraries'),

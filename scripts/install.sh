@@ -7,8 +7,12 @@ cargo build --quiet --release --workspace
 library=$("$PG_CONFIG" --pkglibdir) extension=$("$PG_CONFIG" --sharedir)/extension
 # A library that a server has loaded must not be written over; install puts a new file in its place.
 files_differ() { ! cmp -s "$1" "$2"; }
-if files_differ "$BUILD/libtransship.so" "$library/transship.so" || files_differ pg_ext/transship--0.1.0.sql "$extension/transship--0.1.0.sql" \
-   || files_differ pg_ext/transship.control "$extension/transship.control"; then
+changed=
+files_differ "$BUILD/libtransship.so" "$library/transship.so" && changed=yes
+for file in pg_ext/transship.control pg_ext/transship--*.sql; do
+  files_differ "$file" "$extension/$(basename "$file")" && changed=yes
+done
+if [ -n "$changed" ]; then
   say "Installing the extension into PostgreSQL $("$PG_CONFIG" --version | cut -d' ' -f2)"
   if [ ! -w "$library" ]; then
     echo "Run:  sudo install -m 755 $BUILD/libtransship.so $library/transship.so && sudo install -m 644 $ROOT/pg_ext/transship.control $ROOT/pg_ext/transship--*.sql $extension/" >&2

@@ -26,7 +26,7 @@ done
 export MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf prepared parallel statements)
+[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf prepared parallel statements dba settings update)
 export PG_REGRESS_DIFF_OPTS=-u
 # A statement that hangs is a failure, not a wait.
 export PGOPTIONS="-c statement_timeout=120s"
@@ -46,3 +46,4 @@ mkdir -p "$ROOT/target/isolation"
   cat target/isolation/regression.diffs >&2
   exit 1
 }
+"$ROOT/scripts/dump_restore.sh"

@@ -19,7 +19,7 @@ say "Testing the Python template"
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
 done
-"$ROOT/scripts/differential.sh" 400
+"$ROOT/scripts/differential.sh" 2000
 say "Running the demo on Docker"
 RUNTIME=docker "$ROOT/scripts/demo.sh"
 say "All tests passed"

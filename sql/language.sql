@@ -90,6 +90,8 @@ SET ROLE regress_transship_user;
 CREATE FUNCTION users_own(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
 RESET ROLE;
 GRANT USAGE ON LANGUAGE container TO regress_transship_user;
+ALTER ROLE regress_transship_user SET transship.allowed_images = 'regress:*';
+SET transship.allowed_images = 'regress:*';
 SET ROLE regress_transship_user;
 CREATE FUNCTION users_own(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
 SELECT users_own(1);

@@ -14,15 +14,14 @@ use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 use udf_protocol::batch::{AggregateStep, BatchBuilder, BatchSizer, ColumnBuilder};
-use udf_protocol::client::Exchange;
 use udf_protocol::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::{self, Function, Role};
-use crate::host::Backend;
 use crate::pg::catalog;
-use crate::{report, session, settings};
+use crate::stream::Stream;
+use crate::{report, settings};
 
 /// Results that are asked for with the first one; then twice as many each time.
 const FIRST_RESULTS: usize = 16;
@@ -46,7 +45,7 @@ struct Groups {
     finish: Rc<Function>,
     /// The oid of SERIALFUNC, or none.
     serialize: pg_sys::Oid,
-    exchange: Exchange,
+    stream: Stream,
     window: usize,
 
     // for the groups
@@ -181,7 +180,7 @@ impl Groups {
         }
         // SAFETY: as above.
         let oid = unsafe { (*aggregate).aggfnoid };
-        let Some([accumulate, finish, serialize]) = catalog::aggregate_functions(oid) else {
+        let Some([accumulate_oid, finish, serialize]) = catalog::aggregate_functions(oid) else {
             refuse(function, "outside of an aggregate");
         };
         let language = catalog::container_language();
@@ -196,14 +195,14 @@ impl Groups {
                 report::raise_error(&Error::new(Kind::InvalidDefinition, message), None)
             })
         };
-        let accumulate = part(accumulate, Role::Accumulate, "SFUNC");
+        let accumulate = part(accumulate_oid, Role::Accumulate, "SFUNC");
         let finish = part(finish, Role::Finish, "FINALFUNC");
         let call = report::unwrap(accumulate.aggregate(&finish));
         let builder = BatchBuilder::new(&call.signature);
         let sizer = BatchSizer::new(accumulate.max_batch_rows(), settings::batch_bytes());
         Groups {
             serialize,
-            exchange: session::client().open(call),
+            stream: Stream::open(accumulate_oid, call),
             window: settings::batch_window(),
             next_number: 0,
             open: BTreeSet::new(),
@@ -282,16 +281,16 @@ impl Groups {
         if self.builder.rows() == 0 {
             return;
         }
-        while self.exchange.in_flight() >= self.window {
+        while self.stream.in_flight() >= self.window {
             self.receive();
         }
         let mut batch = self.builder.finish_batch();
         batch.step = Some(self.step);
-        self.exchange.send(batch);
+        self.stream.send(batch);
     }
 
     fn receive(&mut self) -> udf_protocol::transport::Reply {
-        self.exchange.receive(&Backend).unwrap_or_else(|error| {
+        self.stream.receive().unwrap_or_else(|error| {
             report::raise_error(&error, Some(format!("container function \"{}\"", self.accumulate.name)))
         })
     }
@@ -331,7 +330,7 @@ impl Groups {
             self.builder.finish_row();
         }
         self.flush();
-        while self.exchange.in_flight() > 1 {
+        while self.stream.in_flight() > 1 {
             self.receive();
         }
         let reply = self.receive();

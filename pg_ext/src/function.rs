@@ -12,12 +12,12 @@ use udf_protocol::manifest::{FunctionBody, TransportName};
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::Endpoint;
 use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_protocol::{Error, Kind, Result, allow_list};
 
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow};
-use crate::{session, settings};
+use crate::{server, session, settings};
 
 /// A container function.
 #[derive(Debug)]
@@ -172,11 +172,17 @@ impl Function {
 
     /// How its batches travel.
     pub fn transport(&self) -> TransportName {
-        match self.body.endpoint.as_deref().map(Endpoint::parse) {
+        match self.endpoint() {
             Some(Ok(Endpoint::JsonTcp(_) | Endpoint::JsonUnix(_))) => TransportName::Json,
             Some(_) => TransportName::Flight,
             None => self.body.transport.unwrap_or_else(settings::transport),
         }
+    }
+
+    /// Where the server that the body names listens, if it names one.
+    fn endpoint(&self) -> Option<Result<Endpoint>> {
+        let by_name = |name: &String| server::endpoint(name);
+        self.body.endpoint.as_deref().map(Endpoint::parse).or_else(|| self.body.server.as_ref().map(by_name))
     }
 
     /// Most rows per batch.
@@ -202,12 +208,11 @@ impl Function {
 
     /// Checks the declaration against what the container offers, and gives the image's digest if there is an image.
     pub fn check(&self) -> Result<Option<String>> {
-        if let Some(endpoint) = &self.body.endpoint {
-            let target = Target::Endpoint(Endpoint::parse(endpoint)?);
+        if let Some(target) = self.server()? {
             let name = &self.signature.function;
             let timeout = settings::start_timeout();
             let offered = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
-            self.expected(&offered).check_against(&offered, &format!("the server at \"{endpoint}\""))?;
+            self.expected(&offered).check_against(&offered, &format!("the server at \"{}\"", self.body.place()))?;
             return Ok(None);
         }
         let image = self.image()?;
@@ -246,9 +251,18 @@ impl Function {
         expected
     }
 
+    /// The server that the body names, if it names one.
+    fn server(&self) -> Result<Option<Target>> {
+        match (&self.body.endpoint, &self.body.server) {
+            (Some(endpoint), _) => Ok(Some(Target::Endpoint { endpoint: Endpoint::parse(endpoint)?, token: None })),
+            (None, Some(name)) => server::target(name).map(Some),
+            (None, None) => Ok(None),
+        }
+    }
+
     fn target(&self) -> Result<Target> {
-        if let Some(endpoint) = &self.body.endpoint {
-            return Ok(Target::Endpoint(Endpoint::parse(endpoint)?));
+        if let Some(target) = self.server()? {
+            return Ok(target);
         }
         let digest = match (self.digest.get(), &self.body.digest) {
             (Some(digest), _) => digest.clone(),
@@ -281,6 +295,41 @@ impl Function {
             _ => Err(Error::new(Kind::InvalidDefinition, "the function body names no image")),
         }
     }
+}
+
+/// Whether those who are not superusers may create a function with such a body: with an image that
+/// `transship.allowed_images` lets through, or with a server that they may use.
+pub fn check_allowed(body: &FunctionBody) -> Result<()> {
+    let refuse = |what: String, hint: &str| Err(Error::new(Kind::NotAllowed, what).with_hint(hint));
+    if body.endpoint.is_some() {
+        return refuse(
+            "only superusers may name an endpoint in a container function".to_string(),
+            "Name a server with the key \"server\"; CREATE SERVER ... FOREIGN DATA WRAPPER transship makes one.",
+        );
+    }
+    if let Some(name) = &body.server {
+        return server::target(name).map(|_| ());
+    }
+    let inline = || format!("inline:{}", body.template.as_deref().unwrap_or_default());
+    let image = body.image.clone().unwrap_or_else(inline);
+    let patterns = settings::allowed_images();
+    if allow_list::allows(&patterns, &image, body.digest.as_deref()) {
+        return Ok(());
+    }
+    // A digest that the name stands for now says nothing new.
+    if let (Some(name), Some(digest)) = (&body.image, &body.digest)
+        && allow_list::allows(&patterns, &image, None)
+    {
+        let client = session::client();
+        let found = client.resolve_image(&Backend, &settings::manager_socket(), name, settings::start_timeout())?;
+        if found.digest == *digest {
+            return Ok(());
+        }
+    }
+    refuse(
+        format!("image \"{image}\" is not allowed"),
+        "A superuser lists the images that others may name in transship.allowed_images, for example with ALTER ROLE ... SET.",
+    )
 }
 
 impl Role {

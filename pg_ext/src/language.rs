@@ -1,4 +1,4 @@
-//! LANGUAGE container: entry points only.
+//! LANGUAGE container: call handler and validator.
 
 use pgrx::{pg_guard, pg_sys};
 
@@ -11,29 +11,9 @@ use crate::pg::catalog;
 use crate::result_set::ResultSet;
 use crate::{aggregate, function, report, single_call};
 
-static CALLING_CONVENTION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-
-/// Version-1 calling convention of the call handler.
-#[unsafe(no_mangle)]
-extern "C-unwind" fn pg_finfo_transship_call_handler() -> &'static pg_sys::Pg_finfo_record {
-    &CALLING_CONVENTION
-}
-
-/// Version-1 calling convention of the validator.
-#[unsafe(no_mangle)]
-extern "C-unwind" fn pg_finfo_transship_validator() -> &'static pg_sys::Pg_finfo_record {
-    &CALLING_CONVENTION
-}
-
-/// Calls a container function for one row.
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn transship_call_handler(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL calls this, and handle_call is guarded.
-    unsafe { report::with_context(|| handle_call(fcinfo)) }
-}
-
+/// The call handler: calls a container function for one row, or as a part of an aggregate.
 #[pg_guard]
-unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+pub unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo whose flinfo names the function, with nargs arguments behind it.
     unsafe {
         let oid = (*(*fcinfo).flinfo).fn_oid;
@@ -55,23 +35,31 @@ unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) -> pg_
     }
 }
 
-/// Checks a function when it is created, and pins its image.
+/// The validator: checks a function when it is created, and pins its image.
 #[pg_guard]
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn transship_validator(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let nothing = pg_sys::Datum::from(0usize);
     // SAFETY: PostgreSQL passes a valid fcinfo; a validator has one argument, the function's oid.
-    let (oid, is_checked) = unsafe {
+    let (oid, may_access) = unsafe {
         let oid = pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32);
-        let may_access = pg_sys::CheckFunctionValidatorAccess((*(*fcinfo).flinfo).fn_oid, oid);
-        (oid, may_access && pg_sys::check_function_bodies)
+        (oid, pg_sys::CheckFunctionValidatorAccess((*(*fcinfo).flinfo).fn_oid, oid))
     };
-    if !is_checked {
+    if !may_access {
         return nothing;
     }
     let row = report::unwrap(catalog::read_proc(oid).ok_or_else(|| {
         Error::new(Kind::FunctionNotFound, format!("function with oid {} does not exist", oid.to_u32()))
     }));
+    let body = FunctionBody::parse(&row.source);
+    // SAFETY: reads a setting and the user's privileges.
+    let (checks_body, is_superuser) = unsafe { (pg_sys::check_function_bodies, pg_sys::superuser()) };
+    // Permission does not depend on a setting; what cannot be read cannot be called either.
+    if let (Ok(body), false) = (&body, is_superuser) {
+        report::unwrap(function::check_allowed(body));
+    }
+    if !checks_body {
+        return nothing;
+    }
     let source = row.source.clone();
     let function = report::unwrap(Function::from_row(row));
     let digest = report::unwrap(function.check());

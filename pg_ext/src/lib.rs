@@ -7,17 +7,22 @@
 mod aggregate;
 mod batch_scan;
 mod datum;
+mod entry_points;
 mod function;
 mod host;
+mod images;
 mod language;
 mod map;
 mod pg;
 mod planner;
 mod report;
 mod result_set;
+mod server;
 mod session;
 mod settings;
 mod single_call;
+mod statistics;
+mod stream;
 
 pgrx::pg_module_magic!();
 

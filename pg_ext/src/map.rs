@@ -5,35 +5,21 @@
 
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
-use udf_protocol::client::{Exchange, MapEvent};
+use udf_protocol::client::MapEvent;
 use udf_protocol::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::{SqlType, to_arrow};
 use crate::function::{self, Function, Role};
-use crate::host::Backend;
 use crate::pg::catalog;
 use crate::pg::memory::{OwnedContext, within};
 use crate::result_set::ResultSet;
-use crate::{report, session, settings};
-
-static CALLING_CONVENTION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
-
-/// Version-1 calling convention of `transship.map`.
-#[unsafe(no_mangle)]
-extern "C-unwind" fn pg_finfo_transship_map() -> &'static pg_sys::Pg_finfo_record {
-    &CALLING_CONVENTION
-}
+use crate::stream::Stream;
+use crate::{report, settings};
 
 /// `transship.map(regproc, text) RETURNS SETOF record`.
-#[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn transship_map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL calls this, and map is guarded.
-    unsafe { report::with_context(|| map(fcinfo)) }
-}
-
 #[pg_guard]
-unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo with two arguments, neither of them NULL, since the function is STRICT.
     unsafe {
         let arguments = (*fcinfo).args.as_slice(2);
@@ -43,16 +29,16 @@ unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Dat
         let mut results = ResultSet::new(fcinfo, &function.result);
         let query = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let mut rows = Rows::open(query, &function);
-        let mut exchange = session::client().open(report::unwrap(function.call()));
+        let mut stream = Stream::open(oid, report::unwrap(function.call()));
         let mut is_done = false;
         loop {
-            while !is_done && exchange.untaken() < settings::batch_window() {
-                is_done = !rows.send_batch(&mut exchange);
+            while !is_done && stream.untaken() < settings::batch_window() {
+                is_done = !rows.send_batch(&mut stream);
                 if is_done {
-                    exchange.close();
+                    stream.close();
                 }
             }
-            match exchange.receive_from_map(&Backend) {
+            match stream.receive_from_map() {
                 Ok(MapEvent::Taken) => {}
                 Ok(MapEvent::Results(reply)) => {
                     let reader = ResultReader::new(&function, reply.columns.column(0).clone());
@@ -149,7 +135,7 @@ impl Rows {
     }
 
     /// Sends the next batch; false if there are no more rows.
-    unsafe fn send_batch(&mut self, exchange: &mut Exchange) -> bool {
+    unsafe fn send_batch(&mut self, stream: &mut Stream) -> bool {
         // SAFETY: the portal is open; rows are read before they are freed, and have the columns that were checked.
         unsafe {
             loop {
@@ -163,7 +149,7 @@ impl Rows {
                 pg_sys::SPI_freetuptable(table);
                 let is_full = self.sizer.is_full(self.builder.rows(), self.builder.bytes());
                 if is_full || (count == 0 && self.builder.rows() > 0) {
-                    exchange.send(self.builder.finish_batch());
+                    stream.send(self.builder.finish_batch());
                     self.sizer.grow();
                     return true;
                 }

@@ -92,6 +92,17 @@ unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
     }
 }
 
+/// JSON as a value of PostgreSQL's type json.
+pub fn json_datum(value: &serde_json::Value) -> pg_sys::Datum {
+    let text = CString::new(value.to_string()).unwrap_or_default();
+    // SAFETY: the text ends in NUL, and json is stored as text. JSON of ours is ASCII or UTF-8.
+    unsafe {
+        let length = i32::try_from(text.as_bytes().len()).unwrap_or(i32::MAX);
+        let server = pg_sys::pg_any_to_server(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as i32);
+        pg_sys::Datum::from(pg_sys::cstring_to_text(server))
+    }
+}
+
 fn sqlstate(kind: Kind) -> PgSqlErrorCode {
     match kind {
         Kind::UserCode => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,

@@ -18,6 +18,7 @@ enum Transport {
 
 static MANAGER_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/run/transship/transshipd.sock"));
+static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
@@ -34,6 +35,14 @@ pub fn define() {
         c"Unix socket of the container manager.",
         c"",
         &MANAGER_SOCKET,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        c"transship.allowed_images",
+        c"Images that those who are not superusers may name in container functions.",
+        c"Patterns such as \"flights:*, models/*@sha256:...\", separated by commas; inline code is \"inline:TEMPLATE\".",
+        &ALLOWED_IMAGES,
         GucContext::Suset,
         GucFlags::default(),
     );
@@ -109,6 +118,11 @@ pub fn define() {
 /// The manager's socket.
 pub fn manager_socket() -> PathBuf {
     PathBuf::from(MANAGER_SOCKET.get().unwrap_or_default().to_string_lossy().into_owned())
+}
+
+/// Images that those who are not superusers may name.
+pub fn allowed_images() -> String {
+    ALLOWED_IMAGES.get().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Whether calls are batched.

@@ -8,19 +8,18 @@ use std::rc::Rc;
 
 use pgrx::pg_sys;
 use udf_protocol::batch::BatchBuilder;
-use udf_protocol::client::Exchange;
 use udf_protocol::transport::Reply;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::Function;
-use crate::host::Backend;
-use crate::{report, session};
+use crate::report;
+use crate::stream::Stream;
 
 struct OpenCall {
     function: Rc<Function>,
     builder: BatchBuilder,
-    exchange: Exchange,
+    stream: Stream,
 }
 
 thread_local! {
@@ -74,7 +73,7 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, function));
     let mut open = kept.unwrap_or_else(|| OpenCall {
         builder: BatchBuilder::new(&function.signature),
-        exchange: session::client().open(report::unwrap(function.call())),
+        stream: Stream::open(oid, report::unwrap(function.call())),
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {
@@ -84,12 +83,12 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         }
     }
     open.builder.finish_row();
-    open.exchange.send(open.builder.finish_batch());
+    open.stream.send(open.builder.finish_batch());
     open
 }
 
 fn receive(open: &mut OpenCall) -> Reply {
-    open.exchange.receive(&Backend).unwrap_or_else(|error| {
+    open.stream.receive().unwrap_or_else(|error| {
         report::raise_error(&error, Some(format!("container function \"{}\"", open.function.name)))
     })
 }

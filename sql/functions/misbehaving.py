@@ -1,6 +1,6 @@
 """A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET
 
-Each function takes an int8 and promises an int8.
+Each function takes an int8 and promises an int8. One behaves: token_length says how long the caller's token is.
 """
 
 import json
@@ -26,6 +26,12 @@ def other_type(batch, number, writer):
     writer.write_with_metadata(pa.record_batch([column], schema=schema), json.dumps({"batch": number}).encode())
 
 
+def token_length(batch, number, writer, token=""):
+    writer.begin(_OUT)
+    column = pa.array([len(token)] * batch.num_rows, pa.int64())
+    writer.write_with_metadata(pa.record_batch([column], schema=_OUT), json.dumps({"batch": number}).encode())
+
+
 def two_columns(batch, number, writer):
     schema = pa.schema([pa.field("y", pa.int64()), pa.field("z", pa.int64())])
     writer.begin(schema)
@@ -49,8 +55,19 @@ def bad_metadata(batch, number, writer):
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
+    for function in (token_length, too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
 }
+
+
+class Token(flight.ServerMiddleware):
+    def __init__(self, token):
+        self.token = token
+
+
+class Tokens(flight.ServerMiddlewareFactory):
+    def start_call(self, info, headers):
+        scheme, _, token = (headers.get("authorization") or [""])[0].partition(" ")
+        return Token(token if scheme == "Bearer" else "")
 
 
 class Server(flight.FlightServerBase):
@@ -65,8 +82,10 @@ class Server(flight.FlightServerBase):
     def do_exchange(self, context, descriptor, reader, writer):
         chunk = reader.read_chunk()
         number = json.loads(chunk.app_metadata.to_pybytes())["batch"]
-        FUNCTIONS[descriptor.path[0].decode()](chunk.data, number, writer)
+        name = descriptor.path[0].decode()
+        more = {"token": context.get_middleware("token").token} if name == "token_length" else {}
+        FUNCTIONS[name](chunk.data, number, writer, **more)
 
 
 if __name__ == "__main__":
-    Server(f"grpc+unix://{sys.argv[1]}").serve()
+    Server(f"grpc+unix://{sys.argv[1]}", middleware={"token": Tokens()}).serve()

@@ -21,10 +21,10 @@ use super::state::{Batch, BatchScanState, Call, Counters, Inner, Part, Sent, Set
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::{Function, Role};
-use crate::host::Backend;
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{catalog, list, nodes};
-use crate::{function, report, session, settings};
+use crate::stream::Stream;
+use crate::{function, report, settings};
 
 /// CreateCustomScanState: allocates the node.
 #[pg_guard]
@@ -73,7 +73,16 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
-            calls.push(Call { function, condition, is_wanted: true, arguments, values, builder, exchange: None });
+            calls.push(Call {
+                function,
+                oid: (*expression).funcid,
+                condition,
+                is_wanted: true,
+                arguments,
+                values,
+                builder,
+                stream: None,
+            });
         }
         let child_descriptor = pg_sys::ExecGetResultType((*planstate).lefttree);
         let inner = Inner {
@@ -206,9 +215,9 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         for call in &mut inner.calls {
             max_rows = max_rows.min(call.function.max_batch_rows());
             // Batches are numbered per stream, and a half-formed one is void.
-            let is_idle = call.exchange.as_ref().is_some_and(|exchange| exchange.in_flight() == 0);
+            let is_idle = call.stream.as_ref().is_some_and(|stream| stream.in_flight() == 0);
             if !is_idle || call.builder.rows() > 0 {
-                call.exchange = None;
+                call.stream = None;
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
         }
@@ -353,11 +362,11 @@ fn send_batch(inner: &mut Inner) {
             continue;
         }
         inner.counters.calls += sent.count as u64;
-        let exchange = match call.exchange.take() {
-            Some(exchange) => exchange,
-            None => session::client().open(report::unwrap(call.function.call())),
+        let stream = match call.stream.take() {
+            Some(stream) => stream,
+            None => Stream::open(call.oid, report::unwrap(call.function.call())),
         };
-        call.exchange.insert(exchange).send(call.builder.finish_batch());
+        call.stream.insert(stream).send(call.builder.finish_batch());
     }
     inner.queue.push_back(batch);
 }
@@ -393,7 +402,7 @@ fn part_of(function: &Rc<Function>, reply: &Reply) -> Part {
 fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
     let start = Instant::now();
     let call = &mut inner.calls[i];
-    let outcome = call.exchange.as_mut()?.receive(&Backend);
+    let outcome = call.stream.as_mut()?.receive();
     inner.counters.wait_us += start.elapsed().as_micros() as u64;
     match outcome {
         Ok(reply) => {

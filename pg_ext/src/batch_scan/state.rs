@@ -6,12 +6,12 @@ use std::rc::Rc;
 use arrow_array::Int32Array;
 use pgrx::pg_sys;
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
-use udf_protocol::client::Exchange;
 
 use super::private::SetJoin;
 use crate::datum::from_arrow::ResultReader;
 use crate::function::Function;
 use crate::pg::memory::OwnedContext;
+use crate::stream::Stream;
 
 /// The executor's node. PostgreSQL sees its first member.
 #[repr(C)]
@@ -92,6 +92,8 @@ pub struct Part {
 pub struct Call {
     /// What is called.
     pub function: Rc<Function>,
+    /// Its oid.
+    pub oid: pg_sys::Oid,
     /// When it is made, over the child's row; null for every row.
     pub condition: *mut pg_sys::ExprState,
     /// Its arguments, over the child's row.
@@ -103,7 +105,7 @@ pub struct Call {
     /// The batch that is being formed.
     pub builder: BatchBuilder,
     /// The stream to the container; none before the first batch.
-    pub exchange: Option<Exchange>,
+    pub stream: Option<Stream>,
 }
 
 /// One batch of rows of the child.

@@ -35,13 +35,47 @@ pub fn proc_version(oid: pg_sys::Oid) -> Option<(pg_sys::Oid, (u32, u32, u16))> 
     }
 }
 
+/// Raises an error unless the current user may use the foreign server.
+pub fn check_server_usage(oid: pg_sys::Oid, name: &str) {
+    let name = std::ffi::CString::new(name).unwrap_or_default();
+    // SAFETY: lookups in the system cache; the name outlives the error.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_foreign_server_aclcheck(oid, user, pg_sys::ACL_USAGE);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::ForeignServerRelationId, oid, user, pg_sys::ACL_USAGE.into());
+        if result != pg_sys::AclResult::ACLCHECK_OK {
+            pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FOREIGN_SERVER, pg_sys::pstrdup(name.as_ptr()));
+        }
+    }
+}
+
+/// The options of the current user's mapping to a foreign server, or of everybody's; none if there is neither.
+pub fn user_mapping(server: pg_sys::Oid) -> Option<*mut pg_sys::List> {
+    // SAFETY: lookups in the system cache; GetUserMapping raises an error only where both were missing.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
+        let exists = [user, pg_sys::InvalidOid].into_iter().any(|user| {
+            let (user, server) = (pg_sys::Datum::from(user), pg_sys::Datum::from(server));
+            let none = pg_sys::Datum::from(0usize);
+            pg_sys::SearchSysCacheExists(cache, user, server, none, none)
+        });
+        exists.then(|| (*pg_sys::GetUserMapping(user, server)).options)
+    }
+}
+
 /// Raises an error unless the current user may execute the function, as the executor does for every call that it makes
 /// itself (execExpr.c, ExecInitFunc).
 pub fn check_execute(oid: pg_sys::Oid) {
     // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
     unsafe {
         let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
         let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::ProcedureRelationId, oid, user, pg_sys::ACL_EXECUTE.into());
         if result != pg_sys::AclResult::ACLCHECK_OK {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
         }

@@ -1,0 +1,100 @@
+//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ...)`, and what they ask
+//! for: `CREATE USER MAPPING ... OPTIONS (token ...)`. So that no secret stands in a function's body.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::{pg_guard, pg_sys};
+use udf_protocol::dispatch::Target;
+use udf_protocol::transport::{Endpoint, Token};
+use udf_protocol::{Error, Result};
+
+use crate::pg::{catalog, list};
+use crate::report;
+
+/// The foreign-data wrapper's name.
+const WRAPPER: &CStr = c"transship";
+
+/// Where a server listens.
+pub fn endpoint(name: &str) -> Result<Endpoint> {
+    // SAFETY: the options are those of a server that was found.
+    unsafe {
+        let server = find(name)?;
+        let endpoint = option((*server).options, "endpoint")
+            .ok_or_else(|| Error::invalid_definition(format!("server \"{name}\" has no option \"endpoint\"")))?;
+        Endpoint::parse(&endpoint)
+    }
+}
+
+/// A server, with the current user's token. Raises an error unless the user may use it.
+pub fn target(name: &str) -> Result<Target> {
+    // SAFETY: lookups of a server that was found.
+    unsafe {
+        let server = find(name)?;
+        catalog::check_server_usage((*server).serverid, name);
+        let token = catalog::user_mapping((*server).serverid).and_then(|options| option(options, "token"));
+        let token = token.map(|token| Token::new(&token)).transpose()?;
+        Ok(Target::Endpoint { endpoint: endpoint(name)?, token })
+    }
+}
+
+fn find(name: &str) -> Result<*mut pg_sys::ForeignServer> {
+    let unknown =
+        || Error::invalid_definition(format!("server \"{name}\" of foreign-data wrapper \"transship\" does not exist"));
+    let text = CString::new(name).map_err(|_| unknown())?;
+    // SAFETY: lookups in the catalogs; what they return is palloc'd.
+    unsafe {
+        let server = pg_sys::GetForeignServerByName(text.as_ptr(), true);
+        if server.is_null() {
+            return Err(unknown());
+        }
+        let wrapper = pg_sys::GetForeignDataWrapper((*server).fdwid);
+        if CStr::from_ptr((*wrapper).fdwname) != WRAPPER {
+            return Err(unknown());
+        }
+        Ok(server)
+    }
+}
+
+/// # Safety
+/// `options` is a list of DefElems with string values.
+unsafe fn option(options: *mut pg_sys::List, name: &str) -> Option<String> {
+    // SAFETY: the caller says so.
+    unsafe {
+        let found = list::elements::<pg_sys::DefElem>(options).into_iter();
+        let mut found = found.filter(|element| CStr::from_ptr((**element).defname).to_bytes() == name.as_bytes());
+        found.next().map(|element| CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy().into_owned())
+    }
+}
+
+/// The wrapper's validator: `fdw_validator(options text[], catalog oid)`.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with options, as it stores them, and a catalog's oid.
+    unsafe {
+        let arguments = (*fcinfo).args.as_slice(2);
+        let catalog = pg_sys::Oid::from(arguments[1].value.value() as u32);
+        let known = match catalog {
+            pg_sys::ForeignServerRelationId => "endpoint",
+            pg_sys::UserMappingRelationId => "token",
+            _ => "",
+        };
+        for element in list::elements::<pg_sys::DefElem>(pg_sys::untransformRelOptions(arguments[0].value)) {
+            let name = CStr::from_ptr((*element).defname).to_string_lossy();
+            if name != known {
+                let error = Error::invalid_definition(format!("unrecognized option \"{name}\""));
+                let hint = if known.is_empty() {
+                    "There are no options here.".to_string()
+                } else {
+                    format!("The only option here is \"{known}\".")
+                };
+                report::raise_error(&error.with_hint(hint), None);
+            }
+            let value = CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy();
+            match known {
+                "endpoint" => report::unwrap(Endpoint::parse(&value).map(|_| ())),
+                _ => report::unwrap(Token::new(&value).map(|_| ())),
+            }
+        }
+    }
+    pg_sys::Datum::from(0usize)
+}

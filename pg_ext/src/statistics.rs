@@ -1,0 +1,287 @@
+//! Counters per function, and what is running, shared by all backends through a mapped file.
+//!
+//! The file lies in `pg_stat_tmp` of the data directory, so that it needs no shared_preload_libraries. It holds atomics
+//! only: whoever writes takes no lock, and a backend that dies leaves at most an entry under "running", which the next one
+//! that needs a place takes over. Its name carries the layout's version.
+
+use std::cell::OnceCell;
+use std::fs::OpenOptions;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use memmap2::MmapMut;
+use pgrx::{pg_guard, pg_sys};
+use serde_json::json;
+
+use crate::report;
+
+const PATH: &str = "pg_stat_tmp/transship.1.stat";
+/// Functions that are counted; beyond that, calls are not.
+const FUNCTIONS: usize = 4096;
+/// Exchanges that are shown as running; beyond that, they are not.
+const RUNNING: usize = 1024;
+/// Buckets of the latency histogram: four per power of two of microseconds, up to 2^40 µs.
+const BUCKETS: usize = 160;
+
+#[repr(C)]
+struct Shared {
+    functions: [FunctionCounters; FUNCTIONS],
+    running: [RunningExchange; RUNNING],
+}
+
+/// What is counted of one function.
+#[repr(C)]
+pub struct FunctionCounters {
+    /// Database and function; zero for a free entry.
+    key: AtomicU64,
+    exchanges: AtomicU64,
+    calls: AtomicU64,
+    rows: AtomicU64,
+    batches: AtomicU64,
+    bytes_sent: AtomicU64,
+    bytes_received: AtomicU64,
+    errors: AtomicU64,
+    retries: AtomicU64,
+    wait_us: AtomicU64,
+    compute_us: AtomicU64,
+    latencies: [AtomicU64; BUCKETS],
+}
+
+#[repr(C)]
+struct RunningExchange {
+    /// Zero for a free entry.
+    pid: AtomicU64,
+    key: AtomicU64,
+    /// PostgreSQL's microseconds since 2000.
+    started: AtomicU64,
+    calls: AtomicU64,
+    batches_sent: AtomicU64,
+    batches_received: AtomicU64,
+}
+
+thread_local! {
+    static SHARED: OnceCell<Option<&'static Shared>> = const { OnceCell::new() };
+}
+
+/// The counters of all backends; none if the file cannot be mapped, and then nothing is counted.
+fn shared() -> Option<&'static Shared> {
+    SHARED.with(|cell| *cell.get_or_init(map_file))
+}
+
+fn map_file() -> Option<&'static Shared> {
+    // Backends run in the data directory.
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(PATH).ok()?;
+    file.set_len(size_of::<Shared>() as u64).ok()?;
+    // SAFETY: the file belongs to the server, and its processes access it through the atomics alone. The map is page
+    // aligned, as large as the struct, and never unmapped; zeros are a valid state.
+    unsafe {
+        let map: &'static mut MmapMut = Box::leak(Box::new(MmapMut::map_mut(&file).ok()?));
+        Some(&*map.as_ptr().cast::<Shared>())
+    }
+}
+
+fn key_of(function: pg_sys::Oid) -> u64 {
+    // SAFETY: reads a process-wide variable.
+    let database = unsafe { pg_sys::MyDatabaseId };
+    u64::from(database.to_u32()) << 32 | u64::from(function.to_u32())
+}
+
+fn find_counters(key: u64) -> Option<&'static FunctionCounters> {
+    let functions = &shared()?.functions;
+    let start = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize % FUNCTIONS;
+    (0..FUNCTIONS).map(|i| &functions[(start + i) % FUNCTIONS]).find(|counters| {
+        let found = counters.key.load(Relaxed);
+        found == key
+            || (found == 0
+                && counters.key.compare_exchange(0, key, Relaxed, Relaxed).map_or_else(|now| now == key, |_| true))
+    })
+}
+
+/// Counts one exchange.
+#[derive(Default)]
+pub struct Meter {
+    counters: Option<&'static FunctionCounters>,
+    running: Option<&'static RunningExchange>,
+    retries: u64,
+}
+
+impl Meter {
+    /// An exchange of a function begins.
+    pub fn new(function: pg_sys::Oid) -> Meter {
+        let key = key_of(function);
+        let counters = find_counters(key);
+        if let Some(counters) = counters {
+            counters.exchanges.fetch_add(1, Relaxed);
+        }
+        Meter { counters, running: start_running(key), retries: 0 }
+    }
+
+    /// A batch was sent.
+    pub fn count_sent(&self, calls: usize) {
+        if let Some(counters) = self.counters {
+            counters.calls.fetch_add(calls as u64, Relaxed);
+            counters.batches.fetch_add(1, Relaxed);
+        }
+        if let Some(running) = self.running {
+            running.calls.fetch_add(calls as u64, Relaxed);
+            running.batches_sent.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A reply came, or a part of one.
+    pub fn count_received(&mut self, reply: &udf_protocol::transport::Reply, waited: Duration, retries: u64) {
+        let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        if let Some(counters) = self.counters {
+            counters.rows.fetch_add(reply.columns.num_rows() as u64, Relaxed);
+            counters.bytes_sent.fetch_add(reply.bytes_sent as u64, Relaxed);
+            counters.bytes_received.fetch_add(reply.bytes_received as u64, Relaxed);
+            counters.wait_us.fetch_add(waited, Relaxed);
+            counters.compute_us.fetch_add(reply.compute_us, Relaxed);
+            counters.retries.fetch_add(retries - self.retries, Relaxed);
+        }
+        self.retries = retries;
+        if reply.is_last
+            && let Some(running) = self.running
+        {
+            running.batches_received.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A batch was answered this long after it was sent.
+    pub fn count_latency(&self, latency: Duration) {
+        if let Some(counters) = self.counters {
+            counters.latencies[bucket_of(latency)].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The exchange failed.
+    pub fn count_error(&self) {
+        if let Some(counters) = self.counters {
+            counters.errors.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        if let Some(running) = self.running {
+            running.pid.store(0, Relaxed);
+        }
+    }
+}
+
+fn start_running(key: u64) -> Option<&'static RunningExchange> {
+    // SAFETY: reads a process-wide variable, and the clock.
+    let (pid, now) = unsafe { (u64::try_from(pg_sys::MyProcPid).ok()?, pg_sys::GetCurrentTimestamp()) };
+    let entry = shared()?.running.iter().find(|entry| {
+        let holder = entry.pid.load(Relaxed);
+        (holder == 0 || !is_alive(holder)) && entry.pid.compare_exchange(holder, pid, Relaxed, Relaxed).is_ok()
+    })?;
+    entry.key.store(key, Relaxed);
+    entry.started.store(now as u64, Relaxed);
+    entry.calls.store(0, Relaxed);
+    entry.batches_sent.store(0, Relaxed);
+    entry.batches_received.store(0, Relaxed);
+    Some(entry)
+}
+
+fn is_alive(pid: u64) -> bool {
+    std::path::Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn bucket_of(latency: Duration) -> usize {
+    let micros = latency.as_secs_f64() * 1e6;
+    ((4.0 * micros.max(1.0).log2()) as usize).min(BUCKETS - 1)
+}
+
+/// The latency, in milliseconds, that a part of the batches stayed below.
+fn percentile(latencies: &[u64], part: f64) -> Option<f64> {
+    let total: u64 = latencies.iter().sum();
+    let wanted = (total as f64 * part).ceil() as u64;
+    let mut seen = 0;
+    let bucket = latencies.iter().position(|count| {
+        seen += count;
+        total > 0 && seen >= wanted
+    })?;
+    Some((2f64).powf((bucket + 1) as f64 / 4.0) / 1000.0)
+}
+
+/// The counters of this database's functions, as JSON.
+fn functions_json() -> serde_json::Value {
+    let database = key_of(pg_sys::InvalidOid);
+    let of_database = |counters: &&FunctionCounters| {
+        let key = counters.key.load(Relaxed);
+        key >> 32 << 32 == database && key != 0
+    };
+    let describe = |counters: &FunctionCounters| {
+        let latencies: Vec<u64> = counters.latencies.iter().map(|count| count.load(Relaxed)).collect();
+        json!({
+            "funcid": counters.key.load(Relaxed) as u32,
+            "exchanges": counters.exchanges.load(Relaxed),
+            "calls": counters.calls.load(Relaxed),
+            "rows": counters.rows.load(Relaxed),
+            "batches": counters.batches.load(Relaxed),
+            "bytes_sent": counters.bytes_sent.load(Relaxed),
+            "bytes_received": counters.bytes_received.load(Relaxed),
+            "errors": counters.errors.load(Relaxed),
+            "retries": counters.retries.load(Relaxed),
+            "wait_time": counters.wait_us.load(Relaxed) as f64 / 1000.0,
+            "compute_time": counters.compute_us.load(Relaxed) as f64 / 1000.0,
+            "latency_p50": percentile(&latencies, 0.5),
+            "latency_p90": percentile(&latencies, 0.9),
+            "latency_p99": percentile(&latencies, 0.99),
+        })
+    };
+    shared().map_or(json!([]), |shared| shared.functions.iter().filter(of_database).map(describe).collect())
+}
+
+/// The exchanges that are running in this database, as JSON.
+fn running_json() -> serde_json::Value {
+    let database = key_of(pg_sys::InvalidOid);
+    let of_database =
+        |entry: &&RunningExchange| entry.pid.load(Relaxed) != 0 && entry.key.load(Relaxed) >> 32 << 32 == database;
+    let describe = |entry: &RunningExchange| {
+        json!({
+            "pid": entry.pid.load(Relaxed),
+            "funcid": entry.key.load(Relaxed) as u32,
+            "started": entry.started.load(Relaxed),
+            "calls": entry.calls.load(Relaxed),
+            "batches_sent": entry.batches_sent.load(Relaxed),
+            "batches_received": entry.batches_received.load(Relaxed),
+        })
+    };
+    shared().map_or(json!([]), |shared| shared.running.iter().filter(of_database).map(describe).collect())
+}
+
+/// `transship.statistics() RETURNS json`: what the views are made of.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn statistics(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    report::json_datum(&json!({ "functions": functions_json(), "running": running_json() }))
+}
+
+/// `transship.stat_reset(oid)`: forgets one function's counters, or those of all of the database.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn reset(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with one argument, which is not NULL, since the function is STRICT.
+    let function = unsafe { pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32) };
+    let key = key_of(function);
+    for counters in shared().iter().flat_map(|shared| &shared.functions) {
+        let found = counters.key.load(Relaxed);
+        if found == key || (function == pg_sys::InvalidOid && found >> 32 << 32 == key && found != 0) {
+            let fields = [
+                &counters.exchanges,
+                &counters.calls,
+                &counters.rows,
+                &counters.batches,
+                &counters.bytes_sent,
+                &counters.bytes_received,
+                &counters.errors,
+                &counters.retries,
+                &counters.wait_us,
+                &counters.compute_us,
+            ];
+            fields.into_iter().chain(&counters.latencies).for_each(|counter| counter.store(0, Relaxed));
+        }
+    }
+    pg_sys::Datum::from(0usize)
+}

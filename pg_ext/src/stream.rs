@@ -1,0 +1,91 @@
+//! An exchange of one function, counted: what plan nodes, single calls, aggregates and map functions send batches through.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pgrx::pg_sys;
+use udf_protocol::Result;
+use udf_protocol::batch::CallBatch;
+use udf_protocol::client::{Exchange, MapEvent};
+use udf_protocol::dispatch::Call;
+use udf_protocol::transport::Reply;
+
+use crate::host::Backend;
+use crate::session;
+use crate::statistics::Meter;
+
+/// An exchange.
+pub struct Stream {
+    exchange: Exchange,
+    meter: Meter,
+    sent_at: VecDeque<Instant>,
+}
+
+impl Stream {
+    /// Opens an exchange of the function with this oid. Nothing is connected before its first batch.
+    pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
+        Stream { exchange: session::client().open(call), meter: Meter::new(function), sent_at: VecDeque::new() }
+    }
+
+    /// Sends a batch, without waiting.
+    pub fn send(&mut self, batch: CallBatch) {
+        self.meter.count_sent(batch.columns.num_rows());
+        self.sent_at.push_back(Instant::now());
+        self.exchange.send(batch);
+    }
+
+    /// Batches sent and not yet answered.
+    pub fn in_flight(&self) -> usize {
+        self.exchange.in_flight()
+    }
+
+    /// Waits for the reply to the oldest batch in flight, or for the next part of it.
+    pub fn receive(&mut self) -> Result<Reply> {
+        let start = Instant::now();
+        let outcome = self.exchange.receive(&Backend);
+        self.count(start, &outcome);
+        outcome
+    }
+
+    fn count(&mut self, start: Instant, outcome: &Result<Reply>) {
+        match outcome {
+            Ok(reply) => {
+                self.meter.count_received(reply, start.elapsed(), self.exchange.retries());
+                if reply.is_last
+                    && let Some(sent_at) = self.sent_at.pop_front()
+                {
+                    self.meter.count_latency(sent_at.elapsed());
+                }
+            }
+            Err(_) => self.meter.count_error(),
+        }
+    }
+
+    /// Waits until a map function's server took a batch, or gave results, or ended.
+    pub fn receive_from_map(&mut self) -> Result<MapEvent> {
+        let start = Instant::now();
+        match self.exchange.receive_from_map(&Backend) {
+            Ok(MapEvent::Results(reply)) => {
+                let outcome = Ok(reply);
+                self.count(start, &outcome);
+                outcome.map(MapEvent::Results)
+            }
+            Ok(other) => Ok(other),
+            Err(error) => {
+                self.meter.count_error();
+                Err(error)
+            }
+        }
+    }
+
+    /// A map function's batches that its server did not take yet.
+    pub fn untaken(&self) -> usize {
+        self.exchange.untaken()
+    }
+
+    /// Says that no batch will follow.
+    pub fn close(&mut self) {
+        self.exchange.close();
+    }
+}

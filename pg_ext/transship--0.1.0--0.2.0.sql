@@ -1,0 +1,116 @@
+-- complain if this script is sourced in psql, rather than via ALTER EXTENSION
+\echo Use "ALTER EXTENSION transship UPDATE TO '0.2.0'" to load this file. \quit
+
+-- Map functions
+
+CREATE FUNCTION map(function regproc, query text) RETURNS SETOF record
+LANGUAGE c STRICT ROWS 1000 COST 1000 AS 'MODULE_PATHNAME', 'transship_map';
+
+COMMENT ON FUNCTION map(regproc, text) IS 'the results of a map function for the rows of a query';
+
+-- Servers that run elsewhere, with their credentials
+
+CREATE FUNCTION fdw_validator(text[], oid) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_fdw_validator';
+
+CREATE FOREIGN DATA WRAPPER transship NO HANDLER VALIDATOR fdw_validator;
+
+COMMENT ON FOREIGN DATA WRAPPER transship IS 'servers of container functions';
+
+-- Images
+
+CREATE FUNCTION image_ddl(image text, schema text) RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_image_ddl';
+
+COMMENT ON FUNCTION image_ddl(text, text) IS 'the statements that create all functions of an image, as an array';
+
+CREATE FUNCTION import(image text, schema text DEFAULT current_schema()) RETURNS SETOF text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  statement text;
+BEGIN
+  FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema)) LOOP
+    BEGIN
+      EXECUTE statement;
+    EXCEPTION WHEN duplicate_object THEN
+      -- A composite type that an earlier import made.
+      CONTINUE WHEN starts_with(statement, 'CREATE TYPE');
+      RAISE;
+    END;
+    RETURN NEXT statement || ';';
+  END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION import(text, text) IS 'creates all functions of an image, and says how';
+
+CREATE FUNCTION function_body(function oid) RETURNS json
+LANGUAGE c STRICT STABLE AS 'MODULE_PATHNAME', 'transship_function_body';
+
+COMMENT ON FUNCTION function_body(oid) IS 'the body of a container function; NULL if it cannot be read';
+
+CREATE VIEW functions AS
+SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name,
+  pg_catalog.pg_get_function_identity_arguments(p.oid) AS arguments, pg_catalog.pg_get_function_result(p.oid) AS result,
+  pg_catalog.pg_get_userbyid(p.proowner) AS owner,
+  b.body ->> 'image' AS image, b.body ->> 'digest' AS digest, b.body ->> 'template' AS template,
+  b.body ->> 'server' AS server, b.body ->> 'endpoint' AS endpoint, b.body ->> 'transport' AS transport
+FROM pg_catalog.pg_proc p
+JOIN pg_catalog.pg_language l ON l.oid = p.prolang AND l.lanname = 'container'
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+CROSS JOIN LATERAL (SELECT @extschema@.function_body(p.oid)) b (body);
+
+GRANT SELECT ON functions TO PUBLIC;
+
+-- What runs, and what ran
+
+CREATE FUNCTION manager_replicas() RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_manager_replicas';
+
+REVOKE EXECUTE ON FUNCTION manager_replicas() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION manager_replicas() TO pg_monitor;
+
+CREATE VIEW replicas AS
+SELECT * FROM json_to_recordset(@extschema@.manager_replicas())
+  AS r (name text, image text, digest text, state text, leases int, age_s bigint);
+
+GRANT SELECT ON replicas TO pg_monitor;
+
+CREATE FUNCTION statistics() RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_statistics';
+
+CREATE VIEW stat_functions AS
+SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name, s.exchanges, s.calls, s.rows, s.batches, s.bytes_sent,
+  s.bytes_received, s.errors, s.retries, s.wait_time, s.compute_time, s.latency_p50, s.latency_p90, s.latency_p99
+FROM json_to_recordset(@extschema@.statistics() -> 'functions')
+  AS s (funcid oid, exchanges bigint, calls bigint, rows bigint, batches bigint, bytes_sent bigint, bytes_received bigint,
+    errors bigint, retries bigint, wait_time float8, compute_time float8, latency_p50 float8, latency_p90 float8,
+    latency_p99 float8)
+JOIN pg_catalog.pg_proc p ON p.oid = s.funcid
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace;
+
+COMMENT ON VIEW stat_functions IS 'what container functions have done; times in milliseconds, latencies per batch';
+
+GRANT SELECT ON stat_functions TO PUBLIC;
+
+CREATE FUNCTION stat_reset(function oid DEFAULT 0) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_stat_reset';
+
+COMMENT ON FUNCTION stat_reset(oid) IS 'forgets the counters of one function, or of all of the database';
+
+REVOKE EXECUTE ON FUNCTION stat_reset(oid) FROM PUBLIC;
+
+CREATE VIEW progress AS
+SELECT r.pid, a.usename, p.oid AS funcid, n.nspname AS schema, p.proname AS name,
+  timestamptz '2000-01-01 00:00+00' + r.started * interval '1 microsecond' AS started, r.calls, r.batches_sent,
+  r.batches_received
+FROM json_to_recordset(@extschema@.statistics() -> 'running')
+  AS r (pid int, funcid oid, started bigint, calls bigint, batches_sent bigint, batches_received bigint)
+JOIN pg_catalog.pg_stat_activity a ON a.pid = r.pid
+JOIN pg_catalog.pg_proc p ON p.oid = r.funcid
+JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace;
+
+COMMENT ON VIEW progress IS 'exchanges with containers that are running';
+
+GRANT SELECT ON progress TO PUBLIC;
+GRANT USAGE ON SCHEMA @extschema@ TO PUBLIC;

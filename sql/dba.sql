@@ -1,0 +1,86 @@
+-- What a DBA does: servers and secrets, the allow-list, import, views, statistics.
+\getenv endpoint MISBEHAVING_ENDPOINT
+CREATE ROLE analyst;
+GRANT USAGE ON LANGUAGE container TO analyst;
+GRANT CREATE ON SCHEMA public TO analyst;
+-- Servers that run elsewhere: the secret is the user mapping's.
+CREATE SERVER scorer FOREIGN DATA WRAPPER transship OPTIONS (endpoint :'endpoint');
+CREATE USER MAPPING FOR postgres SERVER scorer OPTIONS (token 'secret');
+CREATE FUNCTION token_length(x bigint) RETURNS bigint LANGUAGE container AS 'server = "scorer"';
+SELECT token_length(1);
+EXPLAIN (VERBOSE, COSTS OFF) SELECT token_length(x) FROM numbers;
+SELECT max(token_length(x)) FROM numbers WHERE x <= 10;
+SET ROLE analyst;
+SELECT token_length(1);
+RESET ROLE;
+GRANT USAGE ON FOREIGN SERVER scorer TO analyst;
+SET ROLE analyst;
+SELECT token_length(1);
+RESET ROLE;
+CREATE USER MAPPING FOR PUBLIC SERVER scorer OPTIONS (token 'of everybody');
+CREATE USER MAPPING FOR PUBLIC SERVER scorer OPTIONS (token 'everybody');
+SET ROLE analyst;
+SELECT token_length(1);
+CREATE FUNCTION mine(x bigint) RETURNS bigint LANGUAGE container AS E'server = "scorer"\nfunction = "token_length"';
+RESET ROLE;
+ALTER SERVER scorer OPTIONS (SET endpoint 'nonsense');
+ALTER SERVER scorer OPTIONS (ADD password 'x');
+CREATE FOREIGN DATA WRAPPER other;
+CREATE SERVER elsewhere FOREIGN DATA WRAPPER other;
+SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS 'server = "elsewhere"'$$);
+DROP FOREIGN DATA WRAPPER other CASCADE;
+-- The allow-list is for those who are not superusers, and does not depend on check_function_bodies.
+SET ROLE analyst;
+SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"'$$);
+SET check_function_bodies = off;
+SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"'$$);
+RESET check_function_bodies;
+SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'template = "python"\nsource = ""'$$);
+SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS 'endpoint = "grpc://localhost:1"'$$);
+SELECT code, message FROM failure($$SET transship.allowed_images = '*'$$);
+RESET ROLE;
+SET transship.allowed_images = 'flights:*, regress:*';
+SET ROLE analyst;
+CREATE FUNCTION mine_too(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
+SELECT mine_too(1);
+-- With the digest that it got, the function can be written again; with another digest it cannot.
+SELECT prosrc AS body FROM pg_proc WHERE proname = 'mine_too' \gset
+CREATE OR REPLACE FUNCTION mine_too(x bigint) RETURNS bigint LANGUAGE container AS :'body';
+SELECT code, message FROM failure(format($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'digest = "sha256:%s"\nimage = "regress:1.0"\nfunction = "add_one"'$$, repeat('0', 64)));
+RESET ROLE;
+RESET transship.allowed_images;
+-- All functions of an image at once.
+CREATE SCHEMA imported;
+SELECT regexp_replace(ddl, '\n.*', '') AS ddl FROM transship.import('regress:1.0', 'imported') ddl WHERE ddl ~ '[.](echo_line|words|running_total|mean)';
+SELECT count(*) > 90 AS all FROM transship.functions WHERE schema = 'imported';
+SELECT imported.add_one(1), imported.echo_line(NULL), (imported.span(5, 3)).low, (SELECT imported.mean(x) FROM numbers WHERE x <= 3);
+SELECT count(*) > 90 AS again FROM transship.import('regress:1.0', 'imported');
+SELECT code, message FROM failure($$SELECT transship.import('absent:1')$$);
+SET client_min_messages = warning;
+DROP SCHEMA imported CASCADE;
+RESET client_min_messages;
+-- Views.
+SELECT schema, name, arguments, result, owner, image, digest ~ '^sha256:' AS pinned, server FROM transship.functions WHERE name IN ('add_one', 'token_length') AND schema = 'public';
+SELECT image, digest ~ '^sha256:' AS has_digest, state IN ('ready', 'leased', 'idle', 'running') AS runs, leases >= 0 AS leases FROM transship.replicas WHERE image = 'regress:1.0' LIMIT 1;
+SET ROLE analyst;
+SELECT count(*) FROM transship.replicas;
+SELECT transship.stat_reset();
+RESET ROLE;
+-- Statistics.
+SELECT transship.stat_reset('add_one(bigint)'::regprocedure);
+SELECT sum(add_one(x)) FROM numbers WHERE x <= 1000;
+SELECT code FROM failure('SELECT sum(fail_at(x, 500)) FROM numbers');
+SELECT exchanges, calls, rows, batches, bytes_sent > 8000 AS sent, bytes_received > 8000 AS received, errors, retries,
+  wait_time > 0 AS waited, compute_time > 0 AS computed, latency_p50 <= latency_p90 AND latency_p90 <= latency_p99 AS latencies
+FROM transship.stat_functions WHERE name = 'add_one' AND schema = 'public';
+SELECT errors > 0 AS errors FROM transship.stat_functions WHERE name = 'fail_at';
+SELECT transship.stat_reset();
+SELECT count(*) FROM transship.stat_functions WHERE calls > 0;
+-- What is running, seen from inside a query that does.
+SELECT DISTINCT p.name, p.batches_sent > 0 AS sent, p.calls > 0 AS calls, started <= clock_timestamp() AS started
+FROM (SELECT add_one(x) AS z FROM numbers LIMIT 500) s, LATERAL (SELECT * FROM transship.progress WHERE pid = pg_backend_pid() AND s.z > 0) p;
+DROP SERVER scorer CASCADE;
+SELECT code, message FROM failure('SELECT token_length(1)');
+DROP FUNCTION token_length, mine, mine_too;
+DROP OWNED BY analyst;
+DROP ROLE analyst;
