@@ -17,7 +17,7 @@ say "Packaging $here as image flights:1.0"
 build_image $here
 
 say "Loading the flights and creating function arrival_delay"
-psql --quiet --set=ON_ERROR_STOP=1 --command='SET client_min_messages = warning' --command='CREATE EXTENSION IF NOT EXISTS transship'
+psql --quiet --set=ON_ERROR_STOP=1 --command='SET client_min_messages = warning' --command='CREATE EXTENSION IF NOT EXISTS transship' --command='ALTER EXTENSION transship UPDATE'
 "$python" $here/export.py | PGOPTIONS='-c client_min_messages=warning' psql --quiet --set=ON_ERROR_STOP=1 --file=$here/flights.sql
 
 say "Asking: how well does the model predict arrival delays, by carrier (minutes)?"
@@ -31,4 +31,6 @@ awk '/Calls:/ { calls = $2 } /Execution Time:/ { printf "%d rows in %.3f s: %d r
 say "Comparing every prediction with plain Python"
 psql --quiet --set=ON_ERROR_STOP=1 --command="COPY (SELECT id, arrival_delay(distance, dep_delay, carrier, month, hour) FROM flights WHERE dep_delay IS NOT NULL ORDER BY id) TO STDOUT WITH (FORMAT csv)" \
   | "$python" $here/compare.py
+say "Training one model per carrier in the container, and applying it to July (error in minutes)"
+psql --quiet --set=ON_ERROR_STOP=1 --file=$here/models.sql
 "$BUILD/transship" ps
