@@ -202,7 +202,7 @@ async fn end_replica(lease: &Lease) {
     let (sender, mut outbox) = Outbox::new();
     sender.send(builder.finish_batch()).unwrap();
     let doorbell = nix::sys::eventfd::EventFd::new().unwrap();
-    let (inbox, _events) = Inbox::new(doorbell.into());
+    let (inbox, _events, _room) = Inbox::new(doorbell.into());
     let error = transport.exchange(&signature, &mut outbox, &inbox).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");
 }

@@ -54,10 +54,12 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
+type Transports = HashMap<(Endpoint, Option<Token>), Arc<dyn Transport>>;
+
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
-    transports: Mutex<HashMap<(Endpoint, Option<Token>), Arc<dyn Transport>>>,
+    transports: Mutex<Transports>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
 }
 

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use support::{Answers, Calls, MockContainer, Script, reply, schema_of};
+use support::{Answers, Calls, MockContainer, Script, reply, schema_of, table_reply};
 use tonic::Status;
 use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
-use udf_protocol::client::{Client, Exchange};
+use udf_protocol::client::{Client, Exchange, MapEvent};
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::{Host, PlainHost};
 use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::transport::Endpoint;
+use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_protocol::transport::{Endpoint, Token};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Origin};
 
@@ -51,10 +51,20 @@ impl Stage {
     }
 
     fn open(&self, volatility: Volatility, batch_timeout: Duration) -> Exchange {
+        self.open_as(FunctionKind::Scalar, None, volatility, batch_timeout)
+    }
+
+    fn open_as(
+        &self,
+        kind: FunctionKind,
+        token: Option<Token>,
+        volatility: Volatility,
+        batch_timeout: Duration,
+    ) -> Exchange {
         self.client.open(Arc::new(Call {
-            target: Target::Endpoint { endpoint: self.endpoint.clone(), token: None },
+            target: Target::Endpoint { endpoint: self.endpoint.clone(), token },
             transport: TransportName::Flight,
-            signature: signature(),
+            signature: Signature { kind, ..signature() },
             volatility,
             batch_timeout,
             start_timeout: Duration::from_secs(10),
@@ -445,5 +455,174 @@ fn broken_json_replies_are_errors() {
         exchange.send(batches(&[2]).remove(0));
         let error = exchange.receive(&PlainHost).unwrap_err();
         assert_eq!(error.kind(), kind, "{status} {body}: {error}");
+    }
+}
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn table() -> Signature {
+    Signature { kind: FunctionKind::Table, ..signature() }
+}
+
+#[test]
+fn table_functions_answer_in_parts() {
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            let mut number = 0;
+            while calls.next().await.is_some() {
+                let more = format!(r#"{{"batch": {number}, "more": true}}"#);
+                let _ = answers.send(Ok(table_reply(&table(), vec![0, 0], vec![1, 2], &more)));
+                let last = format!(r#"{{"batch": {number}, "micros": 7}}"#);
+                let _ = answers.send(Ok(table_reply(&table(), vec![0, 1], vec![3, 4], &last)));
+                number += 1;
+            }
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    for batch in batches(&[2, 2]) {
+        exchange.send(batch);
+    }
+    let replies: Vec<_> = (0..4).map(|_| exchange.receive(&PlainHost).unwrap()).collect();
+    let seen: Vec<_> = replies.iter().map(|reply| (reply.number, reply.is_last, reply.compute_us)).collect();
+    assert_eq!(seen, [(0, false, 0), (0, true, 7), (1, false, 0), (1, true, 7)]);
+    assert_eq!(exchange.in_flight(), 0);
+}
+
+#[test]
+fn table_functions_of_the_arrow_udf_family_get_one_batch_per_exchange() {
+    let stage = Stage::new(None, |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            let (batch, _) = calls.next().await.unwrap();
+            let first = batch.column(0).as_primitive::<Int64Type>().value(0);
+            let _ = answers.send(Ok(table_reply(&table(), vec![0], vec![first], "")));
+            let _ = answers.send(Ok(table_reply(&table(), vec![1], vec![first], "")));
+            // Only then does the stream end, which says that there is no more.
+            assert!(calls.next().await.is_none());
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    for batch in batches(&[2, 2]) {
+        exchange.send(batch);
+    }
+    let replies: Vec<_> = (0..6).map(|_| exchange.receive(&PlainHost).unwrap()).collect();
+    let seen: Vec<_> = replies.iter().map(|reply| (reply.number, reply.is_last, reply.columns.num_rows())).collect();
+    assert_eq!(seen, [(0, false, 1), (0, false, 1), (0, true, 0), (1, false, 1), (1, false, 1), (1, true, 0)]);
+}
+
+#[test]
+fn row_numbers_that_are_not_the_batchs_are_refused() {
+    for rows in [vec![2], vec![-1], vec![1, 0]] {
+        let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
+            let rows = rows.clone();
+            Box::pin(async move {
+                let _ = answers.send(Ok(schema_of(&table())));
+                let _ = calls.next().await;
+                let values = vec![0; rows.len()];
+                let _ = answers.send(Ok(table_reply(&table(), rows, values, r#"{"batch": 0}"#)));
+                let _ = calls.next().await;
+            })
+        });
+        let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+        exchange.send(batches(&[2]).remove(0));
+        assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::ProtocolViolation);
+    }
+}
+
+#[test]
+fn a_batch_that_was_answered_in_part_is_not_sent_again() {
+    let exchanges = Arc::new(AtomicUsize::new(0));
+    let counter = exchanges.clone();
+    let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            let _ = calls.next().await;
+            let _ = answers.send(Ok(table_reply(&table(), vec![0], vec![1], r#"{"batch": 0, "more": true}"#)));
+            let _ = answers.send(Err(tonic::Status::unavailable("gone")));
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    exchange.send(batches(&[2]).remove(0));
+    assert!(!exchange.receive(&PlainHost).unwrap().is_last);
+    assert!(exchange.receive(&PlainHost).unwrap_err().is_retryable());
+    assert_eq!(exchanges.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn map_functions_answer_when_they_like() {
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            let _ = answers.send(Ok(reply(&signature(), vec![Some(-1)], "")));
+            let mut sum = 0;
+            while let Some((batch, _)) = calls.next().await {
+                sum += values_of(&batch).into_iter().flatten().sum::<i64>();
+            }
+            let _ = answers.send(Ok(reply(&signature(), vec![Some(sum), None], "{}")));
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Map, None, Volatility::Volatile, PATIENCE);
+    for batch in batches(&[2, 3]) {
+        exchange.send(batch);
+    }
+    exchange.close();
+    let (mut taken, mut results) = (0, Vec::new());
+    loop {
+        match exchange.receive_from_map(&PlainHost).unwrap() {
+            MapEvent::Taken => taken += 1,
+            MapEvent::Results(reply) => results.extend(values_of(&reply.columns)),
+            MapEvent::End => break,
+        }
+    }
+    assert_eq!((taken, exchange.untaken(), results), (2, 0, vec![Some(-1), Some(10), None]));
+}
+
+#[test]
+fn a_server_that_says_too_much_is_held_up() {
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            let _ = calls.next().await;
+            for value in 0..10_000 {
+                let _ = answers.send(Ok(reply(&signature(), vec![Some(value)], "")));
+            }
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Map, None, Volatility::Volatile, PATIENCE);
+    exchange.send(batches(&[1]).remove(0));
+    exchange.close();
+    // Nothing is lost, however slowly the engine reads.
+    std::thread::sleep(Duration::from_millis(100));
+    let mut seen = 0;
+    while let MapEvent::Results(_) | MapEvent::Taken = exchange
+        .receive_from_map(&PlainHost)
+        .inspect(|event| {
+            if let MapEvent::Results(reply) = event {
+                assert_eq!(values_of(&reply.columns), [Some(seen)]);
+                seen += 1;
+            }
+        })
+        .unwrap()
+    {}
+    assert_eq!(seen, 10_000);
+}
+
+#[test]
+fn tokens_go_with_every_exchange() {
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            let length = calls.authorization.as_ref().map(|value| value.len() as i64);
+            while let Some((batch, metadata)) = calls.next().await {
+                let _ = answers.send(Ok(reply(&signature(), vec![length; batch.num_rows()], &metadata)));
+            }
+        })
+    });
+    for (token, expected) in [(None, None), (Some(Token::new("secret").unwrap()), Some(13))] {
+        let mut exchange = stage.open_as(FunctionKind::Scalar, token, Volatility::Volatile, PATIENCE);
+        exchange.send(batches(&[1]).remove(0));
+        assert_eq!(values_of(&exchange.receive(&PlainHost).unwrap().columns), [expected]);
     }
 }

@@ -278,7 +278,8 @@ impl Flight {
                             format!("It answered batch {} when batch {expected} was due.", metadata.batch.unwrap_or_default()),
                         ));
                     }
-                    let is_last = !is_single && !(metadata.more && signature.kind == FunctionKind::Table);
+                    let is_part = is_single || (metadata.more && signature.kind == FunctionKind::Table);
+                    let is_last = !is_part;
                     let call = outbox.answer_partly().expect("oldest_sent names a sent batch");
                     check_reply(signature, call, &columns)?;
                     if is_last {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use arrow_array::{Int64Array, RecordBatch};
+use arrow_array::{Int32Array, Int64Array, RecordBatch};
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
@@ -27,6 +27,8 @@ pub type Script = Arc<dyn Fn(Calls, Answers) -> BoxFuture<'static, ()> + Send + 
 /// The calls of one exchange, as the server sees them.
 pub struct Calls {
     pub descriptor: Option<FlightDescriptor>,
+    /// The header `authorization`.
+    pub authorization: Option<String>,
     schema: Option<arrow_schema::SchemaRef>,
     stream: Streaming<FlightData>,
 }
@@ -49,7 +51,20 @@ impl Calls {
 
 /// The schema message of a reply.
 pub fn schema_of(signature: &Signature) -> FlightData {
-    encode_schema(&arrow_schema::Schema::new(vec![signature.result.field("result")]))
+    encode_schema(&arrow_schema::Schema::new(reply_fields(signature)))
+}
+
+fn reply_fields(signature: &Signature) -> Vec<arrow_schema::Field> {
+    signature.reply_types().iter().map(|ty| ty.field("result")).collect()
+}
+
+/// A reply of a table function, of row numbers and int8 values, with metadata.
+pub fn table_reply(signature: &Signature, rows: Vec<i32>, values: Vec<i64>, metadata: &str) -> FlightData {
+    let schema = Arc::new(arrow_schema::Schema::new(reply_fields(signature)));
+    let columns: Vec<arrow_array::ArrayRef> =
+        vec![Arc::new(Int32Array::from(rows)), Arc::new(Int64Array::from(values))];
+    let batch = RecordBatch::try_new(schema, columns).unwrap();
+    BatchEncoder::default().encode(&batch).unwrap().with_app_metadata(metadata.to_string())
 }
 
 /// A reply of int8 values with metadata.
@@ -110,7 +125,9 @@ impl FlightService for MockContainer {
         request: Request<Streaming<FlightData>>,
     ) -> Result<Response<Self::DoExchangeStream>, Status> {
         let (answers, stream) = mpsc::unbounded_channel();
-        let calls = Calls { descriptor: None, schema: None, stream: request.into_inner() };
+        let authorization = request.metadata().get("authorization");
+        let authorization = authorization.and_then(|value| value.to_str().ok()).map(str::to_string);
+        let calls = Calls { descriptor: None, authorization, schema: None, stream: request.into_inner() };
         tokio::spawn((self.script)(calls, answers));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
