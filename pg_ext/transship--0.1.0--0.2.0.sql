@@ -29,6 +29,9 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   statement text;
 BEGIN
+  IF schema IS NULL THEN
+    RAISE EXCEPTION 'no schema has been selected to create in' USING ERRCODE = 'invalid_schema_name';
+  END IF;
   FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema)) LOOP
     BEGIN
       EXECUTE statement;

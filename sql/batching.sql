@@ -75,3 +75,15 @@ SET transship.batching = off;
 EXPLAIN (VERBOSE, COSTS OFF) SELECT add_one(x) FROM numbers;
 SELECT sum(add_one(x)) FROM numbers WHERE x <= 100;
 RESET transship.batching;
+-- Foreign tables, EXISTS, and a value of 100 MB.
+CREATE EXTENSION file_fdw;
+CREATE SERVER files FOREIGN DATA WRAPPER file_fdw;
+CREATE FOREIGN TABLE counted (x bigint) SERVER files OPTIONS (program 'seq 1 5', format 'text');
+EXPLAIN (VERBOSE, COSTS OFF) SELECT add_one(x) FROM counted WHERE add_one(x) > 2;
+SELECT add_one(x) FROM counted WHERE add_one(x) > 2;
+SET client_min_messages = warning;
+DROP EXTENSION file_fdw CASCADE;
+RESET client_min_messages;
+SELECT transship.stat_reset();
+SELECT EXISTS (SELECT 1 FROM numbers WHERE add_one(x) > 3);
+SELECT calls <= 128 AS no_more_than_the_first_batch FROM transship.stat_functions WHERE name = 'add_one' AND schema = 'public';

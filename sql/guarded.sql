@@ -56,3 +56,21 @@ DROP FUNCTION leak;
 -- An equal call for other rows, whose guard is known only later, is a call of its own.
 SELECT sum(a), sum(b) FROM (SELECT CASE WHEN y = 1 THEN add_one(x) END AS a, CASE WHEN add_one(y) > 9 THEN add_one(x) END AS b
 FROM numbers WHERE x <= 100 OFFSET 0) s;
+-- Row-level security: a function of the query's sees no row that the policy's call removes.
+CREATE ROLE reader;
+CREATE TABLE secured AS SELECT x, y FROM numbers WHERE x <= 50;
+ALTER TABLE secured ENABLE ROW LEVEL SECURITY;
+CREATE POLICY small ON secured USING (add_one(x) <= 4);
+GRANT SELECT ON secured TO reader;
+CREATE FUNCTION peek(x bigint) RETURNS boolean LANGUAGE plpgsql COST 0.0001 AS $$
+BEGIN
+  RAISE NOTICE 'saw %', x;
+  RETURN true;
+END
+$$;
+SET ROLE reader;
+SELECT x FROM secured WHERE peek(x) AND fail_at(x, 9) > 0 ORDER BY x;
+RESET ROLE;
+DROP TABLE secured;
+DROP FUNCTION peek;
+DROP ROLE reader;

@@ -61,3 +61,6 @@ def chars(t):
 '''
 $$;
 SELECT * FROM chars('abc');
+-- Nested calls in FROM are batched inner first.
+EXPLAIN (VERBOSE, COSTS OFF) SELECT n.x, s.low FROM numbers n, span(add_one(n.x), 3) s WHERE n.x <= 3;
+SELECT n.x, s.low FROM numbers n, span(add_one(n.x), 3) s WHERE n.x <= 3;

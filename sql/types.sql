@@ -110,6 +110,7 @@ CREATE FUNCTION echo_jsonb(x jsonb) RETURNS jsonb LANGUAGE container AS E'image 
 SELECT echo_varchar('a'), echo_char('b') = 'b', echo_jsonb('{"b": 1.50, "a": [null]}');
 -- A large value.
 SELECT length(pass_text(repeat('x', 20000000))), length(pass_bytea(decode(repeat('00', 20000000), 'hex')));
+SELECT length(pass_text(repeat('x', 100000000)));
 -- TOASTed values.
 CREATE TABLE wide AS SELECT i, string_agg(md5((i * j)::text), '') AS t FROM generate_series(1, 20) i, generate_series(1, 1000) j GROUP BY i;
 SELECT bool_and(pass_text(t) = t) FROM wide;

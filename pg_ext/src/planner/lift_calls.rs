@@ -107,17 +107,19 @@ impl Lifter {
             }
             match nodes::tag(plan) {
                 T_Agg | T_WindowAgg => {
-                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist, &raw mut (*plan).qual])
+                    let parts: Parts = |plan| vec![&raw mut (*plan).targetlist, &raw mut (*plan).qual];
+                    self.lift_below(plan, parts, argument_calls);
                 }
                 T_ProjectSet => {
-                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist]);
+                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist], argument_calls);
                     return match self.replace_project_set(plan) {
                         Some(scan) => self.lift_above(scan),
                         None => plan,
                     };
                 }
                 T_CustomScan if is_batch_scan(plan) => {
-                    self.lift_below(plan, |plan| vec![&raw mut (*plan.cast::<pg_sys::CustomScan>()).custom_scan_tlist])
+                    let parts: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::CustomScan>()).custom_scan_tlist];
+                    self.lift_below(plan, parts, entry_calls);
                 }
                 T_NestLoop | T_HashJoin | T_MergeJoin => self.free_join_filters(plan),
                 _ => {}
@@ -243,11 +245,13 @@ impl Lifter {
     }
 
     /// Puts a node between a node and its child for the calls in the arguments of the functions that the node itself
-    /// calls: aggregates, window functions, functions that return sets. `parts` are the lists that hold them.
+    /// calls: aggregates, window functions, functions that return sets. `parts` are the lists that hold them; `calls_in`
+    /// gives the calls in the arguments of such a function.
     unsafe fn lift_below(
         &mut self,
         plan: *mut pg_sys::Plan,
-        parts: unsafe fn(*mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::List>,
+        parts: Parts,
+        calls_in: unsafe fn(&CallFinder, *mut pg_sys::Node) -> Option<Vec<FoundCall>>,
     ) {
         // SAFETY: the plan is valid and has a child; argument expressions are over the child's columns by OUTER_VAR.
         unsafe {
@@ -260,7 +264,7 @@ impl Lifter {
                     for expression in list::elements::<pg_sys::Node>(*part) {
                         // A walk that changes nothing but looks into each such function.
                         nodes::replace(expression, &mut |node| {
-                            calls.extend(argument_calls(&finder, node)?);
+                            calls.extend(calls_in(&finder, node)?);
                             Some(node)
                         });
                     }
@@ -375,6 +379,21 @@ impl Lifter {
     }
 }
 
+/// The lists of a node that hold the functions that it calls itself.
+type Parts = unsafe fn(*mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::List>;
+
+/// Calls in the arguments of a call that one of our nodes makes; none if the node is no such call.
+unsafe fn entry_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {
+    // SAFETY: the tag says which struct the node is.
+    unsafe {
+        if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
+            return None;
+        }
+        let arguments = list::elements::<pg_sys::Node>((*node.cast::<pg_sys::FuncExpr>()).args);
+        Some(arguments.into_iter().flat_map(|argument| finder.find(argument)).collect())
+    }
+}
+
 /// Calls in the arguments of an aggregate, a window function or a function that returns a set, and in the FILTER that
 /// guards them; none if the node is none of these.
 unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {
@@ -386,10 +405,7 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
             T_WindowFunc => {
                 ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter.cast())
             }
-            T_FuncExpr if (*node.cast::<pg_sys::FuncExpr>()).funcretset => {
-                let arguments = list::elements::<pg_sys::Node>((*node.cast::<pg_sys::FuncExpr>()).args);
-                return Some(arguments.into_iter().flat_map(|argument| finder.find(argument)).collect());
-            }
+            T_FuncExpr if (*node.cast::<pg_sys::FuncExpr>()).funcretset => return entry_calls(finder, node),
             _ => return None,
         };
         let mut calls = finder.find(filter);
