@@ -22,11 +22,19 @@ FUNCTIONS = [
     ("label", ["bigint"], "text", "IMMUTABLE", "RETURN coalesce('n' || a1, 'none');",
      "return 'none' if a1 is None else f'n{a1}'"),
     ("echo", ["bigint"], "bigint", "VOLATILE", "RETURN a1;", "return a1"),
+    ("both", ["bigint", "bigint"], "d_row", "IMMUTABLE", "RETURN ROW(a1, a2, a1 + a2)::d_row;",
+     "return a1, a2, None if a1 is None or a2 is None else a1 + a2"),
+    ("many", ["bigint"], "SETOF d_row", "STABLE STRICT", "RETURN QUERY SELECT i::bigint, a1, i % 2 FROM generate_series(1, least(a1, 4)) i;",
+     "yield from ((i, a1, i % 2) for i in range(1, min(a1, 4) + 1))"),
+    ("upto", ["bigint"], "SETOF bigint", "IMMUTABLE STRICT", "RETURN QUERY SELECT generate_series(1, a1 % 5);",
+     "yield from range(1, (a1 % 5 if a1 >= 0 else 0) + 1)"),
     ("fail", ["bigint"], "bigint", "IMMUTABLE STRICT", "RETURN 100 / (a1 - 7);", "return int(100 / (a1 - 7))"),
 ]  # fmt: skip
 
 SETUP = """
 DROP TABLE IF EXISTS d1, d2, d3 CASCADE;
+DROP TYPE IF EXISTS d_row CASCADE;
+CREATE TYPE d_row AS (id bigint, a bigint, b bigint);
 SELECT setseed(0.25);
 CREATE TABLE d1 AS SELECT i AS id, nullif((random() * 20)::bigint, 13) AS a, nullif((random() * 9)::bigint, 4) AS b
   FROM generate_series(1, 400) i;
@@ -82,6 +90,7 @@ class Generator:
             lambda: f"%add({deeper()}, {deeper()})",
             lambda: f"%pick({deeper()}, {deeper()})",
             lambda: f"%echo({deeper()})",
+            lambda: f"(%both({deeper()}, {deeper()})).{self.one_of('id', 'a', 'b')}",
         ]
         if self.may_fail:
             call.append(lambda: f"CASE WHEN {deeper()} <> 7 THEN %inc({deeper()}) ELSE %fail({deeper()}) END")
@@ -138,6 +147,11 @@ class Generator:
             lambda: (f"(SELECT id, {self.number(['z'], 2)} AS a, b FROM d1 z WHERE {self.condition(['z'], 1)}) x", ["x"]),
             lambda: (f"(SELECT id, a, %inc(b) AS b FROM d1 UNION ALL SELECT id, %inc(a), b FROM d3) x", ["x"]),
             lambda: (f"d2 x, LATERAL (SELECT z.id, {self.number(['x', 'z'], 2)} AS a, z.b FROM d2 z WHERE z.b = x.b) y", ["x", "y"]),
+            lambda: (f"d2 x, %both(x.a, {self.number(['x'], 1)}) y", ["x", "y"]),
+            lambda: (f"d2 x, %many({self.number(['x'], 1)}) y", ["x", "y"]),
+            lambda: (f"d1 x LEFT JOIN LATERAL %many({self.number(['x'], 1)}) y ON {self.one_of('true', 'true', 'y.b = 1')}", ["x", "y"]),
+            lambda: (f"(SELECT id, %upto({self.number(['z'], 1)}) AS a, {self.number(['z'], 1)} AS b FROM d2 z) x", ["x"]),
+            lambda: (f"(SELECT id, (%many({self.number(['z'], 1)})).a, b FROM d2 z WHERE {self.condition(['z'], 1)}) x", ["x"]),
             lambda: (f"(SELECT DISTINCT ON (%even(a), b) id, a, b FROM d1 ORDER BY %even(a), b, id) x", ["x"]),
         )()
 
