@@ -18,6 +18,12 @@ test:            ## Install what is needed, Docker included, and run every test.
 installcheck:    ## Run the SQL tests alone: sql/ against expected/.
 	@scripts/installcheck.sh
 
+test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
+	@scripts/test_matrix.sh
+
+core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
+	@scripts/core_regression.sh
+
 pg:              ## Start a private cluster and manager with a few sample functions.
 	@scripts/pg.sh
 
@@ -41,4 +47,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean

@@ -57,7 +57,12 @@ unsafe extern "C-unwind" fn replace_node(node: *mut pg_sys::Node, context: *mut 
             return replacement;
         }
         let mutator: unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> *mut pg_sys::Node = replace_node;
-        let mutator: unsafe extern "C-unwind" fn() -> *mut pg_sys::Node = std::mem::transmute(mutator);
-        pg_sys::expression_tree_mutator(node, Some(mutator), context)
+        #[cfg(feature = "pg15")]
+        {
+            let mutator: unsafe extern "C-unwind" fn() -> *mut pg_sys::Node = std::mem::transmute(mutator);
+            pg_sys::expression_tree_mutator(node, Some(mutator), context)
+        }
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::expression_tree_mutator_impl(node, Some(mutator), context)
     }
 }

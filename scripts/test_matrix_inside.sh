@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# What test_matrix.sh runs in a container: builds the extension for one version of PostgreSQL, and runs sql/ on it.
+set -euo pipefail
+version=$1
+bin=/usr/lib/postgresql/$version/bin
+target=$PWD/target/matrix/$version
+export CARGO_TARGET_DIR=$target/cargo PGRX_PG_CONFIG_PATH=$bin/pg_config
+cargo build --quiet --release --package pg_ext --no-default-features --features "pg$version"
+install -m 755 "$CARGO_TARGET_DIR/release/libtransship.so" "$("$bin/pg_config" --pkglibdir)/transship.so"
+install -m 644 pg_ext/transship.control pg_ext/transship--*.sql "$("$bin/pg_config" --sharedir)/extension/"
+
+# The manager on the host knows the server's user by its number.
+usermod --uid "$SERVER_UID" postgres
+data=/var/tmp/data socket=/var/tmp/socket
+install -d -m 755 -o postgres "$data" "$socket" "$target/results"
+as_server() { setpriv --reuid postgres --regid postgres --init-groups env HOME=/tmp "$@"; }
+as_server "$bin/initdb" --pgdata="$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$target/initdb.log"
+cat >> "$data/postgresql.conf" <<CONF
+listen_addresses = ''
+unix_socket_directories = '$socket'
+session_preload_libraries = 'transship'
+transship.manager_socket = '$TRANSSHIP_SOCKET'
+fsync = off
+shared_buffers = 256MB
+CONF
+as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
+
+# Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, dba.
+tests=(language batching guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update)
+# expected/VERSION/ has what this version says otherwise.
+expected=$target/expected
+rm -rf "$target/input" && mkdir -p "$target/input/expected"
+cp -r sql "$target/input/sql"
+cp expected/*.out "$target/input/expected/"
+if [ -d "expected/$version" ]; then cp "expected/$version"/*.out "$target/input/expected/"; fi
+export PGHOST=$socket PGPORT=5432 PGUSER=postgres PG_REGRESS_DIFF_OPTS=-u PGOPTIONS="-c statement_timeout=120s"
+status=0
+"$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/regress/pg_regress" --inputdir="$target/input" --outputdir="$target/results" \
+  --bindir="$bin" --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || status=$?
+as_server "$bin/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop
+[ $status = 0 ] || cat "$target/results/regression.diffs" >&2
+exit $status
