@@ -87,3 +87,12 @@ RESET client_min_messages;
 SELECT transship.stat_reset();
 SELECT EXISTS (SELECT 1 FROM numbers WHERE add_one(x) > 3);
 SELECT calls <= 128 AS no_more_than_the_first_batch FROM transship.stat_functions WHERE name = 'add_one' AND schema = 'public';
+-- Keys of hash joins, on either side, nested too.
+SET enable_mergejoin = off;
+SET enable_nestloop = off;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT a.x, b.y FROM numbers a JOIN numbers b ON add_one(add_one(a.x)) = add_one(b.x) AND a.y = b.y + 9;
+SELECT count(*), sum(a.x), sum(b.x) FROM numbers a JOIN numbers b ON add_one(add_one(a.x)) = add_one(b.x) AND a.y = b.y + 9;
+SELECT count(*), sum(a.x), sum(b.x) FROM numbers a FULL JOIN numbers b ON add_one(a.x) = b.x;
+SELECT count(*) FROM numbers a WHERE NOT EXISTS (SELECT 1 FROM numbers b WHERE add_one(b.x) = a.x);
+RESET enable_mergejoin;
+RESET enable_nestloop;

@@ -17,6 +17,8 @@
 //! *Below* a node, for calls in the arguments of aggregates and window functions: the new node passes the child's
 //! columns through and adds one per call.
 //!
+//! *Below* a hash join or its Hash node, for calls in the keys (`lift_joins.rs`).
+//!
 //! *In place of* a node that calls a function that returns a set for each row of its child: a ProjectSet, or a NestLoop
 //! with a lateral FunctionScan (`lift_sets.rs`).
 //!
@@ -121,7 +123,11 @@ impl Lifter {
                     let parts: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::CustomScan>()).custom_scan_tlist];
                     self.lift_below(plan, parts, entry_calls);
                 }
-                T_NestLoop | T_HashJoin | T_MergeJoin => self.free_join_filters(plan),
+                T_HashJoin => {
+                    self.lift_hash_keys(plan);
+                    self.free_join_filters(plan);
+                }
+                T_NestLoop | T_MergeJoin => self.free_join_filters(plan),
                 _ => {}
             }
             match nodes::tag(plan) {
@@ -155,26 +161,6 @@ impl Lifter {
                     self.lift_above(plan)
                 }
                 _ => plan,
-            }
-        }
-    }
-
-    /// An inner join's own filter may as well run after the join, where it can be lifted.
-    unsafe fn free_join_filters(&mut self, plan: *mut pg_sys::Plan) {
-        // SAFETY: NestLoop, HashJoin and MergeJoin start with a Join.
-        unsafe {
-            let join = plan.cast::<pg_sys::Join>();
-            // With inner_unique the filter decides when the join stops looking for matches.
-            if (*join).jointype != pg_sys::JoinType::JOIN_INNER || (*join).inner_unique {
-                return;
-            }
-            let finder = CallFinder { language: self.language, finds_volatile: true };
-            let filters = list::elements::<pg_sys::Node>((*join).joinqual);
-            if let Some(first) = filters.iter().position(|filter| !finder.find(*filter).is_empty()) {
-                let mut after = filters[first..].to_vec();
-                after.extend(list::elements::<pg_sys::Node>((*plan).qual));
-                (*join).joinqual = list::from_elements(&filters[..first]);
-                (*plan).qual = list::from_elements(&after);
             }
         }
     }
@@ -247,7 +233,7 @@ impl Lifter {
     /// Puts a node between a node and its child for the calls in the arguments of the functions that the node itself
     /// calls: aggregates, window functions, functions that return sets. `parts` are the lists that hold them; `calls_in`
     /// gives the calls in the arguments of such a function.
-    unsafe fn lift_below(
+    pub(super) unsafe fn lift_below(
         &mut self,
         plan: *mut pg_sys::Plan,
         parts: Parts,
@@ -380,7 +366,7 @@ impl Lifter {
 }
 
 /// The lists of a node that hold the functions that it calls itself.
-type Parts = unsafe fn(*mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::List>;
+pub(super) type Parts = unsafe fn(*mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::List>;
 
 /// Calls in the arguments of a call that one of our nodes makes; none if the node is no such call.
 unsafe fn entry_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {

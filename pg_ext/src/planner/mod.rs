@@ -3,6 +3,7 @@
 mod columns;
 mod find_calls;
 mod lift_calls;
+mod lift_joins;
 mod lift_sets;
 
 use std::cell::Cell;
