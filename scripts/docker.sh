@@ -16,6 +16,8 @@ make_base_image() {
     --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' \
     --customize-hook='rm -rf "$1"/var/lib/apt/lists/* "$1"/usr/share/doc/* "$1"/usr/share/man/* "$1"/usr/share/locale/*' \
     bookworm - 2> "$ROOT/target/mmdebstrap.log" | docker import --change 'CMD ["bash"]' - "$base" > /dev/null || {
+    # What came before the failure was imported all the same.
+    docker image rm "$base" > /dev/null
     tail -n 20 "$ROOT/target/mmdebstrap.log" >&2
     exit 1
   }

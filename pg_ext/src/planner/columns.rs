@@ -191,6 +191,19 @@ pub unsafe fn column(varno: i32, position: usize, like: *mut pg_sys::Node) -> *m
     }
 }
 
+/// A Var of OUTER_VAR as the same column of `varno`; none for anything else.
+pub unsafe fn child_column_as(varno: i32, node: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
+    // SAFETY: the caller passes a valid node; the tag says which struct it is.
+    unsafe {
+        if nodes::tag(node) != pg_sys::NodeTag::T_Var || (*node.cast::<pg_sys::Var>()).varno != pg_sys::OUTER_VAR {
+            return None;
+        }
+        let copy = pg_sys::copyObjectImpl(node.cast()).cast::<pg_sys::Var>();
+        (*copy).varno = varno;
+        Some(copy.cast())
+    }
+}
+
 pub unsafe fn entry_of(expression: *mut pg_sys::Expr, position: usize) -> *mut pg_sys::TargetEntry {
     // SAFETY: the caller passes a valid expression.
     unsafe { pg_sys::makeTargetEntry(expression, attribute_number(position), std::ptr::null_mut(), false) }

@@ -3,7 +3,7 @@
 
 use pgrx::pg_sys;
 
-use super::columns::{column, entry_of};
+use super::columns::{child_column_as, column, entry_of};
 use super::find_calls::{CallFinder, FoundCall};
 use super::lift_calls::{Lifter, Parts};
 use crate::pg::{list, nodes};
@@ -59,7 +59,7 @@ impl Lifter {
             let clauses = list::elements::<pg_sys::OpExpr>((*join).hashclauses);
             for ((clause, outer_key), inner_key) in clauses.into_iter().zip(outer_keys).zip(inner_keys) {
                 let outer_key: *mut pg_sys::Node = pg_sys::copyObjectImpl(outer_key.cast()).cast();
-                let inner_key = nodes::replace(inner_key, &mut |node| through_hash(node));
+                let inner_key = nodes::replace(inner_key, &mut |node| child_column_as(pg_sys::INNER_VAR, node));
                 (*clause).args = list::from_elements(&[outer_key, inner_key]);
             }
         }
@@ -70,18 +70,4 @@ impl Lifter {
 unsafe fn key_calls(finder: &CallFinder, key: *mut pg_sys::Node) -> Option<Vec<FoundCall>> {
     // SAFETY: the caller passes a valid expression.
     unsafe { Some(finder.find(key)) }
-}
-
-/// A column of a Hash node's child as the join sees it; none for anything else.
-unsafe fn through_hash(node: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
-    // SAFETY: the tag says which struct the node is.
-    unsafe {
-        let var = node.cast::<pg_sys::Var>();
-        if nodes::tag(node) != pg_sys::NodeTag::T_Var || (*var).varno != pg_sys::OUTER_VAR {
-            return None;
-        }
-        let copy = pg_sys::copyObjectImpl(node.cast()).cast::<pg_sys::Var>();
-        (*copy).varno = pg_sys::INNER_VAR;
-        Some(copy.cast())
-    }
 }

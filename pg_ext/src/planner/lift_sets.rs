@@ -11,7 +11,7 @@
 
 use pgrx::pg_sys;
 
-use super::columns::{column, entry_of};
+use super::columns::{child_column_as, column, entry_of};
 use super::lift_calls::Lifter;
 use crate::batch_scan::{Private, SetJoin};
 use crate::function::is_container_function;
@@ -37,7 +37,7 @@ impl Lifter {
                 .map(|target| {
                     nodes::replace(target.cast(), &mut |node| match std::ptr::eq(node, set) {
                         true => Some(column(pg_sys::INDEX_VAR, width, set).cast()),
-                        false => to_scan_tuple(node),
+                        false => child_column_as(pg_sys::INDEX_VAR, node),
                     })
                 })
                 .collect();
@@ -108,7 +108,7 @@ impl Lifter {
             let mut from_inner = |expression: *mut pg_sys::Node| {
                 nodes::replace(expression, &mut |node| {
                     if let Some(value) = value_of(node) {
-                        return to_scan_tuple(value.cast());
+                        return child_column_as(pg_sys::INDEX_VAR, value.cast());
                     }
                     let var = node.cast::<pg_sys::Var>();
                     if nodes::tag(node) != T_Var || (*var).varno as u32 != (*scan).scan.scanrelid {
@@ -140,7 +140,7 @@ impl Lifter {
                         let position = usize::try_from((*var).varattno - 1).ok()?;
                         return Some(pg_sys::copyObjectImpl(inner_targets[position].cast()).cast());
                     }
-                    to_scan_tuple(node)
+                    child_column_as(pg_sys::INDEX_VAR, node)
                 })
             };
             filters.extend(join_filters.into_iter().chain(list::elements((*plan).qual)).map(from_join));
@@ -180,20 +180,6 @@ impl Lifter {
             entries.push(entry_of(call.cast(), entries.len()));
             self.make_node(child, private, &entries, &[std::ptr::null_mut::<pg_sys::Node>()])
         }
-    }
-}
-
-/// A column of the child as the same column of the scan tuple; none for anything else.
-unsafe fn to_scan_tuple(node: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
-    // SAFETY: the caller passes a valid node.
-    unsafe {
-        let var = node.cast::<pg_sys::Var>();
-        if nodes::tag(node) != pg_sys::NodeTag::T_Var || (*var).varno != pg_sys::OUTER_VAR {
-            return None;
-        }
-        let copy = pg_sys::copyObjectImpl(node.cast()).cast::<pg_sys::Var>();
-        (*copy).varno = pg_sys::INDEX_VAR;
-        Some(copy.cast())
     }
 }
 
