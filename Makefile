@@ -1,6 +1,8 @@
 # Each target is a script that one can read. RUNTIME=auto|docker|podman|process says what runs containers.
 RUNTIME ?= auto
 export RUNTIME
+# Which PostgreSQL: Debian's 15 if left out.
+export PG_CONFIG
 
 help:            ## This list.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 18

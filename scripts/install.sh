@@ -3,7 +3,10 @@
 source "$(dirname "$0")/environment.sh"
 
 say "Building the extension and the manager"
-cargo build --quiet --release --workspace
+# The crate is built for PostgreSQL 15 unless told otherwise.
+major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/') features=()
+[ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major")
+cargo build --quiet --release --workspace "${features[@]}"
 library=$("$PG_CONFIG" --pkglibdir) extension=$("$PG_CONFIG" --sharedir)/extension
 # A library that a server has loaded must not be written over; install puts a new file in its place.
 files_differ() { ! cmp -s "$1" "$2"; }

@@ -18,7 +18,7 @@ for version in "${versions[@]}"; do
   image=transship-matrix:$version
   if ! docker image inspect "$image" > /dev/null 2>&1; then
     say "Making an image with PostgreSQL $version of Debian ${suites[$version]}"
-    packages=ca-certificates,postgresql-$version,postgresql-server-dev-$version,clang,libclang-dev,gcc,libc6-dev,make,procps
+    packages=ca-certificates,postgresql-$version,postgresql-server-dev-$version,postgresql-$version-pgvector,clang,libclang-dev,gcc,libc6-dev,make,procps
     # A mirror may lag behind the validity of a suite that is still moving; its signature is checked all the same.
     mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' --include="$packages" \
       --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' "${suites[$version]}" - 2> "$ROOT/target/mmdebstrap.log" \

@@ -59,7 +59,7 @@ SELECT max(z) - min(z) < 400 FROM (SELECT min(c) AS z FROM (SELECT count_calls(x
 -- A VOLATILE function is called once per row.
 SELECT count(DISTINCT count_calls(x)) FROM numbers;
 -- EXPLAIN ANALYZE counts; the batches grow from 128 rows to 10,000.
-EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(x)) FROM numbers;
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(x)) FROM numbers;
 -- The size of batches changes no result.
 SET transship.batch_rows = 7;
 SET transship.batch_window = 1;

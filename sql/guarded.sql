@@ -7,23 +7,23 @@ SELECT count(*) FROM numbers WHERE x <> 50 AND x <= 100 AND fail_at(x, 50) > 0;
 -- Arguments, too.
 SELECT sum(CASE WHEN y <> 0 THEN add_one(x / y) END) FROM numbers WHERE x <= 100;
 -- Guarded calls are batched: "Calls" counts those that were made.
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT CASE y WHEN 1 THEN add_one(x) WHEN 2 THEN 0 ELSE add_one(-x) END FROM numbers WHERE x <= 100;
 SELECT sum(CASE y WHEN 1 THEN add_one(x) WHEN 2 THEN 0 ELSE add_one(-x) END) FROM numbers WHERE x <= 100;
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT x FROM numbers WHERE x <= 100 AND (y = 0 OR (y > 5 AND fail_at(x, 50) > 60));
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT coalesce(nullif(y, 3)::bigint, add_one(x)) FROM numbers WHERE x <= 100;
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT sum(fail_at(x, 50)) FILTER (WHERE x <> 50), count(add_one(x)) FROM numbers WHERE x <= 100;
 -- A call in a guard is made first.
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT CASE WHEN add_one(x) > 50 THEN add_one(-x) END FROM numbers WHERE x <= 100;
 SELECT sum(CASE WHEN add_one(x) > 5 THEN add_one(-x) END) FROM numbers WHERE x <= 100;
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT sum(add_one(x)) FILTER (WHERE add_one(y) > 9) FROM numbers WHERE x <= 100;
 -- Nested calls under a guard; equal calls under two guards are made once, for the rows of either.
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF)
 SELECT CASE WHEN y = 1 THEN add_one(add_one(x)) WHEN y = 2 THEN add_one(x) END FROM numbers WHERE x <= 100;
 -- NULL is neither true nor false: AND goes on behind it, OR too, WHEN does not.
 SELECT a, a AND is_null(NULL) AS "and", a OR is_null(NULL) AS "or", CASE WHEN a THEN is_null(1) END AS "when"

@@ -4,7 +4,7 @@ SELECT count(add_one(x)), count(*) FROM holes;
 SELECT count(*) FILTER (WHERE is_null(x)) AS nulls, count(*) FILTER (WHERE NOT is_null(x)) AS others FROM holes;
 SELECT i, add_one(x), add_one_volatile(x), is_null(x) FROM holes ORDER BY i LIMIT 4;
 -- STRICT: one NULL of several is enough, and nothing is sent.
-EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT add(x, i) FROM holes;
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT add(x, i) FROM holes;
 SELECT add(NULL, 1), add(1, NULL), add_one(NULL), is_null(NULL);
 -- All rows NULL: no batch is sent at all.
 SELECT count(add_one(NULL::bigint + x)) FROM holes;

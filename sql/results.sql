@@ -20,7 +20,7 @@ CREATE FUNCTION count_to(n bigint) RETURNS SETOF bigint LANGUAGE container VOLAT
 CREATE FUNCTION words(text text) RETURNS TABLE ("position" int, word text) LANGUAGE container STABLE AS 'image = "regress:1.0"';
 SELECT * FROM divisors(12);
 SELECT * FROM words('to be or not') WITH ORDINALITY;
-EXPLAIN (ANALYZE, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT n.x, d FROM numbers n, divisors(n.x) d WHERE n.x <= 12;
+EXPLAIN (ANALYZE, BUFFERS OFF, VERBOSE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT n.x, d FROM numbers n, divisors(n.x) d WHERE n.x <= 12;
 SELECT n.x, array_agg(d) FROM numbers n, divisors(n.x) d WHERE n.x <= 12 GROUP BY 1 ORDER BY 1;
 SELECT n.x, d FROM numbers n, divisors_arrow(n.x) d WHERE n.x <= 6 AND d > 1;
 -- A row without results goes, or stays with LEFT JOIN; so does a NULL argument of a STRICT function.

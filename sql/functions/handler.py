@@ -81,7 +81,7 @@ def _same(x):
 # One pair per type: echo_ goes through Python's values, pass_ through Arrow's.
 for _name in (
     "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "
-    "cidr macaddr ints texts uuids numerics int8range tstzrange numrange point line ranges"
+    "cidr macaddr ints texts uuids numerics int8range tstzrange numrange point line ranges float4s"
 ).split():
     globals()[f"echo_{_name}"] = globals()[f"pass_{_name}"] = _same
 
