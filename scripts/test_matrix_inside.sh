@@ -28,14 +28,13 @@ as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/re
 # Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, dba.
 tests=(language batching guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update vector)
 # expected/VERSION/ has what this version says otherwise.
-expected=$target/expected
 rm -rf "$target/input" && mkdir -p "$target/input/expected"
 cp -r sql "$target/input/sql"
 cp expected/*.out "$target/input/expected/"
 if [ -d "expected/$version" ]; then cp "expected/$version"/*.out "$target/input/expected/"; fi
 export PGHOST=$socket PGPORT=5432 PGUSER=postgres PG_REGRESS_DIFF_OPTS=-u PGOPTIONS="-c statement_timeout=120s"
 status=0
-"$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/regress/pg_regress" --inputdir="$target/input" --outputdir="$target/results" \
+"$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/regress/pg_regress" --inputdir="$target/input" --expecteddir="$target/input" --outputdir="$target/results" \
   --bindir="$bin" --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || status=$?
 as_server "$bin/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop
 [ $status = 0 ] || cat "$target/results/regression.diffs" >&2
