@@ -11,6 +11,11 @@ SET transship.batch_timeout = '200ms';
 SELECT code, message, hint FROM failure('SELECT wait_for(30)');
 SELECT code, message, context FROM failure('SELECT wait_for(30 + 0 * x) FROM numbers');
 RESET transship.batch_timeout;
+-- Sets that never end: all their rows removed by a filter, or made by themselves.
+SET statement_timeout = '500ms';
+SELECT n.x, c FROM numbers n, count_to(n.x + 1000000000) c WHERE c < 0;
+SELECT count(*) FROM count_to(1000000000);
+RESET statement_timeout;
 -- A function's own timeout.
 CREATE FUNCTION impatient(seconds float8) RETURNS float8 LANGUAGE container VOLATILE AS $$
 image = "regress:1.0"

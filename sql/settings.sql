@@ -17,5 +17,6 @@ SET transship.manager_socket = '/nowhere/transshipd.sock';
 SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"'$$);
 RESET transship.manager_socket;
 SET transship.build_timeout = '1ms';
-SELECT code, message FROM failure($$CREATE FUNCTION slow_build(x bigint) RETURNS bigint LANGUAGE container AS E'template = "python"\nsource = "def slow_build(x): return x"'$$);
+SELECT code, message FROM failure(format($$CREATE FUNCTION slow_build(x bigint) RETURNS bigint LANGUAGE container
+AS E'template = "python"\nsource = "def slow_build(x): return x  # %s"'$$, clock_timestamp()));
 RESET transship.build_timeout;

@@ -53,6 +53,7 @@ impl ResultSet {
 
     /// Adds row `row` of a column of results.
     pub fn add(&mut self, reader: &ResultReader, row: usize) {
+        pg_sys::check_for_interrupts!();
         // SAFETY: a value of the result's type fits the descriptor; the tuplestore copies it.
         unsafe {
             within(self.row_context.as_ptr(), || {

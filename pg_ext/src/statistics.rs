@@ -5,7 +5,8 @@
 //! that needs a place takes over. Its name carries the layout's version.
 
 use std::cell::OnceCell;
-use std::fs::OpenOptions;
+use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -69,15 +70,34 @@ fn shared() -> Option<&'static Shared> {
 }
 
 fn map_file() -> Option<&'static Shared> {
-    // Backends run in the data directory.
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(PATH).ok()?;
-    file.set_len(size_of::<Shared>() as u64).ok()?;
+    let file = open_file().ok()?;
     // SAFETY: the file belongs to the server, and its processes access it through the atomics alone. The map is page
     // aligned, as large as the struct, and never unmapped; zeros are a valid state.
     unsafe {
         let map: &'static mut MmapMut = Box::leak(Box::new(MmapMut::map_mut(&file).ok()?));
         Some(&*map.as_ptr().cast::<Shared>())
     }
+}
+
+/// The file, made if need be. Backends run in the data directory.
+fn open_file() -> io::Result<File> {
+    let open = || {
+        let file = OpenOptions::new().read(true).write(true).open(PATH)?;
+        let is_whole = file.metadata()?.len() == size_of::<Shared>() as u64;
+        if is_whole { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+    };
+    open().or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            return Err(error);
+        }
+        // Written, not only sized: a full disk is to be an error here, and not a signal when the map is touched.
+        let fresh = format!("{PATH}.{}", std::process::id());
+        let written = fs::write(&fresh, vec![0; size_of::<Shared>()]);
+        // If another backend was faster, its file stands.
+        let linked = written.map(|()| fs::hard_link(&fresh, PATH));
+        let _ = fs::remove_file(&fresh);
+        linked.and_then(|_| open())
+    })
 }
 
 fn key_of(function: pg_sys::Oid) -> u64 {

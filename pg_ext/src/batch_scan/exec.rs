@@ -269,6 +269,8 @@ enum Step {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
+    // A filter may remove every row, and results may always be there already: then nothing below waits.
+    pg_sys::check_for_interrupts!();
     // SAFETY: the caller passes the state of a begun node.
     let inner = unsafe { &mut *inner };
     loop {
