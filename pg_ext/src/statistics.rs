@@ -86,7 +86,7 @@ fn open_file() -> io::Result<File> {
         let is_whole = file.metadata()?.len() == size_of::<Shared>() as u64;
         if is_whole { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     };
-    open().or_else(|error| {
+    open().or_else(|error: io::Error| {
         if error.kind() != io::ErrorKind::NotFound {
             return Err(error);
         }
