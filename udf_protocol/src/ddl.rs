@@ -71,20 +71,27 @@ impl Writer<'_> {
         let step = if arguments.is_empty() { "internal".to_string() } else { format!("internal, {arguments}") };
         self.function(&part("accumulate"), &step, "internal", &alias);
         self.function(&part("finish"), "internal", &result, &alias);
-        self.function(&part("combine"), "internal, internal", "internal", &alias);
-        self.function(&part("serialize"), "internal", "bytea", &alias);
-        self.function(&part("deserialize"), "bytea, internal", "internal", &alias);
-        let schema = &self.schema;
+        let schema = self.schema.clone();
+        let mut options = format!(
+            "SFUNC = {schema}.{}, STYPE = internal, FINALFUNC = {schema}.{}",
+            part("accumulate"),
+            part("finish")
+        );
+        if self.entry.merges {
+            self.function(&part("combine"), "internal, internal", "internal", &alias);
+            self.function(&part("serialize"), "internal", "bytea", &alias);
+            self.function(&part("deserialize"), "bytea, internal", "internal", &alias);
+            options.push_str(&format!(
+                ", COMBINEFUNC = {schema}.{}, SERIALFUNC = {schema}.{}, DESERIALFUNC = {schema}.{}, PARALLEL = SAFE",
+                part("combine"),
+                part("serialize"),
+                part("deserialize"),
+            ));
+        }
         self.statements.push(format!(
-            "CREATE OR REPLACE AGGREGATE {schema}.{} ({}) (SFUNC = {schema}.{}, STYPE = internal, FINALFUNC = {schema}.{}, \
-             COMBINEFUNC = {schema}.{}, SERIALFUNC = {schema}.{}, DESERIALFUNC = {schema}.{}, PARALLEL = SAFE)",
+            "CREATE OR REPLACE AGGREGATE {schema}.{} ({}) ({options})",
             quote(&name),
             if arguments.is_empty() { "*" } else { &arguments },
-            part("accumulate"),
-            part("finish"),
-            part("combine"),
-            part("serialize"),
-            part("deserialize"),
         ));
     }
 
@@ -331,7 +338,8 @@ functions = [
   { name = "Select", arguments = ["p (x float8, y float8)"], returns = "(a int4, b text)" },
   { name = "t", arguments = [], returns = "(a int4, \"B c\" text)", kind = "table", volatility = "stable" },
   { name = "m", arguments = ["int4"], returns = "int4", kind = "map" },
-  { name = "g", arguments = ["x int8"], returns = "float8", kind = "aggregate" },
+  { name = "g", arguments = ["x int8"], returns = "float8", kind = "aggregate", merges = true },
+  { name = "h", arguments = [], returns = "int8", kind = "aggregate" },
 ]
 "#,
         )
@@ -347,11 +355,21 @@ functions = [
             "CREATE OR REPLACE FUNCTION \"My schema\".g_accumulate(internal, int8) RETURNS internal\nLANGUAGE container IMMUTABLE PARALLEL SAFE\nAS $$\nimage = \"m:1\"\nfunction = \"g\"\n$$",
         ];
         assert_eq!(statements[..expected.len()], expected);
-        assert_eq!(statements.len(), expected.len() + 5);
+        assert_eq!(statements.len(), expected.len() + 5 + 3);
         assert!(statements[9].contains("g_serialize(internal) RETURNS bytea\nLANGUAGE container IMMUTABLE STRICT"));
         assert!(
             statements[11]
                 .starts_with("CREATE OR REPLACE AGGREGATE \"My schema\".g (int8) (SFUNC = \"My schema\".g_accumulate,")
+        );
+    }
+
+    #[test]
+    fn aggregates_that_cannot_merge_are_not_parallel() {
+        let manifest = "name = 'm'\ntemplate = 'python'\nfunctions = [{ name = 'h', arguments = [], returns = 'int8', kind = 'aggregate' }]";
+        let statements = postgres(&Manifest::parse(manifest).unwrap(), "s").unwrap();
+        assert_eq!(
+            statements.last().unwrap(),
+            "CREATE OR REPLACE AGGREGATE s.h (*) (SFUNC = s.h_accumulate, STYPE = internal, FINALFUNC = s.h_finish)"
         );
     }
 

@@ -64,6 +64,9 @@ pub struct FunctionEntry {
     /// What it makes of its calls.
     #[serde(default)]
     pub kind: FunctionKind,
+    /// Whether an aggregate function can merge states; the handler says it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merges: bool,
     /// How the handler takes its arguments.
     #[serde(default)]
     pub batch: BatchForm,
@@ -355,6 +358,7 @@ impl FunctionBody {
                 arguments: Some(arguments.collect()),
                 returns: Some(signature.result.to_string()),
                 kind: signature.kind,
+                merges: false,
                 batch: self.batch,
                 strict: false,
                 volatility: Volatility::default(),

@@ -34,6 +34,8 @@ def describe(manifest, functions, output):
         found = functions[entry["name"]]
         entry["arguments"] = [f"{name} {kind.name}" for name, kind in found.arguments]
         entry["returns"] = found.result.name
+        if found.kind == "aggregate":
+            entry["merges"] = hasattr(found.target, "merge")
     json.dump(manifest, output)
 
 
