@@ -5,22 +5,18 @@
 //! next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
-use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
-use arrow_array::Int32Array;
-use arrow_array::cast::AsArray;
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
 use udf_protocol::transport::Reply;
-use udf_protocol::{Error, Kind};
 
-use super::private::{Private, SetJoin};
-use super::state::{Batch, BatchScanState, Call, Counters, Inner, Part, Sent, SetCursor};
+use super::private::Private;
+use super::sets::{find_result, part_of};
+use super::state::{Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
-use crate::function::{Function, Role};
+use crate::function::Role;
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{catalog, list, nodes};
 use crate::stream::Stream;
@@ -390,18 +386,8 @@ fn receive(inner: &mut Inner) {
     }
 }
 
-fn part_of(function: &Rc<Function>, reply: &Reply) -> Part {
-    // An empty last part may lack its columns.
-    let rows = match reply.columns.num_columns() {
-        0 => Int32Array::from(Vec::<i32>::new()),
-        _ => reply.columns.column(0).as_primitive().clone(),
-    };
-    let results = reply.columns.columns().last().cloned().unwrap_or_else(|| Arc::new(rows.clone()));
-    Part { rows, results: ResultReader::new(function, results), next: 0, is_last: reply.is_last }
-}
-
 /// Waits for the next reply to one call; none if the call has no stream.
-fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
+pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
     let start = Instant::now();
     let call = &mut inner.calls[i];
     let outcome = call.stream.as_mut()?.receive();
@@ -426,55 +412,6 @@ fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
             });
             report::raise_error(&error, place)
         }
-    }
-}
-
-/// Goes on to the oldest batch's next result of a call that returns a set; false if it has no more.
-fn find_result(inner: &mut Inner) -> bool {
-    loop {
-        let (Some(batch), Some(set)) = (inner.queue.front_mut(), &mut inner.set) else { return false };
-        let is_done = batch.next_row >= batch.rows.len();
-        let position = if is_done { None } else { batch.sent[0].position(batch.next_row) };
-        if let Some(part) = &mut set.part {
-            let next = (part.next < part.rows.len()).then(|| part.rows.value(part.next));
-            let belongs = |next| position.is_some_and(|position| usize::try_from(next) == Ok(position));
-            match next {
-                Some(next) if belongs(next) => {
-                    set.emits = Some(part.next);
-                    part.next += 1;
-                    set.has_matched = true;
-                    return true;
-                }
-                Some(_) if is_done => {
-                    let name = &inner.calls[0].function.name;
-                    let message = format!("container function \"{name}\" broke the protocol");
-                    let detail = "The row numbers of its reply are not in order.";
-                    report::raise_error(&Error::new(Kind::ProtocolViolation, message).with_detail(detail), None);
-                }
-                // The row, or what is left of the rows, may have results in the next part.
-                None if !part.is_last && (is_done || position.is_some()) => {
-                    let reply = receive_reply(inner, 0);
-                    let part = reply.map(|reply| part_of(&inner.calls[0].function, &reply));
-                    if let Some(set) = &mut inner.set {
-                        set.part = part;
-                    }
-                    continue;
-                }
-                _ => {}
-            }
-        }
-        if is_done {
-            set.part = None;
-            return false;
-        }
-        let is_kept = !set.has_matched && set.join == SetJoin::Left;
-        set.has_matched = false;
-        if is_kept {
-            set.emits = None;
-            // load_row goes on to the next row.
-            return true;
-        }
-        batch.next_row += 1;
     }
 }
 

@@ -11,6 +11,7 @@
 mod exec;
 mod explain;
 mod private;
+mod sets;
 mod state;
 
 use std::ffi::CStr;
