@@ -11,7 +11,7 @@ say "Building the image that the tests call"
 build_image sql/functions
 
 socket=$PRIVATE/m/misbehaving.sock
-rm -f "$socket"
+rm -f "$socket" "$socket.silent"
 python=$ROOT/target/venv/bin/python
 (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket") &
 servers=$!

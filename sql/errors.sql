@@ -57,3 +57,11 @@ DROP FUNCTION wrong_type, too_few, exit_at_immutable, make_bad, too_many_rows, o
 CREATE FUNCTION divide(a bigint, b bigint) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RETURN a / b; END';
 SELECT add_one(divide(x, y)) FROM numbers ORDER BY x;
 DROP FUNCTION divide;
+-- A manager that takes the connection and says nothing: transship.start_timeout ends the wait.
+SELECT set_config('transship.manager_socket', substr(:'endpoint', 6) || '.silent', false) <> '' AS set;
+SET transship.start_timeout = '200ms';
+SELECT code, message FROM failure('SELECT sum(add_one(x)) FROM numbers');
+SELECT code, message FROM failure('SELECT add_one(1 + (random() * 0)::int)');
+RESET transship.start_timeout;
+RESET transship.manager_socket;
+SELECT sum(add_one(x)) FROM numbers;

@@ -1,9 +1,11 @@
 """A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET
 
 Each function takes an int8 and promises an int8. One behaves: token_length says how long the caller's token is.
+SOCKET.silent takes connections and says nothing.
 """
 
 import json
+import socket
 import sys
 
 import pyarrow as pa
@@ -88,4 +90,7 @@ class Server(flight.FlightServerBase):
 
 
 if __name__ == "__main__":
+    silent = socket.socket(socket.AF_UNIX)
+    silent.bind(f"{sys.argv[1]}.silent")
+    silent.listen()
     Server(f"grpc+unix://{sys.argv[1]}", middleware={"token": Tokens()}).serve()

@@ -18,6 +18,7 @@ pub mod host;
 pub mod manifest;
 pub mod signature;
 pub mod transport;
+mod type_text;
 pub mod types;
 
 pub use error::{Error, Kind, Origin, Result};

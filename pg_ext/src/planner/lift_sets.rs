@@ -58,8 +58,8 @@ impl Lifter {
             }
             let nest_loop = plan.cast::<pg_sys::NestLoop>();
             let mut inner = (*plan).righttree;
-            let memoize = (nodes::tag(inner) == T_Memoize).then_some(inner);
-            if memoize.is_some() {
+            // Its columns are those of its child.
+            if nodes::tag(inner) == T_Memoize {
                 inner = (*inner).lefttree;
             }
             if nodes::tag(inner) != T_FunctionScan {
