@@ -12,6 +12,7 @@ use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::pool::Pool;
+use crate::registration::library::Upload;
 
 /// Binds the manager's socket, in place of one that a dead manager left.
 pub fn bind(socket: &Path) -> Result<UnixListener> {
@@ -50,13 +51,14 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
     }
 }
 
-/// The leases of one connection; dropping them releases them.
-struct Leases {
+/// What one connection holds: its leases, which dropping it releases, and the files it has sent.
+struct Held {
     pool: Arc<Pool>,
     replicas: Vec<String>,
+    upload: Upload,
 }
 
-impl Drop for Leases {
+impl Drop for Held {
     fn drop(&mut self) {
         for replica in &self.replicas {
             self.pool.release(replica);
@@ -68,7 +70,7 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
     let uid = stream.peer_cred().map(|credentials| credentials.uid());
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let mut leases = Leases { pool, replicas: Vec::new() };
+    let mut held = Held { pool, replicas: Vec::new(), upload: Upload::default() };
     loop {
         let line = match read_line(&mut reader).await {
             Ok(Some(line)) => line,
@@ -77,7 +79,7 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
         };
         let response = match &uid {
             Ok(uid) if config.allowed_uids.contains(uid) => match serde_json::from_str(&line) {
-                Ok(request) => answer(request, &mut leases).await,
+                Ok(request) => answer(request, &mut held).await,
                 Err(cause) => Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}"))),
             },
             _ => Err(Error::new(Kind::NotAllowed, "permission denied for the container manager")
@@ -92,8 +94,8 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
     }
 }
 
-async fn answer(request: Request, leases: &mut Leases) -> Result<Response> {
-    let pool = leases.pool.clone();
+async fn answer(request: Request, held: &mut Held) -> Result<Response> {
+    let pool = held.pool.clone();
     match request {
         Request::Ping => Ok(Response::Pong {
             version: env!("CARGO_PKG_VERSION").to_string(),
@@ -101,9 +103,14 @@ async fn answer(request: Request, leases: &mut Leases) -> Result<Response> {
         }),
         Request::Resolve { image } => pool.resolve(image).await.map(Response::Image),
         Request::BuildInline { manifest, source } => pool.build_inline(*manifest, source).await.map(Response::Image),
+        Request::AddToFile { path, content } => held.upload.add(&path, &content).map(|()| Response::Added),
+        Request::BuildLibrary { library } => {
+            let upload = std::mem::take(&mut held.upload);
+            pool.build_library(library, upload).await.map(Response::Image)
+        }
         Request::Acquire { digest } => {
             let info = pool.acquire(&digest).await?;
-            leases.replicas.push(info.replica.clone());
+            held.replicas.push(info.replica.clone());
             Ok(Response::Lease(info))
         }
         Request::ReportFailure { replica } => pool.judge(replica).await.map(|fate| Response::Fate { fate }),

@@ -84,6 +84,17 @@ pub enum Command {
         #[arg(default_value = ".")]
         project: PathBuf,
     },
+    /// Write the statements that make an image's functions known to an engine.
+    Ddl {
+        /// The image.
+        image: String,
+        /// The engine.
+        #[arg(long, value_enum, default_value_t = Engine::Postgres)]
+        engine: Engine,
+        /// The schema of the functions; the engine's usual one if left out.
+        #[arg(long)]
+        schema: Option<String>,
+    },
     /// List replicas.
     Ps,
     /// Show the last lines that a replica wrote.
@@ -93,4 +104,13 @@ pub enum Command {
     },
     /// Check what the manager and its runtime need, and say what is missing.
     Doctor,
+}
+
+/// A database engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Engine {
+    /// PostgreSQL.
+    Postgres,
+    /// SQL Server.
+    Mssql,
 }

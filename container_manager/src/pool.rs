@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::registration::build::build_inline;
+use crate::registration::library::{Upload, build_library};
 use crate::replica::{Replica, State};
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::REPLICA_ID;
@@ -98,10 +99,20 @@ impl Pool {
 
     /// Builds inline code.
     pub async fn build_inline(self: &Arc<Pool>, manifest: Manifest, source: String) -> Result<ImageInfo> {
+        self.build(move |runtime, templates| build_inline(runtime, templates, &manifest, &source)).await
+    }
+
+    /// Builds a project that an engine has sent.
+    pub async fn build_library(self: &Arc<Pool>, library: String, upload: Upload) -> Result<ImageInfo> {
+        self.build(move |runtime, templates| build_library(runtime, templates, &library, &upload)).await
+    }
+
+    async fn build(
+        self: &Arc<Pool>,
+        build: impl FnOnce(&dyn Runtime, &Path) -> Result<ImageInfo> + Send + 'static,
+    ) -> Result<ImageInfo> {
         let _turn = self.building.lock().await;
-        let info = self
-            .blocking(move |pool| build_inline(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &source))
-            .await?;
+        let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
         self.lock().images.insert(info.digest.clone(), info.manifest.clone());
         Ok(info)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::manifest::{FunctionBody, TransportName};
+use udf_protocol::manifest::{FunctionBody, FunctionEntry, TransportName};
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::Endpoint;
 use udf_protocol::types::Type;
@@ -288,7 +288,7 @@ impl Function {
                 other => return other,
             }
         }
-        match (self.body.inline_manifest(&self.signature), &self.body.source) {
+        match (self.body.inline_manifest(FunctionEntry::declared(&self.signature)), &self.body.source) {
             (Some(manifest), Some(source)) => {
                 client.build_inline(&Backend, &manager, manifest, source, settings::build_timeout())
             }

@@ -152,9 +152,14 @@ impl ColumnBuilder {
             Type::Int8 => ColumnBuilder::Int8(Int64Builder::new()),
             Type::Float4 => ColumnBuilder::Float4(Float32Builder::new()),
             Type::Float8 => ColumnBuilder::Float8(Float64Builder::new()),
-            Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
-                ColumnBuilder::Text(StringBuilder::new())
-            }
+            Type::Text
+            | Type::Numeric
+            | Type::Json
+            | Type::TimeTz
+            | Type::Inet
+            | Type::Cidr
+            | Type::MacAddr
+            | Type::DateTime2 => ColumnBuilder::Text(StringBuilder::new()),
             Type::Bytea => ColumnBuilder::Bytea(BinaryBuilder::new()),
             Type::Date => ColumnBuilder::Date(Date32Builder::new()),
             Type::Timestamp | Type::TimestampTz => {

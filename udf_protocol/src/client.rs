@@ -35,8 +35,9 @@ pub struct Client {
     runtime: Handle,
     doorbell: Arc<EventFd>,
     connections: Arc<Connections>,
-    // Dropped last of all: closing it ends the thread's event loop.
-    _stop: oneshot::Sender<()>,
+    /// Closing it ends the thread's event loop.
+    stop: oneshot::Sender<()>,
+    thread: thread::JoinHandle<()>,
 }
 
 impl Client {
@@ -58,8 +59,15 @@ impl Client {
             runtime.shutdown_background();
         });
         mask.thread_set_mask().map_err(|cause| failed(&cause))?;
-        thread.map_err(|cause| failed(&cause))?;
-        Ok(Client { runtime: handle, doorbell: Arc::new(doorbell), connections: Arc::default(), _stop: stop })
+        let thread = thread.map_err(|cause| failed(&cause))?;
+        Ok(Client { runtime: handle, doorbell: Arc::new(doorbell), connections: Arc::default(), stop, thread })
+    }
+
+    /// Ends the client and waits until its thread has ended, which takes no longer than the step it is at.
+    pub fn stop(self) {
+        drop(self.stop);
+        // The thread ends by itself; if it panicked, it has ended too.
+        let _ = self.thread.join();
     }
 
     /// Opens an exchange. Nothing is sent, started or connected before its first batch.
@@ -123,6 +131,20 @@ impl Client {
     ) -> Result<ImageInfo> {
         let request = Request::BuildInline { manifest: Box::new(manifest), source: source.to_string() };
         self.ask_for_image(host, manager, request, timeout)
+    }
+
+    /// Has the manager build a library's project, given as paths inside it and their contents.
+    pub fn build_library(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        library: &str,
+        files: impl Iterator<Item = Result<(String, Vec<u8>)>> + Send + 'static,
+        timeout: Duration,
+    ) -> Result<ImageInfo> {
+        let (manager, library) = (manager.to_path_buf(), library.to_string());
+        let work = async move { control::build_library(&manager, &library, files).await };
+        self.block_on(host, "the container manager", timeout, work)
     }
 
     fn ask_for_image(&self, host: &dyn Host, manager: &Path, request: Request, timeout: Duration) -> Result<ImageInfo> {

@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
+use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -33,6 +34,19 @@ pub enum Request {
         manifest: Box<Manifest>,
         /// Text of the handler.
         source: String,
+    },
+    /// Adds bytes to a file of a project, which the manager keeps for as long as this connection lasts.
+    AddToFile {
+        /// Path inside the project.
+        path: String,
+        /// The bytes, in base64.
+        content: String,
+    },
+    /// Builds the project whose files this connection has sent, unless its image exists. The image is named after the
+    /// library and the content of its files, so that no library takes another image's name.
+    BuildLibrary {
+        /// The library's name, for messages.
+        library: String,
     },
     /// Leases a replica for as long as this connection lasts.
     Acquire {
@@ -64,7 +78,9 @@ pub enum Response {
         /// Its runtime: docker, podman or process.
         runtime: String,
     },
-    /// To [`Request::Resolve`] and [`Request::BuildInline`].
+    /// To [`Request::AddToFile`].
+    Added,
+    /// To [`Request::Resolve`], [`Request::BuildInline`] and [`Request::BuildLibrary`].
     Image(ImageInfo),
     /// To [`Request::Acquire`].
     Lease(LeaseInfo),
@@ -85,6 +101,31 @@ pub enum Response {
     },
     /// To anything that failed.
     Error(Error),
+}
+
+/// Most bytes of one [`Request::AddToFile`], so that it stays well below [`MAX_LINE_BYTES`] in base64.
+pub const MAX_PIECE_BYTES: usize = 4 << 20;
+
+/// Has the manager build a project, given as paths inside it and their contents.
+pub async fn build_library(
+    socket: &Path,
+    library: &str,
+    files: impl Iterator<Item = Result<(String, Vec<u8>)>>,
+) -> Result<ImageInfo> {
+    let mut connection = Connection::open(socket).await?;
+    for file in files {
+        let (path, bytes) = file?;
+        // An empty file has one empty piece.
+        let pieces = if bytes.is_empty() { vec![&bytes[..]] } else { bytes.chunks(MAX_PIECE_BYTES).collect() };
+        for piece in pieces {
+            let content = base64::engine::general_purpose::STANDARD.encode(piece);
+            connection.request(&Request::AddToFile { path: path.clone(), content }).await?;
+        }
+    }
+    match connection.request(&Request::BuildLibrary { library: library.to_string() }).await? {
+        Response::Image(info) => Ok(info),
+        other => Err(unexpected(&format!("It answered {other:?} instead of an image."))),
+    }
 }
 
 /// An image that exists.

@@ -191,6 +191,34 @@ impl Manifest {
 }
 
 impl FunctionEntry {
+    /// A function of which nothing is known but its name.
+    pub fn named(name: &str) -> FunctionEntry {
+        FunctionEntry {
+            name: name.to_string(),
+            arguments: None,
+            returns: None,
+            kind: FunctionKind::default(),
+            merges: false,
+            batch: BatchForm::default(),
+            strict: false,
+            volatility: Volatility::default(),
+        }
+    }
+
+    /// A function as an engine declares it.
+    pub fn declared(signature: &Signature) -> FunctionEntry {
+        let arguments = signature.arguments.iter().enumerate().map(|(position, argument)| {
+            let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
+            format!("{name} {}", argument.ty)
+        });
+        FunctionEntry {
+            arguments: Some(arguments.collect()),
+            returns: Some(signature.result.to_string()),
+            kind: signature.kind,
+            ..FunctionEntry::named(&signature.function)
+        }
+    }
+
     /// The signature, if the manifest gives all of it; otherwise the handler's annotations do.
     pub fn signature(&self) -> Result<Option<Signature>> {
         let (Some(arguments), Some(returns)) = (&self.arguments, &self.returns) else {
@@ -336,15 +364,11 @@ impl FunctionBody {
         pinned
     }
 
-    /// The project that inline code stands for: one function, the engine's declaration as its signature.
-    pub fn inline_manifest(&self, signature: &Signature) -> Option<Manifest> {
+    /// The project that inline code stands for: one function.
+    pub fn inline_manifest(&self, function: FunctionEntry) -> Option<Manifest> {
         let (Some(template), Some(_)) = (&self.template, &self.source) else {
             return None;
         };
-        let arguments = signature.arguments.iter().enumerate().map(|(position, argument)| {
-            let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
-            format!("{name} {}", argument.ty)
-        });
         Some(Manifest {
             name: "inline".to_string(),
             version: default_version(),
@@ -353,16 +377,7 @@ impl FunctionBody {
             requirements: self.requirements.clone(),
             system_packages: Vec::new(),
             files: Vec::new(),
-            functions: vec![FunctionEntry {
-                name: signature.function.clone(),
-                arguments: Some(arguments.collect()),
-                returns: Some(signature.result.to_string()),
-                kind: signature.kind,
-                merges: false,
-                batch: self.batch,
-                strict: false,
-                volatility: Volatility::default(),
-            }],
+            functions: vec![FunctionEntry { batch: self.batch, ..function }],
             limits: Limits::default(),
             replicas: default_replicas(),
             prewarm: 0,

@@ -136,8 +136,8 @@ impl Signature {
     /// names do not matter.
     pub fn check_against(&self, offered: &Signature, place: &str) -> Result<()> {
         let same_arguments = self.arguments.len() == offered.arguments.len()
-            && self.arguments.iter().zip(&offered.arguments).all(|(mine, theirs)| mine.ty == theirs.ty);
-        let same_result = self.result == offered.result || is_nameless(&self.result, &offered.result);
+            && self.arguments.iter().zip(&offered.arguments).all(|(mine, theirs)| is_same(&mine.ty, &theirs.ty));
+        let same_result = is_same(&self.result, &offered.result) || is_nameless(&self.result, &offered.result);
         if self.kind == offered.kind && same_arguments && same_result {
             return Ok(());
         }
@@ -149,7 +149,7 @@ impl Signature {
             differences.push(format!("it takes {} arguments, not {}", offered.arguments.len(), self.arguments.len()));
         } else {
             for (position, (mine, theirs)) in self.arguments.iter().zip(&offered.arguments).enumerate() {
-                if mine.ty != theirs.ty {
+                if !is_same(&mine.ty, &theirs.ty) {
                     differences.push(format!("argument {} is {}, not {}", position + 1, theirs.ty, mine.ty));
                 }
             }
@@ -164,6 +164,11 @@ impl Signature {
         .with_detail(format!("It offers {offered}: {}.", differences.join("; ")))
         .with_hint("Declare the function with the types that the image offers."))
     }
+}
+
+/// A datetime2 may be declared as text: not every engine has a type for it.
+fn is_same(declared: &Type, offered: &Type) -> bool {
+    declared == offered || (*declared == Type::Text && *offered == Type::DateTime2)
 }
 
 /// The servers of arrow-udf leave the names of a result's columns empty.

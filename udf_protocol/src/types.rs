@@ -27,7 +27,7 @@ pub(crate) const MAX_DEPTH: usize = 16;
 
 /// A type: one of the table, or one built of them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "each variant up to MacAddr is a row of TABLE, which documents it")]
+#[allow(missing_docs, reason = "each variant up to DateTime2 is a row of TABLE, which documents it")]
 pub enum Type {
     Bool,
     Int2,
@@ -49,6 +49,7 @@ pub enum Type {
     Inet,
     Cidr,
     MacAddr,
+    DateTime2,
     /// One-dimensional, its first element at index 1.
     Array(Arc<Type>),
     /// A range of a type.
@@ -81,6 +82,8 @@ pub struct TypeEntry {
     pub json: &'static str,
     /// Python's annotation and value.
     pub python: &'static str,
+    /// What SQL Server gets, and sends: what it has no type for is text there, of the JSON form.
+    pub tsql: &'static str,
     /// SQL literal and JSON text of the same value, for tests and documentation.
     pub examples: &'static [(&'static str, &'static str)],
 }
@@ -94,6 +97,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "`true` or `false`",
         python: "bool",
+        tsql: "bit",
         examples: &[("true", "true"), ("false", "false")],
     },
     TypeEntry {
@@ -103,6 +107,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "number",
         python: "int",
+        tsql: "smallint",
         examples: &[("-32768", "-32768"), ("0", "0"), ("32767", "32767")],
     },
     TypeEntry {
@@ -112,6 +117,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "number",
         python: "int",
+        tsql: "int",
         examples: &[("-2147483648", "-2147483648"), ("2147483647", "2147483647")],
     },
     TypeEntry {
@@ -121,6 +127,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "number; a string of digits outside ±2^53",
         python: "int",
+        tsql: "bigint",
         examples: &[
             ("-9223372036854775808", "\"-9223372036854775808\""),
             ("9007199254740992", "9007199254740992"),
@@ -135,6 +142,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "number; `\"NaN\"`, `\"Infinity\"`, `\"-Infinity\"`",
         python: "float",
+        tsql: "real",
         examples: &[("1.5", "1.5"), ("'NaN'", "\"NaN\""), ("'-Infinity'", "\"-Infinity\"")],
     },
     TypeEntry {
@@ -144,6 +152,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "number; `\"NaN\"`, `\"Infinity\"`, `\"-Infinity\"`",
         python: "float",
+        tsql: "float",
         examples: &[
             ("0.1", "0.1"),
             ("'-0'", "-0.0"),
@@ -159,6 +168,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string",
         python: "str",
+        tsql: "nvarchar(max)",
         examples: &[("''", "\"\""), ("'Grüße 🚢'", "\"Grüße 🚢\"")],
     },
     TypeEntry {
@@ -168,6 +178,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string in base64",
         python: "bytes",
+        tsql: "varbinary(max)",
         examples: &[("'\\x00ff'", "\"AP8=\""), ("''", "\"\"")],
     },
     TypeEntry {
@@ -177,6 +188,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string `YYYY-MM-DD`; `\"infinity\"`, `\"-infinity\"`",
         python: "datetime.date",
+        tsql: "date",
         examples: &[("'2000-02-29'", "\"2000-02-29\""), ("'infinity'", "\"infinity\"")],
     },
     TypeEntry {
@@ -186,6 +198,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string `YYYY-MM-DDTHH:MM:SS.ffffff`; `\"infinity\"`, `\"-infinity\"`",
         python: "datetime.datetime",
+        tsql: "datetime2(6)",
         examples: &[
             ("'2013-01-01 05:15:00.000001'", "\"2013-01-01T05:15:00.000001\""),
             ("'-infinity'", "\"-infinity\""),
@@ -198,6 +211,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string `YYYY-MM-DDTHH:MM:SS.ffffffZ`, in UTC; `\"infinity\"`, `\"-infinity\"`",
         python: "datetime.datetime with a time zone",
+        tsql: "nvarchar(max)",
         examples: &[("'1969-12-31 23:59:59.5+00'", "\"1969-12-31T23:59:59.500000Z\"")],
     },
     TypeEntry {
@@ -207,6 +221,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("arrowudf.decimal"),
         json: "string of decimal digits; `\"NaN\"`, `\"Infinity\"`, `\"-Infinity\"`",
         python: "decimal.Decimal",
+        tsql: "decimal(38, 10)",
         examples: &[("12345678901234567890.123456789", "\"12345678901234567890.123456789\""), ("'NaN'", "\"NaN\"")],
     },
     TypeEntry {
@@ -216,6 +231,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("arrow.uuid"),
         json: "string in the 8-4-4-4-12 form",
         python: "uuid.UUID",
+        tsql: "uniqueidentifier",
         examples: &[("'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11'", "\"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11\"")],
     },
     TypeEntry {
@@ -225,6 +241,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("arrowudf.json"),
         json: "string that holds the JSON text",
         python: "dict, list, str, int, float, bool or None",
+        tsql: "nvarchar(max)",
         examples: &[("'{\"a\": [1, null]}'", "\"{\\\"a\\\": [1, null]}\"")],
     },
     TypeEntry {
@@ -234,6 +251,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "string `HH:MM:SS.ffffff`; midnight at the end of a day is `24:00:00.000000`",
         python: "datetime.time",
+        tsql: "nvarchar(max)",
         examples: &[("'00:00'", "\"00:00:00.000000\""), ("'23:59:59.999999'", "\"23:59:59.999999\"")],
     },
     TypeEntry {
@@ -243,6 +261,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("transship.timetz"),
         json: "string `HH:MM:SS.ffffff+HH:MM`",
         python: "datetime.time with a time zone",
+        tsql: "nvarchar(max)",
         examples: &[("'12:30:00.5+02'", "\"12:30:00.5+02\"")],
     },
     TypeEntry {
@@ -252,6 +271,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: None,
         json: "object `{\"months\": 1, \"days\": 2, \"microseconds\": 3}`",
         python: "pyarrow.MonthDayNano; datetime.timedelta as a result",
+        tsql: "nvarchar(max)",
         examples: &[("'1 mon -2 days 00:00:03.5'", "{\"months\":1,\"days\":-2,\"microseconds\":3500000}")],
     },
     TypeEntry {
@@ -261,6 +281,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("transship.inet"),
         json: "string, with the prefix length if it is not a single address's",
         python: "ipaddress.IPv4Interface or IPv6Interface",
+        tsql: "nvarchar(max)",
         examples: &[("'192.168.1.5/24'", "\"192.168.1.5/24\""), ("'::1'", "\"::1\"")],
     },
     TypeEntry {
@@ -270,6 +291,7 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("transship.cidr"),
         json: "string with prefix length",
         python: "ipaddress.IPv4Network or IPv6Network",
+        tsql: "nvarchar(max)",
         examples: &[("'10.0.0.0/8'", "\"10.0.0.0/8\"")],
     },
     TypeEntry {
@@ -279,7 +301,21 @@ pub static TABLE: &[TypeEntry] = &[
         extension: Some("transship.macaddr"),
         json: "string of six hexadecimal pairs with colons",
         python: "str",
+        tsql: "nvarchar(max)",
         examples: &[("'08:00:2b:01:02:03'", "\"08:00:2b:01:02:03\"")],
+    },
+    TypeEntry {
+        ty: Type::DateTime2,
+        name: "datetime2",
+        aliases: &[],
+        extension: Some("transship.datetime2"),
+        json: "string `YYYY-MM-DDTHH:MM:SS.fffffff`, years 0001 to 9999",
+        python: "str",
+        tsql: "datetime2(7)",
+        examples: &[
+            ("'0001-01-01T00:00:00.0000001'", "\"0001-01-01T00:00:00.0000001\""),
+            ("'9999-12-31T23:59:59.9999999'", "\"9999-12-31T23:59:59.9999999\""),
+        ],
     },
 ];
 
@@ -294,6 +330,11 @@ impl Type {
         crate::type_text::read(name).ok_or_else(|| Error::unsupported_type(&format!("\"{}\"", name.trim())))
     }
 
+    /// The SQL Server type that stands for it.
+    pub fn tsql(&self) -> &'static str {
+        self.entry().map_or("nvarchar(max)", |entry| entry.tsql)
+    }
+
     /// The Arrow type its values travel in.
     pub fn data_type(&self) -> DataType {
         match self {
@@ -303,9 +344,14 @@ impl Type {
             Type::Int8 => DataType::Int64,
             Type::Float4 => DataType::Float32,
             Type::Float8 => DataType::Float64,
-            Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
-                DataType::Utf8
-            }
+            Type::Text
+            | Type::Numeric
+            | Type::Json
+            | Type::TimeTz
+            | Type::Inet
+            | Type::Cidr
+            | Type::MacAddr
+            | Type::DateTime2 => DataType::Utf8,
             Type::Bytea => DataType::Binary,
             Type::Date => DataType::Date32,
             Type::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),
@@ -394,6 +440,8 @@ impl Type {
                         (theirs.name.is_empty() || mine.name == theirs.name) && mine.ty.accepts(&theirs.ty)
                     })
             }
+            // PostgreSQL has no type for datetime2, which is text there.
+            (Type::Text, Type::DateTime2) => true,
             _ => self == found || (*found == Type::Text && self.data_type() == DataType::Utf8),
         }
     }
@@ -416,24 +464,25 @@ impl<'de> Deserialize<'de> for Type {
 pub fn types_document() -> String {
     let mut text = String::from(
         "# Types\n\nGenerated from the type table in `udf_protocol/src/types.rs`; a test keeps the two equal.\n\n\
-         | type | other SQL names | Arrow type | extension name | JSON form | Python |\n|---|---|---|---|---|---|\n",
+         | type | other SQL names | Arrow type | extension name | JSON form | Python | SQL Server |\n|---|---|---|---|---|---|---|\n",
     );
     for entry in TABLE {
         text.push_str(&format!(
-            "| `{}` | {} | `{}` | {} | {} | `{}` |\n",
+            "| `{}` | {} | `{}` | {} | {} | `{}` | `{}` |\n",
             entry.name,
             entry.aliases.join(", "),
             entry.ty.data_type(),
             entry.extension.map(|name| format!("`{name}`")).unwrap_or_default(),
             entry.json,
             entry.python,
+            entry.tsql,
         ));
     }
     text.push_str(
-        "| `T[]` | | `List` of T | | array | `list` |\n\
+        "| `T[]` | | `List` of T | | array | `list` | `nvarchar(max)` |\n\
          | `range(T)` | int4range, int8range, numrange, daterange, tsrange, tstzrange | `Struct` of `lower`, `upper`, \
-         `lower_inc`, `upper_inc`, `empty` | `transship.range` | object of the same members | `transship_server.types.Range` |\n\
-         | `(name T, ...)` | composite types | `Struct` | | object | `dict`; a tuple as a result |\n\
+         `lower_inc`, `upper_inc`, `empty` | `transship.range` | object of the same members | `transship_server.types.Range` | `nvarchar(max)` |\n\
+         | `(name T, ...)` | composite types | `Struct` | | object | `dict`; a tuple as a result | `nvarchar(max)`; a column per attribute as a result |\n\
          \nArrays have one dimension and start at index 1; others are refused when they are sent. An infinite bound of a \
          range is NULL.\n\n",
     );
@@ -446,7 +495,13 @@ pub fn types_document() -> String {
          Further types travel as one of these: `varchar`, `char`, `name`, `xml` and enums as `text`, `jsonb` as `json`,\n\
          domains as the type that they are over (and are checked on the way back), pgvector's `vector` as `float4[]`.\n\
          Table row types are composite types. What has no entry here is refused by `CREATE FUNCTION`; most of it can be\n\
-         cast to `text`.\n",
+         cast to `text`. A `datetime2`, which has more digits than any of its types, is `text`.\n\n\
+         ## SQL Server\n\n\
+         Arguments also take columns that widen to them without loss: `tinyint`, `smallint` and `int` for wider integers,\n\
+         for `numeric` and for floats that hold them, `real` for `float8`, `char` and `varchar` for text, `datetime` and\n\
+         `smalldatetime` for `timestamp` and `datetime2`. What SQL Server has no type for travels as text of the JSON form,\n\
+         which is what its `FOR JSON` writes. A `datetime2(7)` for a `timestamp`, a `NaN`, an infinite value or a number with\n\
+         more than 38 digits is refused with its row.\n",
     );
     text
 }

@@ -35,13 +35,18 @@ fn column_of(ty: Type) -> BoxedStrategy<ArrayRef> {
         Type::Int8 => many(any::<i64>(), |v| Arc::new(Int64Array::from(v))),
         Type::Float4 => many(any::<f32>(), |v| Arc::new(Float32Array::from(v))),
         Type::Float8 => many(any::<f64>(), |v| Arc::new(Float64Array::from(v))),
-        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
-            many(text, |v| {
-                let mut builder = StringBuilder::new();
-                v.into_iter().for_each(|value| builder.append_option(value));
-                Arc::new(builder.finish())
-            })
-        }
+        Type::Text
+        | Type::Numeric
+        | Type::Json
+        | Type::TimeTz
+        | Type::Inet
+        | Type::Cidr
+        | Type::MacAddr
+        | Type::DateTime2 => many(text, |v| {
+            let mut builder = StringBuilder::new();
+            v.into_iter().for_each(|value| builder.append_option(value));
+            Arc::new(builder.finish())
+        }),
         Type::Bytea => many(vec(any::<u8>(), 0..20), |v| Arc::new(BinaryArray::from_iter(v))),
         Type::Date => {
             many(prop_oneof![-719_162..2_932_897, Just(i32::MAX), Just(i32::MIN)], |v| Arc::new(Date32Array::from(v)))

@@ -6,11 +6,13 @@ use std::process::ExitCode;
 use clap::Parser;
 use container_manager::config::absolute_place;
 use container_manager::doctor;
-use container_manager::flags::{CliFlags, Command, PlaceFlags};
+use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
 use udf_protocol::control::{Request, Response, ask, unexpected};
+use udf_protocol::ddl;
+use udf_protocol::manifest::Manifest;
 use udf_protocol::{Error, Kind, Result};
 
 fn main() -> ExitCode {
@@ -38,6 +40,13 @@ fn run(flags: CliFlags) -> Result<bool> {
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
+        Command::Ddl { image, engine, schema } => {
+            let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
+                return Err(unexpected("It did not answer with an image."));
+            };
+            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &place)?);
+            Ok(true)
+        }
         Command::Ps => {
             let Response::Replicas { replicas } = ask_manager(&place, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
@@ -60,6 +69,15 @@ fn run(flags: CliFlags) -> Result<bool> {
         }
         Command::Doctor => block_on(async { Ok(doctor::examine(&place).await) }),
     }
+}
+
+/// The statements, as the engine's own client takes them.
+fn write_ddl(manifest: &Manifest, engine: Engine, schema: Option<&str>, place: &PlaceFlags) -> Result<String> {
+    let (statements, end) = match engine {
+        Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"))?, ";\n"),
+        Engine::Mssql => (ddl::mssql(manifest, schema.unwrap_or("dbo"), &place.socket.to_string_lossy())?, "\nGO\n"),
+    };
+    Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

@@ -26,9 +26,19 @@ pub fn build_project(
     let text = fs::read_to_string(&path).map_err(|cause| {
         Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
     })?;
-    let manifest = Manifest::parse(&text)?;
+    build_files(runtime, templates, project, &Manifest::parse(&text)?, shows_progress)
+}
+
+/// Builds a manifest's files, which lie in a folder.
+pub fn build_files(
+    runtime: &dyn Runtime,
+    templates: &Path,
+    project: &Path,
+    manifest: &Manifest,
+    shows_progress: bool,
+) -> Result<ImageInfo> {
     let template = Template::load(templates, &manifest.template)?;
-    let context = stage(&template, &manifest)?;
+    let context = stage(&template, manifest)?;
     for file in manifest.files.iter().chain([&manifest.handler]) {
         let target = context.path().join("function").join(file);
         fs::create_dir_all(target.parent().expect("a file lies in a folder")).map_err(staging_failed)?;
@@ -36,7 +46,7 @@ pub fn build_project(
             Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", project.join(file).display()))
         })?;
     }
-    runtime.build(context.path(), &manifest, &template, shows_progress)
+    runtime.build(context.path(), manifest, &template, shows_progress)
 }
 
 /// Builds inline code, unless its image exists: its tag is made from its content.
@@ -45,7 +55,7 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     let mut hash = Sha256::new();
     hash.update(manifest.to_label());
     hash.update(source);
-    let tag: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let tag = tag_of(hash);
     let manifest = Manifest { name: "transship-inline".to_string(), version: tag, ..manifest.clone() };
     // The label is JSON of the user's making, so it is checked like any other.
     let manifest = Manifest::from_label(&manifest.to_label())?;
@@ -55,6 +65,11 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     let context = stage(&template, &manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
     runtime.build(context.path(), &manifest, &template, false)
+}
+
+/// A tag made from the content of an image.
+pub fn tag_of(hash: Sha256) -> String {
+    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn stage(template: &Template, manifest: &Manifest) -> Result<TempDir> {

@@ -43,6 +43,7 @@ def test_table_document_names_the_same_types():
         ("timetz", datetime.time(12, 30, 0, 5, datetime.timezone(datetime.timedelta(hours=-5, minutes=-30)))),
         ("interval", pa.MonthDayNano([1, -2, 3_500_000_000])), ("inet", ipaddress.ip_interface("192.168.1.5/24")),
         ("inet", ipaddress.ip_interface("::1")), ("cidr", ipaddress.ip_network("10.0.0.0/8")), ("macaddr", "08:00:2b:01:02:03"),
+        ("datetime2", "0001-01-01T00:00:00.0000001"), ("datetime2", "2024-02-29T23:59:59"),
         ("uuid[]", [uuid.UUID(int=7), None]), ("text[][]", [["a", None], [], None]),
         ("(a int4, b (c numeric)[])", {"a": 1, "b": [{"c": decimal.Decimal("1.50")}, None]}),
         ("range(numeric)", types.Range(decimal.Decimal(1), None, True, False, False)),
@@ -63,6 +64,7 @@ def test_python_values_survive(name, value):
         ("timestamp", datetime.datetime(2000, 1, 1, tzinfo=datetime.timezone.utc)),
         ("timestamptz", datetime.datetime(2000, 1, 1)), ("numeric", 1.5), ("json", float("nan")), ("json", {1, 2}), ("uuid", "x"),
         ("time", datetime.time(1, tzinfo=datetime.timezone.utc)), ("timetz", datetime.time(1)), ("interval", 5), ("inet", "::1"),
+        ("datetime2", "2023-02-29T00:00:00"), ("datetime2", "2024-01-01"), ("datetime2", datetime.datetime(2000, 1, 1)),
         ("int4[]", "12"), ("int4[]", 1), ("int4[]", [1, "2"]), ("(a int4)", {"b": 1}), ("(a int4)", (1, 2)), ("(a int4)", 1),
     ],
 )  # fmt: skip

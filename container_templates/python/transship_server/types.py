@@ -214,6 +214,14 @@ def _to_address(value):
     return str(_exactly(kinds)(value))
 
 
+def _check_datetime2(value):
+    text = _exactly(str)(value)
+    if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,7})?", text):
+        raise TypeError(f"{value!r}, which is not a datetime2")
+    datetime.datetime.fromisoformat(text[:19])
+    return text
+
+
 def _to_interval(value):
     if isinstance(value, datetime.timedelta):
         micros = value // _MICROSECOND - value.days * 86_400_000_000
@@ -244,6 +252,7 @@ TYPES = {
         Type("inet", pa.utf8(), None, "transship.inet", ipaddress.ip_interface, _to_address),
         Type("cidr", pa.utf8(), None, "transship.cidr", ipaddress.ip_network, _to_address),
         Type("macaddr", pa.utf8(), None, "transship.macaddr", from_python=_exactly(str)),
+        Type("datetime2", pa.utf8(), None, "transship.datetime2", from_python=_check_datetime2),
     ]
 }
 

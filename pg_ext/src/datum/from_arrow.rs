@@ -139,9 +139,14 @@ fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
                 pg_sys::Datum::from(copy)
             }
         }
-        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
-            text_datum(sql_type, column.as_string::<i32>().value(row))?
-        }
+        Type::Text
+        | Type::Numeric
+        | Type::Json
+        | Type::TimeTz
+        | Type::Inet
+        | Type::Cidr
+        | Type::MacAddr
+        | Type::DateTime2 => text_datum(sql_type, column.as_string::<i32>().value(row))?,
         Type::Array(_) => {
             let elements = column.as_list::<i32>().value(row);
             match &sql_type.form {

@@ -104,9 +104,14 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             value if value.is_finite() => write!(out, "{value:?}"),
             value => write!(out, "{}", non_finite(value)),
         },
-        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
-            write_string(out, column.as_string::<i32>().value(row))
-        }
+        Type::Text
+        | Type::Numeric
+        | Type::Json
+        | Type::TimeTz
+        | Type::Inet
+        | Type::Cidr
+        | Type::MacAddr
+        | Type::DateTime2 => write_string(out, column.as_string::<i32>().value(row)),
         Type::Bytea => write!(out, "\"{}\"", BASE64.encode(column.as_binary::<i32>().value(row))),
         Type::Date => {
             let days = column.as_primitive::<Date32Type>().value(row);
@@ -218,7 +223,14 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
             (narrow.is_finite() || !wide.is_finite()).then_some(narrow)
         }),
         Type::Float8 => primitive::<Float64Type>(ty, values, float),
-        Type::Text | Type::Numeric | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
+        Type::Text
+        | Type::Numeric
+        | Type::Json
+        | Type::TimeTz
+        | Type::Inet
+        | Type::Cidr
+        | Type::MacAddr
+        | Type::DateTime2 => {
             let mut builder = StringBuilder::new();
             for (row, value) in values.iter().enumerate() {
                 match value {

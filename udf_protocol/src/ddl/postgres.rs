@@ -1,4 +1,4 @@
-//! The statements that make an image's functions known to PostgreSQL, from the image's own manifest.
+//! DDL for PostgreSQL.
 
 use crate::error::Result;
 use crate::manifest::{FunctionEntry, Manifest};
@@ -140,6 +140,7 @@ impl Writer<'_> {
                 self.statements.push(format!("CREATE TYPE {qualified} AS ({})", columns.join(", ")));
                 qualified
             }
+            Type::DateTime2 => "text".to_string(),
             plain => plain.to_string(),
         }
     }

@@ -1,0 +1,132 @@
+//! Projects that arrive through an engine (`CREATE EXTERNAL LIBRARY` of SQL Server), file by file.
+//!
+//! Whoever may install a library need not be trusted with the host: the image gets a name of its own, made from the
+//! content, and cannot ask for a network.
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Component, Path};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use udf_protocol::control::ImageInfo;
+use udf_protocol::manifest::Manifest;
+use udf_protocol::{Error, Kind, Result};
+
+use super::build::{build_files, tag_of};
+use crate::runtime::Runtime;
+
+/// Most bytes of a project's files together.
+const MAX_UPLOAD_BYTES: u64 = 2 << 30;
+/// Most files of a project.
+const MAX_UPLOAD_FILES: usize = 10_000;
+/// The repository of such images.
+const REPOSITORY: &str = "transship-library";
+
+/// The files of a project that a connection has sent so far.
+#[derive(Debug, Default)]
+pub struct Upload {
+    folder: Option<TempDir>,
+    /// Size of each file, by path.
+    files: BTreeMap<String, u64>,
+}
+
+impl Upload {
+    /// Adds bytes, in base64, to a file.
+    pub fn add(&mut self, path: &str, content: &str) -> Result<()> {
+        let refuse = |fact: String| Err(Error::new(Kind::InvalidDefinition, fact));
+        let is_inside =
+            !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
+        if !is_inside {
+            return refuse(format!("path \"{path}\" does not lie inside the project"));
+        }
+        let Ok(bytes) = BASE64.decode(content) else {
+            return refuse(format!("the content of file \"{path}\" is not base64"));
+        };
+        let size = self.files.values().sum::<u64>() + bytes.len() as u64;
+        if size > MAX_UPLOAD_BYTES || (self.files.len() >= MAX_UPLOAD_FILES && !self.files.contains_key(path)) {
+            return refuse(format!(
+                "a project has at most {MAX_UPLOAD_FILES} files of {MAX_UPLOAD_BYTES} bytes in all"
+            ));
+        }
+        let failed =
+            |cause: std::io::Error| Error::new(Kind::BuildFailed, format!("could not keep file \"{path}\": {cause}"));
+        if self.folder.is_none() {
+            self.folder = Some(tempfile::tempdir().map_err(failed)?);
+        }
+        let folder = self.folder.as_ref().expect("it was just made").path();
+        let target = folder.join(path);
+        fs::create_dir_all(target.parent().expect("a file lies in a folder")).map_err(failed)?;
+        let mut file = OpenOptions::new().append(true).create(true).open(&target).map_err(failed)?;
+        file.write_all(&bytes).map_err(failed)?;
+        *self.files.entry(path.to_string()).or_default() += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// Builds what was uploaded, unless its image exists.
+pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upload: &Upload) -> Result<ImageInfo> {
+    let missing = || {
+        Error::new(Kind::InvalidDefinition, format!("library \"{library}\" has no file \"transship.toml\""))
+            .with_hint("The archive must hold a UDF project with transship.toml at its root.")
+    };
+    let folder = upload.folder.as_ref().ok_or_else(missing)?.path();
+    let text = fs::read_to_string(folder.join("transship.toml")).map_err(|_| missing())?;
+    let manifest = Manifest::parse(&text)?;
+    if manifest.limits.network {
+        return Err(Error::new(Kind::NotAllowed, format!("library \"{library}\" may not ask for a network"))
+            .with_hint("Build the project with \"transship build\" and name its image instead."));
+    }
+    let failed = |cause: std::io::Error| {
+        Error::new(Kind::BuildFailed, format!("could not read the files of library \"{library}\": {cause}"))
+    };
+    let mut hash = Sha256::new();
+    for (path, size) in &upload.files {
+        hash.update(format!("{path}\0{size}\0"));
+        std::io::copy(&mut fs::File::open(folder.join(path)).map_err(failed)?, &mut HashWriter(&mut hash))
+            .map_err(failed)?;
+    }
+    let name = format!("{REPOSITORY}/{}", manifest.name);
+    let manifest = Manifest { name, version: tag_of(hash), ..manifest };
+    let manifest = Manifest::from_label(&manifest.to_label())?;
+    if let Ok(image) = runtime.resolve(&manifest.image()) {
+        return Ok(image);
+    }
+    build_files(runtime, templates, folder, &manifest, false)
+}
+
+struct HashWriter<'a>(&'a mut Sha256);
+
+impl Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_arrive_in_pieces_and_stay_inside() {
+        let mut upload = Upload::default();
+        upload.add("a/b.txt", &BASE64.encode("one ")).unwrap();
+        upload.add("a/b.txt", &BASE64.encode("two")).unwrap();
+        upload.add("empty", "").unwrap();
+        let folder = upload.folder.as_ref().unwrap().path();
+        assert_eq!(fs::read_to_string(folder.join("a/b.txt")).unwrap(), "one two");
+        assert_eq!(upload.files, BTreeMap::from([("a/b.txt".to_string(), 7), ("empty".to_string(), 0)]));
+        for path in ["", "/etc/passwd", "../x", "a/../../x", "."] {
+            assert!(upload.add(path, "").is_err(), "{path}");
+        }
+        assert!(upload.add("x", "no base64").is_err());
+    }
+}

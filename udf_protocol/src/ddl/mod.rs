@@ -1,0 +1,7 @@
+//! The statements that make an image's functions known to an engine, from the image's own manifest.
+
+mod mssql;
+mod postgres;
+
+pub use mssql::mssql;
+pub use postgres::postgres;
