@@ -315,7 +315,33 @@ impl TransportName {
 impl FunctionBody {
     /// Reads and checks a function body.
     pub fn parse(text: &str) -> Result<FunctionBody> {
-        let body: FunctionBody = toml::from_str(text).map_err(|cause| malformed("the function body", &cause))?;
+        FunctionBody::from_table(FunctionBody::read_table(text)?)
+    }
+
+    /// Reads the text's keys. Pairs may stand on one line, as SQL is often written: `image = "a:1" function = "f"`.
+    pub fn read_table(text: &str) -> Result<toml::Table> {
+        let mut text = text.to_string();
+        let mut last_break = None;
+        loop {
+            let cause = match toml::from_str::<toml::Table>(&text) {
+                Ok(table) => return Ok(table),
+                Err(cause) => cause,
+            };
+            // A value ends where TOML wants a new line; what follows then may be the next key.
+            let end = cause.span().map(|span| span.start).filter(|end| *end > 0 && Some(*end) != last_break);
+            match end {
+                Some(end) if cause.message().contains("expected newline") && text.is_char_boundary(end) => {
+                    text.insert(end, '\n');
+                    last_break = Some(end + 1);
+                }
+                _ => return Err(malformed("the function body", &cause)),
+            }
+        }
+    }
+
+    /// Checks what the keys say.
+    pub fn from_table(table: toml::Table) -> Result<FunctionBody> {
+        let body: FunctionBody = table.try_into().map_err(|cause| malformed("the function body", &cause))?;
         let places = [body.image.is_some(), body.endpoint.is_some(), body.server.is_some(), body.source.is_some()];
         if places.iter().filter(|given| **given).count() != 1 {
             return Err(Error::invalid_definition(

@@ -16,7 +16,7 @@ use arrow_array::{Array, ArrayRef, BooleanArray, ListArray, PrimitiveArray, Reco
 use arrow_buffer::OffsetBuffer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use chrono::{DateTime, NaiveDate, NaiveDateTime, Timelike};
+use chrono::{DateTime, NaiveDate, NaiveDateTime, Timelike, Utc};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -265,15 +265,13 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
         Type::Timestamp => primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
             "infinity" => Some(i64::MAX),
             "-infinity" => Some(i64::MIN),
-            text => {
-                Some(NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").ok()?.and_utc().timestamp_micros())
-            }
+            text => whole_micros(NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").ok()?.and_utc()),
         }),
         Type::TimestampTz => {
             let array = primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
                 "infinity" => Some(i64::MAX),
                 "-infinity" => Some(i64::MIN),
-                text => Some(DateTime::parse_from_rfc3339(text).ok()?.timestamp_micros()),
+                text => whole_micros(DateTime::parse_from_rfc3339(text).ok()?.to_utc()),
             })?;
             Ok(Arc::new(array.as_primitive::<TimestampMicrosecondType>().clone().with_data_type(ty.data_type())))
         }
@@ -356,7 +354,13 @@ fn time(text: &str) -> Option<i64> {
     let time = chrono::NaiveTime::parse_from_str(text, "%H:%M:%S%.f").ok()?;
     let (seconds, nanoseconds) = (i64::from(time.num_seconds_from_midnight()), i64::from(time.nanosecond()));
     // A leap second has more than a second's nanoseconds.
-    (nanoseconds < 1_000_000_000).then_some(seconds * 1_000_000 + nanoseconds / 1000)
+    let is_exact = nanoseconds < 1_000_000_000 && nanoseconds % 1000 == 0;
+    is_exact.then_some(seconds * 1_000_000 + nanoseconds / 1000)
+}
+
+/// Microseconds since 1970; none if digits would be lost.
+fn whole_micros(time: DateTime<Utc>) -> Option<i64> {
+    time.timestamp_subsec_nanos().is_multiple_of(1000).then(|| time.timestamp_micros())
 }
 
 fn primitive<T: ArrowPrimitiveType>(
@@ -467,6 +471,9 @@ mod tests {
             (Type::Bool, "[true, 1]"),
             (Type::Text, "[\"a\", 1]"),
             (Type::Date, "[null, \"2013-02-30\"]"),
+            (Type::Timestamp, "[null, \"2013-01-01T00:00:00.0000001\"]"),
+            (Type::TimestampTz, "[null, \"2013-01-01T00:00:00.0000001Z\"]"),
+            (Type::Time, "[null, \"00:00:00.0000001\"]"),
             (Type::Uuid, "[null, \"a0eebc99\"]"),
             (Type::Time, "[\"24:00:00\", \"24:00:00.1\"]"),
             (Type::Interval, "[{}, 5]"),

@@ -1,0 +1,309 @@
+//! Arrow columns as the buffers that the host reads.
+//!
+//! A column grows reply by reply, and stays as it is once a call has returned: the host reads it until the next call. The
+//! layout is that of [`super::to_arrow`], with indicators always there.
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
+};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::MutableBuffer;
+use udf_protocol::codec::json;
+use udf_protocol::types::Type;
+use udf_protocol::{Error, Kind, Result};
+
+use super::SqlType;
+use super::decimal::Decimal;
+use super::time::{self, DateTime};
+use super::to_arrow::{Misfit, RawColumn, swap_guid};
+use crate::abi::SQL_NULL_DATA;
+
+/// A column of results, or one value of an OUTPUT parameter.
+#[derive(Debug)]
+pub struct OutputColumn {
+    sql: SqlType,
+    /// Aligned for every type that the host may read from it.
+    data: MutableBuffer,
+    indicators: Vec<i32>,
+}
+
+/// Appends an array's values to a column.
+type Write = fn(&mut OutputColumn, &Type, &ArrayRef) -> std::result::Result<(), Misfit>;
+
+impl OutputColumn {
+    /// An empty column.
+    pub fn new(sql: SqlType) -> OutputColumn {
+        OutputColumn { sql, data: MutableBuffer::new(0), indicators: Vec::new() }
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> usize {
+        self.indicators.len()
+    }
+
+    /// The values, for the host. Never NULL.
+    pub fn data(&self) -> *mut u8 {
+        self.data.as_ptr().cast_mut()
+    }
+
+    /// The indicators, for the host.
+    pub fn indicators(&self) -> *mut i32 {
+        self.indicators.as_ptr().cast_mut()
+    }
+
+    /// A row's indicator: bytes, or -1 for NULL.
+    pub fn indicator(&self, row: usize) -> i32 {
+        self.indicators[row]
+    }
+
+    /// Appends an array of `ty`, for which there is a writer.
+    pub fn append(&mut self, ty: &Type, array: &ArrayRef) -> std::result::Result<(), Misfit> {
+        let write = writer(ty, self.sql).ok_or_else(|| Misfit { row: 0, fact: format!("{ty} is not {}", self.sql) })?;
+        write(self, ty, array)
+    }
+
+    /// Appends rows of an input column, as they are. `start` is where the first packed value lies; the end of the last is
+    /// given back.
+    pub fn append_raw(&mut self, column: &RawColumn<'_>, rows: std::ops::Range<usize>, start: usize) -> usize {
+        match self.sql.element_bytes() {
+            Some(element) => {
+                let values = column.fixed(&rows);
+                self.data.extend_from_slice(values);
+                self.data.resize(self.data.len() + rows.len() * element - values.len(), 0);
+                let length = element as i32;
+                self.indicators.extend(rows.map(|row| if column.is_null(row) { SQL_NULL_DATA } else { length }));
+                start
+            }
+            None => {
+                let mut end = start;
+                for row in rows {
+                    let length = column.length(row);
+                    end += length.unwrap_or(0);
+                    // A length came as an int32.
+                    self.indicators.push(length.map_or(SQL_NULL_DATA, |length| length as i32));
+                }
+                self.data.extend_from_slice(column.packed(start, end - start));
+                end
+            }
+        }
+    }
+
+    fn push_null(&mut self) {
+        self.data.resize(self.data.len() + self.sql.element_bytes().unwrap_or(0), 0);
+        self.indicators.push(SQL_NULL_DATA);
+    }
+
+    /// Appends fixed-size values of N bytes each.
+    fn fixed<const N: usize>(
+        &mut self,
+        array: &dyn Array,
+        value: impl Fn(usize) -> std::result::Result<[u8; N], String>,
+    ) -> std::result::Result<(), Misfit> {
+        self.data.reserve(array.len() * N);
+        self.indicators.reserve(array.len());
+        for row in 0..array.len() {
+            if array.is_null(row) {
+                self.push_null();
+            } else {
+                self.data.extend_from_slice(&value(row).map_err(|fact| Misfit { row, fact })?);
+                self.indicators.push(N as i32);
+            }
+        }
+        Ok(())
+    }
+
+    fn push_bytes(&mut self, row: usize, bytes: &[u8]) -> std::result::Result<(), Misfit> {
+        self.data.extend_from_slice(bytes);
+        self.push_length(row, bytes.len())
+    }
+
+    fn push_text(&mut self, row: usize, text: &str) -> std::result::Result<(), Misfit> {
+        if !matches!(self.sql, SqlType::WideChar(_)) {
+            return self.push_bytes(row, text.as_bytes());
+        }
+        let before = self.data.len();
+        self.data.reserve(text.len() * 2);
+        if text.is_ascii() {
+            text.bytes().for_each(|byte| self.data.extend_from_slice(&[byte, 0]));
+        } else {
+            text.encode_utf16().for_each(|unit| self.data.extend_from_slice(&unit.to_le_bytes()));
+        }
+        self.push_length(row, self.data.len() - before)
+    }
+
+    fn push_length(&mut self, row: usize, length: usize) -> std::result::Result<(), Misfit> {
+        if length > self.sql.max_bytes() {
+            let fact = format!("the value has {length} bytes, too many for {}", self.sql);
+            return Err(Misfit { row, fact });
+        }
+        self.indicators.push(length as i32);
+        Ok(())
+    }
+}
+
+/// Whether results of `ty` may come back as `sql`; the error says what else to declare.
+pub fn check(what: &str, ty: &Type, sql: SqlType) -> Result<()> {
+    if writer(ty, sql).is_some() {
+        return Ok(());
+    }
+    Err(Error::new(Kind::SignatureMismatch, format!("{what} is of type {ty}, which cannot come back as {sql}"))
+        .with_hint(format!("Declare it as {} or nvarchar(max).", SqlType::of_result(ty))))
+}
+
+/// How values of a type are written as another, if that can be right.
+fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
+    use SqlType as S;
+    Some(match (ty, sql) {
+        (Type::Bool, S::Bit) => |column, _, array| {
+            let values = array.as_boolean();
+            column.fixed(array, |row| Ok([u8::from(values.value(row))]))
+        },
+        (Type::Int2, sql) if is_integer(sql) => |c, _, array| write_integers::<Int16Type>(c, array),
+        (Type::Int4, sql) if is_integer(sql) => |c, _, array| write_integers::<Int32Type>(c, array),
+        (Type::Int8, sql) if is_integer(sql) => |c, _, array| write_integers::<Int64Type>(c, array),
+        (Type::Float4, S::Real) => |column, _, array| {
+            let values = array.as_primitive::<Float32Type>();
+            column.fixed(array, |row| finite(values.value(row), f32::is_finite).map(f32::to_le_bytes))
+        },
+        (Type::Float4, S::Float) => |column, _, array| {
+            let values = array.as_primitive::<Float32Type>();
+            column.fixed(array, |row| finite(f64::from(values.value(row)), f64::is_finite).map(f64::to_le_bytes))
+        },
+        (Type::Float8, S::Float) => |column, _, array| {
+            let values = array.as_primitive::<Float64Type>();
+            column.fixed(array, |row| finite(values.value(row), f64::is_finite).map(f64::to_le_bytes))
+        },
+        (Type::Numeric, S::Decimal { .. }) => |column, _, array| {
+            let SqlType::Decimal { precision, scale } = column.sql else { unreachable!("the writer is a decimal's") };
+            let texts = array.as_string::<i32>();
+            column.fixed(array, |row| {
+                let text = texts.value(row);
+                Decimal::parse(text).and_then(|number| number.to_struct(precision, scale)).ok_or_else(|| {
+                    let shown: String = text.chars().take(50).collect();
+                    format!(
+                        "{shown} does not fit into decimal({precision}, {scale}) without loss; \
+                         round it in the function, or name another type in result_columns"
+                    )
+                })
+            })
+        },
+        (Type::Bytea, S::Binary(_)) => |column, _, array| {
+            for (row, value) in array.as_binary::<i32>().iter().enumerate() {
+                match value {
+                    Some(value) => column.push_bytes(row, value)?,
+                    None => column.push_null(),
+                }
+            }
+            Ok(())
+        },
+        (Type::Date, S::Date) => |column, _, array| {
+            let values = array.as_primitive::<Date32Type>();
+            column.fixed(array, |row| time::days_to_struct(values.value(row)).ok_or_else(outside_years))
+        },
+        (Type::Timestamp, S::DateTime { .. }) => |column, _, array| {
+            let SqlType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
+            let values = array.as_primitive::<TimestampMicrosecondType>();
+            column.fixed(array, |row| write_time(Some(DateTime::from_micros(values.value(row))), digits))
+        },
+        (Type::DateTime2, S::DateTime { .. }) => |column, _, array| {
+            let SqlType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
+            let texts = array.as_string::<i32>();
+            column.fixed(array, |row| write_time(DateTime::parse(texts.value(row)), digits))
+        },
+        (Type::Uuid, S::Guid) => |column, _, array| {
+            let values = array.as_fixed_size_binary();
+            column.fixed(array, |row| {
+                values.value(row).first_chunk().map(swap_guid).ok_or_else(|| "a uuid has 16 bytes".to_string())
+            })
+        },
+        (
+            Type::Text
+            | Type::Numeric
+            | Type::Json
+            | Type::TimeTz
+            | Type::Inet
+            | Type::Cidr
+            | Type::MacAddr
+            | Type::DateTime2,
+            S::Char(_) | S::WideChar(_),
+        ) => |column, _, array| {
+            for (row, value) in array.as_string::<i32>().iter().enumerate() {
+                match value {
+                    Some(value) => column.push_text(row, value)?,
+                    None => column.push_null(),
+                }
+            }
+            Ok(())
+        },
+        (_, S::Char(_) | S::WideChar(_)) => write_json_form,
+        _ => return None,
+    })
+}
+
+fn is_integer(sql: SqlType) -> bool {
+    matches!(sql, SqlType::TinyInt | SqlType::SmallInt | SqlType::Int | SqlType::BigInt)
+}
+
+fn write_integers<T: ArrowPrimitiveType>(column: &mut OutputColumn, array: &ArrayRef) -> std::result::Result<(), Misfit>
+where
+    T::Native: Into<i64>,
+{
+    let values = array.as_primitive::<T>();
+    let sql = column.sql;
+    let outside = move |value: i64| format!("{value} does not fit into {sql}");
+    let value = |row: usize| -> i64 { values.value(row).into() };
+    match sql {
+        SqlType::TinyInt => {
+            column.fixed(array, |row| u8::try_from(value(row)).map(u8::to_le_bytes).map_err(|_| outside(value(row))))
+        }
+        SqlType::SmallInt => {
+            column.fixed(array, |row| i16::try_from(value(row)).map(i16::to_le_bytes).map_err(|_| outside(value(row))))
+        }
+        SqlType::Int => {
+            column.fixed(array, |row| i32::try_from(value(row)).map(i32::to_le_bytes).map_err(|_| outside(value(row))))
+        }
+        _ => column.fixed(array, |row| Ok(value(row).to_le_bytes())),
+    }
+}
+
+fn finite<T: Copy + std::fmt::Display>(value: T, is_finite: impl Fn(T) -> bool) -> std::result::Result<T, String> {
+    if is_finite(value) {
+        return Ok(value);
+    }
+    Err(format!("SQL Server cannot hold {value}; the function can return NULL instead"))
+}
+
+fn outside_years() -> String {
+    "SQL Server's dates go from year 1 to 9999".to_string()
+}
+
+fn write_time(time: Option<DateTime>, digits: u8) -> std::result::Result<[u8; 16], String> {
+    let time = time.ok_or_else(outside_years)?;
+    if time.nanoseconds % 10u32.pow(9 - u32::from(digits)) != 0 {
+        return Err(format!("the time has more than {digits} digits of a second; name datetime2(7) in result_columns"));
+    }
+    time.to_struct().ok_or_else(outside_years)
+}
+
+/// Text of the JSON form, for types that SQL Server lacks.
+fn write_json_form(column: &mut OutputColumn, ty: &Type, array: &ArrayRef) -> std::result::Result<(), Misfit> {
+    let mut text = String::new();
+    for row in 0..array.len() {
+        if array.is_null(row) {
+            column.push_null();
+            continue;
+        }
+        text.clear();
+        json::encode_column(&mut text, ty, &array.slice(row, 1));
+        // An array of one value.
+        let value = &text[1..text.len() - 1];
+        match serde_json::from_str::<String>(value) {
+            // A GUID is written in upper case by custom.
+            Ok(text) if *ty == Type::Uuid => column.push_text(row, &text.to_ascii_uppercase())?,
+            Ok(text) => column.push_text(row, &text)?,
+            Err(_) => column.push_text(row, value)?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! SQL Server's types: what the host calls them, and how they are written in T-SQL.
+//!
+//! [`to_arrow`] turns the host's buffers into Arrow columns, [`from_arrow`] does the reverse. Which type stands for which
+//! is the type table's business (`udf_protocol::types`); here is only how the values lie in memory.
+
+pub mod decimal;
+pub mod from_arrow;
+pub mod time;
+pub mod to_arrow;
+
+use udf_protocol::types::Type;
+use udf_protocol::{Error, Kind, Result};
+
+use crate::abi::code;
+
+/// Sizes above this many bytes are (max) types, whose values are limited by 2^31-1 bytes alone.
+pub const MAX_BOUNDED_BYTES: u64 = 8000;
+/// The ColumnSize of a (max) column of bytes.
+const LOB_BYTES: u64 = i32::MAX as u64;
+/// The ColumnSize of nvarchar(max): even, since a character has two bytes.
+const WIDE_LOB_BYTES: u64 = i32::MAX as u64 - 1;
+
+/// A SQL Server type, as the API tells it apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SqlType {
+    /// bit
+    Bit,
+    /// tinyint: 0 to 255
+    TinyInt,
+    /// smallint
+    SmallInt,
+    /// int
+    Int,
+    /// bigint
+    BigInt,
+    /// real
+    Real,
+    /// float
+    Float,
+    /// decimal(precision, scale); money is decimal(19, 4)
+    Decimal {
+        /// 1 to 38.
+        precision: u8,
+        /// 0 to precision.
+        scale: u8,
+    },
+    /// char, varchar: UTF-8 of at most this many bytes
+    Char(u64),
+    /// nchar, nvarchar: UTF-16 of at most this many bytes
+    WideChar(u64),
+    /// binary, varbinary of at most this many bytes
+    Binary(u64),
+    /// date
+    Date,
+    /// datetime2(digits); datetime is datetime2(3), smalldatetime datetime2(0)
+    DateTime {
+        /// Fractional digits of a second, 0 to 7.
+        digits: u8,
+    },
+    /// uniqueidentifier
+    Guid,
+}
+
+impl SqlType {
+    /// The type of a column or parameter, as the host describes it; the error says what is wrong with it.
+    /// Sizes are taken as they are: hosts differ in what they pass.
+    pub fn from_host(code: i16, size: u64, digits: i16) -> std::result::Result<SqlType, &'static str> {
+        Ok(match code {
+            code::BIT => SqlType::Bit,
+            code::UTINYINT => SqlType::TinyInt,
+            code::SSHORT => SqlType::SmallInt,
+            code::SLONG => SqlType::Int,
+            code::SBIGINT => SqlType::BigInt,
+            code::REAL => SqlType::Real,
+            code::DOUBLE => SqlType::Float,
+            code::NUMERIC => {
+                let precision = u8::try_from(size).ok().filter(|precision| (1..=38).contains(precision));
+                let scale = u8::try_from(digits).ok().filter(|scale| *scale <= 38);
+                match (precision, scale) {
+                    (Some(precision), Some(scale)) if scale <= precision => SqlType::Decimal { precision, scale },
+                    // A size of 19 bytes or 0 instead of a precision loses nothing: values carry their own digits.
+                    (_, Some(scale)) => SqlType::Decimal { precision: 38, scale },
+                    _ => return Err("a decimal of impossible scale"),
+                }
+            }
+            code::CHAR => SqlType::Char(size),
+            code::WCHAR => SqlType::WideChar(size),
+            code::BINARY => SqlType::Binary(size),
+            code::DATE => SqlType::Date,
+            code::TIMESTAMP => SqlType::DateTime { digits: u8::try_from(digits.clamp(0, 7)).unwrap_or(7) },
+            code::GUID => SqlType::Guid,
+            code::TIME | code::SS_TIME2 => return Err("time"),
+            code::SS_TIMESTAMPOFFSET => return Err("datetimeoffset"),
+            _ => return Err("of a type that SQL Server does not send to external scripts"),
+        })
+    }
+
+    /// Reads a type as T-SQL writes it, for a result column.
+    pub fn parse(text: &str) -> Result<SqlType> {
+        let wrong = || {
+            Error::new(Kind::InvalidDefinition, format!("\"{text}\" is not a type that a result column can have"))
+                .with_hint("Write a type of T-SQL, for example float, decimal(19, 4), nvarchar(100) or datetime2(7).")
+        };
+        let compact: String = text.to_ascii_lowercase().chars().filter(|c| !c.is_whitespace()).collect();
+        let (name, inside) = match compact.split_once('(') {
+            Some((name, rest)) => (name, Some(rest.strip_suffix(')').ok_or_else(wrong)?)),
+            None => (compact.as_str(), None),
+        };
+        let numbers: Option<Vec<u64>> = inside
+            .filter(|inside| *inside != "max")
+            .map(|inside| inside.split(',').map(|n| n.parse().unwrap_or(u64::MAX)).collect());
+        let length = |limit: u64, fixed: Option<u64>, max: u64| match (inside, numbers.as_deref()) {
+            (Some("max"), _) if fixed.is_none() => Ok(max),
+            (None, _) => Ok(fixed.unwrap_or(1)),
+            (_, Some([n])) if (1..=limit).contains(n) => Ok(*n),
+            _ => Err(wrong()),
+        };
+        let plain = |ty: SqlType| if inside.is_none() { Ok(ty) } else { Err(wrong()) };
+        match name {
+            "bit" => plain(SqlType::Bit),
+            "tinyint" => plain(SqlType::TinyInt),
+            "smallint" => plain(SqlType::SmallInt),
+            "int" | "integer" => plain(SqlType::Int),
+            "bigint" => plain(SqlType::BigInt),
+            "real" => plain(SqlType::Real),
+            "float" => match numbers.as_deref() {
+                None if inside.is_none() => Ok(SqlType::Float),
+                Some([1..=24]) => Ok(SqlType::Real),
+                Some([25..=53]) => Ok(SqlType::Float),
+                _ => Err(wrong()),
+            },
+            "money" => plain(SqlType::Decimal { precision: 19, scale: 4 }),
+            "smallmoney" => plain(SqlType::Decimal { precision: 10, scale: 4 }),
+            "decimal" | "numeric" | "dec" => {
+                let (precision, scale) = match numbers.as_deref() {
+                    None if inside.is_none() => (18, 0),
+                    Some([precision]) => (*precision, 0),
+                    Some([precision, scale]) => (*precision, *scale),
+                    _ => return Err(wrong()),
+                };
+                match (u8::try_from(precision), u8::try_from(scale)) {
+                    (Ok(precision @ 1..=38), Ok(scale)) if scale <= precision => {
+                        Ok(SqlType::Decimal { precision, scale })
+                    }
+                    _ => Err(wrong()),
+                }
+            }
+            "char" => length(8000, Some(1), 0).map(SqlType::Char),
+            "varchar" => length(8000, None, LOB_BYTES).map(SqlType::Char),
+            "nchar" => length(4000, Some(1), 0).map(|n| SqlType::WideChar(2 * n)),
+            "nvarchar" if inside == Some("max") => Ok(SqlType::WideChar(WIDE_LOB_BYTES)),
+            "nvarchar" => length(4000, None, 0).map(|n| SqlType::WideChar(2 * n)),
+            "binary" => length(8000, Some(1), 0).map(SqlType::Binary),
+            "varbinary" => length(8000, None, LOB_BYTES).map(SqlType::Binary),
+            "date" => plain(SqlType::Date),
+            "datetime" => plain(SqlType::DateTime { digits: 3 }),
+            "smalldatetime" => plain(SqlType::DateTime { digits: 0 }),
+            "datetime2" => match numbers.as_deref() {
+                None if inside.is_none() => Ok(SqlType::DateTime { digits: 7 }),
+                Some([digits @ 0..=7]) => Ok(SqlType::DateTime { digits: *digits as u8 }),
+                _ => Err(wrong()),
+            },
+            "uniqueidentifier" => plain(SqlType::Guid),
+            _ => Err(wrong()),
+        }
+    }
+
+    /// The type that a column of `ty` comes back as, where nothing else is asked for.
+    pub fn of_result(ty: &Type) -> SqlType {
+        SqlType::parse(ty.tsql()).expect("the type table names types of T-SQL")
+    }
+
+    /// The host's type code.
+    pub fn code(self) -> i16 {
+        match self {
+            SqlType::Bit => code::BIT,
+            SqlType::TinyInt => code::UTINYINT,
+            SqlType::SmallInt => code::SSHORT,
+            SqlType::Int => code::SLONG,
+            SqlType::BigInt => code::SBIGINT,
+            SqlType::Real => code::REAL,
+            SqlType::Float => code::DOUBLE,
+            SqlType::Decimal { .. } => code::NUMERIC,
+            SqlType::Char(_) => code::CHAR,
+            SqlType::WideChar(_) => code::WCHAR,
+            SqlType::Binary(_) => code::BINARY,
+            SqlType::Date => code::DATE,
+            SqlType::DateTime { .. } => code::TIMESTAMP,
+            SqlType::Guid => code::GUID,
+        }
+    }
+
+    /// Bytes of one value; none if values differ in length.
+    pub fn element_bytes(self) -> Option<usize> {
+        match self {
+            SqlType::Bit | SqlType::TinyInt => Some(1),
+            SqlType::SmallInt => Some(2),
+            SqlType::Int | SqlType::Real => Some(4),
+            SqlType::BigInt | SqlType::Float => Some(8),
+            SqlType::Date => Some(6),
+            SqlType::DateTime { .. } | SqlType::Guid => Some(16),
+            SqlType::Decimal { .. } => Some(19),
+            SqlType::Char(_) | SqlType::WideChar(_) | SqlType::Binary(_) => None,
+        }
+    }
+
+    /// ColumnSize of a result column: bytes, of a decimal its precision. It is never 0.
+    pub fn column_size(self) -> u64 {
+        match self {
+            SqlType::Decimal { precision, .. } => u64::from(precision),
+            SqlType::Char(bytes) | SqlType::Binary(bytes) => bytes.max(1),
+            SqlType::WideChar(bytes) => bytes.max(2),
+            other => other.element_bytes().unwrap_or(1) as u64,
+        }
+    }
+
+    /// DecimalDigits of a result column.
+    pub fn decimal_digits(self) -> i16 {
+        match self {
+            SqlType::Decimal { scale, .. } => i16::from(scale),
+            SqlType::DateTime { digits } => i16::from(digits),
+            _ => 0,
+        }
+    }
+
+    /// The longest value that a column of this type takes, in bytes.
+    pub fn max_bytes(self) -> usize {
+        match self {
+            SqlType::Char(bytes) | SqlType::WideChar(bytes) | SqlType::Binary(bytes) if bytes <= MAX_BOUNDED_BYTES => {
+                bytes as usize
+            }
+            _ => i32::MAX as usize,
+        }
+    }
+}
+
+impl std::fmt::Display for SqlType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let bounded = |f: &mut std::fmt::Formatter<'_>, name: &str, bytes: u64, width: u64| {
+            if bytes > MAX_BOUNDED_BYTES { write!(f, "{name}(max)") } else { write!(f, "{name}({})", bytes / width) }
+        };
+        match *self {
+            SqlType::Bit => f.write_str("bit"),
+            SqlType::TinyInt => f.write_str("tinyint"),
+            SqlType::SmallInt => f.write_str("smallint"),
+            SqlType::Int => f.write_str("int"),
+            SqlType::BigInt => f.write_str("bigint"),
+            SqlType::Real => f.write_str("real"),
+            SqlType::Float => f.write_str("float"),
+            SqlType::Decimal { precision, scale } => write!(f, "decimal({precision}, {scale})"),
+            SqlType::Char(bytes) => bounded(f, "varchar", bytes, 1),
+            SqlType::WideChar(bytes) => bounded(f, "nvarchar", bytes, 2),
+            SqlType::Binary(bytes) => bounded(f, "varbinary", bytes, 1),
+            SqlType::Date => f.write_str("date"),
+            SqlType::DateTime { digits } => write!(f, "datetime2({digits})"),
+            SqlType::Guid => f.write_str("uniqueidentifier"),
+        }
+    }
+}
+
+/// An identifier as T-SQL quotes it.
+pub fn quote(name: &str) -> String {
+    format!("[{}]", name.replace(']', "]]"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use udf_protocol::types::TABLE;
+
+    #[test]
+    fn types_read_back_as_written() {
+        for text in [
+            "bit",
+            "tinyint",
+            "smallint",
+            "int",
+            "bigint",
+            "real",
+            "float",
+            "decimal(38, 0)",
+            "varchar(8000)",
+            "varchar(max)",
+            "nvarchar(4000)",
+            "nvarchar(max)",
+            "varbinary(1)",
+            "varbinary(max)",
+            "date",
+            "datetime2(7)",
+            "uniqueidentifier",
+        ] {
+            assert_eq!(SqlType::parse(text).unwrap().to_string(), text);
+        }
+        assert_eq!(SqlType::parse(" MONEY ").unwrap(), SqlType::Decimal { precision: 19, scale: 4 });
+        for text in [
+            "",
+            "xml",
+            "float(54)",
+            "decimal(39)",
+            "decimal(5, 6)",
+            "nvarchar(4001)",
+            "varchar(0)",
+            "char(max)",
+            "int(4)",
+            "datetime2(8)",
+            "nvarchar(3",
+            "time",
+            "varchar(1,2)",
+        ] {
+            assert!(SqlType::parse(text).is_err(), "{text}");
+        }
+        for entry in TABLE {
+            SqlType::of_result(&entry.ty);
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_api() {
+        assert_eq!(SqlType::parse("nvarchar(10)").unwrap().column_size(), 20);
+        assert_eq!(SqlType::parse("nvarchar(max)").unwrap().column_size(), 2_147_483_646);
+        assert_eq!(SqlType::parse("decimal(19, 4)").unwrap().column_size(), 19);
+        assert_eq!(SqlType::parse("decimal(19, 4)").unwrap().element_bytes(), Some(19));
+        assert_eq!((SqlType::Char(0).column_size(), SqlType::WideChar(0).column_size()), (1, 2));
+        assert_eq!(SqlType::parse("nvarchar(10)").unwrap().max_bytes(), 20);
+        assert_eq!(SqlType::parse("varchar(max)").unwrap().max_bytes(), i32::MAX as usize);
+    }
+
+    #[test]
+    fn what_the_host_cannot_mean_is_named() {
+        assert_eq!(SqlType::from_host(code::SS_TIME2, 16, 7), Err("time"));
+        assert_eq!(SqlType::from_host(code::SS_TIMESTAMPOFFSET, 20, 7), Err("datetimeoffset"));
+        assert!(SqlType::from_host(-18, 4, 0).is_err());
+        assert_eq!(SqlType::from_host(code::NUMERIC, 0, 3), Ok(SqlType::Decimal { precision: 38, scale: 3 }));
+        assert!(SqlType::from_host(code::NUMERIC, 10, 39).is_err());
+    }
+}

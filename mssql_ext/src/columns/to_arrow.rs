@@ -1,0 +1,447 @@
+//! The host's buffers as Arrow columns.
+//!
+//! In: for each column a pointer to its values and one to its indicators, both the host's and valid during one call.
+//! Out: a copy of some rows as an array of an argument's type. Fixed-size values lie one after the other; the others are
+//! packed without padding, where a NULL has no bytes, so that a row's place is the sum of the lengths before it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
+};
+use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringArray};
+use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use serde_json::Value;
+use udf_protocol::codec::json;
+use udf_protocol::types::Type;
+use udf_protocol::{Error, Result};
+
+use super::decimal::{self, Decimal};
+use super::time::{self, DateTime};
+use super::{SqlType, quote};
+use crate::abi::{SQL_NO_NULLS, SQL_NULL_DATA};
+use crate::guard::{broken, bytes};
+
+/// A value that cannot be converted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Its row, counted from zero within what was converted.
+    pub row: usize,
+    /// What is wrong, as a fragment.
+    pub fact: String,
+}
+
+/// A column of one call.
+#[derive(Debug, Clone, Copy)]
+pub struct RawColumn<'a> {
+    sql: SqlType,
+    data: &'a [u8],
+    /// Four bytes per row: a length, or -1 for NULL. None if no row is NULL.
+    indicators: Option<&'a [u8]>,
+}
+
+impl<'a> RawColumn<'a> {
+    /// The column that the host describes.
+    ///
+    /// # Safety
+    /// Unless they are NULL, `indicators` points to `rows` int32 and `data` to the values that they and `sql` tell of,
+    /// and neither changes for as long as `'a`.
+    pub unsafe fn new(
+        sql: SqlType,
+        nullable: i16,
+        rows: usize,
+        data: *const u8,
+        indicators: *const i32,
+    ) -> Result<RawColumn<'a>> {
+        let indicator_bytes = rows.checked_mul(4).ok_or_else(|| broken("the number of rows is impossible"))?;
+        // SAFETY: the caller says so.
+        let found: &[u8] = unsafe { bytes(indicators.cast(), indicator_bytes) };
+        let (data_bytes, indicators) = match sql.element_bytes() {
+            Some(element) => {
+                let indicators = (!indicators.is_null() && nullable != SQL_NO_NULLS).then_some(found);
+                (rows.checked_mul(element), indicators)
+            }
+            None => {
+                let mut total = Some(0usize);
+                for (row, indicator) in found.as_chunks::<4>().0.iter().enumerate() {
+                    let length = i32::from_le_bytes(*indicator);
+                    match usize::try_from(length) {
+                        Ok(length) => total = total.and_then(|total| total.checked_add(length)),
+                        Err(_) if length == SQL_NULL_DATA => {}
+                        Err(_) => return Err(broken(&format!("row {} has a length of {length} bytes", row + 1))),
+                    }
+                }
+                // Without lengths there are no values.
+                (total, (!indicators.is_null() || rows > 0).then_some(found))
+            }
+        };
+        let data_bytes = data_bytes.filter(|bytes| isize::try_from(*bytes).is_ok());
+        let data_bytes = data_bytes.ok_or_else(|| broken("the size of a column is impossible"))?;
+        // SAFETY: the caller says so.
+        let data = unsafe { bytes(data, data_bytes) };
+        let column = RawColumn { sql, data, indicators };
+        if data.len() < data_bytes && (0..rows).any(|row| !column.is_null(row)) {
+            return Err(broken("a column has rows and no data"));
+        }
+        Ok(column)
+    }
+
+    /// A column of one value that was kept.
+    pub fn of_value(sql: SqlType, value: Option<&'a [u8]>, indicator: &'a [u8; 4]) -> RawColumn<'a> {
+        RawColumn { sql, data: value.unwrap_or_default(), indicators: Some(indicator) }
+    }
+
+    /// Whether a row is NULL.
+    pub fn is_null(&self, row: usize) -> bool {
+        self.indicators.is_some_and(|_| self.length(row).is_none())
+    }
+
+    /// The length of a row's value, as far as its indicator tells; none if it is NULL. Of fixed-size types the number
+    /// itself says nothing.
+    pub fn length(&self, row: usize) -> Option<usize> {
+        match self.indicators {
+            None => Some(0),
+            // A column of variable length without indicators is all NULL.
+            Some(indicators) => {
+                let indicator = indicators.get(row * 4..row * 4 + 4)?;
+                usize::try_from(i32::from_le_bytes(*indicator.first_chunk()?)).ok()
+            }
+        }
+    }
+
+    /// The bytes of fixed-size values.
+    pub fn fixed(&self, rows: &Range<usize>) -> &'a [u8] {
+        let element = self.sql.element_bytes().unwrap_or(0);
+        // A column that is all NULL may have no data.
+        self.data.get(rows.start * element..rows.end * element).unwrap_or_default()
+    }
+
+    /// `length` bytes of packed values.
+    pub fn packed(&self, start: usize, length: usize) -> &'a [u8] {
+        &self.data[start..start + length]
+    }
+
+    fn nulls(&self, rows: &Range<usize>) -> Option<NullBuffer> {
+        self.indicators?;
+        let nulls = NullBuffer::from_iter(rows.clone().map(|row| !self.is_null(row)));
+        (nulls.null_count() > 0).then_some(nulls)
+    }
+
+    /// Fixed-size values of N bytes each; `read` gives none for a value that does not fit.
+    fn primitive<T: ArrowPrimitiveType, const N: usize>(
+        &self,
+        rows: Range<usize>,
+        read: impl Fn(&[u8; N]) -> Option<T::Native>,
+    ) -> std::result::Result<ArrayRef, Misfit> {
+        let nulls = self.nulls(&rows);
+        let values = self.fixed(&rows).as_chunks::<N>().0;
+        let mut column: Vec<T::Native> = Vec::with_capacity(rows.len());
+        for (position, value) in values.iter().enumerate() {
+            match read(value) {
+                Some(value) => column.push(value),
+                // The bytes of a NULL are garbage.
+                None if nulls.as_ref().is_some_and(|nulls| nulls.is_null(position)) => column.push(T::default_value()),
+                None => return Err(self.misfit(rows.start + position)),
+            }
+        }
+        column.resize(rows.len(), T::default_value());
+        Ok(Arc::new(PrimitiveArray::<T>::new(ScalarBuffer::from(column), nulls)))
+    }
+
+    /// Fixed-size values of N bytes each, written as text by `write`, which is false for a value that does not fit.
+    fn text<const N: usize>(
+        &self,
+        rows: Range<usize>,
+        write: impl Fn(&[u8; N], &mut String) -> bool,
+    ) -> std::result::Result<ArrayRef, Misfit> {
+        let nulls = self.nulls(&rows);
+        let (mut text, mut lengths) = (String::new(), Vec::with_capacity(rows.len()));
+        for (position, value) in self.fixed(&rows).as_chunks::<N>().0.iter().enumerate() {
+            let before = text.len();
+            let is_null = nulls.as_ref().is_some_and(|nulls| nulls.is_null(position));
+            if !is_null && !write(value, &mut text) {
+                return Err(self.misfit(rows.start + position));
+            }
+            lengths.push(text.len() - before);
+        }
+        lengths.resize(rows.len(), 0);
+        Ok(Arc::new(StringArray::new(OffsetBuffer::from_lengths(lengths), Buffer::from(text.into_bytes()), nulls)))
+    }
+
+    fn misfit(&self, row: usize) -> Misfit {
+        let fact = match self.sql {
+            SqlType::DateTime { .. } => "the time has digits below a microsecond, or does not exist",
+            SqlType::Date => "there is no such day",
+            SqlType::Decimal { .. } => "the number has more than 38 digits",
+            _ => "the value does not fit",
+        };
+        Misfit { row, fact: fact.to_string() }
+    }
+
+    fn lengths(&self, rows: &Range<usize>) -> Vec<usize> {
+        rows.clone().map(|row| self.length(row).unwrap_or(0)).collect()
+    }
+}
+
+/// Reads a column from its first row to its last, some rows at a time.
+pub struct ColumnReader<'a> {
+    column: RawColumn<'a>,
+    ty: Type,
+    read: Read,
+    /// Where the next packed value starts.
+    next_byte: usize,
+}
+
+/// Reads rows as an array of a type; packed values start at the given byte.
+type Read = for<'a> fn(&RawColumn<'a>, &Type, Range<usize>, usize) -> std::result::Result<ArrayRef, Misfit>;
+
+impl<'a> ColumnReader<'a> {
+    /// A reader of a column as `ty`; none if its type cannot become `ty` without loss.
+    pub fn new(column: RawColumn<'a>, ty: &Type) -> Option<ColumnReader<'a>> {
+        Some(ColumnReader { column, ty: ty.clone(), read: reader(column.sql, ty)?, next_byte: 0 })
+    }
+
+    /// Bytes that a row will take, as Arrow counts them.
+    pub fn row_bytes(&self, row: usize) -> usize {
+        match self.column.sql.element_bytes() {
+            Some(element) => element,
+            None => 4 + self.column.length(row).unwrap_or(0),
+        }
+    }
+
+    /// Reads the next rows.
+    pub fn read(&mut self, rows: Range<usize>) -> std::result::Result<ArrayRef, Misfit> {
+        let start = self.next_byte;
+        if self.column.sql.element_bytes().is_none() {
+            self.next_byte += rows.clone().map(|row| self.column.length(row).unwrap_or(0)).sum::<usize>();
+        }
+        (self.read)(&self.column, &self.ty, rows, start)
+    }
+}
+
+/// Whether a column may feed an argument; if not, the error has a CAST that works.
+pub fn check(what: &str, name: &str, sql: SqlType, argument: &str, ty: &Type) -> Result<()> {
+    if reader(sql, ty).is_some() {
+        return Ok(());
+    }
+    let shown = if name.is_empty() { what.to_string() } else { format!("{what} \"{name}\"") };
+    Err(Error::new(
+        udf_protocol::Kind::SignatureMismatch,
+        format!("{shown} is {sql}, which cannot become argument \"{argument}\" of type {ty} without loss"),
+    )
+    .with_hint(cast(name, ty)))
+}
+
+/// A sentence that says how to send a column as `ty`.
+fn cast(name: &str, ty: &Type) -> String {
+    let column = if name.is_empty() { "...".to_string() } else { quote(name) };
+    let written = match ty {
+        Type::TimestampTz => format!("CONVERT(nvarchar(40), CAST({column} AS datetimeoffset(6)), 127)"),
+        Type::Time => format!("CAST({column} AS nvarchar(15))"),
+        Type::Interval | Type::Array(_) | Type::Range(_) | Type::Composite(_) => {
+            return format!("Send text of the JSON form that docs/types.md gives for {ty}.");
+        }
+        ty => format!("CAST({column} AS {})", ty.tsql()),
+    };
+    format!("Write {written}.")
+}
+
+/// How to refuse a column that SQL Server cannot send.
+pub fn refuse(what: &str, name: &str, sql: &str) -> Error {
+    let column = if name.is_empty() { "...".to_string() } else { quote(name) };
+    let hint = match sql {
+        "time" => format!("Write CAST({column} AS nvarchar(16))."),
+        "datetimeoffset" => format!("Write CONVERT(nvarchar(40), {column}, 127)."),
+        _ => format!("Write CAST({column} AS nvarchar(max)), or another type of docs/types.md."),
+    };
+    Error::new(udf_protocol::Kind::UnsupportedType, format!("{what} \"{name}\" is {sql}")).with_hint(hint)
+}
+
+/// How values of a type become values of another, if that loses nothing.
+fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
+    use SqlType as S;
+    Some(match (sql, ty) {
+        (S::Bit, Type::Bool) => |column, _, rows, _| {
+            let nulls = column.nulls(&rows);
+            // Hosts may send the digit 0 for false.
+            let mut values: Vec<bool> = column.fixed(&rows).iter().map(|byte| !matches!(byte, 0 | b'0')).collect();
+            values.resize(rows.len(), false);
+            Ok(Arc::new(BooleanArray::new(values.into(), nulls)))
+        },
+        (S::TinyInt, Type::Int2) => |c, _, rows, _| c.primitive::<Int16Type, 1>(rows, |b| Some(i16::from(b[0]))),
+        (S::TinyInt, Type::Int4) => |c, _, rows, _| c.primitive::<Int32Type, 1>(rows, |b| Some(i32::from(b[0]))),
+        (S::TinyInt, Type::Int8) => |c, _, rows, _| c.primitive::<Int64Type, 1>(rows, |b| Some(i64::from(b[0]))),
+        (S::TinyInt, Type::Float4) => |c, _, rows, _| c.primitive::<Float32Type, 1>(rows, |b| Some(f32::from(b[0]))),
+        (S::TinyInt, Type::Float8) => |c, _, rows, _| c.primitive::<Float64Type, 1>(rows, |b| Some(f64::from(b[0]))),
+        (S::SmallInt, Type::Int2) => {
+            |c, _, rows, _| c.primitive::<Int16Type, 2>(rows, |b| Some(i16::from_le_bytes(*b)))
+        }
+        (S::SmallInt, Type::Int4) => {
+            |c, _, rows, _| c.primitive::<Int32Type, 2>(rows, |b| Some(i32::from(i16::from_le_bytes(*b))))
+        }
+        (S::SmallInt, Type::Int8) => {
+            |c, _, rows, _| c.primitive::<Int64Type, 2>(rows, |b| Some(i64::from(i16::from_le_bytes(*b))))
+        }
+        (S::SmallInt, Type::Float4) => {
+            |c, _, rows, _| c.primitive::<Float32Type, 2>(rows, |b| Some(f32::from(i16::from_le_bytes(*b))))
+        }
+        (S::SmallInt, Type::Float8) => {
+            |c, _, rows, _| c.primitive::<Float64Type, 2>(rows, |b| Some(f64::from(i16::from_le_bytes(*b))))
+        }
+        (S::Int, Type::Int4) => |c, _, rows, _| c.primitive::<Int32Type, 4>(rows, |b| Some(i32::from_le_bytes(*b))),
+        (S::Int, Type::Int8) => {
+            |c, _, rows, _| c.primitive::<Int64Type, 4>(rows, |b| Some(i64::from(i32::from_le_bytes(*b))))
+        }
+        (S::Int, Type::Float8) => {
+            |c, _, rows, _| c.primitive::<Float64Type, 4>(rows, |b| Some(f64::from(i32::from_le_bytes(*b))))
+        }
+        (S::BigInt, Type::Int8) => |c, _, rows, _| c.primitive::<Int64Type, 8>(rows, |b| Some(i64::from_le_bytes(*b))),
+        (S::Real, Type::Float4) => {
+            |c, _, rows, _| c.primitive::<Float32Type, 4>(rows, |b| Some(f32::from_le_bytes(*b)))
+        }
+        (S::Real, Type::Float8) => {
+            |c, _, rows, _| c.primitive::<Float64Type, 4>(rows, |b| Some(f64::from(f32::from_le_bytes(*b))))
+        }
+        (S::Float, Type::Float8) => {
+            |c, _, rows, _| c.primitive::<Float64Type, 8>(rows, |b| Some(f64::from_le_bytes(*b)))
+        }
+        (S::TinyInt, Type::Numeric) => |c, _, rows, _| c.text::<1>(rows, |b, out| integer(i64::from(b[0]), out)),
+        (S::SmallInt, Type::Numeric) => {
+            |c, _, rows, _| c.text::<2>(rows, |b, out| integer(i64::from(i16::from_le_bytes(*b)), out))
+        }
+        (S::Int, Type::Numeric) => {
+            |c, _, rows, _| c.text::<4>(rows, |b, out| integer(i64::from(i32::from_le_bytes(*b)), out))
+        }
+        (S::BigInt, Type::Numeric) => |c, _, rows, _| c.text::<8>(rows, |b, out| integer(i64::from_le_bytes(*b), out)),
+        (S::Decimal { .. }, Type::Numeric) => |column, _, rows, _| {
+            let SqlType::Decimal { scale, .. } = column.sql else { unreachable!("the reader is a decimal's") };
+            column.text::<{ decimal::STRUCT_BYTES }>(rows, |bytes, out| {
+                Decimal::from_struct(bytes, scale).map(|number| number.write(out)).is_some()
+            })
+        },
+        (S::Date, Type::Date) => |c, _, rows, _| c.primitive::<Date32Type, 6>(rows, |b| time::days_from_struct(b)),
+        (S::DateTime { .. }, Type::Timestamp) => |c, _, rows, _| {
+            c.primitive::<TimestampMicrosecondType, 16>(rows, |bytes| DateTime::from_struct(bytes)?.to_micros())
+        },
+        (S::DateTime { .. }, Type::DateTime2) => |c, _, rows, _| {
+            c.text::<16>(rows, |bytes, out| DateTime::from_struct(bytes).is_some_and(|time| time.write(out)))
+        },
+        (S::Guid, Type::Uuid) => |column, _, rows, _| {
+            let mut values = Vec::with_capacity(rows.len() * 16);
+            column.fixed(&rows).as_chunks::<16>().0.iter().for_each(|guid| values.extend(swap_guid(guid)));
+            values.resize(rows.len() * 16, 0);
+            Ok(Arc::new(FixedSizeBinaryArray::new(16, Buffer::from(values), column.nulls(&rows))))
+        },
+        (S::Binary(_), Type::Bytea) => |column, _, rows, start| {
+            let lengths = column.lengths(&rows);
+            let values = Buffer::from(column.packed(start, lengths.iter().sum()));
+            Ok(Arc::new(BinaryArray::new(OffsetBuffer::from_lengths(lengths), values, column.nulls(&rows))))
+        },
+        (S::Char(_) | S::WideChar(_), ty) => match ty {
+            Type::Text | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
+                |column, _, rows, start| read_text(column, rows, start)
+            }
+            Type::TimestampTz | Type::Time | Type::Interval | Type::Array(_) | Type::Range(_) | Type::Composite(_) => {
+                read_json_form
+            }
+            _ => return None,
+        },
+        _ => return None,
+    })
+}
+
+fn integer(value: i64, out: &mut String) -> bool {
+    use std::fmt::Write as _;
+    write!(out, "{value}").is_ok()
+}
+
+/// SQL Server's order of bytes, the first three parts little-endian, to that of RFC 4122, and back.
+pub fn swap_guid(guid: &[u8; 16]) -> [u8; 16] {
+    let mut bytes = *guid;
+    bytes[..4].reverse();
+    bytes[4..6].reverse();
+    bytes[6..8].reverse();
+    bytes
+}
+
+fn read_text(column: &RawColumn<'_>, rows: Range<usize>, start: usize) -> std::result::Result<ArrayRef, Misfit> {
+    let lengths = column.lengths(&rows);
+    let nulls = column.nulls(&rows);
+    let all = column.packed(start, lengths.iter().sum());
+    let is_wide = matches!(column.sql, SqlType::WideChar(_));
+    if !is_wide
+        && let Ok(array) =
+            StringArray::try_new(OffsetBuffer::from_lengths(lengths.iter().copied()), Buffer::from(all), nulls.clone())
+    {
+        return Ok(Arc::new(array));
+    }
+    let mut text = String::with_capacity(all.len());
+    let mut ends = Vec::with_capacity(lengths.len());
+    let mut position = 0;
+    for (row, length) in lengths.iter().enumerate() {
+        let before = text.len();
+        let value = &all[position..position + length];
+        position += length;
+        let is_right = if is_wide {
+            push_utf16(value, &mut text)
+        } else {
+            std::str::from_utf8(value).map(|value| text.push_str(value)).is_ok()
+        };
+        if !is_right {
+            let fact = if is_wide {
+                "the text is not UTF-16: it has an unpaired surrogate"
+            } else {
+                "the text is not UTF-8; cast the column to nvarchar, or give it a collation whose name ends in _UTF8"
+            };
+            return Err(Misfit { row: rows.start + row, fact: fact.to_string() });
+        }
+        ends.push(text.len() - before);
+    }
+    Ok(Arc::new(StringArray::new(OffsetBuffer::from_lengths(ends), Buffer::from(text.into_bytes()), nulls)))
+}
+
+/// Appends UTF-16LE; false if it is malformed.
+fn push_utf16(value: &[u8], out: &mut String) -> bool {
+    let (units, rest) = value.as_chunks::<2>();
+    if !rest.is_empty() {
+        return false;
+    }
+    if units.iter().all(|unit| unit[1] == 0 && unit[0] < 0x80) {
+        out.extend(units.iter().map(|unit| char::from(unit[0])));
+        return true;
+    }
+    for decoded in char::decode_utf16(units.iter().map(|unit| u16::from_le_bytes(*unit))) {
+        let Ok(decoded) = decoded else { return false };
+        out.push(decoded);
+    }
+    true
+}
+
+/// Text of the JSON form, for types that SQL Server lacks.
+fn read_json_form(
+    column: &RawColumn<'_>,
+    ty: &Type,
+    rows: Range<usize>,
+    start: usize,
+) -> std::result::Result<ArrayRef, Misfit> {
+    use arrow_array::cast::AsArray;
+    let first = rows.start;
+    let texts = read_text(column, rows, start)?;
+    let is_plain = matches!(ty, Type::TimestampTz | Type::Time);
+    let mut values = Vec::with_capacity(texts.len());
+    for (row, text) in texts.as_string::<i32>().iter().enumerate() {
+        values.push(match text {
+            None => Value::Null,
+            Some(text) if is_plain => Value::String(text.to_string()),
+            Some(text) => serde_json::from_str(text)
+                .map_err(|cause| Misfit { row: first + row, fact: format!("the text is not JSON of {ty}: {cause}") })?,
+        });
+    }
+    json::decode_column(ty, &values).map_err(|cause| {
+        let does_fit = |value: &Value| json::decode_column(ty, std::slice::from_ref(value)).is_ok();
+        let row = values.iter().position(|value| !does_fit(value)).unwrap_or(0);
+        let fact = cause.trim_end_matches('.').to_string();
+        Misfit { row: first + row, fact: format!("the text is not the form of {ty} that docs/types.md gives ({fact})") }
+    })
+}

@@ -1,0 +1,150 @@
+//! What a script calls: its signature, as the image or the server declares it.
+
+use std::time::Duration;
+
+use udf_protocol::client::Client;
+use udf_protocol::control::ImageInfo;
+use udf_protocol::dispatch::{Call, Target};
+use udf_protocol::host::PlainHost;
+use udf_protocol::manifest::{FunctionEntry, TransportName};
+use udf_protocol::signature::{Signature, Volatility};
+use udf_protocol::transport::Endpoint;
+use udf_protocol::{Error, Kind, Result, allow_list};
+
+use crate::library;
+use crate::process::Process;
+use crate::script::Script;
+
+/// A function that can be called.
+#[derive(Debug)]
+pub struct Function {
+    /// What is called.
+    pub signature: Signature,
+    /// Whether a NULL argument makes the result NULL without a call.
+    pub is_strict: bool,
+    /// Whose it is, for messages: `image "flights:1.0"`.
+    pub place: String,
+    /// The script's bound on rows per batch.
+    pub max_batch_rows: Option<usize>,
+    volatility: Volatility,
+    target: Target,
+}
+
+/// Finds the function that a script names.
+pub fn find(process: &Process, client: &Client, script: &Script) -> Result<Function> {
+    check_allowed(process, script)?;
+    find_unadvised(process, client, script).map_err(add_advice)
+}
+
+fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result<Function> {
+    let settings = &process.settings;
+    let body = &script.body;
+    let max_batch_rows = body.max_batch_rows;
+    if let Some(address) = &body.endpoint {
+        let endpoint = Endpoint::parse(address)?;
+        let transport = match endpoint {
+            Endpoint::JsonTcp(_) | Endpoint::JsonUnix(_) => TransportName::Json,
+            Endpoint::FlightTcp(_) | Endpoint::FlightUnix(_) => TransportName::Flight,
+        };
+        let name = body
+            .function
+            .as_deref()
+            .ok_or_else(|| Error::invalid_definition("a script with an endpoint needs the key \"function\""))?;
+        let target = Target::Endpoint { endpoint, token: None };
+        let signature = client.signature(&PlainHost, &target, transport, name, settings.start_timeout)?;
+        let place = format!("the server at \"{address}\"");
+        return Ok(Function {
+            signature,
+            is_strict: false,
+            place,
+            max_batch_rows,
+            volatility: Volatility::Volatile,
+            target,
+        });
+    }
+    let image = find_image(process, client, script)?;
+    let place =
+        if body.source.is_some() { "the inline source".to_string() } else { format!("image \"{}\"", script.place()) };
+    let entry = find_entry(&image, body.function.as_deref(), &place)?;
+    let signature = entry.signature()?.ok_or_else(|| {
+        Error::invalid_definition(format!("{place} does not say the signature of function \"{}\"", entry.name))
+    })?;
+    let target = Target::Image { manager: settings.socket.clone(), digest: image.digest.clone() };
+    Ok(Function { signature, is_strict: entry.strict, place, max_batch_rows, volatility: entry.volatility, target })
+}
+
+fn find_image(process: &Process, client: &Client, script: &Script) -> Result<ImageInfo> {
+    let settings = &process.settings;
+    if let Some(source) = &script.body.source {
+        let manifest = script.body.inline_manifest(script.inline_entry());
+        let manifest = manifest.ok_or_else(|| Error::invalid_definition("inline code needs the key \"template\""))?;
+        return client.build_inline(&PlainHost, &settings.socket, manifest, source, settings.build_timeout);
+    }
+    let wanted = script.body.digest.as_ref().or(script.body.image.as_ref());
+    let wanted = wanted.ok_or_else(|| Error::invalid_definition("the script names no image"))?;
+    let found = client.resolve_image(&PlainHost, &settings.socket, wanted, settings.start_timeout);
+    match (found, &script.keys.library) {
+        // The manager may be another than the one that built it.
+        (Err(error), Some(name)) if error.kind() == Kind::ImageNotFound => library::rebuild(process, client, name),
+        (found, _) => found,
+    }
+}
+
+/// The function of that name, or the only one.
+fn find_entry<'a>(image: &'a ImageInfo, name: Option<&str>, place: &str) -> Result<&'a FunctionEntry> {
+    let functions = &image.manifest.functions;
+    let found = match (name, functions.as_slice()) {
+        (Some(name), _) => functions.iter().find(|entry| entry.name == name),
+        (None, [only]) => Some(only),
+        (None, _) => None,
+    };
+    found.ok_or_else(|| {
+        let names: Vec<String> = functions.iter().take(10).map(|entry| format!("\"{}\"", entry.name)).collect();
+        let rest = functions.len().saturating_sub(10);
+        let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+        let message = match name {
+            Some(name) => format!("{place} has no function \"{name}\""),
+            None => format!("{place} has several functions, and the script names none"),
+        };
+        Error::new(Kind::FunctionNotFound, message)
+            .with_detail(format!("It offers {}{more}.", names.join(", ")))
+            .with_hint("Name one of them with the key \"function\" in the script.")
+    })
+}
+
+fn check_allowed(process: &Process, script: &Script) -> Result<()> {
+    // The digest of a library's image comes from its installation, not from the script.
+    let digest = script.body.digest.as_deref().filter(|_| script.keys.library.is_none());
+    if allow_list::allows(&process.settings.allowed, &script.place(), digest) {
+        return Ok(());
+    }
+    Err(Error::new(Kind::NotAllowed, format!("\"{}\" is not allowed in this external language", script.place()))
+        .with_hint("The setting \"allowed\" of CREATE EXTERNAL LANGUAGE lists what scripts may name."))
+}
+
+/// Says what usually keeps SQL Server's scripts from what they cannot reach.
+pub fn add_advice(error: Error) -> Error {
+    if error.kind() != Kind::Unreachable {
+        return error;
+    }
+    error.with_hint(
+        "Scripts of SQL Server see only the folders of extensibility.datadirectories, and no network unless \
+         extensibility.outboundnetworkaccess is 1. Check that transshipd runs, that TRANSSHIP_SOCKET names its socket, and \
+         that the folder of the socket and --run-dir are listed (docs/sqlserver.md).",
+    )
+}
+
+impl Function {
+    /// All that an exchange needs to know.
+    pub fn call(&self, process: &Process, script: &Script) -> Call {
+        let settings = &process.settings;
+        Call {
+            target: self.target.clone(),
+            transport: script.body.transport.unwrap_or(settings.transport),
+            signature: self.signature.clone(),
+            volatility: self.volatility,
+            batch_timeout: script.body.timeout_ms.map_or(settings.batch_timeout, Duration::from_millis),
+            start_timeout: settings.start_timeout,
+        }
+    }
+}

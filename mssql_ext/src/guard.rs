@@ -1,0 +1,125 @@
+//! The border: panics become SQL_ERROR with their text reported, and the host's pointers become references.
+//!
+//! Everything passed in belongs to the host and is valid during the call only; nothing made here outlives it. Lifetimes
+//! say so: each function's caller names the call's.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use udf_protocol::{Error, Kind, Result};
+
+use crate::abi::{SQL_ERROR, SQL_SUCCESS, SqlGuid, SqlReturn};
+use crate::report;
+
+/// An error and where it happened.
+#[derive(Debug)]
+pub struct Failure {
+    /// What happened.
+    pub error: Error,
+    /// Function, image and row, if a call was under way.
+    pub context: Option<String>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure { error, context: None }
+    }
+}
+
+/// Runs the body of an exported function.
+pub fn guard(
+    name: &str,
+    session: Option<(SqlGuid, u16)>,
+    body: impl FnOnce() -> std::result::Result<(), Failure>,
+) -> SqlReturn {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => SQL_SUCCESS,
+        Ok(Err(failure)) => {
+            report::report_error(session, &failure.error, failure.context.as_deref());
+            SQL_ERROR
+        }
+        Err(panic) => {
+            report::report_text(session, &format!("internal error in {name}: {}", panic_text(panic.as_ref())));
+            SQL_ERROR
+        }
+    }
+}
+
+/// The text of a panic.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("unrecognized panic")
+}
+
+/// The host broke the API's contract.
+pub fn broken(fact: &str) -> Error {
+    Error::new(Kind::ProtocolViolation, format!("the host broke the language extension API: {fact}"))
+}
+
+/// `count` elements at `pointer`, as bytes. NULL is no element.
+///
+/// # Safety
+/// Unless it is NULL, `pointer` points to `bytes` readable bytes that nobody writes for as long as `'a`.
+pub unsafe fn bytes<'a>(pointer: *const u8, bytes: usize) -> &'a [u8] {
+    if pointer.is_null() || bytes == 0 {
+        return &[];
+    }
+    // SAFETY: the caller says so.
+    unsafe { std::slice::from_raw_parts(pointer, bytes) }
+}
+
+/// A string of the host's; empty if it is NULL.
+///
+/// # Safety
+/// As for [`bytes`].
+pub unsafe fn text<'a>(pointer: *const u8, length: usize, what: &str) -> Result<&'a str> {
+    // SAFETY: the caller says so.
+    std::str::from_utf8(unsafe { bytes(pointer, length) }).map_err(|_| broken(&format!("{what} is not UTF-8")))
+}
+
+/// A string of the host's that must be there.
+///
+/// # Safety
+/// As for [`bytes`].
+pub unsafe fn required_text<'a>(pointer: *const u8, length: usize, what: &str) -> Result<&'a str> {
+    if pointer.is_null() {
+        return Err(broken(&format!("{what} is NULL")));
+    }
+    // SAFETY: the caller says so.
+    unsafe { text(pointer, length, what) }
+}
+
+/// Where an answer goes.
+///
+/// # Safety
+/// Unless it is NULL, `pointer` points to a writable, aligned T that nobody else touches for as long as `'a`.
+pub unsafe fn out<'a, T>(pointer: *mut T, what: &str) -> Result<&'a mut T> {
+    // SAFETY: the caller says so.
+    unsafe { pointer.as_mut() }.ok_or_else(|| broken(&format!("{what} is NULL")))
+}
+
+/// Element `index` of an array of pointers, itself possibly NULL.
+///
+/// # Safety
+/// Unless it is NULL, `array` has more than `index` pointers.
+pub unsafe fn element<T>(array: *const *mut T, index: usize) -> *mut T {
+    if array.is_null() {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the caller says so; hosts need not align what they pack.
+    unsafe { array.add(index).read_unaligned() }
+}
+
+/// A copy of `text` that the host frees with `free`, and its length without the NUL.
+pub fn host_owned_text(text: &str) -> (*mut u8, i32) {
+    let length = text.len().min(i32::MAX as usize - 1);
+    // SAFETY: malloc gives NULL or room for the text and a NUL.
+    unsafe {
+        let copy = libc::malloc(length + 1).cast::<u8>();
+        if copy.is_null() {
+            return (copy, 0);
+        }
+        std::ptr::copy_nonoverlapping(text.as_ptr(), copy, length);
+        copy.add(length).write(0);
+        (copy, length as i32)
+    }
+}

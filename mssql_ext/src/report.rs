@@ -1,0 +1,56 @@
+//! What the DBA and the user get to see: lines on stderr, which the host forwards as messages, and, where the host
+//! offers it, extended events.
+//!
+//! There is no other channel for errors: the server itself only says that a script error occurred.
+
+use std::io::Write as _;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use udf_protocol::Error;
+
+use crate::abi::{LogXEvent, SqlGuid, level};
+
+/// The extension's name in events.
+const EXTENSION: &str = "transship";
+
+static LOG: Mutex<Option<LogXEvent>> = Mutex::new(None);
+
+fn log() -> MutexGuard<'static, Option<LogXEvent>> {
+    LOG.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes the host's function for events, or forgets it.
+pub fn set_log(callback: Option<LogXEvent>) {
+    *log() = callback;
+}
+
+/// Reports an error to the user, and as an event of the session.
+pub fn report_error(session: Option<(SqlGuid, u16)>, error: &Error, context: Option<&str>) {
+    let mut text = error.to_string();
+    if let Some(context) = context {
+        text.push_str("\ncontext: ");
+        text.push_str(context);
+    }
+    report_text(session, &text);
+}
+
+/// Reports an error's text.
+pub fn report_text(session: Option<(SqlGuid, u16)>, text: &str) {
+    let now = chrono::DateTime::<chrono::Utc>::from(std::time::SystemTime::now());
+    let line = format!("{} Error: {text}\n", now.format("%Y-%m-%d %H:%M:%S%.3fZ"));
+    let mut stderr = std::io::stderr().lock();
+    // A host that has closed stderr misses the message, and still sees the failure.
+    let _ = stderr.write_all(line.as_bytes()).and_then(|()| stderr.flush());
+    log_event(session, level::ERROR, -1, text);
+}
+
+/// Sends an event, where the host takes them.
+pub fn log_event(session: Option<(SqlGuid, u16)>, level: u16, code: i32, text: &str) {
+    let Some(callback) = *log() else { return };
+    let (id, task) = session.unwrap_or_default();
+    // SAFETY: the host gave the function for this; both texts are valid for the call, with their lengths.
+    unsafe {
+        let (name, message) = (EXTENSION.as_bytes(), text.as_bytes());
+        callback(name.as_ptr(), name.len() as u64, id, task, level, code, message.as_ptr(), message.len() as u64);
+    }
+}

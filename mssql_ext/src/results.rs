@@ -1,0 +1,127 @@
+//! What a call of Execute leaves for the host to read: columns, and the arrays of pointers to them.
+
+use std::sync::atomic::AtomicPtr;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, BooleanArray};
+use arrow_select::nullif::nullif;
+use udf_protocol::types::Type;
+
+use crate::abi::SQL_NULLABLE;
+use crate::binding::ResultColumn;
+use crate::columns::SqlType;
+use crate::columns::from_arrow::OutputColumn;
+use crate::columns::to_arrow::{Misfit, RawColumn};
+
+/// The result set of one call. It stays where it is until the next.
+#[derive(Debug)]
+pub struct Results {
+    /// Columns that passed through, then the function's.
+    columns: Vec<OutputColumn>,
+    passthrough: usize,
+    /// Where in its input column each passing column is.
+    cursors: Vec<Cursor>,
+    data_pointers: Vec<AtomicPtr<u8>>,
+    indicator_pointers: Vec<AtomicPtr<i32>>,
+}
+
+/// A place in a packed column.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    row: usize,
+    byte: usize,
+}
+
+impl Results {
+    /// An empty result set.
+    pub fn new(passthrough: &[SqlType], results: &[ResultColumn]) -> Results {
+        let types = passthrough.iter().copied().chain(results.iter().map(|result| result.sql));
+        Results {
+            columns: types.map(OutputColumn::new).collect(),
+            passthrough: passthrough.len(),
+            cursors: vec![Cursor::default(); passthrough.len()],
+            data_pointers: Vec::new(),
+            indicator_pointers: Vec::new(),
+        }
+    }
+
+    /// Lets rows of the input pass; they must not go back.
+    pub fn pass(&mut self, inputs: &[RawColumn<'_>], rows: std::ops::Range<usize>) {
+        for ((column, input), cursor) in self.columns.iter_mut().zip(inputs).zip(&mut self.cursors) {
+            while cursor.row < rows.start {
+                cursor.byte += input.length(cursor.row).unwrap_or(0);
+                cursor.row += 1;
+            }
+            let end = column.append_raw(input, rows.clone(), cursor.byte);
+            // The last row may pass again: a table function may have several results for it.
+            if let Some(last) = rows.clone().last() {
+                *cursor = Cursor { row: last, byte: end - input.length(last).unwrap_or(0) };
+            }
+        }
+    }
+
+    /// Adds results.
+    pub fn add(&mut self, results: &[ResultColumn], array: &ArrayRef) -> Result<(), Misfit> {
+        for (column, result, part) in parts(&mut self.columns[self.passthrough..], results, array) {
+            column.append(&result.ty, &part).map_err(|misfit| Misfit {
+                fact: format!("result column \"{}\": {}", result.name, misfit.fact),
+                ..misfit
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Rows so far.
+    pub fn rows(&self) -> usize {
+        self.columns.first().map_or(0, OutputColumn::rows)
+    }
+
+    /// Makes the arrays of pointers. Nothing may be added from now on.
+    pub fn finish(&mut self) {
+        self.data_pointers = self.columns.iter().map(|column| AtomicPtr::new(column.data())).collect();
+        self.indicator_pointers = self.columns.iter().map(|column| AtomicPtr::new(column.indicators())).collect();
+    }
+
+    /// The array of pointers to values. An atomic pointer has a pointer's layout.
+    pub fn data(&self) -> *mut *mut u8 {
+        self.data_pointers.as_ptr().cast_mut().cast()
+    }
+
+    /// The array of pointers to indicators.
+    pub fn indicators(&self) -> *mut *mut i32 {
+        self.indicator_pointers.as_ptr().cast_mut().cast()
+    }
+}
+
+/// The columns that an array of results is made of: of composite values, the attributes.
+fn parts<'a>(
+    columns: &'a mut [OutputColumn],
+    results: &'a [ResultColumn],
+    array: &ArrayRef,
+) -> Vec<(&'a mut OutputColumn, &'a ResultColumn, ArrayRef)> {
+    let arrays = split(results, array);
+    columns.iter_mut().zip(results).zip(arrays).map(|((column, result), array)| (column, result, array)).collect()
+}
+
+/// The arrays of the result columns. A composite value that is NULL has attributes that are NULL.
+pub fn split(results: &[ResultColumn], array: &ArrayRef) -> Vec<ArrayRef> {
+    let Some(composite) = array.as_struct_opt().filter(|_| is_composite(results, array)) else {
+        return vec![array.clone()];
+    };
+    let attributes = composite.columns().iter();
+    let Some(nulls) = composite.nulls().filter(|nulls| nulls.null_count() > 0) else {
+        return attributes.cloned().collect();
+    };
+    let is_null = BooleanArray::new(!nulls.inner(), None);
+    attributes.map(|attribute| nullif(attribute, &is_null).expect("both are as long as the composite column")).collect()
+}
+
+/// A range is a structure too, and a single column.
+fn is_composite(results: &[ResultColumn], array: &ArrayRef) -> bool {
+    !matches!(results, [single] if single.ty.data_type() == *array.data_type() && matches!(single.ty, Type::Range(_) | Type::Composite(_)))
+}
+
+/// What GetResultColumn tells: type code, size, digits, nullability. Always nullable: the schema holds for later chunks.
+pub fn describe(sql: SqlType) -> (i16, u64, i16, i16) {
+    (sql.code(), sql.column_size(), sql.decimal_digits(), SQL_NULLABLE)
+}

@@ -1,0 +1,194 @@
+//! Every setting of the extension: name, default, bounds, sentence.
+//!
+//! A setting is an environment variable, `TRANSSHIP_` and its name (`ENVIRONMENT_VARIABLES` of `CREATE EXTERNAL
+//! LANGUAGE`), or `name=value` in `PARAMETERS` of the same statement, where semicolons stand between several; the latter
+//! wins. `docs/sqlserver.md` lists them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use udf_protocol::manifest::TransportName;
+use udf_protocol::{Error, Kind, Result};
+
+/// The extension's settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// `socket`: Unix socket of the container manager.
+    pub socket: PathBuf,
+    /// `allowed`: which images, inline templates (`inline:python`) and endpoints (`endpoint:...`) scripts may name.
+    pub allowed: String,
+    /// `transport`: how batches travel, for scripts that do not say it.
+    pub transport: TransportName,
+    /// `batch_rows`: most rows in one batch; 1 to 1,000,000.
+    pub batch_rows: usize,
+    /// `batch_bytes`: size at which a batch is sent, however few rows it has; 1,024 to 1,073,741,824.
+    pub batch_bytes: usize,
+    /// `batch_window`: most batches that are out at a time; 1 to 64.
+    pub batch_window: usize,
+    /// `batch_timeout_ms`: longest wait for the answer to one batch; 1 to 86,400,000.
+    pub batch_timeout: Duration,
+    /// `start_timeout_ms`: longest wait for a container to start; 1 to 86,400,000.
+    pub start_timeout: Duration,
+    /// `build_timeout_ms`: longest wait for inline code or a library to be built; 1 to 86,400,000.
+    pub build_timeout: Duration,
+    /// `guid`: whether uuids come back as `guid` (uniqueidentifier) or as `char` (char(36)).
+    pub guid: GuidForm,
+}
+
+/// How uuids come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuidForm {
+    /// As SQL_C_GUID.
+    Guid,
+    /// As SQL_C_CHAR, which `WITH RESULT SETS` converts.
+    Char,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            socket: PathBuf::from("/run/transship/transshipd.sock"),
+            allowed: "*".to_string(),
+            transport: TransportName::Flight,
+            batch_rows: 10_000,
+            batch_bytes: 8 << 20,
+            batch_window: 3,
+            batch_timeout: Duration::from_secs(300),
+            start_timeout: Duration::from_secs(120),
+            build_timeout: Duration::from_secs(1800),
+            guid: GuidForm::Guid,
+        }
+    }
+}
+
+impl Settings {
+    /// Reads the environment, then the language's parameters.
+    pub fn read(environment: impl Iterator<Item = (String, String)>, parameters: &str) -> Result<Settings> {
+        let mut settings = Settings::default();
+        for (name, value) in environment {
+            if let Some(name) = name.strip_prefix("TRANSSHIP_") {
+                // Others of that prefix belong to the manager and the command line, in whose company the host may run.
+                let name = name.to_ascii_lowercase();
+                if NAMES.contains(&name.as_str()) {
+                    settings.set(&name, &value)?;
+                }
+            }
+        }
+        for pair in parameters.split(';').map(str::trim).filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').ok_or_else(|| invalid("PARAMETERS", pair, "name=value"))?;
+            let name = name.trim().to_ascii_lowercase();
+            if !NAMES.contains(&name.as_str()) {
+                return Err(invalid("PARAMETERS", &name, &format!("one of {}", NAMES.join(", "))));
+            }
+            settings.set(&name, value.trim())?;
+        }
+        Ok(settings)
+    }
+
+    fn set(&mut self, name: &str, value: &str) -> Result<()> {
+        let number = |min: u64, max: u64| {
+            let parsed = value.parse().ok().filter(|number| (min..=max).contains(number));
+            parsed.ok_or_else(|| invalid(name, value, &format!("a number from {min} to {max}")))
+        };
+        let duration = || number(1, 86_400_000).map(Duration::from_millis);
+        let size = |min, max| number(min, max).map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+        match name {
+            "socket" if value.starts_with('/') => self.socket = PathBuf::from(value),
+            "socket" => return Err(invalid(name, value, "an absolute path")),
+            "allowed" => self.allowed = value.to_string(),
+            "transport" => {
+                self.transport = match value {
+                    "flight" => TransportName::Flight,
+                    "json" => TransportName::Json,
+                    _ => return Err(invalid(name, value, "flight or json")),
+                }
+            }
+            "batch_rows" => self.batch_rows = size(1, 1_000_000)?,
+            "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,
+            "batch_window" => self.batch_window = size(1, 64)?,
+            "batch_timeout_ms" => self.batch_timeout = duration()?,
+            "start_timeout_ms" => self.start_timeout = duration()?,
+            "build_timeout_ms" => self.build_timeout = duration()?,
+            "guid" => {
+                self.guid = match value {
+                    "guid" => GuidForm::Guid,
+                    "char" => GuidForm::Char,
+                    _ => return Err(invalid(name, value, "guid or char")),
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The names of the settings.
+const NAMES: &[&str] = &[
+    "socket",
+    "allowed",
+    "transport",
+    "batch_rows",
+    "batch_bytes",
+    "batch_window",
+    "batch_timeout_ms",
+    "start_timeout_ms",
+    "build_timeout_ms",
+    "guid",
+];
+
+/// The interface version that the extension reports: `TRANSSHIP_INTERFACE_VERSION`, 1 to 3. It is asked for before the
+/// parameters are known, so it is an environment variable only. 2 by default: nobody has run 3 on a server of 2019 or
+/// 2022.
+pub fn interface_version() -> u16 {
+    let wanted = std::env::var("TRANSSHIP_INTERFACE_VERSION").ok().and_then(|text| text.parse().ok());
+    wanted.filter(|version| (1..=3).contains(version)).unwrap_or(2)
+}
+
+fn invalid(name: &str, value: &str, expected: &str) -> Error {
+    Error::new(Kind::InvalidDefinition, format!("invalid value for setting \"{name}\": \"{value}\""))
+        .with_detail(format!("Expected {expected}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(environment: &[(&str, &str)], parameters: &str) -> Result<Settings> {
+        Settings::read(environment.iter().map(|(name, value)| (name.to_string(), value.to_string())), parameters)
+    }
+
+    #[test]
+    fn parameters_win_over_the_environment() {
+        let environment = [("TRANSSHIP_SOCKET", "/a"), ("TRANSSHIP_BATCH_ROWS", "5"), ("TRANSSHIP_RUNTIME", "docker")];
+        let settings = read(&environment, " socket = /b ; guid=char; ").unwrap();
+        let expected = Settings { socket: "/b".into(), batch_rows: 5, guid: GuidForm::Char, ..Settings::default() };
+        assert_eq!(settings, expected);
+        assert_eq!(read(&[], "").unwrap(), Settings::default());
+    }
+
+    #[test]
+    fn wrong_settings_are_named() {
+        for (parameters, word) in [
+            ("nonsense", "nonsense"),
+            ("sockett=/a", "sockett"),
+            ("socket=a", "absolute"),
+            ("batch_rows=0", "1000000"),
+            ("guid=x", "char"),
+        ] {
+            let error = read(&[], parameters).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        assert!(read(&[("TRANSSHIP_TRANSPORT", "smoke")], "").is_err());
+    }
+
+    #[test]
+    fn every_name_sets_something() {
+        let values = ["/x", "a:*", "json", "7", "2048", "7", "7", "7", "7", "char"];
+        let mut settings = Settings::default();
+        for (name, value) in NAMES.iter().zip(values) {
+            let before = settings.clone();
+            settings.set(name, value).unwrap();
+            assert_ne!(settings, before, "{name}");
+        }
+    }
+}

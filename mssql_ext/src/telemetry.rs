@@ -1,0 +1,84 @@
+//! What a session counted, for `sys.dm_external_script_execution_stats`.
+
+use std::sync::atomic::AtomicPtr;
+use std::time::Duration;
+
+/// A session's counters.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    /// Calls of Execute.
+    pub executions: u64,
+    /// Input rows.
+    pub rows: u64,
+    /// Rows given back.
+    pub result_rows: u64,
+    /// Batches sent.
+    pub batches: u64,
+    /// Bytes on the wire.
+    pub bytes_sent: u64,
+    /// Bytes on the wire.
+    pub bytes_received: u64,
+    /// Time spent converting between SQL Server's buffers and Arrow.
+    pub convert: Duration,
+    /// Time spent waiting for answers.
+    pub wait: Duration,
+    /// Time that the container says it computed, in microseconds.
+    pub function_us: u64,
+    handed_out: Option<HandedOut>,
+}
+
+/// What the host reads; it stays until the next time it asks.
+#[derive(Debug)]
+struct HandedOut {
+    names: Vec<AtomicPtr<u8>>,
+    lengths: Vec<i32>,
+    values: Vec<i64>,
+}
+
+/// Names of the counters. `script_executions` is the server's own.
+const NAMES: [&str; 9] = [
+    "transship_executions",
+    "transship_rows",
+    "transship_result_rows",
+    "transship_batches",
+    "transship_bytes_sent",
+    "transship_bytes_received",
+    "transship_convert_us",
+    "transship_wait_us",
+    "transship_function_us",
+];
+
+/// Rows, and the arrays of names, of their lengths and of values.
+pub type Counters = (u32, *mut *mut u8, *mut i32, *mut i64);
+
+impl Telemetry {
+    fn values(&self) -> [u64; NAMES.len()] {
+        [
+            self.executions,
+            self.rows,
+            self.result_rows,
+            self.batches,
+            self.bytes_sent,
+            self.bytes_received,
+            self.convert.as_micros() as u64,
+            self.wait.as_micros() as u64,
+            self.function_us,
+        ]
+    }
+
+    /// The counters as they are now. The pointers are good until the next call.
+    pub fn hand_out(&mut self) -> Counters {
+        let values = self.values().map(|value| i64::try_from(value).unwrap_or(i64::MAX)).to_vec();
+        let handed_out = self.handed_out.insert(HandedOut {
+            names: NAMES.iter().map(|name| AtomicPtr::new(name.as_ptr().cast_mut())).collect(),
+            lengths: NAMES.iter().map(|name| name.len() as i32).collect(),
+            values,
+        });
+        (
+            NAMES.len() as u32,
+            handed_out.names.as_mut_ptr().cast(),
+            handed_out.lengths.as_mut_ptr(),
+            handed_out.values.as_mut_ptr(),
+        )
+    }
+}
