@@ -124,15 +124,17 @@ fn check_allowed(process: &Process, script: &Script) -> Result<()> {
 
 /// Says what usually keeps SQL Server's scripts from what they cannot reach.
 pub fn add_advice(error: Error) -> Error {
-    if error.kind() != Kind::Unreachable {
-        return error;
-    }
-    error.with_hint(
-        "Scripts of SQL Server see only the folders of extensibility.datadirectories, and no network unless \
-         extensibility.outboundnetworkaccess is 1. Check that transshipd runs, that TRANSSHIP_SOCKET names its socket, and \
-         that the folder of the socket and --run-dir are listed (docs/sqlserver.md).",
-    )
+    let hint = match error.kind() {
+        Kind::Timeout => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
+        Kind::Unreachable => UNREACHABLE_HINT,
+        _ => return error,
+    };
+    error.with_hint(hint)
 }
+
+const UNREACHABLE_HINT: &str = "Scripts of SQL Server see only the folders of extensibility.datadirectories, and no network unless \
+         extensibility.outboundnetworkaccess is 1. Check that transshipd runs, that TRANSSHIP_SOCKET names its socket, and \
+         that the folder of the socket and --run-dir are listed (docs/sqlserver.md).";
 
 impl Function {
     /// All that an exchange needs to know.

@@ -21,6 +21,10 @@ def add_one_numpy(x):
     return x + 1
 
 
+def add_one_strict(x):
+    return x + 1
+
+
 def add_one_pandas(x):
     return x + 1
 
@@ -81,7 +85,7 @@ def _same(x):
 # One pair per type: echo_ goes through Python's values, pass_ through Arrow's.
 for _name in (
     "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "
-    "cidr macaddr ints texts uuids numerics int8range tstzrange numrange point line ranges float4s"
+    "cidr macaddr datetime2 ints texts uuids numerics int8range tstzrange numrange point line ranges float4s"
 ).split():
     globals()[f"echo_{_name}"] = globals()[f"pass_{_name}"] = _same
 

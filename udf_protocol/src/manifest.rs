@@ -318,25 +318,25 @@ impl FunctionBody {
         FunctionBody::from_table(FunctionBody::read_table(text)?)
     }
 
-    /// Reads the text's keys. Pairs may stand on one line, as SQL is often written: `image = "a:1" function = "f"`.
+    /// Reads the text's keys. Pairs may share a line, as SQL is often written: `image = "a:1" function = "b"`.
     pub fn read_table(text: &str) -> Result<toml::Table> {
-        let mut text = text.to_string();
-        let mut last_break = None;
-        loop {
-            let cause = match toml::from_str::<toml::Table>(&text) {
+        let first = match toml::from_str(text) {
+            Ok(table) => return Ok(table),
+            Err(cause) => cause,
+        };
+        let mut broken = text.to_string();
+        let mut cause = first.clone();
+        // A new line goes where a value ends and TOML wants one; that place moves on each time.
+        let mut last_break = 0;
+        while let Some(end) = end_of_value(&broken, &cause).filter(|end| *end > last_break) {
+            broken.insert(end, '\n');
+            last_break = end + 1;
+            cause = match toml::from_str(&broken) {
                 Ok(table) => return Ok(table),
                 Err(cause) => cause,
             };
-            // A value ends where TOML wants a new line; what follows then may be the next key.
-            let end = cause.span().map(|span| span.start).filter(|end| *end > 0 && Some(*end) != last_break);
-            match end {
-                Some(end) if cause.message().contains("expected newline") && text.is_char_boundary(end) => {
-                    text.insert(end, '\n');
-                    last_break = Some(end + 1);
-                }
-                _ => return Err(malformed("the function body", &cause)),
-            }
         }
+        Err(malformed("the function body", &first))
     }
 
     /// Checks what the keys say.
@@ -409,6 +409,18 @@ impl FunctionBody {
             prewarm: 0,
         })
     }
+}
+
+/// Where another pair may start on the line of a pair, if that is what `cause` is about.
+fn end_of_value(text: &str, cause: &toml::de::Error) -> Option<usize> {
+    let end = cause.span().filter(|_| cause.message().contains("expected newline"))?.start;
+    let (before, after) = text.split_at_checked(end)?;
+    if !after.starts_with('=') {
+        return Some(end);
+    }
+    // A number takes the next key for a part of itself.
+    let key = before.trim_end().trim_end_matches(|c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    Some(key.len())
 }
 
 fn malformed(what: &str, cause: &toml::de::Error) -> Error {
@@ -505,6 +517,19 @@ mod tests {
         assert!(FunctionBody::parse("source = 'x'").is_err());
         assert!(FunctionBody::parse("image = \"a\"\ntimeout_ms = 0").is_err());
         assert!(FunctionBody::parse("image = \"a\"\nimagee = \"b\"").unwrap_err().message().contains("imagee"));
+    }
+
+    #[test]
+    fn pairs_may_share_a_line() {
+        let body =
+            FunctionBody::parse("image = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1").unwrap();
+        assert_eq!(
+            (body.max_batch_rows, body.timeout_ms, body.transport),
+            (Some(7), Some(5), Some(TransportName::Json))
+        );
+        for text in ["image = a b", "image = 'a' 'b'", "image = 'a' b", "image = 'a' max_batch_rows = 1 000", "= ="] {
+            assert!(FunctionBody::parse(text).unwrap_err().message().contains("not valid"), "{text}");
+        }
     }
 
     #[test]

@@ -208,6 +208,9 @@ impl SqlType {
     pub fn column_size(self) -> u64 {
         match self {
             SqlType::Decimal { precision, .. } => u64::from(precision),
+            // What hosts call a (max) column's size differs; a value must fit whatever it is.
+            SqlType::Char(bytes) | SqlType::Binary(bytes) if bytes > MAX_BOUNDED_BYTES => LOB_BYTES,
+            SqlType::WideChar(bytes) if bytes > MAX_BOUNDED_BYTES => WIDE_LOB_BYTES,
             SqlType::Char(bytes) | SqlType::Binary(bytes) => bytes.max(1),
             SqlType::WideChar(bytes) => bytes.max(2),
             other => other.element_bytes().unwrap_or(1) as u64,

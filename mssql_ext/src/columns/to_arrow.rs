@@ -171,7 +171,9 @@ impl<'a> RawColumn<'a> {
 
     fn misfit(&self, row: usize) -> Misfit {
         let fact = match self.sql {
-            SqlType::DateTime { .. } => "the time has digits below a microsecond, or does not exist",
+            SqlType::DateTime { .. } => {
+                "the time does not exist, or has digits below a microsecond; cast the column to datetime2(6)"
+            }
             SqlType::Date => "there is no such day",
             SqlType::Decimal { .. } => "the number has more than 38 digits",
             _ => "the value does not fit",
@@ -238,7 +240,7 @@ fn cast(name: &str, ty: &Type) -> String {
     let column = if name.is_empty() { "...".to_string() } else { quote(name) };
     let written = match ty {
         Type::TimestampTz => format!("CONVERT(nvarchar(40), CAST({column} AS datetimeoffset(6)), 127)"),
-        Type::Time => format!("CAST({column} AS nvarchar(15))"),
+        Type::Time => format!("CAST(CAST({column} AS time(6)) AS nvarchar(15))"),
         Type::Interval | Type::Array(_) | Type::Range(_) | Type::Composite(_) => {
             return format!("Send text of the JSON form that docs/types.md gives for {ty}.");
         }

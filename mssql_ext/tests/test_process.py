@@ -1,0 +1,120 @@
+"""The extension's process: settings, versions, cancellation, several sessions, hostile hosts, memory."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from conftest import JOBS, replicas
+
+ADD_ONE = 'image = "regress:1.0" function = "add_one_arrow"'
+
+
+def test_a_cancelled_query_frees_its_lease_and_leaves_the_replica_working(call):
+    run = call('image = "regress:1.0" function = "wait_for"', "--kill-after-ms", 1500, columns="s float", rows=["30"])
+    assert run.out == "Msg 39004: the query was cancelled\n"
+    deadline = time.monotonic() + 10
+    while any(leases for _, _, leases in replicas("regress:1.0")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [leases for _, _, leases in replicas("regress:1.0")] == [0]
+    assert call(ADD_ONE, columns="x bigint", rows=["1"]).out == "column1\n2\n"
+
+
+def test_sessions_of_one_process_do_not_meet(call):
+    rows = [str(number) for number in range(200)]
+    run = call(ADD_ONE + " max_batch_rows = 7", "--sessions", 6, columns="x bigint", rows=rows)
+    assert run.out == "column1\n" + "".join(f"{number + 1}\n" for number in range(200))
+    run = call(ADD_ONE + " max_batch_rows = 7", "--sessions", 6, "--flip", "11", columns="x bigint", rows=rows)
+    assert run.code == 0, run.out + run.err
+
+
+def test_parallel_tasks_have_all_rows_once_and_may_have_none(call):
+    for tasks in (1, 3, 8):
+        run = call(ADD_ONE, "--tasks", tasks, columns="x bigint", rows=["5", "6", "7"], arguments="@parallel = 1")
+        assert run.out == "column1\n6\n7\n8\n"
+
+
+def test_what_no_host_should_do_is_refused(call):
+    run = call(ADD_ONE, "--probe", columns="x bigint", rows=["1"])
+    assert run.out == "column1\n2\n", run.out
+    assert "internal error" not in run.err
+
+
+@pytest.mark.parametrize(("version", "flip", "out"), [
+    (None, "1", "column1\n2\n"), (3, "2", "column1\n2\n"), (1, "2", "column1\n2\n"), ("x", "2", "column1\n2\n"),
+    (3, "1", "Msg 39004: the extension wants interface version 3, and the host speaks 2\n"),
+])  # fmt: skip
+def test_interface_version_is_a_setting(call, version, flip, out):
+    environment = {"TRANSSHIP_INTERFACE_VERSION": version} if version else {}
+    assert call(ADD_ONE, "--flip", flip, columns="x bigint", rows=["1"], env=environment).out == out
+
+
+def test_events_reach_hosts_that_take_them(call):
+    environment = {"TRANSSHIP_INTERFACE_VERSION": 3}
+    run = call(ADD_ONE, "--statistics", columns="x bigint", rows=["1"], env=environment)
+    assert "event transship 4 0 transship" in run.err
+    assert "event" not in call(ADD_ONE, "--statistics", columns="x bigint", rows=["1"]).err
+
+
+def test_telemetry_counts(call):
+    run = call(ADD_ONE + " max_batch_rows = 2", "--statistics", columns="x bigint", rows=["1", "2", "3"])
+    counted = run.statistics
+    assert counted["transship_rows"] == counted["transship_result_rows"] == 3
+    assert (counted["transship_batches"], counted["transship_executions"]) == (2, 1)
+    assert counted["transship_bytes_sent"] > 0 and counted["transship_wait_us"] > 0
+
+
+def test_settings_come_from_the_language(call, host):
+    job = """
+CREATE EXTERNAL LANGUAGE [Container] FROM (CONTENT = N'x.zip', FILE_NAME = 'libtransship_mssql.so', PLATFORM = LINUX,
+  PARAMETERS = N'allowed=samples:*;batch_rows=5', ENVIRONMENT_VARIABLES = N'{"TRANSSHIP_TRANSPORT":"json"}');
+CREATE TABLE t (x bigint); INSERT INTO t VALUES (1);
+EXEC sp_execute_external_script @language = N'Container', @script = N'image = "samples:1.0" function = "add_one"', @input_data_1 = N'SELECT x FROM t';
+EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "add_one"', @input_data_1 = N'SELECT x FROM t';
+EXEC sp_execute_external_script @language = N'Container', @script = N'endpoint = "unix:/x" function = "f"', @input_data_1 = N'SELECT x FROM t';
+"""
+    run = host(job)
+    assert run.out.startswith("column1\n2\n")
+    assert '"regress:1.0" is not allowed' in run.err and '"endpoint:unix:/x" is not allowed' in run.err
+    run = call(ADD_ONE, "--parameters", "batch_rows=0", columns="x bigint", rows=["1"])
+    assert 'invalid value for setting "batch_rows"' in run.err and "Init returned -1" in run.out
+
+
+def test_no_manager_is_told_with_what_usually_is_wrong(call):
+    run = call(ADD_ONE, columns="x bigint", rows=["1"], env={"TRANSSHIP_SOCKET": "/nowhere/transshipd.sock"})
+    assert "extensibility.datadirectories" in run.err and "/nowhere/transshipd.sock" in run.err
+
+
+def test_text_of_another_code_page_is_refused_with_advice(call):
+    run = call('image = "regress:1.0" function = "pass_text"', "--flip", "8", columns="v varchar(10)", rows=["'a'", "'Grüße'"])
+    assert "The text is not UTF-8" in run.err and "cast the column to nvarchar" in run.err and "row 2" in run.err
+
+
+def test_users_without_privileges_and_network_can_call(call, tmp_path):
+    """As mssql_satellite in its namespaces: a Unix socket is all it takes."""
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    binaries = pathlib.Path("/tmp") / f"transship-mssql-{os.getpid()}"
+    binaries.mkdir(mode=0o755)
+    try:
+        for path in (pathlib.Path(os.environ["EXTHOST_EXTENSION"]), pathlib.Path("target/release/exthost")):
+            shutil.copy(path, binaries)
+        job = binaries / "job.sql"
+        job.write_text(f"CREATE TABLE t (x bigint); INSERT INTO t VALUES (1);\nEXEC sp_execute_external_script @script = N'{ADD_ONE}', @input_data_1 = N'SELECT x FROM t';")
+        command = ["unshare", "--net", "--ipc", "--pid", "--fork", "setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups",
+                   "--no-new-privs", str(binaries / "exthost"), "--extension", str(binaries / "libtransship_mssql.so"), str(job)]  # fmt: skip
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+        assert run.stdout == "column1\n2\n", run.stderr
+    finally:
+        shutil.rmtree(binaries)
+
+
+@pytest.mark.parametrize("job", ["calls", "types"])
+def test_valgrind_finds_nothing(host, job):
+    """With heap buffers that are overwritten and freed: neither a read too far nor one too late."""
+    prefix = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=no", "--num-callers=30"]
+    run = host(JOBS / f"{job}.sql", "--buffers", "heap", "--flip", "5", prefix=prefix, timeout=900)
+    assert run.code == 0 and "==" not in run.err, run.err
