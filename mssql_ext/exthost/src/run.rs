@@ -168,8 +168,8 @@ impl Job<'_> {
             job.end(&extension)?;
             outcome.map(|()| Answer::default())
         });
-        let _ = std::fs::remove_file(&staged);
         let outcome = outcome.and_then(|child| self.collect(child));
+        let _ = std::fs::remove_file(&staged);
         if let Err(fact) = &outcome {
             println!("Msg 39021: {fact}");
         }
