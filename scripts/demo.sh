@@ -9,16 +9,7 @@ python=$ROOT/target/venv/bin/python
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
 
-if [ ! -e $here/model.pkl ] || [ $here/train.py -nt $here/model.pkl ] || [ $here/features.py -nt $here/model.pkl ]; then
-  say "Training a random forest of 10 trees on the flights"
-  "$python" $here/train.py
-fi
-say "Packaging $here as image flights:1.0"
-build_image $here
-
-say "Loading the flights and creating function arrival_delay"
-psql --quiet --set=ON_ERROR_STOP=1 --command='SET client_min_messages = warning' --command='CREATE EXTENSION IF NOT EXISTS transship' --command='ALTER EXTENSION transship UPDATE'
-"$python" $here/export.py | PGOPTIONS='-c client_min_messages=warning' psql --quiet --set=ON_ERROR_STOP=1 --file=$here/flights.sql
+"$ROOT/scripts/flights.sh"
 
 say "Asking: how well does the model predict arrival delays, by carrier (minutes)?"
 cat $here/question.sql >&2
@@ -33,4 +24,14 @@ psql --quiet --set=ON_ERROR_STOP=1 --command="COPY (SELECT id, arrival_delay(dis
   | "$python" $here/compare.py
 say "Training one model per carrier in the container, and applying it to July (error in minutes)"
 psql --quiet --set=ON_ERROR_STOP=1 --file=$here/models.sql
+
+say "Calling the same container from SQL Server's side, in the test host (SQL Server itself is not needed)"
+sed -n '/^EXEC/,$p' $here/mssql.sql >&2
+predictions=$(mktemp)
+trap 'rm -f "$predictions"' EXIT
+"$BUILD/exthost" --extension "$BUILD/libtransship_mssql.so" $here/mssql.sql > "$predictions"
+head -n 6 "$predictions"
+say "Comparing every prediction of SQL Server's side with plain Python"
+tail -n +2 "$predictions" | grep -v ',$' | "$python" $here/compare.py
+say "One image, two engines, the same containers"
 "$BUILD/transship" ps

@@ -10,6 +10,9 @@ source "$ROOT/scripts/environment.sh"
 say "Building the images that the tests call"
 build_image sql/functions
 build_image examples/samples
+"$ROOT/scripts/flights.sh"
+PGDSN=$("$ROOT/scripts/cluster.sh" dsn)
+export PGDSN
 export EXTHOST_EXTENSION=${EXTHOST_EXTENSION:-$BUILD/libtransship_mssql.so}
 say "Testing ${EXTHOST_EXTENSION#"$ROOT"/} in the test host with runtime $TRANSSHIP_RUNTIME"
 "$ROOT/target/venv/bin/python" -m pytest --quiet "${@:-mssql_ext/tests}"

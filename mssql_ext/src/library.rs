@@ -9,9 +9,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, Flock, FlockArg, RenameFlags, renameat2};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tempfile::TempDir;
 use udf_protocol::client::Client;
 use udf_protocol::control::ImageInfo;
 use udf_protocol::host::PlainHost;
@@ -66,9 +68,19 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     let record = Installed { library: name.to_string(), image: image.manifest.image(), digest: image.digest };
     let text = serde_json::to_string_pretty(&record).expect("a record holds nothing that JSON cannot");
     fs::write(staged.path().join(RECORD), text).map_err(|cause| failed(name, &cause))?;
-    let target = directory.join(folder_name(name));
-    remove(name, &target)?;
-    fs::rename(staged.keep(), &target).map_err(|cause| failed(name, &cause))
+    replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))
+}
+
+/// Puts a staged folder into its place. What was there goes in the same moment, since others may be looking.
+fn replace(staged: TempDir, target: &Path) -> io::Result<()> {
+    let exchange = RenameFlags::RENAME_EXCHANGE;
+    match renameat2(AT_FDCWD, staged.path(), AT_FDCWD, target, exchange) {
+        // The temporary folder is the old one now, and goes.
+        Ok(()) => staged.close(),
+        Err(Errno::ENOENT) => fs::rename(staged.keep(), target),
+        // A file system that cannot exchange.
+        Err(_) => fs::remove_dir_all(target).and_then(|()| fs::rename(staged.keep(), target)),
+    }
 }
 
 /// Removes a library's folder, if there is one. Its image stays: another database may use it.
