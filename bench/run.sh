@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every question of bench/ on the private cluster, on Docker where a daemon answers: run.sh [ROWS [ROUNDS]]
+# Runs the questions of bench/ on the private cluster, on Docker where a daemon answers: run.sh [overhead|sqlserver [ROWS [ROUNDS]]]
 source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" postgresql-plpython3-15
@@ -9,6 +9,9 @@ source "$ROOT/scripts/environment.sh"
 "$ROOT/target/venv/bin/python" bench/overhead/model.py
 say "Building the image of the benchmark"
 build_image bench/overhead/image
+build_image sql/functions
 say "Measuring; each contender in turn, round by round"
 export BENCH_RUNTIME=$("$BUILD/transship" doctor | sed -n 's/^ok *runtime: *\([^:]*\):.*/\1/p')
-"$ROOT/target/venv/bin/python" bench/overhead/run.py "$@"
+questions=${1:-overhead sqlserver}
+shift || true
+for question in $questions; do "$ROOT/target/venv/bin/python" "bench/$question/run.py" "$@"; done

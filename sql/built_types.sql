@@ -79,3 +79,10 @@ SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x int) RETURNS recor
 -- VARIADIC arguments are an array.
 CREATE FUNCTION total(VARIADIC "values" bigint[]) RETURNS bigint LANGUAGE container IMMUTABLE AS 'image = "regress:1.0"';
 SELECT total(1, 2, 3), total(VARIADIC '{4,5}'), sum(total(x, y)) FROM numbers WHERE x <= 10;
+
+-- A datetime2, for which PostgreSQL has no type, is text.
+CREATE FUNCTION echo_datetime2(x text) RETURNS text LANGUAGE container AS 'image = "regress:1.0"';
+CREATE FUNCTION pass_datetime2(x text) RETURNS text LANGUAGE container AS 'image = "regress:1.0"';
+SELECT echo_datetime2(v), pass_datetime2(v) FROM (VALUES ('0001-01-01T00:00:00.0000001'), ('9999-12-31T23:59:59.9999999'), (NULL)) s (v);
+SELECT echo_datetime2('yesterday');
+CREATE FUNCTION wrong(x timestamp) RETURNS timestamp LANGUAGE container AS E'image = "regress:1.0"\nfunction = "echo_datetime2"';

@@ -458,7 +458,7 @@ impl Execution<'_> {
             self.telemetry.batches += 1;
         }
         self.telemetry.rows += count as u64;
-        self.telemetry.convert += start.elapsed();
+        self.telemetry.convert_in += start.elapsed();
         self.sent.push_back(sent);
         Ok(())
     }
@@ -492,7 +492,7 @@ impl Execution<'_> {
             self.results.pass(&self.passing, sent.rows.clone());
             self.add(&results).map_err(|misfit| self.misfit(&misfit, Some(sent.rows.start + misfit.row)))?;
         }
-        self.telemetry.convert += start.elapsed();
+        self.telemetry.convert_out += start.elapsed();
         Ok(())
     }
 

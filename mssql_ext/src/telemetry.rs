@@ -18,8 +18,10 @@ pub struct Telemetry {
     pub bytes_sent: u64,
     /// Bytes on the wire.
     pub bytes_received: u64,
-    /// Time spent converting between SQL Server's buffers and Arrow.
-    pub convert: Duration,
+    /// Time spent converting SQL Server's buffers to Arrow.
+    pub convert_in: Duration,
+    /// Time spent converting Arrow to SQL Server's buffers.
+    pub convert_out: Duration,
     /// Time spent waiting for answers.
     pub wait: Duration,
     /// Time that the container says it computed, in microseconds.
@@ -36,14 +38,15 @@ struct HandedOut {
 }
 
 /// Names of the counters. `script_executions` is the server's own.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "transship_executions",
     "transship_rows",
     "transship_result_rows",
     "transship_batches",
     "transship_bytes_sent",
     "transship_bytes_received",
-    "transship_convert_us",
+    "transship_convert_in_us",
+    "transship_convert_out_us",
     "transship_wait_us",
     "transship_function_us",
 ];
@@ -60,7 +63,8 @@ impl Telemetry {
             self.batches,
             self.bytes_sent,
             self.bytes_received,
-            self.convert.as_micros() as u64,
+            self.convert_in.as_micros() as u64,
+            self.convert_out.as_micros() as u64,
             self.wait.as_micros() as u64,
             self.function_us,
         ]

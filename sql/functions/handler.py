@@ -21,10 +21,6 @@ def add_one_numpy(x):
     return x + 1
 
 
-def add_one_strict(x):
-    return x + 1
-
-
 def add_one_pandas(x):
     return x + 1
 
@@ -206,3 +202,10 @@ class no_merge:
 
     def finish(self):
         return self.count
+
+
+# For SQL Server, which takes STRICT from the manifest.
+
+
+def add_one_strict(x):
+    return x + 1
