@@ -20,6 +20,12 @@ test:            ## Install what is needed, Docker included, and run every test.
 installcheck:    ## Run the SQL tests alone: sql/ against expected/.
 	@scripts/installcheck.sh
 
+mssql:           ## Package the SQL Server extension: target/mssql/transship-mssql.zip.
+	@scripts/mssql.sh
+
+mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test host beside PostgreSQL.
+	@scripts/mssqlcheck.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@scripts/test_matrix.sh
 
@@ -49,4 +55,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean

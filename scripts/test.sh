@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Every test: Rust, Python, sql/ against expected/ on both runtimes, and the demo's query against a real container.
+# Every test: Rust, Python, sql/ and the SQL Server extension's jobs against what is expected of them, on both runtimes, and
+# the demo's query against a real container.
 source "$(dirname "$0")/environment.sh"
 stop_all() { for part in manager cluster docker; do "$ROOT/scripts/$part.sh" stop || true; done; }
 trap stop_all EXIT
@@ -12,13 +13,17 @@ source "$ROOT/scripts/environment.sh"
 say "Checking form: rustfmt and clippy"
 cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
-say "Testing the protocol and the manager"
-TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager
+say "Testing the protocol, the manager, the SQL Server extension and its test host"
+TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost
 say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
+  RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"
 done
+"$ROOT/scripts/mssql.sh"
+say "Testing the packaged extension, which is linked otherwise"
+RUNTIME=docker EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 "$ROOT/scripts/differential.sh" 2000
 say "Running the demo on Docker"
 RUNTIME=docker "$ROOT/scripts/demo.sh"

@@ -30,6 +30,12 @@ EXEC sp_execute_external_script @language = N'Container', @script = N'image = "r
   @input_data_1 = N'SELECT x FROM t', @params = N'@b int, @high bigint OUTPUT, @LABEL nvarchar(50) OUTPUT', @b = 5, @high = @high OUTPUT, @label = @label OUTPUT;
 SELECT @high, @label;
 
+-- A text as long as its OUTPUT parameter.
+DECLARE @three nvarchar(3);
+EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "pass_text"',
+  @params = N'@arg1 nvarchar(3), @o nvarchar(3) OUTPUT', @arg1 = N'äöü', @o = @three OUTPUT;
+SELECT @three;
+
 -- Without an input query there is one call.
 EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "seven"';
 EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "add_one_arrow"',

@@ -136,7 +136,7 @@ impl Binding {
 }
 
 fn is_streaming(parameter: &Parameter) -> bool {
-    parameter.name == ROWS_PER_READ
+    parameter.name.eq_ignore_ascii_case(ROWS_PER_READ)
 }
 
 /// An argument's name, or the one that its position gives it.

@@ -123,3 +123,16 @@ pub fn host_owned_text(text: &str) -> (*mut u8, i32) {
         (copy, length as i32)
     }
 }
+
+/// Bytes of freed memory that the process keeps for the next batch.
+const KEPT_BYTES: i32 = 64 << 20;
+
+/// Keeps freed memory: each batch takes what the one before gave back, and the system would have to clear it each time,
+/// which takes longer than to fill it. The process lives for one query.
+pub fn keep_freed_memory() {
+    // SAFETY: mallopt may be called at any time.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
+        libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+    }
+}

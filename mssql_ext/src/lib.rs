@@ -66,6 +66,7 @@ pub unsafe extern "C" fn Init(
         let settings = Settings::read(std::env::vars_os().filter_map(utf8_pair), parameters.trim_end_matches('\0'))?;
         let folders = [private, public].into_iter().map(|path| path.trim_end_matches('\0'));
         let library_folders = folders.filter(|path| !path.is_empty()).map(PathBuf::from).collect();
+        guard::keep_freed_memory();
         process::start(Process { settings, library_folders });
         Ok(())
     })

@@ -208,7 +208,11 @@ impl Session {
         let values = split(&ready.binding.results, last);
         for (number, result) in &ready.binding.outputs {
             let parameter = self.parameters[*number].as_ref().expect("it was bound");
-            let mut column = OutputColumn::new(parameter.sql);
+            let mut column = OutputColumn::new(match parameter.sql {
+                // Hosts differ in whether they count bytes or characters.
+                SqlType::WideChar(size) => SqlType::WideChar(2 * size),
+                sql => sql,
+            });
             column.append(&ready.binding.results[*result].ty, &values[*result]).map_err(|misfit| {
                 let message = format!("parameter \"@{}\" cannot take its value", parameter.name);
                 Error::new(Kind::OutOfRange, message).with_detail(sentence(&misfit.fact))
@@ -302,14 +306,21 @@ impl<'a> Feed<'a> {
 
     /// How many rows from `first` on make a batch.
     fn batch_rows(&self, first: usize, rows: usize, max_rows: usize, max_bytes: usize) -> usize {
-        let last = rows.min(first + max_rows);
+        let columns = || {
+            self.arguments.iter().filter_map(|argument| match argument {
+                FeedColumn::Column(reader) => Some(reader),
+                FeedColumn::Constant(_) => None,
+            })
+        };
+        let fixed_bytes: usize = columns().filter_map(ColumnReader::element_bytes).sum();
+        let last = rows.min(first + max_rows).min(first + max_bytes / fixed_bytes.max(1) + 1);
+        let packed: Vec<_> = columns().filter(|reader| reader.element_bytes().is_none()).collect();
+        if packed.is_empty() {
+            return last - first;
+        }
         let mut bytes = 0;
         for row in first..last {
-            for argument in &self.arguments {
-                if let FeedColumn::Column(reader) = argument {
-                    bytes += reader.row_bytes(row);
-                }
-            }
+            bytes += fixed_bytes + packed.iter().map(|reader| reader.packed_bytes(row)).sum::<usize>();
             if bytes >= max_bytes {
                 return row + 1 - first;
             }

@@ -14,7 +14,8 @@ pub struct Readings {
     pub ends_with_rows: bool,
     /// 5: the buffers of Execute live until after GetResults; flipped, they are gone when Execute returns.
     pub buffers_live_on: bool,
-    /// 6: sizes are 2^31-1 for (max) and the structure's for times; flipped, 65535 and what ODBC shows.
+    /// 6: sizes are 2^31-1 for (max) and the structure's for times; flipped, 65535, what
+    /// ODBC shows, and characters for the wide text of parameters.
     pub sizes_are_exact: bool,
     /// 7: results may be SQL_C_GUID; flipped, not.
     pub takes_guids: bool,

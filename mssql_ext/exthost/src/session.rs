@@ -89,7 +89,7 @@ impl Host {
         }
         for (number, parameter) in work.parameters.iter().enumerate() {
             let (name, ty, value) =
-                (format!("@{}", parameter.name), self.announced(parameter.ty), parameter.value.as_deref());
+                (format!("@{}", parameter.name), self.announced_parameter(parameter.ty), parameter.value.as_deref());
             extension.init_param(id, task, number, &name, ty, value, parameter.is_output).map_err(said)?;
         }
         let mut answer = Answer::default();
@@ -122,6 +122,13 @@ impl Host {
             (false, _) => ty.size,
         };
         SqlType { size, ..ty }
+    }
+
+    /// A parameter's type as this host announces it: the size of wide text in bytes, or in characters.
+    fn announced_parameter(&self, ty: SqlType) -> SqlType {
+        let announced = self.announced(ty);
+        let counts_characters = !self.readings.sizes_are_exact && ty.code == types::WCHAR && ty.size <= 8000;
+        if counts_characters { SqlType { size: ty.size / 2, ..announced } } else { announced }
     }
 
     /// Which rows each Execute gets.

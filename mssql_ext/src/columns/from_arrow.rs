@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
 };
-use arrow_array::{Array, ArrayRef};
+use arrow_array::{Array, ArrayRef, PrimitiveArray};
 use arrow_buffer::MutableBuffer;
 use udf_protocol::codec::json;
 use udf_protocol::types::Type;
@@ -113,6 +113,16 @@ impl OutputColumn {
         Ok(())
     }
 
+    /// Appends values that lie in memory as the host has them, unless one is NULL or does not pass.
+    fn copy<T: ArrowPrimitiveType>(&mut self, values: &PrimitiveArray<T>, passes: impl Fn(T::Native) -> bool) -> bool {
+        if values.null_count() > 0 || !values.values().iter().all(|value| passes(*value)) {
+            return false;
+        }
+        self.data.extend_from_slice(values.values().inner());
+        self.indicators.resize(self.indicators.len() + values.len(), size_of::<T::Native>() as i32);
+        true
+    }
+
     fn push_bytes(&mut self, row: usize, bytes: &[u8]) -> std::result::Result<(), Misfit> {
         self.data.extend_from_slice(bytes);
         self.push_length(row, bytes.len())
@@ -164,6 +174,9 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
         (Type::Int8, sql) if is_integer(sql) => |c, _, array| write_integers::<Int64Type>(c, array),
         (Type::Float4, S::Real) => |column, _, array| {
             let values = array.as_primitive::<Float32Type>();
+            if column.copy(values, f32::is_finite) {
+                return Ok(());
+            }
             column.fixed(array, |row| finite(values.value(row), f32::is_finite).map(f32::to_le_bytes))
         },
         (Type::Float4, S::Float) => |column, _, array| {
@@ -172,6 +185,9 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
         },
         (Type::Float8, S::Float) => |column, _, array| {
             let values = array.as_primitive::<Float64Type>();
+            if column.copy(values, f64::is_finite) {
+                return Ok(());
+            }
             column.fixed(array, |row| finite(values.value(row), f64::is_finite).map(f64::to_le_bytes))
         },
         (Type::Numeric, S::Decimal { .. }) => |column, _, array| {
@@ -251,6 +267,9 @@ where
 {
     let values = array.as_primitive::<T>();
     let sql = column.sql;
+    if sql.element_bytes() == Some(size_of::<T::Native>()) && column.copy(values, |_| true) {
+        return Ok(());
+    }
     let outside = move |value: i64| format!("{value} does not fit into {sql}");
     let value = |row: usize| -> i64 { values.value(row).into() };
     match sql {

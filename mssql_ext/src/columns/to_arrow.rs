@@ -11,7 +11,7 @@ use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
 };
 use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringArray};
-use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use serde_json::Value;
 use udf_protocol::codec::json;
 use udf_protocol::types::Type;
@@ -128,6 +128,16 @@ impl<'a> RawColumn<'a> {
         (nulls.null_count() > 0).then_some(nulls)
     }
 
+    /// Fixed-size values that lie in memory as Arrow has them.
+    fn copy<T: ArrowPrimitiveType>(&self, rows: Range<usize>) -> std::result::Result<ArrayRef, Misfit> {
+        let nulls = self.nulls(&rows);
+        let mut values = MutableBuffer::new(rows.len() * size_of::<T::Native>());
+        values.extend_from_slice(self.fixed(&rows));
+        // A column that is all NULL may have no data.
+        values.resize(rows.len() * size_of::<T::Native>(), 0);
+        Ok(Arc::new(PrimitiveArray::<T>::new(ScalarBuffer::from(values), nulls)))
+    }
+
     /// Fixed-size values of N bytes each; `read` gives none for a value that does not fit.
     fn primitive<T: ArrowPrimitiveType, const N: usize>(
         &self,
@@ -204,12 +214,14 @@ impl<'a> ColumnReader<'a> {
         Some(ColumnReader { column, ty: ty.clone(), read: reader(column.sql, ty)?, next_byte: 0 })
     }
 
-    /// Bytes that a row will take, as Arrow counts them.
-    pub fn row_bytes(&self, row: usize) -> usize {
-        match self.column.sql.element_bytes() {
-            Some(element) => element,
-            None => 4 + self.column.length(row).unwrap_or(0),
-        }
+    /// Bytes of each value; none if values differ in length.
+    pub fn element_bytes(&self) -> Option<usize> {
+        self.column.sql.element_bytes()
+    }
+
+    /// Bytes that a row of a packed column will take, as Arrow counts them.
+    pub fn packed_bytes(&self, row: usize) -> usize {
+        4 + self.column.length(row).unwrap_or(0)
     }
 
     /// Reads the next rows.
@@ -276,9 +288,7 @@ fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
         (S::TinyInt, Type::Int8) => |c, _, rows, _| c.primitive::<Int64Type, 1>(rows, |b| Some(i64::from(b[0]))),
         (S::TinyInt, Type::Float4) => |c, _, rows, _| c.primitive::<Float32Type, 1>(rows, |b| Some(f32::from(b[0]))),
         (S::TinyInt, Type::Float8) => |c, _, rows, _| c.primitive::<Float64Type, 1>(rows, |b| Some(f64::from(b[0]))),
-        (S::SmallInt, Type::Int2) => {
-            |c, _, rows, _| c.primitive::<Int16Type, 2>(rows, |b| Some(i16::from_le_bytes(*b)))
-        }
+        (S::SmallInt, Type::Int2) => |column, _, rows, _| column.copy::<Int16Type>(rows),
         (S::SmallInt, Type::Int4) => {
             |c, _, rows, _| c.primitive::<Int32Type, 2>(rows, |b| Some(i32::from(i16::from_le_bytes(*b))))
         }
@@ -291,23 +301,19 @@ fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
         (S::SmallInt, Type::Float8) => {
             |c, _, rows, _| c.primitive::<Float64Type, 2>(rows, |b| Some(f64::from(i16::from_le_bytes(*b))))
         }
-        (S::Int, Type::Int4) => |c, _, rows, _| c.primitive::<Int32Type, 4>(rows, |b| Some(i32::from_le_bytes(*b))),
+        (S::Int, Type::Int4) => |column, _, rows, _| column.copy::<Int32Type>(rows),
         (S::Int, Type::Int8) => {
             |c, _, rows, _| c.primitive::<Int64Type, 4>(rows, |b| Some(i64::from(i32::from_le_bytes(*b))))
         }
         (S::Int, Type::Float8) => {
             |c, _, rows, _| c.primitive::<Float64Type, 4>(rows, |b| Some(f64::from(i32::from_le_bytes(*b))))
         }
-        (S::BigInt, Type::Int8) => |c, _, rows, _| c.primitive::<Int64Type, 8>(rows, |b| Some(i64::from_le_bytes(*b))),
-        (S::Real, Type::Float4) => {
-            |c, _, rows, _| c.primitive::<Float32Type, 4>(rows, |b| Some(f32::from_le_bytes(*b)))
-        }
+        (S::BigInt, Type::Int8) => |column, _, rows, _| column.copy::<Int64Type>(rows),
+        (S::Real, Type::Float4) => |column, _, rows, _| column.copy::<Float32Type>(rows),
         (S::Real, Type::Float8) => {
             |c, _, rows, _| c.primitive::<Float64Type, 4>(rows, |b| Some(f64::from(f32::from_le_bytes(*b))))
         }
-        (S::Float, Type::Float8) => {
-            |c, _, rows, _| c.primitive::<Float64Type, 8>(rows, |b| Some(f64::from_le_bytes(*b)))
-        }
+        (S::Float, Type::Float8) => |column, _, rows, _| column.copy::<Float64Type>(rows),
         (S::TinyInt, Type::Numeric) => |c, _, rows, _| c.text::<1>(rows, |b, out| integer(i64::from(b[0]), out)),
         (S::SmallInt, Type::Numeric) => {
             |c, _, rows, _| c.text::<2>(rows, |b, out| integer(i64::from(i16::from_le_bytes(*b)), out))
