@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use udf_protocol::{Error, Kind, Result};
 
-use crate::abi::{SQL_ERROR, SQL_SUCCESS, SqlGuid, SqlReturn};
+use crate::abi::{LogXEvent, SQL_ERROR, SQL_SUCCESS, SqlGuid, SqlReturn};
 use crate::report;
 
 /// An error and where it happened.
@@ -121,6 +121,16 @@ pub fn host_owned_text(text: &str) -> (*mut u8, i32) {
         std::ptr::copy_nonoverlapping(text.as_ptr(), copy, length);
         copy.add(length).write(0);
         (copy, length as i32)
+    }
+}
+
+/// Sends an event through the host's function.
+pub fn send_event(callback: LogXEvent, extension: &str, session: (SqlGuid, u16), level: u16, code: i32, text: &str) {
+    let (name, message) = (extension.as_bytes(), text.as_bytes());
+    let (id, task) = session;
+    // SAFETY: the host gave the function for this; both texts are valid for the call, with their lengths.
+    unsafe {
+        callback(name.as_ptr(), name.len() as u64, id, task, level, code, message.as_ptr(), message.len() as u64);
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! The exported functions of Microsoft's API, in the order in which the host calls them. Each turns the host's pointers
 //! into references ([`guard`]) and makes one safe call: a [`session::Session`] binds the input columns to a function's
-//! arguments ([`binding`]), sends the rows of each Execute as batches through `udf_protocol`, and keeps the results for
-//! the host to read ([`results`]). `docs/sqlserver.md` tells what the API says, and what is not known of it.
+//! arguments ([`binding`]), sends the rows of each Execute as batches through `udf_protocol` ([`execution`]), and keeps the
+//! results for the host to read ([`results`]). `docs/sqlserver.md` tells what the API says, and what is not known of it.
 
 mod abi;
 mod binding;
 mod columns;
+mod execution;
+mod feed;
 mod function;
 mod guard;
 mod library;

@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use udf_protocol::Error;
 
 use crate::abi::{LogXEvent, SqlGuid, level};
+use crate::guard;
 
 /// The extension's name in events.
 const EXTENSION: &str = "transship";
@@ -47,10 +48,5 @@ pub fn report_text(session: Option<(SqlGuid, u16)>, text: &str) {
 /// Sends an event, where the host takes them.
 pub fn log_event(session: Option<(SqlGuid, u16)>, level: u16, code: i32, text: &str) {
     let Some(callback) = *log() else { return };
-    let (id, task) = session.unwrap_or_default();
-    // SAFETY: the host gave the function for this; both texts are valid for the call, with their lengths.
-    unsafe {
-        let (name, message) = (EXTENSION.as_bytes(), text.as_bytes());
-        callback(name.as_ptr(), name.len() as u64, id, task, level, code, message.as_ptr(), message.len() as u64);
-    }
+    guard::send_event(callback, EXTENSION, session.unwrap_or_default(), level, code, text);
 }

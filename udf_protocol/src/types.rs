@@ -499,9 +499,9 @@ pub fn types_document() -> String {
          ## SQL Server\n\n\
          Arguments also take columns that widen to them without loss: `tinyint`, `smallint` and `int` for wider integers,\n\
          for `numeric` and for floats that hold them, `real` for `float8`, `char` and `varchar` for text, `datetime` and\n\
-         `smalldatetime` for `timestamp` and `datetime2`. What SQL Server has no type for travels as text of the JSON form,\n\
-         which is what its `FOR JSON` writes. A `datetime2(7)` for a `timestamp`, a `NaN`, an infinite value or a number with\n\
-         more than 38 digits is refused with its row.\n",
+         `smalldatetime` for `timestamp` and `datetime2`. What SQL Server has no type for travels as text of the JSON form.\n\
+         Digits below a microsecond for a `timestamp`, a `NaN`, an infinite value or a decimal with more digits than its\n\
+         column are refused with their row. `docs/sqlserver.md` has the table.\n",
     );
     text
 }

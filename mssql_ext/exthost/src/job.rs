@@ -4,6 +4,7 @@
 //! count), `CREATE`, `ALTER` and `DROP EXTERNAL LIBRARY`, `CREATE PROCEDURE` and `EXEC` as `transship ddl` writes them, and
 //! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `GRANT` and `USE` are read and pass.
 
+use crate::tokens::{Parsed, Token, tokenize};
 use crate::types::SqlType;
 
 /// A column or parameter as it is declared.
@@ -76,18 +77,6 @@ pub struct Query {
     pub table: String,
 }
 
-#[derive(Debug, Clone, PartialEq)]
-enum Token {
-    /// A name or a keyword, and whether it was quoted.
-    Word(String, bool),
-    Variable(String),
-    Text(String),
-    Number(String),
-    Mark(char),
-}
-
-type Parsed<T> = Result<T, String>;
-
 /// Reads a job.
 pub fn parse(text: &str) -> Parsed<Vec<Statement>> {
     let mut parser = Parser { tokens: tokenize(text)?, next: 0 };
@@ -127,69 +116,6 @@ pub fn parse_query(text: &str) -> Parsed<Query> {
         return Err(format!("a job's query is SELECT columns FROM table, not {text}"));
     }
     Ok(query)
-}
-
-fn tokenize(text: &str) -> Parsed<Vec<Token>> {
-    let characters: Vec<char> = text.chars().collect();
-    let mut tokens = Vec::new();
-    let mut at = 0;
-    let is_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '#' | '$' | '@');
-    while at < characters.len() {
-        let c = characters[at];
-        let next = characters.get(at + 1).copied();
-        if c.is_whitespace() {
-            at += 1;
-        } else if c == '-' && next == Some('-') {
-            while at < characters.len() && characters[at] != '\n' {
-                at += 1;
-            }
-        } else if c == '\'' || (matches!(c, 'N' | 'n') && next == Some('\'')) || c == '[' || c == '"' {
-            at += usize::from(matches!(c, 'N' | 'n'));
-            let close = if characters[at] == '[' { ']' } else { characters[at] };
-            let (content, end) = quoted(&characters, at + 1, close)?;
-            tokens.push(if close == '\'' { Token::Text(content) } else { Token::Word(content, true) });
-            at = end;
-        } else if c == '@' || c.is_alphabetic() || c == '_' || c == '#' {
-            let end = (at + 1..characters.len()).find(|i| !is_word(characters[*i])).unwrap_or(characters.len());
-            let word: String = characters[at..end].iter().collect();
-            tokens.push(match word.strip_prefix('@') {
-                Some(name) => Token::Variable(name.to_string()),
-                None => Token::Word(word, false),
-            });
-            at = end;
-        } else if c.is_ascii_digit()
-            || (matches!(c, '-' | '+' | '.') && next.is_some_and(|next| next.is_ascii_digit() || next == '.'))
-        {
-            let belongs = |i: &usize| {
-                let c = characters[*i];
-                c.is_alphanumeric() || c == '.' || (matches!(c, '-' | '+') && matches!(characters[i - 1], 'e' | 'E'))
-            };
-            let end = (at + 1..characters.len()).find(|i| !belongs(i)).unwrap_or(characters.len());
-            tokens.push(Token::Number(characters[at..end].iter().collect()));
-            at = end;
-        } else {
-            tokens.push(Token::Mark(c));
-            at += 1;
-        }
-    }
-    Ok(tokens)
-}
-
-fn quoted(characters: &[char], start: usize, close: char) -> Parsed<(String, usize)> {
-    let mut content = String::new();
-    let mut at = start;
-    while at < characters.len() {
-        if characters[at] != close {
-            content.push(characters[at]);
-            at += 1;
-        } else if characters.get(at + 1) == Some(&close) {
-            content.push(close);
-            at += 2;
-        } else {
-            return Ok((content, at + 1));
-        }
-    }
-    Err(format!("a quotation without its end: {}", content.chars().take(40).collect::<String>()))
 }
 
 struct Parser {

@@ -6,6 +6,7 @@
 //! open is answered either way ([`readings`]).
 
 mod abi;
+mod answer;
 mod buffers;
 mod extension;
 mod job;
@@ -14,6 +15,7 @@ mod readings;
 mod run;
 mod session;
 mod table;
+mod tokens;
 mod types;
 
 use std::path::PathBuf;

@@ -32,6 +32,15 @@ pub struct Misfit {
     pub fact: String,
 }
 
+impl Misfit {
+    /// What is wrong, as a sentence.
+    pub fn sentence(&self) -> String {
+        let mut characters = self.fact.chars();
+        let first = characters.next().map(char::to_uppercase).into_iter().flatten();
+        first.chain(characters).chain(['.']).collect()
+    }
+}
+
 /// A column of one call.
 #[derive(Debug, Clone, Copy)]
 pub struct RawColumn<'a> {

@@ -1,0 +1,282 @@
+//! One call of Execute: an exchange that sends the rows at hand in batches, some at a time, and collects the results.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Instant;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, new_null_array};
+use arrow_select::take::take;
+use udf_protocol::batch::CallBatch;
+use udf_protocol::client::{Client, Exchange, MapEvent};
+use udf_protocol::host::PlainHost;
+use udf_protocol::signature::FunctionKind;
+use udf_protocol::transport::Reply;
+use udf_protocol::{Error, Kind};
+
+use crate::binding::Parameter;
+use crate::columns::to_arrow::{Misfit, RawColumn};
+use crate::feed::Feed;
+use crate::function;
+use crate::guard::Failure;
+use crate::results::Results;
+use crate::session::Ready;
+use crate::settings::Settings;
+use crate::telemetry::Telemetry;
+
+/// One call of Execute.
+pub struct Execution<'a> {
+    // for the call
+    ready: &'a Ready,
+    exchange: Exchange,
+    settings: &'a Settings,
+    rows: usize,
+    rows_before: u64,
+    feed: Feed<'a>,
+    passing: Vec<RawColumn<'a>>,
+    telemetry: &'a mut Telemetry,
+    // for the batches
+    next_row: usize,
+    next_number: u64,
+    sent: VecDeque<Sent>,
+    // what comes of it
+    results: Results,
+    /// The last row of results.
+    last: Option<ArrayRef>,
+}
+
+/// A batch whose answer is awaited.
+struct Sent {
+    rows: Range<usize>,
+    /// Of a strict function: which of the rows were sent, counted from the first. None if all were.
+    kept: Option<Vec<u32>>,
+}
+
+impl Sent {
+    /// The input row of the i-th row that was sent.
+    fn row(&self, sent: usize) -> usize {
+        let kept = self.kept.as_ref().and_then(|kept| kept.get(sent)).map(|row| *row as usize);
+        self.rows.start + kept.unwrap_or(sent)
+    }
+
+    fn is_answered_by_nobody(&self) -> bool {
+        self.kept.as_ref().is_some_and(Vec::is_empty)
+    }
+}
+
+impl<'a> Execution<'a> {
+    /// Opens an exchange for the rows at hand. Nothing is sent yet.
+    #[allow(clippy::too_many_arguments, reason = "what one call needs of its session")]
+    pub fn new(
+        ready: &'a Ready,
+        client: &Client,
+        settings: &'a Settings,
+        parameters: &[Option<Parameter>],
+        inputs: &[RawColumn<'a>],
+        rows: usize,
+        rows_before: u64,
+        telemetry: &'a mut Telemetry,
+    ) -> std::result::Result<Execution<'a>, Failure> {
+        Ok(Execution {
+            ready,
+            exchange: client.open(ready.call.clone()),
+            settings,
+            rows,
+            rows_before,
+            feed: Feed::new(ready, parameters, inputs)?,
+            passing: ready.binding.passthrough.iter().map(|column| inputs[*column]).collect(),
+            telemetry,
+            next_row: 0,
+            next_number: 0,
+            sent: VecDeque::new(),
+            results: Results::new(&ready.passthrough, &ready.binding.results),
+            last: None,
+        })
+    }
+
+    /// Calls the function for all rows: the results, and the last row of them.
+    pub fn run(mut self) -> std::result::Result<(Results, Option<ArrayRef>), Failure> {
+        match self.ready.call.signature.kind {
+            FunctionKind::Map => self.run_map()?,
+            _ => self.run_calls()?,
+        }
+        Ok((self.results, self.last))
+    }
+
+    /// Scalar and table functions: every batch has its answer.
+    fn run_calls(&mut self) -> std::result::Result<(), Failure> {
+        loop {
+            while self.next_row < self.rows && self.sent.len() < self.settings.batch_window {
+                self.send_batch()?;
+            }
+            let Some(sent) = self.sent.pop_front() else { return Ok(()) };
+            if sent.is_answered_by_nobody() {
+                self.add_answer(&sent, None)?;
+                continue;
+            }
+            loop {
+                let start = Instant::now();
+                let outcome = self.exchange.receive(&PlainHost);
+                self.telemetry.wait += start.elapsed();
+                let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
+                let is_last = reply.is_last;
+                self.count(&reply);
+                self.add_answer(&sent, Some(reply))?;
+                if is_last {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Map functions: results come when they come.
+    fn run_map(&mut self) -> std::result::Result<(), Failure> {
+        loop {
+            while self.next_row < self.rows && self.exchange.untaken() < self.settings.batch_window {
+                self.send_batch()?;
+            }
+            if self.next_row == self.rows {
+                self.exchange.close();
+            }
+            // Nobody awaits a batch's own answer.
+            self.sent.clear();
+            let start = Instant::now();
+            let outcome = self.exchange.receive_from_map(&PlainHost);
+            self.telemetry.wait += start.elapsed();
+            match outcome.map_err(|error| self.blame(error, None))? {
+                MapEvent::Taken => {}
+                MapEvent::Results(reply) => {
+                    self.count(&reply);
+                    let results = reply.columns.column(0).clone();
+                    self.add(&results).map_err(|misfit| self.misfit(&misfit, None))?;
+                }
+                MapEvent::End => return Ok(()),
+            }
+        }
+    }
+
+    fn send_batch(&mut self) -> std::result::Result<(), Failure> {
+        let start = Instant::now();
+        let max_rows = self.ready.function.max_batch_rows.unwrap_or(self.settings.batch_rows);
+        let count = self.feed.batch_rows(self.next_row, self.rows, max_rows, self.settings.batch_bytes);
+        let rows = self.next_row..self.next_row + count;
+        let mut arguments = self.feed.read(rows.clone()).map_err(|misfit| {
+            let message = "a value cannot be sent";
+            let error = Error::new(Kind::OutOfRange, message).with_detail(misfit.sentence());
+            Failure { error, context: Some(self.context(Some(misfit.row))) }
+        })?;
+        self.next_row = rows.end;
+        let mut kept = None;
+        if self.ready.function.is_strict && arguments.iter().any(|argument| argument.logical_null_count() > 0) {
+            let has_all = |row: &u32| arguments.iter().all(|argument| argument.is_valid(*row as usize));
+            let rows: Vec<u32> = (0..count as u32).filter(has_all).collect();
+            let indices = UInt32Array::from(rows.clone());
+            arguments = arguments.iter().map(|a| take(a, &indices, None).expect("the rows exist")).collect();
+            kept = Some(rows);
+        }
+        let sent_rows = kept.as_ref().map_or(count, Vec::len);
+        let sent = Sent { rows, kept };
+        if !sent.is_answered_by_nobody() {
+            let options = RecordBatchOptions::new().with_row_count(Some(sent_rows));
+            let schema = self.ready.call.signature.call_schema();
+            let columns = RecordBatch::try_new_with_options(schema, arguments, &options)
+                .expect("each argument was read as its type");
+            self.exchange.send(CallBatch { number: self.next_number, columns, step: None });
+            self.next_number += 1;
+            self.telemetry.batches += 1;
+        }
+        self.telemetry.rows += count as u64;
+        self.telemetry.convert_in += start.elapsed();
+        self.sent.push_back(sent);
+        Ok(())
+    }
+
+    /// Adds the answer to a batch, or a part of it; none if nothing of the batch was sent.
+    fn add_answer(&mut self, sent: &Sent, reply: Option<Reply>) -> std::result::Result<(), Failure> {
+        let start = Instant::now();
+        if self.ready.call.signature.kind == FunctionKind::Table {
+            let Some(reply) = reply else { return Ok(()) };
+            let numbers = reply.columns.column(0).as_primitive::<Int32Type>();
+            if !self.passing.is_empty() {
+                for number in numbers.values() {
+                    // The protocol's client has checked that they are rows of the batch, in order.
+                    let row = sent.row(*number as usize);
+                    self.results.pass(&self.passing, row..row + 1);
+                }
+            }
+            let results = reply.columns.column(1).clone();
+            self.add(&results).map_err(|misfit| {
+                let row = numbers.values().get(misfit.row).map(|number| sent.row(*number as usize));
+                self.misfit(&misfit, row)
+            })?;
+        } else {
+            let results = match (&reply, &sent.kept) {
+                (Some(reply), None) => reply.columns.column(0).clone(),
+                (Some(reply), Some(kept)) => scatter(reply.columns.column(0), kept, sent.rows.len()),
+                (None, _) => new_null_array(&self.ready.call.signature.result.data_type(), sent.rows.len()),
+            };
+            self.results.pass(&self.passing, sent.rows.clone());
+            self.add(&results).map_err(|misfit| self.misfit(&misfit, Some(sent.rows.start + misfit.row)))?;
+        }
+        self.telemetry.convert_out += start.elapsed();
+        Ok(())
+    }
+
+    fn add(&mut self, results: &ArrayRef) -> std::result::Result<(), Misfit> {
+        self.results.add(&self.ready.binding.results, results)?;
+        if !results.is_empty() {
+            self.last = Some(results.slice(results.len() - 1, 1));
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, reply: &Reply) {
+        self.telemetry.bytes_sent += reply.bytes_sent as u64;
+        self.telemetry.bytes_received += reply.bytes_received as u64;
+        self.telemetry.function_us += reply.compute_us;
+    }
+
+    fn misfit(&self, misfit: &Misfit, row: Option<usize>) -> Failure {
+        let message =
+            format!("a result of container function \"{}\" cannot be returned", self.ready.call.signature.function);
+        let error = Error::new(Kind::BadResult, message).with_detail(misfit.sentence());
+        Failure { error, context: Some(self.context(row)) }
+    }
+
+    fn blame(&self, error: Error, sent: Option<&Sent>) -> Failure {
+        let row = match (error.row(), sent) {
+            (Some(row), Some(sent)) => Some(sent.row(usize::try_from(row).unwrap_or(0))),
+            _ => None,
+        };
+        let rows = sent.filter(|_| row.is_none()).map(|sent| sent.rows.clone());
+        let context = match rows {
+            Some(rows) if rows.len() > 1 => {
+                let first = self.rows_before + rows.start as u64 + 1;
+                format!("{}, rows {first} to {}", self.context(None), self.rows_before + rows.end as u64)
+            }
+            Some(rows) => self.context(Some(rows.start)),
+            None => self.context(row),
+        };
+        Failure { error: function::add_advice(error), context: Some(context) }
+    }
+
+    /// Function, image, and the row, counted from one over the whole input.
+    fn context(&self, row: Option<usize>) -> String {
+        let mut text =
+            format!("container function \"{}\", {}", self.ready.call.signature.function, self.ready.function.place);
+        if let Some(row) = row {
+            text.push_str(&format!(", row {}", self.rows_before + row as u64 + 1));
+        }
+        text
+    }
+}
+
+/// Answers to some rows as a column for all: the others are NULL.
+fn scatter(answers: &ArrayRef, kept: &[u32], rows: usize) -> ArrayRef {
+    let mut indices: Vec<Option<u32>> = vec![None; rows];
+    for (answer, row) in kept.iter().enumerate() {
+        indices[*row as usize] = Some(answer as u32);
+    }
+    take(answers, &UInt32Array::from(indices), None).expect("each answer exists")
+}

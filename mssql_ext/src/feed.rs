@@ -1,0 +1,94 @@
+//! What feeds a function's arguments during one call of Execute: input columns, some rows at a time, and parameters, whose
+//! values are the same in every row.
+
+use std::ops::Range;
+
+use arrow_array::{ArrayRef, UInt32Array};
+use arrow_select::take::take;
+use udf_protocol::{Error, Kind};
+
+use crate::binding::{Parameter, Source};
+use crate::columns::to_arrow::{ColumnReader, Misfit, RawColumn};
+use crate::guard::{Failure, broken};
+use crate::session::Ready;
+
+/// What feeds the arguments of one call of Execute.
+pub struct Feed<'a> {
+    arguments: Vec<FeedColumn<'a>>,
+}
+
+enum FeedColumn<'a> {
+    Column(ColumnReader<'a>),
+    /// A parameter's value, as one row.
+    Constant(ArrayRef),
+}
+
+impl<'a> Feed<'a> {
+    /// Of the rows at hand.
+    pub fn new(
+        ready: &Ready,
+        parameters: &[Option<Parameter>],
+        inputs: &[RawColumn<'a>],
+    ) -> std::result::Result<Feed<'a>, Failure> {
+        let mut arguments = Vec::with_capacity(ready.binding.arguments.len());
+        for (source, argument) in ready.binding.arguments.iter().zip(&ready.call.signature.arguments) {
+            let unbound = || Failure::from(broken("a column changed its type"));
+            arguments.push(match source {
+                Source::Column(column) => {
+                    FeedColumn::Column(ColumnReader::new(inputs[*column], &argument.ty).ok_or_else(unbound)?)
+                }
+                Source::Parameter(number) => {
+                    let parameter = parameters[*number].as_ref().expect("it was bound");
+                    let length = parameter.value.as_ref().map_or(-1, |value| value.len() as i32).to_le_bytes();
+                    let column = RawColumn::of_value(parameter.sql, parameter.value.as_deref(), &length);
+                    let mut reader = ColumnReader::new(column, &argument.ty).ok_or_else(unbound)?;
+                    FeedColumn::Constant(reader.read(0..1).map_err(|misfit| {
+                        let message = format!("parameter \"@{}\" cannot be sent", parameter.name);
+                        Error::new(Kind::OutOfRange, message).with_detail(misfit.sentence())
+                    })?)
+                }
+            });
+        }
+        Ok(Feed { arguments })
+    }
+
+    /// How many rows from `first` on make a batch.
+    pub fn batch_rows(&self, first: usize, rows: usize, max_rows: usize, max_bytes: usize) -> usize {
+        let columns = || {
+            self.arguments.iter().filter_map(|argument| match argument {
+                FeedColumn::Column(reader) => Some(reader),
+                FeedColumn::Constant(_) => None,
+            })
+        };
+        let fixed_bytes: usize = columns().filter_map(ColumnReader::element_bytes).sum();
+        let last = rows.min(first + max_rows).min(first + max_bytes / fixed_bytes.max(1) + 1);
+        let packed: Vec<_> = columns().filter(|reader| reader.element_bytes().is_none()).collect();
+        if packed.is_empty() {
+            return last - first;
+        }
+        let mut bytes = 0;
+        for row in first..last {
+            bytes += fixed_bytes + packed.iter().map(|reader| reader.packed_bytes(row)).sum::<usize>();
+            if bytes >= max_bytes {
+                return row + 1 - first;
+            }
+        }
+        last - first
+    }
+
+    /// The arguments of the next rows.
+    pub fn read(&mut self, rows: Range<usize>) -> std::result::Result<Vec<ArrayRef>, Misfit> {
+        let mut arrays = Vec::with_capacity(self.arguments.len());
+        for argument in &mut self.arguments {
+            arrays.push(match argument {
+                FeedColumn::Column(reader) => reader.read(rows.clone())?,
+                FeedColumn::Constant(value) => repeat(value, rows.len()),
+            });
+        }
+        Ok(arrays)
+    }
+}
+
+fn repeat(value: &ArrayRef, rows: usize) -> ArrayRef {
+    take(value, &UInt32Array::from(vec![0; rows]), None).expect("the value has a row 0")
+}
