@@ -4,8 +4,8 @@ The paper's Figure 10: a random forest scores 1,000 to 10,000,000 rows of 28 flo
 the test host drives. The host and the floor, the same model in plain Python over the same rows in batches of 10,000, run
 in turn, round by round, after one round of warm-up that does not count. The host's process is new for every call, as in
 SQL Server; the container is warm. Time is told by the host (its own buffers, and the calls of the extension), by the
-extension (conversion each way) and by the container (the function). What is left of the extension's time is the transport
-and the waiting that no work overlapped.
+extension (conversion each way, as processor time) and by the container (the function). What is left of the extension's time is
+the transport and the waiting that no work overlapped.
 
 A second table has the extension's conversions alone, in values per second, as its counters tell them.
 """

@@ -23,7 +23,7 @@ use crate::guard::Failure;
 use crate::results::Results;
 use crate::session::Ready;
 use crate::settings::Settings;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Telemetry, thread_time};
 
 /// One call of Execute.
 pub struct Execution<'a> {
@@ -157,7 +157,7 @@ impl<'a> Execution<'a> {
     }
 
     fn send_batch(&mut self) -> std::result::Result<(), Failure> {
-        let start = Instant::now();
+        let start = thread_time();
         let max_rows = self.ready.function.max_batch_rows.unwrap_or(self.settings.batch_rows);
         let count = self.feed.batch_rows(self.next_row, self.rows, max_rows, self.settings.batch_bytes);
         let rows = self.next_row..self.next_row + count;
@@ -187,14 +187,14 @@ impl<'a> Execution<'a> {
             self.telemetry.batches += 1;
         }
         self.telemetry.rows += count as u64;
-        self.telemetry.convert_in += start.elapsed();
+        self.telemetry.convert_in += thread_time() - start;
         self.sent.push_back(sent);
         Ok(())
     }
 
     /// Adds the answer to a batch, or a part of it; none if nothing of the batch was sent.
     fn add_answer(&mut self, sent: &Sent, reply: Option<Reply>) -> std::result::Result<(), Failure> {
-        let start = Instant::now();
+        let start = thread_time();
         if self.ready.call.signature.kind == FunctionKind::Table {
             let Some(reply) = reply else { return Ok(()) };
             let numbers = reply.columns.column(0).as_primitive::<Int32Type>();
@@ -219,7 +219,7 @@ impl<'a> Execution<'a> {
             self.results.pass(&self.passing, sent.rows.clone());
             self.add(&results).map_err(|misfit| self.misfit(&misfit, Some(sent.rows.start + misfit.row)))?;
         }
-        self.telemetry.convert_out += start.elapsed();
+        self.telemetry.convert_out += thread_time() - start;
         Ok(())
     }
 

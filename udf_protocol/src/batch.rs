@@ -15,6 +15,7 @@ use arrow_buffer::{NullBufferBuilder, OffsetBufferBuilder};
 use arrow_schema::{FieldRef, Fields, SchemaRef};
 
 use crate::signature::{FunctionKind, Signature};
+use crate::textual_type;
 use crate::types::Type;
 
 /// One numbered batch of calls.
@@ -152,14 +153,7 @@ impl ColumnBuilder {
             Type::Int8 => ColumnBuilder::Int8(Int64Builder::new()),
             Type::Float4 => ColumnBuilder::Float4(Float32Builder::new()),
             Type::Float8 => ColumnBuilder::Float8(Float64Builder::new()),
-            Type::Text
-            | Type::Numeric
-            | Type::Json
-            | Type::TimeTz
-            | Type::Inet
-            | Type::Cidr
-            | Type::MacAddr
-            | Type::DateTime2 => ColumnBuilder::Text(StringBuilder::new()),
+            textual_type!() => ColumnBuilder::Text(StringBuilder::new()),
             Type::Bytea => ColumnBuilder::Bytea(BinaryBuilder::new()),
             Type::Date => ColumnBuilder::Date(Date32Builder::new()),
             Type::Timestamp | Type::TimestampTz => {

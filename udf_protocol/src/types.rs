@@ -67,6 +67,21 @@ pub struct Attribute {
     pub ty: Type,
 }
 
+/// A pattern of the types whose values travel as text.
+#[macro_export]
+macro_rules! textual_type {
+    () => {
+        $crate::types::Type::Text
+            | $crate::types::Type::Numeric
+            | $crate::types::Type::Json
+            | $crate::types::Type::TimeTz
+            | $crate::types::Type::Inet
+            | $crate::types::Type::Cidr
+            | $crate::types::Type::MacAddr
+            | $crate::types::Type::DateTime2
+    };
+}
+
 /// One row of the type table.
 #[derive(Debug)]
 pub struct TypeEntry {
@@ -344,14 +359,7 @@ impl Type {
             Type::Int8 => DataType::Int64,
             Type::Float4 => DataType::Float32,
             Type::Float8 => DataType::Float64,
-            Type::Text
-            | Type::Numeric
-            | Type::Json
-            | Type::TimeTz
-            | Type::Inet
-            | Type::Cidr
-            | Type::MacAddr
-            | Type::DateTime2 => DataType::Utf8,
+            textual_type!() => DataType::Utf8,
             Type::Bytea => DataType::Binary,
             Type::Date => DataType::Date32,
             Type::Timestamp => DataType::Timestamp(TimeUnit::Microsecond, None),

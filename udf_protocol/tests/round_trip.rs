@@ -16,6 +16,7 @@ use udf_protocol::batch::CallBatch;
 use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use udf_protocol::codec::json;
 use udf_protocol::signature::{Argument, Signature};
+use udf_protocol::textual_type;
 use udf_protocol::types::{TABLE, Type};
 
 /// Columns of a type, NULLs and the type's whole range included. Dates and timestamps stay within the years that
@@ -35,14 +36,7 @@ fn column_of(ty: Type) -> BoxedStrategy<ArrayRef> {
         Type::Int8 => many(any::<i64>(), |v| Arc::new(Int64Array::from(v))),
         Type::Float4 => many(any::<f32>(), |v| Arc::new(Float32Array::from(v))),
         Type::Float8 => many(any::<f64>(), |v| Arc::new(Float64Array::from(v))),
-        Type::Text
-        | Type::Numeric
-        | Type::Json
-        | Type::TimeTz
-        | Type::Inet
-        | Type::Cidr
-        | Type::MacAddr
-        | Type::DateTime2 => many(text, |v| {
+        textual_type!() => many(text, |v| {
             let mut builder = StringBuilder::new();
             v.into_iter().for_each(|value| builder.append_option(value));
             Arc::new(builder.finish())

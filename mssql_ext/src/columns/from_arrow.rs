@@ -10,6 +10,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, PrimitiveArray};
 use arrow_buffer::MutableBuffer;
 use udf_protocol::codec::json;
+use udf_protocol::textual_type;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
@@ -233,17 +234,7 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
                 values.value(row).first_chunk().map(swap_guid).ok_or_else(|| "a uuid has 16 bytes".to_string())
             })
         },
-        (
-            Type::Text
-            | Type::Numeric
-            | Type::Json
-            | Type::TimeTz
-            | Type::Inet
-            | Type::Cidr
-            | Type::MacAddr
-            | Type::DateTime2,
-            S::Char(_) | S::WideChar(_),
-        ) => |column, _, array| {
+        (textual_type!(), S::Char(_) | S::WideChar(_)) => |column, _, array| {
             for (row, value) in array.as_string::<i32>().iter().enumerate() {
                 match value {
                     Some(value) => column.push_text(row, value)?,

@@ -14,6 +14,7 @@ use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, Pri
 use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use serde_json::Value;
 use udf_protocol::codec::json;
+use udf_protocol::transport::MAX_MESSAGE_BYTES;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Result};
 
@@ -214,6 +215,9 @@ pub struct ColumnReader<'a> {
     next_byte: usize,
 }
 
+/// Longest value that can be sent: two thirds of the largest message, since UTF-16 may grow by half as UTF-8.
+const MAX_VALUE_BYTES: usize = MAX_MESSAGE_BYTES / 3 * 2;
+
 /// Reads rows as an array of a type; packed values start at the given byte.
 type Read = for<'a> fn(&RawColumn<'a>, &Type, Range<usize>, usize) -> std::result::Result<ArrayRef, Misfit>;
 
@@ -236,8 +240,17 @@ impl<'a> ColumnReader<'a> {
     /// Reads the next rows.
     pub fn read(&mut self, rows: Range<usize>) -> std::result::Result<ArrayRef, Misfit> {
         let start = self.next_byte;
-        if self.column.sql.element_bytes().is_none() {
-            self.next_byte += rows.clone().map(|row| self.column.length(row).unwrap_or(0)).sum::<usize>();
+        if self.element_bytes().is_none() {
+            for row in rows.clone() {
+                let length = self.column.length(row).unwrap_or(0);
+                if length > MAX_VALUE_BYTES {
+                    return Err(Misfit {
+                        row,
+                        fact: format!("the value has {length} bytes, more than {MAX_VALUE_BYTES}"),
+                    });
+                }
+                self.next_byte += length;
+            }
         }
         (self.read)(&self.column, &self.ty, rows, start)
     }
@@ -461,4 +474,116 @@ fn read_json_form(
         let fact = cause.trim_end_matches('.').to_string();
         Misfit { row: first + row, fact: format!("the text is not the form of {ty} that docs/types.md gives ({fact})") }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::Array;
+    use arrow_array::cast::AsArray;
+
+    fn column<'a>(sql: SqlType, data: &'a [u8], lengths: Option<&'a [i32]>, rows: usize) -> Result<RawColumn<'a>> {
+        let indicators = lengths.map_or(std::ptr::null(), |lengths| lengths.as_ptr());
+        let data = if data.is_empty() { std::ptr::null() } else { data.as_ptr() };
+        // SAFETY: the slices hold what the lengths tell of, and live as long as the column.
+        unsafe { RawColumn::new(sql, 1, rows, data, indicators) }
+    }
+
+    fn read(
+        sql: SqlType,
+        data: &[u8],
+        lengths: Option<&[i32]>,
+        rows: usize,
+        ty: Type,
+    ) -> std::result::Result<ArrayRef, Misfit> {
+        ColumnReader::new(column(sql, data, lengths, rows).unwrap(), &ty).unwrap().read(0..rows)
+    }
+
+    #[test]
+    fn packed_values_are_found_batch_by_batch() {
+        let data: Vec<u8> = "aβ🚢c".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let lengths = [2, -1, 0, 2, 4, 2];
+        let column = column(SqlType::WideChar(100), &data, Some(&lengths), 6).unwrap();
+        let mut reader = ColumnReader::new(column, &Type::Text).unwrap();
+        let mut found = Vec::new();
+        for rows in [0..1, 1..4, 4..6] {
+            found.extend(reader.read(rows).unwrap().as_string::<i32>().iter().map(|text| text.map(str::to_string)));
+        }
+        let expected = [Some("a"), None, Some(""), Some("β"), Some("🚢"), Some("c")];
+        assert_eq!(found, expected.map(|text| text.map(str::to_string)));
+    }
+
+    #[test]
+    fn the_bytes_of_a_null_are_never_looked_at() {
+        let garbage = [0xff; 19];
+        for (sql, ty) in [
+            (SqlType::Date, Type::Date),
+            (SqlType::DateTime { digits: 7 }, Type::Timestamp),
+            (SqlType::DateTime { digits: 7 }, Type::DateTime2),
+            (SqlType::Decimal { precision: 38, scale: 0 }, Type::Numeric),
+            (SqlType::Float, Type::Float8),
+            (SqlType::Bit, Type::Bool),
+            (SqlType::Guid, Type::Uuid),
+        ] {
+            assert_eq!(read(sql, &garbage, Some(&[-1]), 1, ty.clone()).unwrap().null_count(), 1, "{ty}");
+            // Nor need there be any.
+            assert_eq!(read(sql, &[], Some(&[-1, -1]), 2, ty.clone()).unwrap().null_count(), 2, "{ty}");
+        }
+    }
+
+    #[test]
+    fn columns_without_indicators_have_no_nulls_or_nothing_else() {
+        assert_eq!(read(SqlType::Bit, &[0, 1, b'0', b'1'], None, 4, Type::Bool).unwrap().as_boolean().true_count(), 2);
+        assert_eq!(read(SqlType::Char(5), b"", None, 3, Type::Text).unwrap().null_count(), 3);
+        // Whatever the number of a fixed-size value is, it is no size.
+        assert_eq!(read(SqlType::TinyInt, &[7, 8], Some(&[0, 4711]), 2, Type::Int2).unwrap().null_count(), 0);
+        // SAFETY: one value is there.
+        let not_null = unsafe { RawColumn::new(SqlType::TinyInt, SQL_NO_NULLS, 1, [7].as_ptr(), [-1].as_ptr()) };
+        assert!(!not_null.unwrap().is_null(0));
+    }
+
+    #[test]
+    fn hosts_that_are_wrong_are_told() {
+        assert!(column(SqlType::Char(5), b"abc", Some(&[-3]), 1).unwrap_err().message().contains("-3"));
+        // SAFETY: nothing is there, and nothing is read.
+        let missing = unsafe { RawColumn::new(SqlType::Int, 1, 2, std::ptr::null(), std::ptr::null()) };
+        assert!(missing.unwrap_err().message().contains("no data"));
+        // SAFETY: as above.
+        assert!(
+            unsafe {
+                RawColumn::new(
+                    SqlType::Decimal { precision: 1, scale: 0 },
+                    1,
+                    usize::MAX / 2,
+                    std::ptr::null(),
+                    std::ptr::null(),
+                )
+            }
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn malformed_text_is_refused_with_its_row() {
+        let surrogate = 0xd800_u16.to_le_bytes();
+        assert_eq!(
+            read(SqlType::WideChar(9), &[0, 0, surrogate[0], surrogate[1]], Some(&[2, 2]), 2, Type::Text)
+                .unwrap_err()
+                .row,
+            1
+        );
+        assert_eq!(read(SqlType::WideChar(9), b"abc", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
+        assert_eq!(read(SqlType::Char(9), b"ok\xff", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
+        // A character that is cut in two is not text either, even if the whole is.
+        assert_eq!(read(SqlType::Char(9), "β".as_bytes(), Some(&[1, 1]), 2, Type::Text).unwrap_err().row, 0);
+    }
+
+    #[test]
+    fn values_that_no_message_holds_are_refused() {
+        // Zeroed memory is not touched, and so not there.
+        let data = vec![0; MAX_VALUE_BYTES + 1];
+        let error = read(SqlType::Binary(i32::MAX as u64), &data, Some(&[MAX_VALUE_BYTES as i32 + 1]), 1, Type::Bytea)
+            .unwrap_err();
+        assert!(error.sentence().starts_with("The value has 715827883 bytes"), "{error:?}");
+    }
 }

@@ -11,6 +11,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef};
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
+use udf_protocol::textual_type;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind};
 
@@ -139,14 +140,7 @@ fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
                 pg_sys::Datum::from(copy)
             }
         }
-        Type::Text
-        | Type::Numeric
-        | Type::Json
-        | Type::TimeTz
-        | Type::Inet
-        | Type::Cidr
-        | Type::MacAddr
-        | Type::DateTime2 => text_datum(sql_type, column.as_string::<i32>().value(row))?,
+        textual_type!() => text_datum(sql_type, column.as_string::<i32>().value(row))?,
         Type::Array(_) => {
             let elements = column.as_list::<i32>().value(row);
             match &sql_type.form {

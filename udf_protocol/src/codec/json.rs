@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::batch::CallBatch;
 use crate::signature::Signature;
+use crate::textual_type;
 use crate::types::Type;
 
 /// Largest integer that a JSON reader with double precision keeps exactly, 2^53.
@@ -104,14 +105,7 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             value if value.is_finite() => write!(out, "{value:?}"),
             value => write!(out, "{}", non_finite(value)),
         },
-        Type::Text
-        | Type::Numeric
-        | Type::Json
-        | Type::TimeTz
-        | Type::Inet
-        | Type::Cidr
-        | Type::MacAddr
-        | Type::DateTime2 => write_string(out, column.as_string::<i32>().value(row)),
+        textual_type!() => write_string(out, column.as_string::<i32>().value(row)),
         Type::Bytea => write!(out, "\"{}\"", BASE64.encode(column.as_binary::<i32>().value(row))),
         Type::Date => {
             let days = column.as_primitive::<Date32Type>().value(row);
@@ -223,14 +217,7 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
             (narrow.is_finite() || !wide.is_finite()).then_some(narrow)
         }),
         Type::Float8 => primitive::<Float64Type>(ty, values, float),
-        Type::Text
-        | Type::Numeric
-        | Type::Json
-        | Type::TimeTz
-        | Type::Inet
-        | Type::Cidr
-        | Type::MacAddr
-        | Type::DateTime2 => {
+        textual_type!() => {
             let mut builder = StringBuilder::new();
             for (row, value) in values.iter().enumerate() {
                 match value {
