@@ -78,6 +78,8 @@ impl<'a> Execution<'a> {
         rows_before: u64,
         telemetry: &'a mut Telemetry,
     ) -> std::result::Result<Execution<'a>, Failure> {
+        // How many results the rows will have is known of scalar functions only.
+        let is_scalar = ready.call.signature.kind == FunctionKind::Scalar;
         Ok(Execution {
             ready,
             exchange: client.open(ready.call.clone()),
@@ -90,7 +92,7 @@ impl<'a> Execution<'a> {
             next_row: 0,
             next_number: 0,
             sent: VecDeque::new(),
-            results: Results::new(&ready.passthrough, &ready.binding.results),
+            results: Results::new(&ready.passthrough, &ready.binding.results, if is_scalar { rows } else { 0 }),
             last: None,
         })
     }

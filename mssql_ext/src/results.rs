@@ -33,11 +33,11 @@ struct Cursor {
 }
 
 impl Results {
-    /// An empty result set.
-    pub fn new(passthrough: &[SqlType], results: &[ResultColumn]) -> Results {
+    /// An empty result set with room for so many rows.
+    pub fn new(passthrough: &[SqlType], results: &[ResultColumn], rows: usize) -> Results {
         let types = passthrough.iter().copied().chain(results.iter().map(|result| result.sql));
         Results {
-            columns: types.map(OutputColumn::new).collect(),
+            columns: types.map(|sql| OutputColumn::new(sql, rows)).collect(),
             passthrough: passthrough.len(),
             cursors: vec![Cursor::default(); passthrough.len()],
             data_pointers: Vec::new(),

@@ -194,11 +194,12 @@ impl Session {
         let values = split(&ready.binding.results, last);
         for (number, result) in &ready.binding.outputs {
             let parameter = self.parameters[*number].as_ref().expect("it was bound");
-            let mut column = OutputColumn::new(match parameter.sql {
+            let sql = match parameter.sql {
                 // Hosts differ in whether they count bytes or characters.
                 SqlType::WideChar(size) => SqlType::WideChar(2 * size),
                 sql => sql,
-            });
+            };
+            let mut column = OutputColumn::new(sql, 1);
             column.append(&ready.binding.results[*result].ty, &values[*result]).map_err(|misfit| {
                 let message = format!("parameter \"@{}\" cannot take its value", parameter.name);
                 Error::new(Kind::OutOfRange, message).with_detail(misfit.sentence())

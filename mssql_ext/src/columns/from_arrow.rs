@@ -33,9 +33,10 @@ pub struct OutputColumn {
 type Write = fn(&mut OutputColumn, &Type, &ArrayRef) -> std::result::Result<(), Misfit>;
 
 impl OutputColumn {
-    /// An empty column.
-    pub fn new(sql: SqlType) -> OutputColumn {
-        OutputColumn { sql, data: MutableBuffer::new(0), indicators: Vec::new() }
+    /// An empty column with room for so many rows.
+    pub fn new(sql: SqlType, rows: usize) -> OutputColumn {
+        let data = MutableBuffer::new(rows * sql.element_bytes().unwrap_or(0));
+        OutputColumn { sql, data, indicators: Vec::with_capacity(rows) }
     }
 
     /// Rows so far.
