@@ -118,3 +118,17 @@ def test_valgrind_finds_nothing(host, job):
     prefix = ["valgrind", "--quiet", "--error-exitcode=9", "--leak-check=no", "--num-callers=30"]
     run = host(JOBS / f"{job}.sql", "--buffers", "heap", "--flip", "5", prefix=prefix, timeout=900)
     assert run.code == 0 and "==" not in run.err, run.err
+
+
+def test_large_values_pass(host, tmp_path):
+    """Far beyond a batch's bytes: each is a batch of its own."""
+    rows = ["ab🚢" * 2_000_000, "", "ü" * 5_000_000]
+    path = tmp_path / "large.csv"
+    path.write_text("v\n" + "".join(f'"{row}"\n' for row in rows))
+    run = host(f"""
+CREATE TABLE t (v nvarchar(max));
+BULK INSERT t FROM '{path}';
+EXEC sp_execute_external_script @script = N'image = "regress:1.0" function = "pass_text"', @input_data_1 = N'SELECT v FROM t';
+""")
+    assert run.code == 0, run.out[-500:] + run.err
+    assert run.out.split("\n")[1:4] == [rows[0], '""', rows[2]]
