@@ -26,6 +26,9 @@ mssql:           ## Package the SQL Server extension: target/mssql/transship-mss
 mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test host beside PostgreSQL.
 	@scripts/mssqlcheck.sh
 
+conformance:     ## Judge every template against docs/protocol.md, and print the matrix.
+	@scripts/conformance.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@scripts/test_matrix.sh
 
@@ -55,4 +58,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean

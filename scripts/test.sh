@@ -20,6 +20,7 @@ say "Testing the Python template"
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"
+  RUNTIME=$runtime "$ROOT/scripts/conformance.sh"
 done
 "$ROOT/scripts/mssql.sh"
 say "Testing the packaged extension, which is linked otherwise"

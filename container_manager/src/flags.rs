@@ -95,6 +95,18 @@ pub enum Command {
         #[arg(long)]
         schema: Option<String>,
     },
+    /// Judge servers against the protocol, case by case.
+    Conformance {
+        /// Endpoints of servers, or images of which a replica is started; a replica is judged over Flight and over JSON.
+        #[arg(required = true)]
+        servers: Vec<String>,
+        /// A token that the servers ask for.
+        #[arg(long, env = "TRANSSHIP_TOKEN", hide_env_values = true)]
+        token: Option<String>,
+        /// Print failures and the count only.
+        #[arg(long)]
+        quiet: bool,
+    },
     /// List replicas.
     Ps,
     /// Show the last lines that a replica wrote.

@@ -4,6 +4,7 @@
 
 pub mod api;
 pub mod config;
+pub mod conformance;
 pub mod doctor;
 pub mod flags;
 pub mod pool;

@@ -5,14 +5,16 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use container_manager::config::absolute_place;
+use container_manager::conformance::{self, Outcome};
 use container_manager::doctor;
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
-use udf_protocol::control::{Request, Response, ask, unexpected};
+use udf_protocol::control::{Lease, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
 use udf_protocol::manifest::Manifest;
+use udf_protocol::transport::{Endpoint, Token};
 use udf_protocol::{Error, Kind, Result};
 
 fn main() -> ExitCode {
@@ -47,6 +49,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &place)?);
             Ok(true)
         }
+        Command::Conformance { servers, token, quiet } => judge_servers(&place, &servers, token.as_deref(), quiet),
         Command::Ps => {
             let Response::Replicas { replicas } = ask_manager(&place, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
@@ -80,14 +83,52 @@ fn write_ddl(manifest: &Manifest, engine: Engine, schema: Option<&str>, place: &
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
 }
 
+/// Judges each server; whether all of them passed every case that could be judged.
+fn judge_servers(place: &PlaceFlags, servers: &[String], token: Option<&str>, quiet: bool) -> Result<bool> {
+    let token = token.map(Token::new).transpose()?;
+    let mut has_failed = false;
+    for server in servers {
+        if let Ok(endpoint) = Endpoint::parse(server) {
+            has_failed |= !judge_server(server, &endpoint, token.as_ref(), quiet)?;
+            continue;
+        }
+        let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
+            return Err(unexpected("It did not answer with an image."));
+        };
+        // The lease lasts as long as the runtime that holds its connection.
+        let runtime = io_runtime()?;
+        let lease = runtime.block_on(Lease::acquire(&place.socket, &image.digest))?;
+        for address in [&lease.info.flight, &lease.info.json] {
+            has_failed |= !judge_server(&format!("{server} at {address}"), &Endpoint::parse(address)?, None, quiet)?;
+        }
+    }
+    Ok(!has_failed)
+}
+
+fn judge_server(name: &str, endpoint: &Endpoint, token: Option<&Token>, quiet: bool) -> Result<bool> {
+    println!("{name}");
+    let verdicts = conformance::judge(endpoint, token)?;
+    for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
+        println!("  {verdict}");
+    }
+    let count = |wanted: fn(&Outcome) -> bool| verdicts.iter().filter(|verdict| wanted(&verdict.outcome)).count();
+    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    println!("  {} passed, {failed} failed, {skipped} skipped", verdicts.len() - failed - skipped);
+    Ok(failed == 0)
+}
+
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {
     block_on(ask(&place.socket, &request))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    io_runtime()?.block_on(work)
+}
+
+fn io_runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|cause| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}")))?;
-    runtime.block_on(work)
+        .map_err(|cause| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}")))
 }

@@ -77,7 +77,7 @@ fn stage(template: &Template, manifest: &Manifest) -> Result<TempDir> {
     for entry in fs::read_dir(&template.folder).map_err(staging_failed)?.flatten() {
         let name = entry.file_name();
         // The project's files take the place of the template's example; tests do not travel.
-        if name != "function" && name != "tests" {
+        if name != "function" && name != "tests" && name != "conformance" {
             copy_tree(&entry.path(), &context.path().join(name)).map_err(staging_failed)?;
         }
     }

@@ -67,6 +67,12 @@ impl Rest {
         Rest { endpoint, credentials: token.map(Token::header), idle: Mutex::new(Vec::new()) }
     }
 
+    /// Posts a body as it is; status and body of the answer. For those who judge servers.
+    pub async fn post(&self, path: &str, body: String) -> Result<(u16, Bytes)> {
+        let answer = self.request(Method::POST, path, body).await?;
+        Ok((answer.status.as_u16(), answer.body))
+    }
+
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
         let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
         match &self.endpoint {

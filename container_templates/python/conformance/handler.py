@@ -1,0 +1,58 @@
+"""The functions of the conformance suite, as docs/conformance.md describes them."""
+
+import time
+
+
+def _same(x):
+    return x
+
+
+for _name in (
+    "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "
+    "cidr macaddr datetime2 array range composite"
+).split():
+    globals()[f"echo_{_name}"] = _same
+
+
+def constant():
+    return 7
+
+
+def add(a, b):
+    return None if a is None or b is None else a + b
+
+
+def fail_at(x):
+    if x == 13:
+        raise ValueError("13 is bad")
+    return x
+
+
+def wait(seconds):
+    time.sleep(seconds)
+    return seconds
+
+
+def repeat(n):
+    yield from range(1, (n or 0) + 1)
+
+
+def running_sum(rows):
+    total = 0
+    for (x,) in rows:
+        total += x
+        yield total
+
+
+class total:
+    def __init__(self):
+        self.sum = 0
+
+    def step(self, x):
+        self.sum += x or 0
+
+    def merge(self, other):
+        self.sum += other.sum
+
+    def finish(self):
+        return self.sum

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Judges the templates against docs/protocol.md, over Flight and over JSON, and prints a matrix: conformance.sh [TEMPLATE...]
+source "$(dirname "$0")/environment.sh"
+
+"$ROOT/scripts/up.sh"
+source "$ROOT/scripts/environment.sh"
+templates=("$@")
+[ $# -gt 0 ] || templates=($(cd container_templates && ls -d -- */conformance | cut -d/ -f1))
+matrix="| template | Flight | JSON |\n|---|---|---|\n" failed=
+for template in "${templates[@]}"; do
+  say "Judging template $template on runtime $TRANSSHIP_RUNTIME"
+  build_image "container_templates/$template/conformance"
+  verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed=yes
+  echo "$verdicts"
+  matrix+="| $template | $(grep ' passed, ' <<< "$verdicts" | sed 's/^ *//' | paste -sd'|' | sed 's/|/ | /') |\n"
+done
+printf "$matrix"
+[ -z "$failed" ]
