@@ -13,9 +13,12 @@ build_image sql/functions
 socket=$PRIVATE/m/misbehaving.sock
 rm -f "$socket" "$socket.silent"
 python=$ROOT/target/venv/bin/python
-(umask 0 && exec "$python" sql/functions/misbehaving.py "$socket") &
+free_port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
+tls_port=$(free_port) tls=$ROOT/target/tls
+"$ROOT/scripts/certificates.sh" "$tls"
+(umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$tls_port" "$tls") &
 servers=$!
-port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_port)
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" > "$ROOT/target/arrow_udf.log" 2>&1 &
 servers="$servers $!"
 trap 'kill $servers' EXIT
@@ -23,10 +26,10 @@ for _ in $(seq 100); do
   [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break
   sleep 0.1
 done
-export MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
+export TLS_ENDPOINT=grpcs://localhost:$tls_port TLS_FOLDER=$tls MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf prepared parallel statements dba settings update)
+[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf tls prepared parallel statements dba settings update)
 export PG_REGRESS_DIFF_OPTS=-u
 # A statement that hangs is a failure, not a wait.
 export PGOPTIONS="-c statement_timeout=120s"

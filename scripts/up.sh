@@ -3,7 +3,7 @@
 # RUNTIME=docker starts a Docker daemon where none answers.
 source "$(dirname "$0")/environment.sh"
 
-"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv
+"$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates
 if [ "$TRANSSHIP_RUNTIME" = docker ]; then
   "$ROOT/scripts/docker.sh" start
   # Its socket may be new.

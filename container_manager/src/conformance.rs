@@ -24,7 +24,7 @@ use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::rest::Rest;
-use udf_protocol::transport::{Endpoint, PROTOCOL_VERSION, Token};
+use udf_protocol::transport::{Credentials, Endpoint, PROTOCOL_VERSION};
 use udf_protocol::types::{TABLE, Type};
 use udf_protocol::{Error, Kind, Result};
 
@@ -68,8 +68,8 @@ impl fmt::Display for Verdict {
 }
 
 /// Judges the server at an endpoint, case by case.
-pub fn judge(endpoint: &Endpoint, token: Option<&Token>) -> Result<Vec<Verdict>> {
-    let mut judge = Judge::new(endpoint.clone(), token.cloned())?;
+pub fn judge(endpoint: &Endpoint, credentials: &Credentials) -> Result<Vec<Verdict>> {
+    let mut judge = Judge::new(endpoint.clone(), credentials.clone())?;
     judge.judge_handshake();
     if judge.is_known() {
         judge.judge_signatures();
@@ -87,7 +87,7 @@ type Finding = std::result::Result<(), String>;
 
 struct Judge {
     endpoint: Endpoint,
-    token: Option<Token>,
+    credentials: Credentials,
     client: Client,
     /// Names of the server's functions.
     functions: Vec<String>,
@@ -95,20 +95,16 @@ struct Judge {
 }
 
 impl Judge {
-    fn new(endpoint: Endpoint, token: Option<Token>) -> Result<Judge> {
-        Ok(Judge { endpoint, token, client: Client::start()?, functions: Vec::new(), verdicts: Vec::new() })
+    fn new(endpoint: Endpoint, credentials: Credentials) -> Result<Judge> {
+        Ok(Judge { endpoint, credentials, client: Client::start()?, functions: Vec::new(), verdicts: Vec::new() })
     }
 
     fn is_json(&self) -> bool {
-        matches!(self.endpoint, Endpoint::JsonTcp(_) | Endpoint::JsonUnix(_))
-    }
-
-    fn transport(&self) -> TransportName {
-        if self.is_json() { TransportName::Json } else { TransportName::Flight }
+        self.endpoint.transport_name() == TransportName::Json
     }
 
     fn target(&self) -> Target {
-        Target::Endpoint { endpoint: self.endpoint.clone(), token: self.token.clone() }
+        Target::Endpoint { endpoint: self.endpoint.clone(), credentials: self.credentials.clone() }
     }
 
     fn is_known(&self) -> bool {
@@ -147,7 +143,7 @@ impl Judge {
     }
 
     fn signature(&self, function: &str) -> Result<Signature> {
-        self.client.signature(&PlainHost, &self.target(), self.transport(), function, ANSWER_TIMEOUT)
+        self.client.signature(&PlainHost, &self.target(), self.endpoint.transport_name(), function, ANSWER_TIMEOUT)
     }
 
     fn open(&self, signature: &Signature) -> Exchange {
@@ -157,7 +153,7 @@ impl Judge {
     fn open_with(&self, client: &Client, signature: &Signature) -> Exchange {
         client.open(Arc::new(Call {
             target: self.target(),
-            transport: self.transport(),
+            transport: self.endpoint.transport_name(),
             signature: signature.clone(),
             // Nothing is sent twice: a server that drops a connection is found out.
             volatility: Volatility::Volatile,
@@ -169,7 +165,7 @@ impl Judge {
     // §2
 
     fn judge_handshake(&mut self) {
-        let hello = block_on(async { self.endpoint.transport(self.token.as_ref()).hello().await });
+        let hello = block_on(async { self.endpoint.transport(&self.credentials).hello().await });
         let finding = match &hello {
             Err(error) => Err(say(error)),
             Ok(info) if info.protocol != PROTOCOL_VERSION => Err(format!("it says protocol {}", info.protocol)),
@@ -435,7 +431,7 @@ impl Judge {
         if !self.is_json() {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), self.token.as_ref());
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials);
         let post = |path: &str, body: String| block_on(rest.post(path, body)).map_err(|error| say(&error));
         for (case, body) in [
             ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),
@@ -631,7 +627,7 @@ mod tests {
                 (200, json!({"batch": call["batch"], "columns": [column]}))
             }
         });
-        let verdicts = judge(&endpoint, None).unwrap();
+        let verdicts = judge(&endpoint, &Credentials::default()).unwrap();
         assert_eq!(
             failed(&verdicts),
             [
@@ -665,7 +661,7 @@ mod tests {
             "GET /v1/functions/add" => describe("text", 2),
             _ => (404, json!({"error": {"kind": "function_not_found", "message": "no"}})),
         });
-        let verdicts = judge(&endpoint, None).unwrap();
+        let verdicts = judge(&endpoint, &Credentials::default()).unwrap();
         assert_eq!(failed(&verdicts), Vec::<String>::new());
         let add = verdicts.iter().find(|verdict| verdict.clause == "4.3").unwrap();
         assert!(
@@ -677,7 +673,7 @@ mod tests {
     #[test]
     fn a_server_that_is_not_there_fails_once() {
         for address in ["unix:/nowhere/x.sock", "http+unix:/nowhere/x.sock"] {
-            let verdicts = judge(&Endpoint::parse(address).unwrap(), None).unwrap();
+            let verdicts = judge(&Endpoint::parse(address).unwrap(), &Credentials::default()).unwrap();
             assert_eq!(failed(&verdicts), ["§2 says who it is and what it offers"]);
             assert_eq!(verdicts.len(), 1);
         }

@@ -103,6 +103,10 @@ pub enum Command {
         /// A token that the servers ask for.
         #[arg(long, env = "TRANSSHIP_TOKEN", hide_env_values = true)]
         token: Option<String>,
+        /// File with the certificates, in PEM, of those whose signature on a server's certificate is believed; the
+        /// system's if left out.
+        #[arg(long, value_name = "FILE")]
+        ca: Option<PathBuf>,
         /// Print failures and the count only.
         #[arg(long)]
         quiet: bool,

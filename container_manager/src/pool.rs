@@ -12,7 +12,7 @@ use nix::unistd::Uid;
 use tokio::net::UnixStream;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::Manifest;
-use udf_protocol::transport::Endpoint;
+use udf_protocol::transport::{Credentials, Endpoint};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
@@ -73,7 +73,7 @@ impl Pool {
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
             let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
-            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(None).hello())
+            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(&Credentials::default()).hello())
                 .await
                 .is_ok_and(|hello| hello.is_ok());
             let image = self.resolve(found.digest.clone()).await.ok();
@@ -195,7 +195,9 @@ impl Pool {
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
                 break fate;
             }
-            if let Ok(Ok(_)) = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(None).hello()).await {
+            if let Ok(Ok(_)) =
+                tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(&Credentials::default()).hello()).await
+            {
                 return Ok("is still running".to_string());
             }
             if Instant::now() >= deadline {
@@ -314,7 +316,7 @@ impl Pool {
         let name = spec.name.clone();
         let deadline = Instant::now() + self.config.start_timeout;
         self.blocking(move |pool| pool.runtime.start(&spec)).await?;
-        let transport = endpoint.transport(None);
+        let transport = endpoint.transport(&Credentials::default());
         let mut next_status = Instant::now();
         loop {
             match tokio::time::timeout(PROBE_TIMEOUT, transport.hello()).await {

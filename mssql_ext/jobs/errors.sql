@@ -55,4 +55,4 @@ EXEC sp_execute_external_script @language = N'Container', @script = N'image = "r
 EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "too_few"', @input_data_1 = N'SELECT x FROM rows';
 EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "wait_for" timeout_ms = 300', @params = N'@seconds float', @seconds = 5;
 EXEC sp_execute_external_script @language = N'Container', @script = N'endpoint = "unix:/nowhere/at.all" function = "f"', @input_data_1 = N'SELECT x FROM rows';
-EXEC sp_execute_external_script @language = N'Container', @script = N'endpoint = "grpcs://h:1" function = "f"', @input_data_1 = N'SELECT x FROM rows';
+EXEC sp_execute_external_script @language = N'Container', @script = N'endpoint = "ftp://h:1" function = "f"', @input_data_1 = N'SELECT x FROM rows';

@@ -6,9 +6,9 @@ use udf_protocol::client::Client;
 use udf_protocol::control::ImageInfo;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::{FunctionEntry, TransportName};
+use udf_protocol::manifest::FunctionEntry;
 use udf_protocol::signature::{Signature, Volatility};
-use udf_protocol::transport::Endpoint;
+use udf_protocol::transport::{Credentials, Endpoint};
 use udf_protocol::{Error, Kind, Result, allow_list};
 
 use crate::library;
@@ -42,15 +42,12 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     let max_batch_rows = body.max_batch_rows;
     if let Some(address) = &body.endpoint {
         let endpoint = Endpoint::parse(address)?;
-        let transport = match endpoint {
-            Endpoint::JsonTcp(_) | Endpoint::JsonUnix(_) => TransportName::Json,
-            Endpoint::FlightTcp(_) | Endpoint::FlightUnix(_) => TransportName::Flight,
-        };
+        let transport = endpoint.transport_name();
         let name = body
             .function
             .as_deref()
             .ok_or_else(|| Error::invalid_definition("a script with an endpoint needs the key \"function\""))?;
-        let target = Target::Endpoint { endpoint, token: None };
+        let target = Target::Endpoint { endpoint, credentials: Credentials::default() };
         let signature = client.signature(&PlainHost, &target, transport, name, settings.start_timeout)?;
         let place = format!("the server at \"{address}\"");
         return Ok(Function {

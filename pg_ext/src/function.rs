@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::manifest::{FunctionBody, FunctionEntry, TransportName};
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
-use udf_protocol::transport::Endpoint;
+use udf_protocol::transport::{Credentials, Endpoint};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result, allow_list};
 
@@ -173,8 +173,8 @@ impl Function {
     /// How its batches travel.
     pub fn transport(&self) -> TransportName {
         match self.endpoint() {
-            Some(Ok(Endpoint::JsonTcp(_) | Endpoint::JsonUnix(_))) => TransportName::Json,
-            Some(_) => TransportName::Flight,
+            Some(Ok(endpoint)) => endpoint.transport_name(),
+            Some(Err(_)) => TransportName::Flight,
             None => self.body.transport.unwrap_or_else(settings::transport),
         }
     }
@@ -254,7 +254,9 @@ impl Function {
     /// The server that the body names, if it names one.
     fn server(&self) -> Result<Option<Target>> {
         match (&self.body.endpoint, &self.body.server) {
-            (Some(endpoint), _) => Ok(Some(Target::Endpoint { endpoint: Endpoint::parse(endpoint)?, token: None })),
+            (Some(endpoint), _) => {
+                Ok(Some(Target::Endpoint { endpoint: Endpoint::parse(endpoint)?, credentials: Credentials::default() }))
+            }
             (None, Some(name)) => server::target(name).map(Some),
             (None, None) => Ok(None),
         }

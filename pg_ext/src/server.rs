@@ -1,11 +1,13 @@
-//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ...)`, and what they ask
-//! for: `CREATE USER MAPPING ... OPTIONS (token ...)`. So that no secret stands in a function's body.
+//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ..., ca ...)`, and what
+//! they ask for: `CREATE USER MAPPING ... OPTIONS (token ..., certificate ..., key ...)`. So that no secret stands in a
+//! function's body. Certificates and keys are given as text, in PEM: no option names a file of the server's.
 
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
 use udf_protocol::dispatch::Target;
-use udf_protocol::transport::{Endpoint, Token};
+use udf_protocol::transport::credentials::{Authorities, Identity};
+use udf_protocol::transport::{Credentials, Endpoint, Token};
 use udf_protocol::{Error, Result};
 
 use crate::pg::{catalog, list};
@@ -25,15 +27,29 @@ pub fn endpoint(name: &str) -> Result<Endpoint> {
     }
 }
 
-/// A server, with the current user's token. Raises an error unless the user may use it.
+/// A server, with what the current user has for it. Raises an error unless the user may use it.
 pub fn target(name: &str) -> Result<Target> {
     // SAFETY: lookups of a server that was found.
     unsafe {
         let server = find(name)?;
         catalog::check_server_usage((*server).serverid, name);
-        let token = catalog::user_mapping((*server).serverid).and_then(|options| option(options, "token"));
-        let token = token.map(|token| Token::new(&token)).transpose()?;
-        Ok(Target::Endpoint { endpoint: endpoint(name)?, token })
+        let mapping = catalog::user_mapping((*server).serverid);
+        let of_user = |name: &str| mapping.and_then(|options| option(options, name));
+        let identity = match (of_user("certificate"), of_user("key")) {
+            (Some(certificate), Some(key)) => Some(Identity::from_pem(&certificate, &key)?),
+            (None, None) => None,
+            _ => {
+                let message =
+                    format!("the user mapping for server \"{name}\" has only one of \"certificate\" and \"key\"");
+                return Err(Error::invalid_definition(message));
+            }
+        };
+        let credentials = Credentials {
+            token: of_user("token").map(|token| Token::new(&token)).transpose()?,
+            authorities: option((*server).options, "ca").map(|pem| Authorities::from_pem(&pem)).transpose()?,
+            identity,
+        };
+        Ok(Target::Endpoint { endpoint: endpoint(name)?, credentials })
     }
 }
 
@@ -73,27 +89,30 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
     unsafe {
         let arguments = (*fcinfo).args.as_slice(2);
         let catalog = pg_sys::Oid::from(arguments[1].value.value() as u32);
-        let known = match catalog {
-            pg_sys::ForeignServerRelationId => "endpoint",
-            pg_sys::UserMappingRelationId => "token",
-            _ => "",
+        let known: &[&str] = match catalog {
+            pg_sys::ForeignServerRelationId => &["endpoint", "ca"],
+            pg_sys::UserMappingRelationId => &["token", "certificate", "key"],
+            _ => &[],
         };
         for element in list::elements::<pg_sys::DefElem>(pg_sys::untransformRelOptions(arguments[0].value)) {
             let name = CStr::from_ptr((*element).defname).to_string_lossy();
-            if name != known {
+            if !known.contains(&name.as_ref()) {
                 let error = Error::invalid_definition(format!("unrecognized option \"{name}\""));
-                let hint = if known.is_empty() {
-                    "There are no options here.".to_string()
-                } else {
-                    format!("The only option here is \"{known}\".")
+                let names: Vec<String> = known.iter().map(|name| format!("\"{name}\"")).collect();
+                let hint = match names.as_slice() {
+                    [] => "There are no options here.".to_string(),
+                    names => format!("The options here are {}.", names.join(", ")),
                 };
                 report::raise_error(&error.with_hint(hint), None);
             }
             let value = CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy();
-            match known {
-                "endpoint" => report::unwrap(Endpoint::parse(&value).map(|_| ())),
-                _ => report::unwrap(Token::new(&value).map(|_| ())),
-            }
+            report::unwrap(match name.as_ref() {
+                "endpoint" => Endpoint::parse(&value).map(drop),
+                "token" => Token::new(&value).map(drop),
+                // A key is looked at together with its certificate, when it is used.
+                "key" => Ok(()),
+                _ => Authorities::from_pem(&value).map(drop),
+            });
         }
     }
     pg_sys::Datum::from(0usize)

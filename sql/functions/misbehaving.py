@@ -1,12 +1,15 @@
-"""A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET
+"""A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET [TLS_PORT FOLDER]
 
 Each function takes an int8 and promises an int8. One behaves: token_length says how long the caller's token is.
-SOCKET.silent takes connections and says nothing.
+SOCKET.silent takes connections and says nothing. With FOLDER (server.pem, server.key, ca.pem) it listens on TLS_PORT as
+well, over TLS, and asks clients for a certificate.
 """
 
 import json
+import pathlib
 import socket
 import sys
+import threading
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -93,4 +96,14 @@ if __name__ == "__main__":
     silent = socket.socket(socket.AF_UNIX)
     silent.bind(f"{sys.argv[1]}.silent")
     silent.listen()
+    if sys.argv[2:]:
+        port, folder = sys.argv[2], pathlib.Path(sys.argv[3])
+        secure = Server(
+            f"grpc+tls://127.0.0.1:{port}",
+            middleware={"token": Tokens()},
+            tls_certificates=[((folder / "server.pem").read_bytes(), (folder / "server.key").read_bytes())],
+            verify_client=True,
+            root_certificates=(folder / "ca.pem").read_bytes(),
+        )
+        threading.Thread(target=secure.serve, daemon=True).start()
     Server(f"grpc+unix://{sys.argv[1]}", middleware={"token": Tokens()}).serve()

@@ -13,7 +13,7 @@ use crate::control::Lease;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
-use crate::transport::{Endpoint, Event, Inbox, Outbox, Token, Transport};
+use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
@@ -32,8 +32,8 @@ pub enum Target {
     Endpoint {
         /// Where it listens.
         endpoint: Endpoint,
-        /// What it asks for.
-        token: Option<Token>,
+        /// What it asks for, and what it must show.
+        credentials: Credentials,
     },
 }
 
@@ -54,7 +54,7 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
-type Transports = HashMap<(Endpoint, Option<Token>), Arc<dyn Transport>>;
+type Transports = HashMap<(Endpoint, Credentials), Arc<dyn Transport>>;
 
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
@@ -75,10 +75,10 @@ impl Connections {
         self.leases.lock().expect("no holder panics").is_empty()
     }
 
-    fn transport(&self, endpoint: &Endpoint, token: Option<&Token>) -> Arc<dyn Transport> {
+    fn transport(&self, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
         let mut transports = self.transports.lock().expect("no holder panics");
-        let key = (endpoint.clone(), token.cloned());
-        transports.entry(key).or_insert_with(|| endpoint.transport(token)).clone()
+        let key = (endpoint.clone(), credentials.clone());
+        transports.entry(key).or_insert_with(|| endpoint.transport(credentials)).clone()
     }
 
     async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
@@ -102,13 +102,13 @@ impl Connections {
         name: TransportName,
     ) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
         match target {
-            Target::Endpoint { endpoint, token } => {
-                Ok((endpoint.clone(), self.transport(endpoint, token.as_ref()), None))
+            Target::Endpoint { endpoint, credentials } => {
+                Ok((endpoint.clone(), self.transport(endpoint, credentials), None))
             }
             Target::Image { manager, digest } => {
                 let lease = self.lease(manager, digest, target).await?;
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                Ok((endpoint.clone(), self.transport(&endpoint, None), Some(lease)))
+                Ok((endpoint.clone(), self.transport(&endpoint, &Credentials::default()), Some(lease)))
             }
         }
     }

@@ -18,7 +18,7 @@ use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::{Host, PlainHost};
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
-use udf_protocol::transport::{Endpoint, Token};
+use udf_protocol::transport::{Credentials, Endpoint, Token};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Origin};
 
@@ -62,7 +62,10 @@ impl Stage {
         batch_timeout: Duration,
     ) -> Exchange {
         self.client.open(Arc::new(Call {
-            target: Target::Endpoint { endpoint: self.endpoint.clone(), token },
+            target: Target::Endpoint {
+                endpoint: self.endpoint.clone(),
+                credentials: Credentials { token, ..Credentials::default() },
+            },
             transport: TransportName::Flight,
             signature: Signature { kind, ..signature() },
             volatility,
@@ -137,7 +140,7 @@ fn server_of_the_arrow_udf_family_needs_no_metadata() {
             }
         })
     });
-    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), token: None };
+    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), credentials: Credentials::default() };
     let offered =
         stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10)).unwrap();
     assert_eq!(offered.to_string(), "f(int8) returns int8");
@@ -363,7 +366,7 @@ fn engine_that_cancels_ends_the_wait_and_the_call() {
 #[test]
 fn newer_protocol_is_refused() {
     let stage = Stage::new(Some(r#"{"protocol": 2}"#), |_, _| Box::pin(async {}));
-    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), token: None };
+    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), credentials: Credentials::default() };
     let offered = stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10));
     assert_eq!(offered.unwrap_err().kind(), Kind::ProtocolViolation);
 }
@@ -396,7 +399,7 @@ fn http_exchange(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static)
     });
     let client = Client::start().unwrap();
     let exchange = client.open(Arc::new(Call {
-        target: Target::Endpoint { endpoint: Endpoint::JsonTcp(authority), token: None },
+        target: Target::Endpoint { endpoint: Endpoint::JsonTcp(authority), credentials: Credentials::default() },
         transport: TransportName::Json,
         signature: signature(),
         volatility: Volatility::Volatile,

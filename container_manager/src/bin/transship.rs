@@ -14,7 +14,8 @@ use container_manager::runtime;
 use udf_protocol::control::{Lease, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
 use udf_protocol::manifest::Manifest;
-use udf_protocol::transport::{Endpoint, Token};
+use udf_protocol::transport::credentials::Authorities;
+use udf_protocol::transport::{Credentials, Endpoint, Token};
 use udf_protocol::{Error, Kind, Result};
 
 fn main() -> ExitCode {
@@ -49,7 +50,14 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &place)?);
             Ok(true)
         }
-        Command::Conformance { servers, token, quiet } => judge_servers(&place, &servers, token.as_deref(), quiet),
+        Command::Conformance { servers, token, ca, quiet } => {
+            let credentials = Credentials {
+                token: token.as_deref().map(Token::new).transpose()?,
+                authorities: ca.as_deref().map(read_authorities).transpose()?,
+                identity: None,
+            };
+            judge_servers(&place, &servers, &credentials, quiet)
+        }
         Command::Ps => {
             let Response::Replicas { replicas } = ask_manager(&place, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
@@ -83,13 +91,19 @@ fn write_ddl(manifest: &Manifest, engine: Engine, schema: Option<&str>, place: &
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
 }
 
+fn read_authorities(path: &Path) -> Result<Authorities> {
+    let pem = std::fs::read_to_string(path).map_err(|cause| {
+        Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
+    })?;
+    Authorities::from_pem(&pem)
+}
+
 /// Judges each server; whether all of them passed every case that could be judged.
-fn judge_servers(place: &PlaceFlags, servers: &[String], token: Option<&str>, quiet: bool) -> Result<bool> {
-    let token = token.map(Token::new).transpose()?;
+fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentials, quiet: bool) -> Result<bool> {
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
-            has_failed |= !judge_server(server, &endpoint, token.as_ref(), quiet)?;
+            has_failed |= !judge_server(server, &endpoint, credentials, quiet)?;
             continue;
         }
         let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
@@ -99,15 +113,20 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], token: Option<&str>, qu
         let runtime = io_runtime()?;
         let lease = runtime.block_on(Lease::acquire(&place.socket, &image.digest))?;
         for address in [&lease.info.flight, &lease.info.json] {
-            has_failed |= !judge_server(&format!("{server} at {address}"), &Endpoint::parse(address)?, None, quiet)?;
+            has_failed |= !judge_server(
+                &format!("{server} at {address}"),
+                &Endpoint::parse(address)?,
+                &Credentials::default(),
+                quiet,
+            )?;
         }
     }
     Ok(!has_failed)
 }
 
-fn judge_server(name: &str, endpoint: &Endpoint, token: Option<&Token>, quiet: bool) -> Result<bool> {
+fn judge_server(name: &str, endpoint: &Endpoint, credentials: &Credentials, quiet: bool) -> Result<bool> {
     println!("{name}");
-    let verdicts = conformance::judge(endpoint, token)?;
+    let verdicts = conformance::judge(endpoint, credentials)?;
     for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
         println!("  {verdict}");
     }

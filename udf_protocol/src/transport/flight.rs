@@ -22,8 +22,11 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
+use super::innermost;
+use super::tls::Tls;
 use super::{
-    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token, Transport, WireError,
+    Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
+    WireError,
 };
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
@@ -41,14 +44,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Flight {
     endpoint: Endpoint,
     channel: Channel,
-    credentials: Credentials,
+    bearer: Bearer,
 }
 
 /// Adds the token, if there is one, to each request.
 #[derive(Debug, Clone)]
-struct Credentials(Option<AsciiMetadataValue>);
+struct Bearer(Option<AsciiMetadataValue>);
 
-impl Interceptor for Credentials {
+impl Interceptor for Bearer {
     fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
         if let Some(value) = &self.0 {
             request.metadata_mut().insert("authorization", value.clone());
@@ -79,9 +82,10 @@ struct ReplyMetadata {
 
 impl Flight {
     /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint, token: Option<&Token>) -> Flight {
+    pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Flight {
         let authority = match &endpoint {
             Endpoint::FlightTcp(authority) => format!("http://{authority}"),
+            Endpoint::FlightTls(authority) => format!("https://{authority}"),
             // gRPC wants an authority where a Unix socket has none.
             _ => "http://localhost".to_string(),
         };
@@ -99,14 +103,22 @@ impl Flight {
                     async move { UnixStream::connect(path).await.map(TokioIo::new) }
                 }))
             }
+            Endpoint::FlightTls(authority) => {
+                let tls = Tls::new(authority, credentials, "h2");
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let tls = tls.clone();
+                    async move { tls.connect().await.map(TokioIo::new) }
+                }))
+            }
             _ => builder.connect_lazy(),
         };
-        let credentials = token.and_then(|token| AsciiMetadataValue::try_from(token.header().as_bytes()).ok());
-        Flight { endpoint, channel, credentials: Credentials(credentials) }
+        let token = credentials.token.as_ref();
+        let bearer = token.and_then(|token| AsciiMetadataValue::try_from(token.header().as_bytes()).ok());
+        Flight { endpoint, channel, bearer: Bearer(bearer) }
     }
 
-    fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Credentials>> {
-        FlightServiceClient::with_interceptor(self.channel.clone(), self.credentials.clone())
+    fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Bearer>> {
+        FlightServiceClient::with_interceptor(self.channel.clone(), self.bearer.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX)
     }
@@ -364,13 +376,7 @@ fn status_error(function: &str, status: &Status) -> Error {
 
 /// The innermost cause: "connection refused" rather than "transport error".
 fn say(status: &Status) -> String {
-    let mut text = status.message().to_string();
-    let mut cause = status.source();
-    while let Some(inner) = cause {
-        text = inner.to_string();
-        cause = inner.source();
-    }
-    text
+    status.source().map_or_else(|| status.message().to_string(), innermost)
 }
 
 impl Transport for Flight {

@@ -14,10 +14,14 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use super::innermost;
+use super::tls::Tls;
 use super::{
-    Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token, Transport, WireError,
+    Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token,
+    Transport, WireError,
 };
 use crate::batch::CallBatch;
 use crate::codec::json;
@@ -30,7 +34,9 @@ use crate::types::Type;
 #[derive(Debug)]
 pub struct Rest {
     endpoint: Endpoint,
-    credentials: Option<http::HeaderValue>,
+    authorization: Option<http::HeaderValue>,
+    /// For an endpoint that is reached over TLS.
+    tls: Option<Tls>,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -63,8 +69,13 @@ struct Answer {
 
 impl Rest {
     /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint, token: Option<&Token>) -> Rest {
-        Rest { endpoint, credentials: token.map(Token::header), idle: Mutex::new(Vec::new()) }
+    pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Rest {
+        let tls = match &endpoint {
+            Endpoint::JsonTls(authority) => Some(Tls::new(authority, credentials, "http/1.1")),
+            _ => None,
+        };
+        let authorization = credentials.token.as_ref().map(Token::header);
+        Rest { endpoint, authorization, tls, idle: Mutex::new(Vec::new()) }
     }
 
     /// Posts a body as it is; status and body of the answer. For those who judge servers.
@@ -74,30 +85,36 @@ impl Rest {
     }
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
-        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
         match &self.endpoint {
-            Endpoint::JsonUnix(path) => {
-                let stream = UnixStream::connect(path).await.map_err(|cause| unreachable(&cause))?;
-                let (sender, connection) =
-                    handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
-                tokio::spawn(connection);
-                Ok(sender)
-            }
+            Endpoint::JsonUnix(path) => self.shake_hands(UnixStream::connect(path).await).await,
             Endpoint::JsonTcp(authority) => {
-                let stream = TcpStream::connect(authority).await.map_err(|cause| unreachable(&cause))?;
-                stream.set_nodelay(true).map_err(|cause| unreachable(&cause))?;
-                let (sender, connection) =
-                    handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
-                tokio::spawn(connection);
-                Ok(sender)
+                let stream = TcpStream::connect(authority).await.and_then(|stream| {
+                    stream.set_nodelay(true)?;
+                    Ok(stream)
+                });
+                self.shake_hands(stream).await
             }
-            Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) => Err(unreachable(&"it speaks Flight, not JSON")),
+            _ => match &self.tls {
+                Some(tls) => self.shake_hands(tls.connect().await).await,
+                None => Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
+            },
         }
+    }
+
+    async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: std::io::Result<S>,
+    ) -> Result<SendRequest<Full<Bytes>>> {
+        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
+        let stream = stream.map_err(|cause| unreachable(&cause))?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+        tokio::spawn(connection);
+        Ok(sender)
     }
 
     async fn request(&self, method: Method, path: &str, body: String) -> Result<Answer> {
         let host = match &self.endpoint {
-            Endpoint::JsonTcp(authority) => authority.as_str(),
+            Endpoint::JsonTcp(authority) | Endpoint::JsonTls(authority) => authority.as_str(),
             _ => "localhost",
         };
         let mut request = Request::builder()
@@ -107,10 +124,10 @@ impl Rest {
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
-        if let Some(credentials) = &self.credentials {
-            request.headers_mut().insert(header::AUTHORIZATION, credentials.clone());
+        if let Some(authorization) = &self.authorization {
+            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
         }
-        let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), cause);
+        let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
         let kept = loop {
             let kept = self.idle.lock().expect("no holder panics").pop();
             match kept {

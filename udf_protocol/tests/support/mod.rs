@@ -1,4 +1,5 @@
 //! The mock container: a Flight server that plays a script, so that a test reads as a dialogue.
+#![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::path::PathBuf;
 use std::pin::Pin;
