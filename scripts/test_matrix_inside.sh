@@ -25,7 +25,7 @@ shared_buffers = 256MB
 CONF
 as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
 
-# Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, dba.
+# Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, tls, dba.
 tests=(language batching guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update vector)
 # expected/VERSION/ has what this version says otherwise.
 rm -rf "$target/input" && mkdir -p "$target/input/expected"

@@ -2,7 +2,7 @@
 //!
 //! `CREATE TABLE`, `INSERT`, `BULK INSERT` from CSV, `DECLARE`, `CREATE EXTERNAL LANGUAGE` (whose parameters and environment
 //! count), `CREATE`, `ALTER` and `DROP EXTERNAL LIBRARY`, `CREATE PROCEDURE` and `EXEC` as `transship ddl` writes them, and
-//! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `GRANT` and `USE` are read and pass.
+//! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `CREATE ROLE`, `GRANT` and `USE` are read and pass.
 
 use crate::tokens::{Parsed, Token, tokenize};
 use crate::types::SqlType;
@@ -252,6 +252,10 @@ impl Parser {
             return Ok(None);
         }
         if self.skip("use") {
+            self.name()?;
+            return Ok(None);
+        }
+        if self.skip_all(&["create", "role"]) {
             self.name()?;
             return Ok(None);
         }

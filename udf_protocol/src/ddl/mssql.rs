@@ -10,11 +10,13 @@ use crate::manifest::Manifest;
 use crate::signature::{FunctionKind, Signature};
 use crate::types::Type;
 
+/// The role of those who may call containers.
+const ROLE: &str = "[container_callers]";
 /// The parameter that carries the query.
 const QUERY: &str = "query";
 
-/// Statements for an image: the language, its permission and a procedure per function in `schema`. Each is a batch of
-/// its own (`GO`). `socket` is the manager's; an aggregate function becomes a comment, since SQL Server cannot call it.
+/// Statements for an image: the language, a role that may use it, and a procedure per function in `schema`. Each is a batch
+/// of its own (`GO`). `socket` is the manager's; an aggregate function becomes a comment, since SQL Server cannot call it.
 pub fn mssql(manifest: &Manifest, schema: &str, socket: &str) -> Result<Vec<String>> {
     let mut statements = vec![
         format!(
@@ -24,13 +26,18 @@ pub fn mssql(manifest: &Manifest, schema: &str, socket: &str) -> Result<Vec<Stri
              PLATFORM = LINUX, ENVIRONMENT_VARIABLES = {})",
             literal(&serde_json::json!({ "TRANSSHIP_SOCKET": socket }).to_string())
         ),
-        "-- For each user or role that may call containers.\n\
-         GRANT EXECUTE EXTERNAL SCRIPT ON EXTERNAL LANGUAGE::[Container] TO [public]"
-            .to_string(),
+        format!(
+            "-- Once per database: members of this role may call containers.\nCREATE ROLE {ROLE};\n\
+             GRANT EXECUTE EXTERNAL SCRIPT ON EXTERNAL LANGUAGE::[Container] TO {ROLE}"
+        ),
     ];
     for entry in &manifest.functions {
         if let Some(signature) = entry.signature()? {
             statements.push(procedure(&manifest.image(), schema, &signature));
+            if signature.kind != FunctionKind::Aggregate {
+                let name = format!("{}.{}", quote(schema), quote(&signature.function));
+                statements.push(format!("GRANT EXECUTE ON {name} TO {ROLE}"));
+            }
         }
     }
     Ok(statements)
@@ -137,7 +144,7 @@ functions = [
         )
         .unwrap();
         let statements = mssql(&manifest, "dbo", "/run/it's.sock").unwrap();
-        assert_eq!(statements.len(), 5);
+        assert_eq!(statements.len(), 7);
         assert!(statements[0].contains(r#"N'{"TRANSSHIP_SOCKET":"/run/it''s.sock"}'"#));
         assert_eq!(
             statements[2],
@@ -166,8 +173,9 @@ END
 -- Example: EXEC [dbo].[f] @query = N'SELECT [x], [arg2], [arg3], [arg4] FROM dbo.t'"
         );
         assert!(
-            statements[3].contains("[dbo].[t]]]") && statements[3].contains("([a] int NULL, [B c] nvarchar(max) NULL)")
+            statements[4].contains("[dbo].[t]]]") && statements[4].contains("([a] int NULL, [B c] nvarchar(max) NULL)")
         );
-        assert!(statements[4].starts_with("-- g is an aggregate"));
+        assert_eq!(statements[5], "GRANT EXECUTE ON [dbo].[t]]] TO [container_callers]");
+        assert!(statements[6].starts_with("-- g is an aggregate"));
     }
 }
