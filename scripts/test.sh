@@ -22,6 +22,7 @@ for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/conformance.sh"
 done
+RUNTIME=docker "$ROOT/scripts/registry.sh"
 "$ROOT/scripts/mssql.sh"
 say "Testing the packaged extension, which is linked otherwise"
 RUNTIME=docker EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py

@@ -84,6 +84,18 @@ pub enum Command {
         #[arg(default_value = ".")]
         project: PathBuf,
     },
+    /// Send an image to a registry, and print the reference by which the registry knows its content.
+    Push {
+        /// The image.
+        image: String,
+        /// Registry, repository and tag, such as registry.example/team/flights:1.0; the image's own name if left out.
+        reference: Option<String>,
+    },
+    /// Get an image from a registry, under the name that its manifest says.
+    Pull {
+        /// Registry, repository and tag or digest.
+        reference: String,
+    },
     /// Write the statements that make an image's functions known to an engine.
     Ddl {
         /// The image.

@@ -43,6 +43,16 @@ fn run(flags: CliFlags) -> Result<bool> {
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
+        Command::Push { image, reference } => {
+            let reference = reference.unwrap_or_else(|| image.clone());
+            println!("{}", runtime::choose(&place)?.push(&image, &reference)?);
+            Ok(true)
+        }
+        Command::Pull { reference } => {
+            let image = runtime::choose(&place)?.pull(&reference)?;
+            println!("{} {}", image.manifest.image(), image.digest);
+            Ok(true)
+        }
         Command::Ddl { image, engine, schema } => {
             let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));

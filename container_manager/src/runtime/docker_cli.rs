@@ -34,6 +34,9 @@ pub struct DockerCli {
 #[serde(rename_all = "PascalCase")]
 struct InspectedImage {
     id: String,
+    /// `repository@digest` for each registry that it was pushed to or pulled from.
+    #[serde(default)]
+    repo_digests: Option<Vec<String>>,
     config: InspectedConfig,
 }
 
@@ -84,6 +87,18 @@ impl DockerCli {
         }
     }
 
+    fn inspect_image(&self, image: &str) -> Result<InspectedImage> {
+        let mut command = self.command(["image", "inspect", image]);
+        let text = run(&mut command, Kind::ContainerFailed, "inspect an image")
+            .map_err(|error| if says_missing(&error) { image_not_found(image) } else { error })?;
+        parse::<Vec<InspectedImage>>(&text)?.pop().ok_or_else(|| image_not_found(image))
+    }
+
+    fn tag(&self, image: &str, name: &str) -> Result<()> {
+        let mut command = self.command(["image", "tag", image, name]);
+        run(&mut command, Kind::ContainerFailed, &format!("name image \"{image}\" \"{name}\"")).map(drop)
+    }
+
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the label.
     fn build_once(&self, context: &Path, image: &str, label: Option<&str>, shows_progress: bool) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
@@ -124,12 +139,7 @@ impl Runtime for DockerCli {
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
-        let mut command = self.command(["image", "inspect", image]);
-        let text = run(&mut command, Kind::ContainerFailed, "inspect an image")
-            .map_err(|error| if says_missing(&error) { image_not_found(image) } else { error })?;
-        let Some(inspected) = parse::<Vec<InspectedImage>>(&text)?.pop() else {
-            return Err(image_not_found(image));
-        };
+        let inspected = self.inspect_image(image)?;
         let labels = inspected.config.labels.unwrap_or_default();
         let label = labels.get(MANIFEST_LABEL).ok_or_else(|| not_a_udf_image(image))?;
         // podman leaves the algorithm out.
@@ -162,6 +172,31 @@ impl Runtime for DockerCli {
         let manifest = Manifest::from_label(&described)?;
         self.build_once(context, &image, Some(&manifest.to_label()), false)?;
         self.resolve(&image)
+    }
+
+    fn push(&self, image: &str, reference: &str) -> Result<String> {
+        check_reference(reference)?;
+        self.resolve(image)?;
+        if image != reference {
+            self.tag(image, reference)?;
+        }
+        let what = format!("push image \"{reference}\"");
+        run(&mut self.command(["push", reference]), Kind::Unreachable, &what)
+            .map_err(|error| advise_login(error, self.program))?;
+        let repository = repository_of(reference);
+        let digests = self.inspect_image(reference)?.repo_digests.unwrap_or_default();
+        let found = digests.into_iter().find(|digest| digest.split('@').next() == Some(repository));
+        found.ok_or_else(|| Error::new(Kind::Unreachable, format!("could not {what}: the registry gave no digest")))
+    }
+
+    fn pull(&self, reference: &str) -> Result<ImageInfo> {
+        check_reference(reference)?;
+        let what = format!("pull image \"{reference}\"");
+        run(&mut self.command(["pull", reference]), Kind::Unreachable, &what)
+            .map_err(|error| advise_login(error, self.program))?;
+        let info = self.resolve(reference)?;
+        self.tag(reference, &info.manifest.image())?;
+        Ok(info)
     }
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
@@ -239,6 +274,32 @@ impl Runtime for DockerCli {
     }
 }
 
+/// A reference goes onto a command line, where it must not be taken for a flag.
+fn check_reference(reference: &str) -> Result<()> {
+    let is_right = reference.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
+        && reference.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_right {
+        return Ok(());
+    }
+    Err(Error::new(Kind::InvalidDefinition, format!("\"{reference}\" is not a reference of an image"))
+        .with_hint("Write registry/repository:tag, such as registry.example/team/flights:1.0."))
+}
+
+/// A reference without its tag or digest. A colon before the last slash is a registry's port.
+fn repository_of(reference: &str) -> &str {
+    let reference = reference.split('@').next().unwrap_or(reference);
+    match reference.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => reference,
+    }
+}
+
+fn advise_login(error: Error, program: &str) -> Error {
+    error.with_hint(format!(
+        "Log in with \"{program} login\" if the registry asks for a user; {program} must trust its certificate."
+    ))
+}
+
 fn says_missing(error: &Error) -> bool {
     let said = error.detail().unwrap_or_default().to_ascii_lowercase();
     ["no such", "not known", "unable to find image", "pull access denied", "not found"]
@@ -250,4 +311,27 @@ fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|cause| {
         Error::new(Kind::ContainerFailed, format!("could not read what the container engine said: {cause}"))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_are_told_from_tags() {
+        for (reference, repository) in [
+            ("flights:1.0", "flights"),
+            ("flights", "flights"),
+            ("localhost:5000/team/flights", "localhost:5000/team/flights"),
+            ("localhost:5000/team/flights:1.0", "localhost:5000/team/flights"),
+            ("localhost:5000/flights@sha256:00", "localhost:5000/flights"),
+            ("localhost:5000/flights:1@sha256:00", "localhost:5000/flights"),
+        ] {
+            assert_eq!(repository_of(reference), repository);
+            check_reference(reference).unwrap();
+        }
+        for reference in ["", "-x", "--all-tags", "a b", "a\n"] {
+            assert!(check_reference(reference).is_err(), "{reference:?}");
+        }
+    }
 }

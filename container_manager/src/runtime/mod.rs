@@ -67,6 +67,10 @@ pub trait Runtime: Send + Sync {
         template: &Template,
         shows_progress: bool,
     ) -> Result<ImageInfo>;
+    /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
+    fn push(&self, image: &str, reference: &str) -> Result<String>;
+    /// Gets an image from a registry, and gives it the name that its manifest says.
+    fn pull(&self, reference: &str) -> Result<ImageInfo>;
     /// Starts a replica.
     fn start(&self, spec: &ReplicaSpec) -> Result<()>;
     /// Whether it runs.

@@ -222,6 +222,14 @@ impl Runtime for ProcessRuntime {
         self.read_image(&digest, &manifest.image())
     }
 
+    fn push(&self, _image: &str, _reference: &str) -> Result<String> {
+        Err(no_registry())
+    }
+
+    fn pull(&self, _reference: &str) -> Result<ImageInfo> {
+        Err(no_registry())
+    }
+
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let root = self.image_dir(&spec.digest);
         let text = fs::read_to_string(root.join("template.json")).map_err(|_| image_not_found(&spec.digest))?;
@@ -394,4 +402,9 @@ fn write_file(path: &Path, text: &str) -> Result<()> {
 
 fn io_error(path: &Path, cause: &std::io::Error) -> Error {
     Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", path.display()))
+}
+
+fn no_registry() -> Error {
+    Error::new(Kind::InvalidDefinition, "runtime process has images of its own, which no registry takes")
+        .with_hint("Use --runtime docker or podman.")
 }

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Tests push and pull against a registry of its own, which asks for a password and speaks TLS.
+source "$(dirname "$0")/environment.sh"
+
+"$ROOT/scripts/packages.sh" docker-registry apache2-utils openssl
+"$ROOT/scripts/up.sh"
+source "$ROOT/scripts/environment.sh"
+say "Pushing to a registry and pulling from it"
+place=$ROOT/target/registry
+rm -rf "$place"
+mkdir -p "$place/data" "$place/config"
+"$ROOT/scripts/certificates.sh" "$place/tls"
+htpasswd -Bbn founder s3cret > "$place/htpasswd"
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+cat > "$place/config.yml" <<YML
+version: 0.1
+storage: { filesystem: { rootdirectory: $place/data } }
+http: { addr: "127.0.0.1:$port", tls: { certificate: $place/tls/server.pem, key: $place/tls/server.key } }
+auth: { htpasswd: { realm: transship, path: $place/htpasswd } }
+YML
+docker-registry serve "$place/config.yml" > "$place/log" 2>&1 &
+registry=$!
+trap 'kill $registry' EXIT
+for _ in $(seq 100); do (: > "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break; sleep 0.1; done
+
+# Who logs in here is nobody elsewhere.
+export DOCKER_CONFIG=$place/config
+transship=$BUILD/transship
+reference=localhost:$port/team/samples
+expect() { grep -qF -- "$1" <<< "$2" || { echo "expected \"$1\" in: $2" >&2; exit 1; }; }
+fails() { ! "$@" 2>&1 || { echo "$* did not fail" >&2; exit 1; }; }
+
+build_image examples/samples
+digest=$("$transship" build examples/samples 2> /dev/null | cut -d' ' -f2)
+expect "docker login" "$(fails "$transship" push samples:1.0 "$reference:1.0")"
+docker login --username founder --password-stdin "localhost:$port" <<< s3cret > /dev/null 2>&1
+pushed=$("$transship" push samples:1.0 "$reference:1.0")
+expect "$reference@sha256:" "$pushed"
+expect "does not exist" "$(fails "$transship" push no_such:1 "$reference:2")"
+expect "is not a reference" "$(fails "$transship" pull -- --all-tags)"
+
+# The image goes, and comes back by its digest as what it was.
+docker image rm --force samples:1.0 "$reference:1.0" > /dev/null
+expect "does not exist" "$(fails "$transship" ddl samples:1.0)"
+expect "samples:1.0 $digest" "$("$transship" pull "$pushed")"
+expect "largest_prime_factor" "$("$transship" ddl samples:1.0)"
+expect "0 failed" "$("$transship" conformance --quiet samples:1.0)"
+# What is no UDF image is told so.
+docker image tag debian:bookworm-slim "$reference:plain"
+docker push --quiet "$reference:plain" > /dev/null
+expect "is not a UDF image" "$(fails "$transship" pull "$reference:plain")"
+docker image rm --force "$reference:plain" > /dev/null
+echo "Pushed, removed and pulled $digest"
