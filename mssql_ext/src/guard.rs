@@ -31,21 +31,30 @@ pub fn guard(
     session: Option<(SqlGuid, u16)>,
     body: impl FnOnce() -> std::result::Result<(), Failure>,
 ) -> SqlReturn {
-    match catch_unwind(AssertUnwindSafe(body)) {
-        Ok(Ok(())) => SQL_SUCCESS,
-        Ok(Err(failure)) => {
-            report::report_error(session, &failure.error, failure.context.as_deref());
-            SQL_ERROR
-        }
-        Err(panic) => {
-            report::report_text(session, &format!("internal error in {name}: {}", panic_text(panic.as_ref())));
-            SQL_ERROR
-        }
+    match guard_and_tell(name, session, body) {
+        None => SQL_SUCCESS,
+        Some(_) => SQL_ERROR,
     }
 }
 
+/// Runs the body of an exported function; what went wrong, if anything did, was reported and is given back.
+pub fn guard_and_tell(
+    name: &str,
+    session: Option<(SqlGuid, u16)>,
+    body: impl FnOnce() -> std::result::Result<(), Failure>,
+) -> Option<String> {
+    let said = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => return None,
+        Ok(Err(Failure { error, context: Some(context) })) => format!("{error}\ncontext: {context}"),
+        Ok(Err(Failure { error, context: None })) => error.to_string(),
+        Err(panic) => format!("internal error in {name}: {}", panic_text(panic.as_ref())),
+    };
+    report::report(session, &said);
+    Some(said)
+}
+
 /// The text of a panic.
-pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("unrecognized panic")
 }
@@ -144,5 +153,29 @@ pub fn keep_freed_memory() {
     unsafe {
         libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT_BYTES);
         libc::mallopt(libc::M_MMAP_THRESHOLD, KEPT_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_become_errors_with_their_text() {
+        let said = guard_and_tell("Execute", None, || panic!("no such {}", "thing"));
+        assert_eq!(said.as_deref(), Some("internal error in Execute: no such thing"));
+        assert_eq!(guard("Execute", None, || panic!("no")), SQL_ERROR);
+        assert_eq!(guard("Execute", None, || Ok(())), SQL_SUCCESS);
+    }
+
+    #[test]
+    fn texts_for_the_host_end_in_nul() {
+        let (text, length) = host_owned_text("größe");
+        // SAFETY: the text has so many bytes and a NUL, and malloc gave it.
+        unsafe {
+            assert_eq!(std::ffi::CStr::from_ptr(text.cast()).to_str(), Ok("größe"));
+            libc::free(text.cast());
+        }
+        assert_eq!(length, 7);
     }
 }

@@ -23,11 +23,14 @@ mod telemetry;
 
 use std::path::{Path, PathBuf};
 
-use abi::{CALLBACKS_WITH_LOG_BYTES, HostCallbacks, SQL_NULL_DATA, SQL_PARAM_INPUT, SqlGuid, SqlReturn, code, level};
+use abi::{
+    CALLBACKS_WITH_LOG_BYTES, HostCallbacks, SQL_ERROR, SQL_NULL_DATA, SQL_PARAM_INPUT, SQL_SUCCESS, SqlGuid,
+    SqlReturn, code, level,
+};
 use binding::{InputColumn, Parameter};
 use columns::SqlType;
 use columns::to_arrow::{RawColumn, refuse};
-use guard::{Failure, broken, element, guard, host_owned_text, out, required_text, text};
+use guard::{Failure, broken, element, guard, guard_and_tell, host_owned_text, out, required_text, text};
 use process::{Process, with_session};
 use script::Script;
 use session::Session;
@@ -170,20 +173,7 @@ unsafe fn with_library_error(
     error_length: *mut i32,
     body: impl FnOnce() -> Result<()>,
 ) -> SqlReturn {
-    let mut said: Option<String> = None;
-    let outcome =
-        guard(function, Some((session, 0)), || match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(failure)) => {
-                said = Some(failure.to_string());
-                Err(failure.into())
-            }
-            Err(panic) => {
-                let text = format!("internal error in {function}: {}", guard::panic_text(panic.as_ref()));
-                said = Some(text.clone());
-                Err(broken(&text).into())
-            }
-        });
+    let said = guard_and_tell(function, Some((session, 0)), || Ok(body()?));
     let (text, length) = said.as_deref().map_or((std::ptr::null_mut(), 0), host_owned_text);
     // SAFETY: each is NULL or a place to write to.
     let (error, error_length) = unsafe { (error.as_mut(), error_length.as_mut()) };
@@ -195,7 +185,7 @@ unsafe fn with_library_error(
     if let Some(place) = error_length {
         *place = length;
     }
-    outcome
+    if said.is_none() { SQL_SUCCESS } else { SQL_ERROR }
 }
 
 /// Starts a session: reads the script.

@@ -6,8 +6,6 @@
 use std::io::Write as _;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use udf_protocol::Error;
-
 use crate::abi::{LogXEvent, SqlGuid, level};
 use crate::guard;
 
@@ -25,18 +23,8 @@ pub fn set_log(callback: Option<LogXEvent>) {
     *log() = callback;
 }
 
-/// Reports an error to the user, and as an event of the session.
-pub fn report_error(session: Option<(SqlGuid, u16)>, error: &Error, context: Option<&str>) {
-    let mut text = error.to_string();
-    if let Some(context) = context {
-        text.push_str("\ncontext: ");
-        text.push_str(context);
-    }
-    report_text(session, &text);
-}
-
-/// Reports an error's text.
-pub fn report_text(session: Option<(SqlGuid, u16)>, text: &str) {
+/// Reports what went wrong to the user, and as an event of the session.
+pub fn report(session: Option<(SqlGuid, u16)>, text: &str) {
     let now = chrono::DateTime::<chrono::Utc>::from(std::time::SystemTime::now());
     let line = format!("{} Error: {text}\n", now.format("%Y-%m-%d %H:%M:%S%.3fZ"));
     let mut stderr = std::io::stderr().lock();

@@ -4,7 +4,6 @@
 use serde::Deserialize;
 use udf_protocol::manifest::{FunctionBody, FunctionEntry};
 use udf_protocol::signature::{FunctionKind, Volatility};
-use udf_protocol::types::Type;
 use udf_protocol::{Error, Result};
 
 use crate::columns::SqlType;
@@ -103,15 +102,10 @@ impl Script {
                     .with_hint("An image's manifest says it."));
             }
         }
-        for (ty, name) in keys.arguments.iter().flatten().chain(&keys.returns).zip(std::iter::repeat("type")) {
-            // Reads "name type" as the manifest does, so that the error comes before a build.
-            let last = ty.trim().split_once(char::is_whitespace).map_or(ty.as_str(), |(_, rest)| rest);
-            Type::from_name(ty)
-                .or_else(|_| Type::from_name(last))
-                .map_err(|error| error.with_detail(format!("It is a {name} of the script.")))?;
-        }
         let result_columns = keys.result_columns.iter().map(|text| SqlType::parse(text)).collect::<Result<_>>()?;
-        Ok(Script { body, keys, result_columns })
+        let script = Script { body, keys, result_columns };
+        script.inline_entry().check_types()?;
+        Ok(script)
     }
 
     /// The manifest's entry for inline code.

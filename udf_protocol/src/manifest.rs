@@ -184,7 +184,7 @@ impl Manifest {
             if function.name.is_empty() || self.functions[..position].iter().any(|other| other.name == function.name) {
                 return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
             }
-            function.signature()?;
+            function.check_types()?;
         }
         Ok(())
     }
@@ -217,6 +217,12 @@ impl FunctionEntry {
             kind: signature.kind,
             ..FunctionEntry::named(&signature.function)
         }
+    }
+
+    /// Refuses types that there are not, among those that are given.
+    pub fn check_types(&self) -> Result<()> {
+        self.arguments.iter().flatten().try_for_each(|text| parse_argument(text).map(drop))?;
+        self.returns.iter().try_for_each(|text| Type::from_name(text).map(drop))
     }
 
     /// The signature, if the manifest gives all of it; otherwise the handler's annotations do.
