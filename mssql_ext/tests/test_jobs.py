@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from conftest import EXPECTED, JOBS, normalize
+from conftest import EXPECTED, JOBS, ROOT, normalize
 
 NAMES = sorted(path.stem for path in JOBS.glob("*.sql"))
 
@@ -32,6 +32,11 @@ def test_job(host, name):
 def test_open_questions_change_nothing(host, name, flip):
     environment = {"TRANSSHIP_GUID": "char"} if "7" in flip.split(",") else {}
     compare(host(JOBS / f"{name}.sql", "--flip", flip, env=environment), name)
+
+
+def test_the_documented_example_runs(host):
+    run = host(ROOT / "examples/samples/mssql.sql")
+    assert run.out == "id,shouted\n1,GRÖSSE!\n2,\n3,VASA!\ncolumn1\n6857\nfactor\n6857\n", run.err
 
 
 def test_json_gives_the_same_values(host):
