@@ -16,6 +16,9 @@ import time
 
 import psycopg
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from readme import write_section  # noqa: E402
+
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 # Per row, PL/Python with scikit-learn takes about 0.7 ms: measured on fewer rows and scaled.
@@ -140,10 +143,7 @@ def main():
         parts.append(f"### {udf}\n\n{table(contenders, measure(contenders))}")
     text = "\n\n".join(parts)
     print(text)
-    readme = HERE.parent / "README.md"
-    before, _, rest = readme.read_text().partition("<!-- overhead -->\n")
-    _, _, after = rest.partition("<!-- /overhead -->\n")
-    readme.write_text(f"{before}<!-- overhead -->\n{text}\n<!-- /overhead -->\n{after}")
+    write_section("overhead", text)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,9 @@ import time
 import numpy
 import pyarrow
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from readme import write_section  # noqa: E402
+
 MAX_ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
 HERE = pathlib.Path(__file__).parent
@@ -157,10 +160,7 @@ def main():
     ]
     text = "\n\n".join(parts)
     print(text)
-    readme = HERE.parent / "README.md"
-    before, _, rest = readme.read_text().partition("<!-- sqlserver -->\n")
-    _, _, after = rest.partition("<!-- /sqlserver -->\n")
-    readme.write_text(f"{before}<!-- sqlserver -->\n{text}\n<!-- /sqlserver -->\n{after}")
+    write_section("sqlserver", text)
 
 
 if __name__ == "__main__":

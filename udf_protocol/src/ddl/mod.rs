@@ -5,3 +5,8 @@ mod postgres;
 
 pub use mssql::mssql;
 pub use postgres::postgres;
+
+/// A text as a function body's TOML writes it.
+fn toml_string(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}

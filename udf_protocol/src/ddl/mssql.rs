@@ -5,6 +5,7 @@
 
 use std::fmt::Write as _;
 
+use super::toml_string;
 use crate::error::Result;
 use crate::manifest::Manifest;
 use crate::signature::{FunctionKind, Signature};
@@ -118,10 +119,6 @@ fn literal(text: &str) -> String {
 /// A text that stays within a line's comment.
 fn comment(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
-}
-
-fn toml_string(text: &str) -> String {
-    toml::Value::from(text).to_string()
 }
 
 #[cfg(test)]

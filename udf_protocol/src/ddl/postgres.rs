@@ -1,5 +1,6 @@
 //! DDL for PostgreSQL.
 
+use super::toml_string;
 use crate::error::Result;
 use crate::manifest::{FunctionEntry, Manifest};
 use crate::signature::{FunctionKind, Signature, Volatility};
@@ -317,10 +318,6 @@ fn literal(text: &str) -> String {
         (0..).map(|i| if i == 0 { "$$".to_string() } else { format!("$body{i}$") }).find(|tag| !text.contains(tag));
     let tag = tag.unwrap_or_default();
     format!("{tag}{text}{tag}")
-}
-
-fn toml_string(text: &str) -> String {
-    toml::Value::from(text).to_string()
 }
 
 #[cfg(test)]
