@@ -16,7 +16,8 @@ use udf_protocol::transport::Reply;
 use udf_protocol::{Error, Kind};
 
 use crate::binding::Parameter;
-use crate::columns::to_arrow::{Misfit, RawColumn};
+use crate::columns::Misfit;
+use crate::columns::raw::RawColumn;
 use crate::feed::Feed;
 use crate::function;
 use crate::guard::Failure;

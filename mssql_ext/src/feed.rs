@@ -8,7 +8,9 @@ use arrow_select::take::take;
 use udf_protocol::{Error, Kind};
 
 use crate::binding::{Parameter, Source};
-use crate::columns::to_arrow::{ColumnReader, Misfit, RawColumn};
+use crate::columns::Misfit;
+use crate::columns::raw::RawColumn;
+use crate::columns::to_arrow::ColumnReader;
 use crate::guard::{Failure, broken};
 use crate::session::Ready;
 

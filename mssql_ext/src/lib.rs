@@ -29,7 +29,8 @@ use abi::{
 };
 use binding::{InputColumn, Parameter};
 use columns::SqlType;
-use columns::to_arrow::{RawColumn, refuse};
+use columns::raw::RawColumn;
+use columns::to_arrow::refuse;
 use guard::{Failure, broken, element, guard, guard_and_tell, host_owned_text, out, required_text, text};
 use process::{Process, with_session};
 use script::Script;

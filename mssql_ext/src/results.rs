@@ -9,9 +9,9 @@ use udf_protocol::types::Type;
 
 use crate::abi::SQL_NULLABLE;
 use crate::binding::ResultColumn;
-use crate::columns::SqlType;
 use crate::columns::from_arrow::OutputColumn;
-use crate::columns::to_arrow::{Misfit, RawColumn};
+use crate::columns::raw::RawColumn;
+use crate::columns::{Misfit, SqlType};
 
 /// The result set of one call. It stays where it is until the next.
 #[derive(Debug)]

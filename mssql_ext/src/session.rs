@@ -23,7 +23,7 @@ use udf_protocol::{Error, Kind, Result};
 use crate::binding::{Binding, InputColumn, Parameter};
 use crate::columns::SqlType;
 use crate::columns::from_arrow::OutputColumn;
-use crate::columns::to_arrow::RawColumn;
+use crate::columns::raw::RawColumn;
 use crate::execution::Execution;
 use crate::function::{self, Function};
 use crate::guard::{Failure, broken};

@@ -3,9 +3,8 @@
 //! Strings are passed as the host does: UTF-8, with a NUL that the length does not count, in memory that is gone after the
 //! call.
 //!
-//! All `unsafe` calls here are of one kind, so they are justified here once: [`Extension::call`] finds the function under
+//! All `unsafe` calls here are of one kind, so they are argued for here once: [`Extension::call`] finds the function under
 //! the name whose type the API fixes; what is passed is kept by `strings`, or is a local variable, until it returns.
-#![allow(clippy::undocumented_unsafe_blocks, reason = "the header justifies them all")]
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -151,6 +150,7 @@ impl Extension {
     pub fn init(&self, parameters: &str, path: &str, public: &str, private: &str) -> Outcome<()> {
         let lengths = [parameters, path, public, private].map(|text| text.len() as u64);
         let texts = [parameters, path, public, private].map(|text| self.string(text));
+        // SAFETY: the header argues for all calls.
         let code = self.call("Init", |f: abi::Init| unsafe {
             f(
                 texts[0].get(),
@@ -177,6 +177,7 @@ impl Extension {
                 reserved1: std::ptr::null_mut(),
                 reserved2: std::ptr::null_mut(),
             };
+            // SAFETY: the header argues for all calls.
             unsafe { f(&raw const callbacks) }
         });
         Extension::done("SetHostCallbacks", code)
@@ -194,6 +195,7 @@ impl Extension {
     ) -> Outcome<()> {
         let (length, script) = (script.len() as u64, self.string(script));
         let (input, output) = (self.string("InputDataSet"), self.string("OutputDataSet"));
+        // SAFETY: the header argues for all calls.
         let code = self.call("InitSession", |f: abi::InitSession| unsafe {
             f(
                 id,
@@ -225,6 +227,7 @@ impl Extension {
         order: i16,
     ) -> Outcome<()> {
         let (length, name) = (name.len() as i16, self.string(name));
+        // SAFETY: the header argues for all calls.
         let code = self.call("InitColumn", |f: abi::InitColumn| unsafe {
             f(
                 id,
@@ -268,6 +271,7 @@ impl Extension {
         };
         let value = value.map_or(Address(0), |bytes| self.memory(bytes));
         let direction = if is_output { 2 } else { 1 };
+        // SAFETY: the header argues for all calls.
         let code = self.call("InitParam", |f: abi::InitParam| unsafe {
             f(
                 id,
@@ -295,6 +299,7 @@ impl Extension {
         let (data, indicators) = (as_memory(data), as_memory(indicators));
         // An extension that forgets to write it is found out.
         let mut columns = 0xdddd;
+        // SAFETY: the header argues for all calls.
         let code = self.call("Execute", |f: abi::Execute| unsafe {
             f(id, task, rows, data.get().cast(), indicators.get().cast(), &raw mut columns)
         });
@@ -303,6 +308,7 @@ impl Extension {
 
     pub fn get_result_column(&self, id: Guid, task: u16, number: u16) -> Outcome<ResultColumn> {
         let (mut code, mut size, mut digits, mut nullable) = (0x5ddd, 0xdddd_dddd_dddd_dddd, 0x5ddd, 0x5ddd);
+        // SAFETY: the header argues for all calls.
         let outcome = self.call("GetResultColumn", |f: abi::GetResultColumn| unsafe {
             f(id, task, number, &raw mut code, &raw mut size, &raw mut digits, &raw mut nullable)
         });
@@ -314,6 +320,7 @@ impl Extension {
         let results = self.call("GetResults", |f: abi::GetResults| {
             let mut results = RawResults { rows: u64::MAX, data: std::ptr::null(), indicators: std::ptr::null() };
             let code =
+                // SAFETY: the header argues for all calls.
                 unsafe { f(id, task, &raw mut results.rows, &raw mut results.data, &raw mut results.indicators) };
             (code, results)
         });
@@ -330,6 +337,7 @@ impl Extension {
     ) -> Outcome<Result<Option<Vec<u8>>, String>> {
         let (code, address, indicator) = self.call("GetOutputParam", |f: abi::GetOutputParam| {
             let (mut value, mut indicator) = (std::ptr::null(), 0x5ddd_dddd);
+            // SAFETY: the header argues for all calls.
             let code = unsafe { f(id, task, number as u16, &raw mut value, &raw mut indicator) };
             (code, value as usize, indicator)
         });
@@ -356,6 +364,7 @@ impl Extension {
         let (code, counters) = self.call("GetTelemetryResults", |f: abi::GetTelemetryResults| {
             let (mut rows, mut names, mut lengths, mut values) =
                 (0, std::ptr::null(), std::ptr::null(), std::ptr::null());
+            // SAFETY: the header argues for all calls.
             let code = unsafe { f(id, task, &raw mut rows, &raw mut names, &raw mut lengths, &raw mut values) };
             let mut counters = Vec::new();
             for i in 0..if code == SQL_SUCCESS { rows as usize } else { 0 } {
@@ -371,11 +380,13 @@ impl Extension {
     }
 
     pub fn cleanup_session(&self, id: Guid, task: u16) -> Outcome<()> {
+        // SAFETY: the header argues for all calls.
         let code = self.call("CleanupSession", |f: abi::CleanupSession| unsafe { f(id, task) });
         Extension::done("CleanupSession", code)
     }
 
     pub fn cleanup(&self) -> Outcome<()> {
+        // SAFETY: the header argues for all calls.
         let code = self.call("Cleanup", |f: abi::Cleanup| unsafe { f() });
         Extension::done("Cleanup", code)
     }
@@ -389,6 +400,7 @@ impl Extension {
             self.call("InstallExternalLibrary", |f: abi::InstallExternalLibrary| {
                 let (mut message, mut length) = (std::ptr::null_mut(), 0);
                 let (at, bytes) = (&raw mut message, &raw mut length);
+                // SAFETY: the header argues for all calls.
                 let code = unsafe {
                     f(id, name.get(), name_length, file.get(), file_length, folder.get(), folder_length, at, bytes)
                 };
@@ -398,6 +410,7 @@ impl Extension {
             self.call("UninstallExternalLibrary", |f: abi::UninstallExternalLibrary| {
                 let (mut message, mut length) = (std::ptr::null_mut(), 0);
                 let (at, bytes) = (&raw mut message, &raw mut length);
+                // SAFETY: the header argues for all calls.
                 let code = unsafe { f(id, name.get(), name_length, folder.get(), folder_length, at, bytes) };
                 (code, message as usize, length)
             })

@@ -14,10 +14,11 @@ use udf_protocol::textual_type;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
-use super::SqlType;
 use super::decimal::Decimal;
+use super::raw::RawColumn;
 use super::time::{self, DateTime};
-use super::to_arrow::{Misfit, RawColumn, swap_guid};
+use super::to_arrow::swap_guid;
+use super::{Misfit, SqlType};
 use crate::abi::SQL_NULL_DATA;
 
 /// A column of results, or one value of an OUTPUT parameter.

@@ -1,10 +1,11 @@
 //! SQL Server's types: what the host calls them, and how they are written in T-SQL.
 //!
-//! [`to_arrow`] turns the host's buffers into Arrow columns, [`from_arrow`] does the reverse. Which type stands for which
+//! [`raw`] are the host's buffers, which [`to_arrow`] turns into Arrow columns; [`from_arrow`] does the reverse. Which type stands for which
 //! is the type table's business (`udf_protocol::types`); here is only how the values lie in memory.
 
 pub mod decimal;
 pub mod from_arrow;
+pub mod raw;
 pub mod time;
 pub mod to_arrow;
 
@@ -19,6 +20,24 @@ pub const MAX_BOUNDED_BYTES: u64 = 8000;
 const LOB_BYTES: u64 = i32::MAX as u64;
 /// The ColumnSize of nvarchar(max): even, since a character has two bytes.
 const WIDE_LOB_BYTES: u64 = i32::MAX as u64 - 1;
+
+/// A value that cannot be converted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Misfit {
+    /// Its row, counted from zero within what was converted.
+    pub row: usize,
+    /// What is wrong, as a fragment.
+    pub fact: String,
+}
+
+impl Misfit {
+    /// What is wrong, as a sentence.
+    pub fn sentence(&self) -> String {
+        let mut characters = self.fact.chars();
+        let first = characters.next().map(char::to_uppercase).into_iter().flatten();
+        first.chain(characters).chain(['.']).collect()
+    }
+}
 
 /// A SQL Server type, as the API tells it apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

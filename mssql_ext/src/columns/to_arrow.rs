@@ -1,8 +1,4 @@
-//! The host's buffers as Arrow columns.
-//!
-//! In: for each column a pointer to its values and one to its indicators, both the host's and valid during one call.
-//! Out: a copy of some rows as an array of an argument's type. Fixed-size values lie one after the other; the others are
-//! packed without padding, where a NULL has no bytes, so that a row's place is the sum of the lengths before it.
+//! The host's columns as Arrow's: a copy of some rows as an array of an argument's type.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +7,7 @@ use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, TimestampMicrosecondType,
 };
 use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringArray};
-use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_buffer::{Buffer, MutableBuffer, OffsetBuffer, ScalarBuffer};
 use serde_json::Value;
 use udf_protocol::codec::json;
 use udf_protocol::transport::MAX_MESSAGE_BYTES;
@@ -19,125 +15,11 @@ use udf_protocol::types::Type;
 use udf_protocol::{Error, Result};
 
 use super::decimal::{self, Decimal};
+use super::raw::RawColumn;
 use super::time::{self, DateTime};
-use super::{SqlType, quote};
-use crate::abi::{SQL_NO_NULLS, SQL_NULL_DATA};
-use crate::guard::{broken, bytes};
+use super::{Misfit, SqlType, quote};
 
-/// A value that cannot be converted.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Misfit {
-    /// Its row, counted from zero within what was converted.
-    pub row: usize,
-    /// What is wrong, as a fragment.
-    pub fact: String,
-}
-
-impl Misfit {
-    /// What is wrong, as a sentence.
-    pub fn sentence(&self) -> String {
-        let mut characters = self.fact.chars();
-        let first = characters.next().map(char::to_uppercase).into_iter().flatten();
-        first.chain(characters).chain(['.']).collect()
-    }
-}
-
-/// A column of one call.
-#[derive(Debug, Clone, Copy)]
-pub struct RawColumn<'a> {
-    sql: SqlType,
-    data: &'a [u8],
-    /// Four bytes per row: a length, or -1 for NULL. None if no row is NULL.
-    indicators: Option<&'a [u8]>,
-}
-
-impl<'a> RawColumn<'a> {
-    /// The column that the host describes.
-    ///
-    /// # Safety
-    /// Unless they are NULL, `indicators` points to `rows` int32 and `data` to the values that they and `sql` tell of,
-    /// and neither changes for as long as `'a`.
-    pub unsafe fn new(
-        sql: SqlType,
-        nullable: i16,
-        rows: usize,
-        data: *const u8,
-        indicators: *const i32,
-    ) -> Result<RawColumn<'a>> {
-        let indicator_bytes = rows.checked_mul(4).ok_or_else(|| broken("the number of rows is impossible"))?;
-        // SAFETY: the caller says so.
-        let found: &[u8] = unsafe { bytes(indicators.cast(), indicator_bytes) };
-        let (data_bytes, indicators) = match sql.element_bytes() {
-            Some(element) => {
-                let indicators = (!indicators.is_null() && nullable != SQL_NO_NULLS).then_some(found);
-                (rows.checked_mul(element), indicators)
-            }
-            None => {
-                let mut total = Some(0usize);
-                for (row, indicator) in found.as_chunks::<4>().0.iter().enumerate() {
-                    let length = i32::from_le_bytes(*indicator);
-                    match usize::try_from(length) {
-                        Ok(length) => total = total.and_then(|total| total.checked_add(length)),
-                        Err(_) if length == SQL_NULL_DATA => {}
-                        Err(_) => return Err(broken(&format!("row {} has a length of {length} bytes", row + 1))),
-                    }
-                }
-                // Without lengths there are no values.
-                (total, (!indicators.is_null() || rows > 0).then_some(found))
-            }
-        };
-        let data_bytes = data_bytes.filter(|bytes| isize::try_from(*bytes).is_ok());
-        let data_bytes = data_bytes.ok_or_else(|| broken("the size of a column is impossible"))?;
-        // SAFETY: the caller says so.
-        let data = unsafe { bytes(data, data_bytes) };
-        let column = RawColumn { sql, data, indicators };
-        if data.len() < data_bytes && (0..rows).any(|row| !column.is_null(row)) {
-            return Err(broken("a column has rows and no data"));
-        }
-        Ok(column)
-    }
-
-    /// A column of one value that was kept.
-    pub fn of_value(sql: SqlType, value: Option<&'a [u8]>, indicator: &'a [u8; 4]) -> RawColumn<'a> {
-        RawColumn { sql, data: value.unwrap_or_default(), indicators: Some(indicator) }
-    }
-
-    /// Whether a row is NULL.
-    pub fn is_null(&self, row: usize) -> bool {
-        self.indicators.is_some_and(|_| self.length(row).is_none())
-    }
-
-    /// The length of a row's value, as far as its indicator tells; none if it is NULL. Of fixed-size types the number
-    /// itself says nothing.
-    pub fn length(&self, row: usize) -> Option<usize> {
-        match self.indicators {
-            None => Some(0),
-            // A column of variable length without indicators is all NULL.
-            Some(indicators) => {
-                let indicator = indicators.get(row * 4..row * 4 + 4)?;
-                usize::try_from(i32::from_le_bytes(*indicator.first_chunk()?)).ok()
-            }
-        }
-    }
-
-    /// The bytes of fixed-size values.
-    pub fn fixed(&self, rows: &Range<usize>) -> &'a [u8] {
-        let element = self.sql.element_bytes().unwrap_or(0);
-        // A column that is all NULL may have no data.
-        self.data.get(rows.start * element..rows.end * element).unwrap_or_default()
-    }
-
-    /// `length` bytes of packed values.
-    pub fn packed(&self, start: usize, length: usize) -> &'a [u8] {
-        &self.data[start..start + length]
-    }
-
-    fn nulls(&self, rows: &Range<usize>) -> Option<NullBuffer> {
-        self.indicators?;
-        let nulls = NullBuffer::from_iter(rows.clone().map(|row| !self.is_null(row)));
-        (nulls.null_count() > 0).then_some(nulls)
-    }
-
+impl RawColumn<'_> {
     /// Fixed-size values that lie in memory as Arrow has them.
     fn copy<T: ArrowPrimitiveType>(&self, rows: Range<usize>) -> std::result::Result<ArrayRef, Misfit> {
         let nulls = self.nulls(&rows);
@@ -199,10 +81,6 @@ impl<'a> RawColumn<'a> {
             _ => "the value does not fit",
         };
         Misfit { row, fact: fact.to_string() }
-    }
-
-    fn lengths(&self, rows: &Range<usize>) -> Vec<usize> {
-        rows.clone().map(|row| self.length(row).unwrap_or(0)).collect()
     }
 }
 
@@ -479,6 +357,7 @@ fn read_json_form(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::SQL_NO_NULLS;
     use arrow_array::Array;
     use arrow_array::cast::AsArray;
 
@@ -540,18 +419,6 @@ mod tests {
         // SAFETY: one value is there.
         let not_null = unsafe { RawColumn::new(SqlType::TinyInt, SQL_NO_NULLS, 1, [7].as_ptr(), [-1].as_ptr()) };
         assert!(!not_null.unwrap().is_null(0));
-    }
-
-    #[test]
-    fn hosts_that_are_wrong_are_told() {
-        assert!(column(SqlType::Char(5), b"abc", Some(&[-3]), 1).unwrap_err().message().contains("-3"));
-        // SAFETY: nothing is there, and nothing is read.
-        let missing = unsafe { RawColumn::new(SqlType::Int, 1, 2, std::ptr::null(), std::ptr::null()) };
-        assert!(missing.unwrap_err().message().contains("no data"));
-        let nothing = std::ptr::null();
-        // SAFETY: as above.
-        let endless = unsafe { RawColumn::new(SqlType::Guid, 1, usize::MAX / 2, nothing, std::ptr::null()) };
-        assert!(endless.is_err());
     }
 
     #[test]
