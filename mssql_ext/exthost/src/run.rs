@@ -250,7 +250,7 @@ impl Job<'_> {
         let order_by = numbers(text("input_data_1_order_by_columns")?)?;
         let by: Vec<usize> = partition_by.iter().chain(&order_by).copied().collect();
         if !by.is_empty() {
-            input = sort(&input, &by);
+            input = input.sort(&by);
         }
         let is_parallel = text("parallel")?.is_some_and(|value| value == "1");
         let work = Work { script, input, parameters, partition_by, order_by };
@@ -259,7 +259,7 @@ impl Job<'_> {
                 let names = call.results.as_deref();
                 let mut results = std::mem::take(&mut answers[0].results);
                 for other in &answers[1..] {
-                    results = join(results, &other.results);
+                    results.append(&other.results);
                 }
                 if let Err(fact) = self.show(results, names) {
                     println!("Msg 11537: {fact}");
@@ -483,29 +483,4 @@ fn print_statistics(answer: &Answer) {
     );
     answer.telemetry.iter().for_each(|(name, value)| eprintln!("{name} {value}"));
     answer.events.iter().for_each(|event| eprintln!("event {event}"));
-}
-
-/// Rows by the given columns: numbers by value, the rest by text, NULL first.
-fn sort(table: &Table, by: &[usize]) -> Table {
-    let mut keys: Vec<_> = (0..table.rows)
-        .map(|row| {
-            let part = |column: &usize| {
-                let text = table.columns[*column].text(row);
-                (text.as_ref().and_then(|text| text.parse::<f64>().ok()), text)
-            };
-            (by.iter().map(part).collect::<Vec<_>>(), row)
-        })
-        .collect();
-    keys.sort_by(|one, other| one.partial_cmp(other).expect("no column holds NaN"));
-    table.pick(&keys.into_iter().map(|(_, row)| row).collect::<Vec<_>>())
-}
-
-/// One table after the other; both have the same columns.
-fn join(mut first: Table, second: &Table) -> Table {
-    for (column, more) in first.columns.iter_mut().zip(&second.columns) {
-        column.data.extend_from_slice(&more.data);
-        column.lengths.get_or_insert_default().extend(more.lengths.iter().flatten());
-    }
-    first.rows += second.rows;
-    first
 }

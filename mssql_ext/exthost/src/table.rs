@@ -106,6 +106,27 @@ impl Table {
         Table { columns: self.columns.iter().map(|column| column.pick(rows)).collect(), rows: rows.len() }
     }
 
+    /// The rows by the given columns: numbers by value, the rest by text, NULL first.
+    pub fn sort(&self, by: &[usize]) -> Table {
+        let part = |row: usize, column: &usize| {
+            let text = self.columns[*column].text(row);
+            (text.as_ref().and_then(|text| text.parse::<f64>().ok()).filter(|number| !number.is_nan()), text)
+        };
+        let mut keys: Vec<_> =
+            (0..self.rows).map(|row| (by.iter().map(|column| part(row, column)).collect::<Vec<_>>(), row)).collect();
+        keys.sort_by(|one, other| one.partial_cmp(other).expect("NaN was left out"));
+        self.pick(&keys.into_iter().map(|(_, row)| row).collect::<Vec<_>>())
+    }
+
+    /// Adds the rows of a table of the same columns.
+    pub fn append(&mut self, other: &Table) {
+        for (column, more) in self.columns.iter_mut().zip(&other.columns) {
+            column.data.extend_from_slice(&more.data);
+            column.lengths.get_or_insert_default().extend(more.lengths.iter().flatten());
+        }
+        self.rows += other.rows;
+    }
+
     /// Adds the rows of a CSV file with a header.
     pub fn read_csv(&mut self, text: &str) -> Result<(), String> {
         let mut records = parse_csv(text).into_iter();
@@ -202,6 +223,20 @@ fn parse_csv(text: &str) -> Vec<Vec<Option<String>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_sorted_by_value_and_by_text() {
+        let sorted = |sql: &str, values: &[&str]| {
+            let ty = SqlType::parse(sql, &["9".to_string()]).unwrap();
+            let mut table = Table { columns: vec![Column::new("a", ty, true)], rows: 0 };
+            table.push(&[Some(values[0].to_string())]).unwrap();
+            table.push(&[None]).unwrap();
+            values[1..].iter().for_each(|value| table.push(&[Some(value.to_string())]).unwrap());
+            table.sort(&[0]).to_csv()
+        };
+        assert_eq!(sorted("int", &["10", "9", "-1"]), "a\n\n-1\n9\n10\n");
+        assert_eq!(sorted("nvarchar", &["b", "NaN", "a"]), "a\n\nNaN\na\nb\n");
+    }
 
     #[test]
     fn csv_tells_null_from_empty() {
