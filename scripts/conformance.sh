@@ -7,7 +7,10 @@ source "$ROOT/scripts/environment.sh"
 templates=("$@")
 [ $# -gt 0 ] || templates=($(cd container_templates && ls -d -- */conformance | cut -d/ -f1))
 matrix="| template | Flight | JSON |\n|---|---|---|\n" failed=
+[ "$TRANSSHIP_RUNTIME" != docker ] || "$ROOT/scripts/docker.sh" compilers
 for template in "${templates[@]}"; do
+  # The process runtime starts only what a template says how to start.
+  [ "$TRANSSHIP_RUNTIME" != process ] || grep -qx '\[process\]' "container_templates/$template/template.toml" || continue
   say "Judging template $template on runtime $TRANSSHIP_RUNTIME"
   build_image "container_templates/$template/conformance"
   verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed=yes

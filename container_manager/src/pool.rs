@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use nix::unistd::Uid;
 use tokio::net::UnixStream;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
-use udf_protocol::manifest::Manifest;
+use udf_protocol::manifest::{Manifest, TransportName};
 use udf_protocol::transport::{Credentials, Endpoint};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::registration::build::build_inline;
 use crate::registration::library::{Upload, build_library};
-use crate::replica::{Replica, State};
+use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::REPLICA_ID;
 
@@ -72,13 +72,11 @@ impl Pool {
         }
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
-            let endpoint = Endpoint::FlightUnix(found.socket_dir.join("flight.sock"));
-            let is_well = tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(&Credentials::default()).hello())
-                .await
-                .is_ok_and(|hello| hello.is_ok());
+            let greeting = greet(&found.socket_dir).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
-            if let (true, Some(ImageInfo { manifest, .. })) = (is_well, image) {
-                let replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
+            if let (Some(offers_flight), Some(ImageInfo { manifest, .. })) = (greeting, image) {
+                let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
+                replica.offers_flight = offers_flight;
                 replica.become_state(State::Ready)?;
                 self.lock().replicas.insert(name, replica);
                 adopted += 1;
@@ -185,7 +183,7 @@ impl Pool {
 
     /// What became of a replica with which an engine lost its connection; one that does not answer is taken out.
     pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
-        let Some(endpoint) = self.flight_endpoint(&name) else {
+        let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
             return Ok("was stopped".to_string());
         };
         let deadline = Instant::now() + PROBE_TIMEOUT;
@@ -195,9 +193,7 @@ impl Pool {
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
                 break fate;
             }
-            if let Ok(Ok(_)) =
-                tokio::time::timeout(PROBE_TIMEOUT, endpoint.transport(&Credentials::default()).hello()).await
-            {
+            if greet(&socket_dir).await.is_ok() {
                 return Ok("is still running".to_string());
             }
             if Instant::now() >= deadline {
@@ -279,18 +275,23 @@ impl Pool {
         };
         let kept_dir = socket_dir.clone();
         let spec = ReplicaSpec { name: name.clone(), digest: digest.clone(), socket_dir, limits };
-        let result = self.start_and_wait(spec).await;
-        let Err(error) = result else {
-            let is_kept = {
-                let state = self.lock();
-                state.replicas.get(&name).is_some_and(|replica| replica.become_state(State::Ready).is_ok())
-            };
-            if !is_kept {
-                // It was discarded while it started; what has come up since must not stay.
-                let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
-                let _ = fs::remove_dir_all(&kept_dir);
+        let error = match self.start_and_wait(spec).await {
+            Ok(offers_flight) => {
+                let is_kept = {
+                    let mut state = self.lock();
+                    state.replicas.get_mut(&name).is_some_and(|replica| {
+                        replica.offers_flight = offers_flight;
+                        replica.become_state(State::Ready).is_ok()
+                    })
+                };
+                if !is_kept {
+                    // It was discarded while it started; what has come up since must not stay.
+                    let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
+                    let _ = fs::remove_dir_all(&kept_dir);
+                }
+                return;
             }
-            return;
+            Err(error) => error,
         };
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
@@ -300,7 +301,8 @@ impl Pool {
         self.discard(name, Some(error)).await;
     }
 
-    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<()> {
+    /// Whether the replica's server, which answers now, offers Flight.
+    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<bool> {
         make_dir(&spec.socket_dir)?;
         let failed = |cause| {
             Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()))
@@ -312,17 +314,15 @@ impl Pool {
             // Without root the folder cannot be given to the replica's user.
             fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o777)).map_err(failed)?;
         }
-        let endpoint = Endpoint::FlightUnix(spec.socket_dir.join("flight.sock"));
-        let name = spec.name.clone();
+        let (name, socket_dir) = (spec.name.clone(), spec.socket_dir.clone());
         let deadline = Instant::now() + self.config.start_timeout;
         self.blocking(move |pool| pool.runtime.start(&spec)).await?;
-        let transport = endpoint.transport(&Credentials::default());
         let mut next_status = Instant::now();
         loop {
-            match tokio::time::timeout(PROBE_TIMEOUT, transport.hello()).await {
-                Ok(Ok(_)) => return Ok(()),
-                Ok(Err(error)) if error.kind() == Kind::ProtocolViolation => return Err(error),
-                _ => {}
+            match greet(&socket_dir).await {
+                Ok(offers_flight) => return Ok(offers_flight),
+                Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
+                Err(_) => {}
             }
             // Asking a container engine costs a process; asking the socket costs nothing.
             if Instant::now() >= next_status {
@@ -394,7 +394,9 @@ impl Pool {
             // An engine that has a lease asks for the fate itself, and wants to hear it.
             let Some(socket_dir) = idle else { continue };
             // Knocking costs nothing; asking a container engine costs a process.
-            if UnixStream::connect(socket_dir.join("flight.sock")).await.is_ok() {
+            if UnixStream::connect(socket_dir.join("flight.sock")).await.is_ok()
+                || UnixStream::connect(socket_dir.join("http.sock")).await.is_ok()
+            {
                 continue;
             }
             if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
@@ -447,11 +449,6 @@ impl Pool {
         }
     }
 
-    fn flight_endpoint(&self, name: &str) -> Option<Endpoint> {
-        let state = self.lock();
-        state.replicas.get(name).map(|replica| Endpoint::FlightUnix(replica.socket_dir.join("flight.sock")))
-    }
-
     fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.state.lock().expect("no holder panics")
     }
@@ -466,6 +463,24 @@ impl Pool {
             Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))),
         }
     }
+}
+
+/// Asks a server whether it is there; gives whether it offers Flight beside JSON.
+async fn greet(socket_dir: &Path) -> Result<bool> {
+    let say_hello = async |endpoint: Endpoint| {
+        let hello = async { endpoint.transport(&Credentials::default()).hello().await };
+        tokio::time::timeout(PROBE_TIMEOUT, hello).await.unwrap_or_else(|_| {
+            Err(Error::unreachable(&endpoint.to_string(), format!("no answer within {PROBE_TIMEOUT:?}")))
+        })
+    };
+    let no_flight = match say_hello(flight_endpoint(socket_dir)).await {
+        Ok(_) => return Ok(true),
+        Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
+        Err(error) => error,
+    };
+    // A server with both may have opened one socket only so far.
+    let info = say_hello(json_endpoint(socket_dir)).await?;
+    if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok(false) }
 }
 
 /// 128 random bits.

@@ -11,11 +11,12 @@
 //!
 //! Only a Ready replica is leased; only one without leases becomes Draining, except at shutdown.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tokio::sync::watch;
 use udf_protocol::control::{LeaseInfo, ReplicaInfo};
+use udf_protocol::transport::Endpoint;
 use udf_protocol::{Error, Kind, Result};
 
 /// Where in its life a replica is.
@@ -64,6 +65,8 @@ pub struct Replica {
     pub digest: String,
     /// Folder of its sockets.
     pub socket_dir: PathBuf,
+    /// Whether its server offers Flight beside JSON; known once it is Ready.
+    pub offers_flight: bool,
     /// Leases on it.
     pub leases: usize,
     /// When it was started or adopted.
@@ -78,7 +81,7 @@ impl Replica {
     pub fn new(name: String, image: String, digest: String, socket_dir: PathBuf) -> Replica {
         let now = Instant::now();
         let state = watch::Sender::new(State::Starting);
-        Replica { name, image, digest, socket_dir, leases: 0, since: now, used: now, state }
+        Replica { name, image, digest, socket_dir, offers_flight: false, leases: 0, since: now, used: now, state }
     }
 
     /// Its state now.
@@ -107,8 +110,8 @@ impl Replica {
         LeaseInfo {
             replica: self.name.clone(),
             image: self.image.clone(),
-            flight: format!("unix:{}/flight.sock", self.socket_dir.display()),
-            json: format!("http+unix:{}/http.sock", self.socket_dir.display()),
+            flight: self.offers_flight.then(|| flight_endpoint(&self.socket_dir).to_string()),
+            json: json_endpoint(&self.socket_dir).to_string(),
         }
     }
 
@@ -123,6 +126,16 @@ impl Replica {
             age_s: self.since.elapsed().as_secs(),
         }
     }
+}
+
+/// Where a server with that socket folder answers Flight (`docs/protocol.md` §7).
+pub fn flight_endpoint(socket_dir: &Path) -> Endpoint {
+    Endpoint::FlightUnix(socket_dir.join("flight.sock"))
+}
+
+/// Where it answers JSON.
+pub fn json_endpoint(socket_dir: &Path) -> Endpoint {
+    Endpoint::JsonUnix(socket_dir.join("http.sock"))
 }
 
 #[cfg(test)]

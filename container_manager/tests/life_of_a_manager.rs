@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use udf_protocol::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
+use udf_protocol::manifest::TransportName;
 use udf_protocol::transport::{Credentials, Endpoint};
 use udf_protocol::{Kind, Result};
 
@@ -130,7 +131,7 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
 }
 
 async fn answers(lease: &Lease) -> bool {
-    Endpoint::parse(&lease.info.flight).unwrap().transport(&Credentials::default()).hello().await.is_ok()
+    Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default()).hello().await.is_ok()
         && Endpoint::parse(&lease.info.json).unwrap().transport(&Credentials::default()).hello().await.is_ok()
 }
 
@@ -194,7 +195,7 @@ fn live_a_life(runtime: &'static str) {
 /// Has a replica end itself, as a crash would.
 async fn end_replica(lease: &Lease) {
     use udf_protocol::transport::{Inbox, Outbox};
-    let transport = Endpoint::parse(&lease.info.flight).unwrap().transport(&Credentials::default());
+    let transport = Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default());
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_protocol::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();

@@ -45,6 +45,19 @@ pub enum AggregateStep {
     Forget,
 }
 
+impl AggregateStep {
+    /// The step's name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            AggregateStep::Accumulate => "accumulate",
+            AggregateStep::Merge => "merge",
+            AggregateStep::State => "state",
+            AggregateStep::Finish => "finish",
+            AggregateStep::Forget => "forget",
+        }
+    }
+}
+
 /// Builds one argument's column. Engines append through the variant, so that no value is boxed on its way.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "each variant is the Arrow builder of the type of that name")]

@@ -144,18 +144,19 @@ pub struct LeaseInfo {
     pub replica: String,
     /// The image's name, for messages.
     pub image: String,
-    /// Where it answers Flight.
-    pub flight: String,
+    /// Where it answers Flight; none if its server does not offer it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flight: Option<String>,
     /// Where it answers JSON.
     pub json: String,
 }
 
 impl LeaseInfo {
-    /// The endpoint for a transport.
+    /// The endpoint for a transport; JSON's where the server offers no other.
     pub fn endpoint(&self, transport: TransportName) -> &str {
-        match transport {
-            TransportName::Flight => &self.flight,
-            TransportName::Json => &self.json,
+        match (transport, &self.flight) {
+            (TransportName::Flight, Some(flight)) => flight,
+            (TransportName::Flight | TransportName::Json, _) => &self.json,
         }
     }
 }

@@ -215,7 +215,8 @@ impl Error {
         .with_detail(fact)
     }
 
-    pub(crate) fn unreachable(peer: &str, cause: impl fmt::Display) -> Error {
+    /// Nobody answers at `peer`, or the connection to it was lost before the call went out.
+    pub fn unreachable(peer: &str, cause: impl fmt::Display) -> Error {
         Error::new(Kind::Unreachable, format!("could not reach \"{peer}\": {cause}"))
     }
 

@@ -85,6 +85,8 @@ pub enum BatchForm {
     /// One call per row, with plain values of the language.
     #[default]
     Row,
+    /// One call per batch, with arrays of the language's plain values.
+    Columns,
     /// One call per batch, with Arrow arrays.
     Arrow,
     /// One call per batch, with NumPy arrays.

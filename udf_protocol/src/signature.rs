@@ -95,6 +95,15 @@ impl Signature {
         Arc::new(Schema::new(fields))
     }
 
+    /// The types of the columns of [`Signature::call_schema`].
+    pub fn call_types(&self) -> Vec<Type> {
+        let arguments = self.arguments.iter().map(|argument| argument.ty.clone());
+        match self.kind {
+            FunctionKind::Aggregate => [Type::Int8].into_iter().chain(arguments).chain([Type::Bytea]).collect(),
+            FunctionKind::Scalar | FunctionKind::Table | FunctionKind::Map => arguments.collect(),
+        }
+    }
+
     /// The types of a reply's columns (`docs/protocol.md` §4).
     pub fn reply_types(&self) -> Vec<Type> {
         match self.kind {

@@ -122,7 +122,7 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
         // The lease lasts as long as the runtime that holds its connection.
         let runtime = io_runtime()?;
         let lease = runtime.block_on(Lease::acquire(&place.socket, &image.digest))?;
-        for address in [&lease.info.flight, &lease.info.json] {
+        for address in lease.info.flight.iter().chain([&lease.info.json]) {
             has_failed |= !judge_server(
                 &format!("{server} at {address}"),
                 &Endpoint::parse(address)?,

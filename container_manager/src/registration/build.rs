@@ -6,10 +6,12 @@
 use std::fs;
 use std::path::Path;
 
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::Manifest;
+use udf_protocol::manifest::{FunctionEntry, Manifest};
+use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
 use super::template::Template;
@@ -84,9 +86,47 @@ fn stage(template: &Template, manifest: &Manifest) -> Result<TempDir> {
     let write = |name: &str, text: String| fs::write(context.path().join(name), text).map_err(staging_failed);
     fs::create_dir(context.path().join("function")).map_err(staging_failed)?;
     write("manifest.json", manifest.to_label())?;
+    write("functions.json", describe_functions(manifest)?.to_string())?;
     write("project-requirements.txt", lines(&manifest.requirements))?;
     write("system-packages.txt", lines(&manifest.system_packages))?;
     Ok(context)
+}
+
+/// The handler's file and its functions, with their types as trees: a server need not parse the names of types.
+fn describe_functions(manifest: &Manifest) -> Result<Value> {
+    let describe = |function: &FunctionEntry| -> Result<Value> {
+        let signature = function.signature()?;
+        let arguments = signature.as_ref().map(|signature| {
+            let named = signature.arguments.iter().enumerate().map(|(position, argument)| {
+                let name = Some(argument.name.clone()).filter(|name| !name.is_empty());
+                json!({"name": name.unwrap_or_else(|| format!("arg{}", position + 1)), "type": describe_type(&argument.ty)})
+            });
+            named.collect::<Vec<Value>>()
+        });
+        let returns = signature.map(|signature| describe_type(&signature.result));
+        let (name, kind, batch) = (&function.name, function.kind, function.batch);
+        Ok(json!({"name": name, "kind": kind, "batch": batch, "arguments": arguments, "returns": returns}))
+    };
+    let functions = manifest.functions.iter().map(describe).collect::<Result<Vec<Value>>>()?;
+    Ok(json!({"handler": manifest.handler, "functions": functions}))
+}
+
+/// `{"type": name, "text": as SQL writes it}`, with `"element"` or `"attributes"` where the type has such.
+fn describe_type(ty: &Type) -> Value {
+    let text = ty.to_string();
+    match ty {
+        Type::Array(element) => json!({"type": "array", "text": text, "element": describe_type(element)}),
+        Type::Range(element) => json!({"type": "range", "text": text, "element": describe_type(element)}),
+        Type::Composite(attributes) => {
+            let attributes = attributes.iter().map(|attribute| {
+                let mut described = describe_type(&attribute.ty);
+                described["name"] = json!(attribute.name);
+                described
+            });
+            json!({"type": "composite", "text": text, "attributes": attributes.collect::<Vec<Value>>()})
+        }
+        _ => json!({"type": text, "text": text}),
+    }
 }
 
 fn lines(items: &[String]) -> String {
@@ -110,4 +150,31 @@ fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
 
 fn staging_failed(cause: std::io::Error) -> Error {
     Error::new(Kind::BuildFailed, format!("could not stage the build: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_are_trees() {
+        let manifest = Manifest::parse(
+            "name = 'a'\ntemplate = 'go'\nhandler = 'handler.go'\nfunctions = [{ name = 'f', \
+             arguments = ['x double precision[]', '(a int, \"b c\" text)'], returns = 'range(int8)' }, { name = 'g' }]",
+        );
+        let described = describe_functions(&manifest.unwrap()).unwrap();
+        let f = &described["functions"][0];
+        let float8 = json!({"type": "float8", "text": "float8"});
+        assert_eq!(
+            f["arguments"][0],
+            json!({"name": "x", "type": {"type": "array", "text": "float8[]", "element": float8}})
+        );
+        let attributes = json!([
+            {"name": "a", "type": "int4", "text": "int4"}, {"name": "b c", "type": "text", "text": "text"},
+        ]);
+        assert_eq!(f["arguments"][1]["name"], "arg2");
+        assert_eq!(f["arguments"][1]["type"]["attributes"], attributes);
+        assert_eq!(f["returns"]["element"]["type"], "int8");
+        assert_eq!(described["functions"][1]["arguments"], Value::Null);
+    }
 }

@@ -25,9 +25,14 @@ class AggregateFunction(Function):
         return super().schema.with_metadata({"transship.kind": "aggregate"})
 
     @property
-    def reply_schema(self):
-        """Fields of the result and of a state."""
-        return pa.schema([self.result.field(self.name), types.TYPES["bytea"].field("state")])
+    def call_columns(self):
+        """The group, the arguments and a state."""
+        return [("group", types.TYPES["int8"]), *self.arguments, ("state", types.TYPES["bytea"])]
+
+    @property
+    def reply_columns(self):
+        """The result and a state."""
+        return [(self.name, self.result), ("state", types.TYPES["bytea"])]
 
     def answer(self, batch, is_cancelled=lambda: False):
         """Single batches have no answer: groups belong to an exchange."""

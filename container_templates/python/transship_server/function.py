@@ -39,12 +39,22 @@ class Function:
     @property
     def argument_schema(self):
         """Fields of the arguments."""
-        return pa.schema([entry.field(name) for name, entry in self.arguments])
+        return types.schema_of(self.arguments)
+
+    @property
+    def call_columns(self):
+        """(name, Type) of each column of a batch of calls (docs/protocol.md §4)."""
+        return self.arguments
+
+    @property
+    def reply_columns(self):
+        """(name, Type) of each column of a reply."""
+        return [(self.name, self.result)]
 
     @property
     def reply_schema(self):
-        """Fields of a reply (docs/protocol.md §4)."""
-        return pa.schema([self.result.field(self.name)])
+        """Fields of a reply."""
+        return types.schema_of(self.reply_columns)
 
     def answer(self, batch, is_cancelled=lambda: False):
         """The reply to a batch, in parts. Raises CallError, or Cancelled."""

@@ -4,17 +4,21 @@ import http.server
 import json
 import socket
 import socketserver
+import threading
 import time
 import urllib.parse
 
 import pyarrow as pa
 
 from . import types
+from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
 
 _PREFIX = "/v1/functions/"
 _MAX_BODY_BYTES = 1 << 30
+# How long an exchange of an aggregate function is kept that nobody asks for.
+_EXCHANGE_IDLE_S = 600
 _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 
@@ -44,16 +48,27 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             body = self._read_body()
             function = self._find()
+            body = _read_request(body)
             number, batch = _read_batch(function, body)
             start = time.perf_counter_ns()
-            reply = pa.Table.from_batches(function.answer(batch), function.reply_schema).combine_chunks()
-            columns = [types.encode_json(function.result, _only_chunk(reply.column(reply.num_columns - 1)))]
-            if reply.num_columns == 2:
-                columns.insert(0, reply.column("row").to_pylist())
+            if isinstance(function, AggregateFunction):
+                answers = [self.server.exchanges.answer(function, body, number, batch)]
+            else:
+                answers = function.answer(batch)
+            reply = pa.Table.from_batches(answers, function.reply_schema).combine_chunks()
+            encoded = zip(function.reply_columns, reply.columns)
+            columns = [types.encode_json(entry, _only_chunk(column)) for (_, entry), column in encoded]
         except CallError as error:
             return self._fail(error)
         micros = (time.perf_counter_ns() - start) // 1000
         return self._answer(200, {"batch": number, "rows": reply.num_rows, "micros": micros, "columns": columns})
+
+    def do_DELETE(self):
+        prefix = "/v1/exchanges/"
+        if not self.path.startswith(prefix):
+            return self._fail(CallError("function_not_found", f"there is nothing at {self.path}"))
+        self.server.exchanges.end(urllib.parse.unquote(self.path[len(prefix) :]))
+        return self._answer(200, {})
 
     def _find(self):
         name = urllib.parse.unquote(self.path[len(_PREFIX) :]) if self.path.startswith(_PREFIX) else self.path
@@ -87,22 +102,59 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def _read_batch(function, body):
+class _Exchanges:
+    """The exchanges of aggregate functions: the groups of each, by the name that its client gave it."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._groups = {}
+
+    def answer(self, function, request, number, batch):
+        """The reply to one batch. Raises CallError."""
+        name = request.get("exchange")
+        with self._lock:
+            now = time.monotonic()
+            self._groups = {key: entry for key, entry in self._groups.items() if now - entry[2] < _EXCHANGE_IDLE_S}
+            if number == 0 and isinstance(name, str):
+                self._groups[name] = (function, function.groups(), now)
+            found, groups, _ = self._groups.get(name, (None, None, None)) if isinstance(name, str) else (None, None, None)
+            if found is not function:
+                raise CallError("protocol_violation", f"there is no exchange {name!r} of {function.name}")
+            self._groups[name] = (function, groups, now)
+        return groups.answer(batch, request.get("step"))
+
+    def end(self, name):
+        """Forgets an exchange."""
+        with self._lock:
+            self._groups.pop(name, None)
+
+
+def _read_request(body):
     try:
         request = json.loads(body)
+        if isinstance(request, dict):
+            return request
+        cause = "it is not an object"
+    except ValueError as error:
+        cause = error
+    raise CallError("protocol_violation", f"the request cannot be read: {cause}")
+
+
+def _read_batch(function, request):
+    try:
         number, rows, columns = request.get("batch", 0), request["rows"], request["columns"]
-        if len(columns) != len(function.arguments) or any(len(column) != rows for column in columns):
+        if len(columns) != len(function.call_columns) or any(len(column) != rows for column in columns):
             raise ValueError("columns and rows do not match the function's arguments")
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
     arrays = []
-    for position, ((_, entry), values) in enumerate(zip(function.arguments, columns)):
+    for position, ((_, entry), values) in enumerate(zip(function.call_columns, columns)):
         try:
             arrays.append(types.decode_json(entry, values))
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
     if arrays:
-        return number, pa.RecordBatch.from_arrays(arrays, schema=function.argument_schema)
+        return number, pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
     # pyarrow makes a batch of rows without columns only by dropping columns.
     return number, pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
 
@@ -119,7 +171,7 @@ class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(self, address, functions):
-        self.functions = functions
+        self.functions, self.exchanges = functions, _Exchanges()
         super().__init__(address, _Handler)
 
 
@@ -130,5 +182,5 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     request_queue_size = 128
 
     def __init__(self, path, functions):
-        self.functions = functions
+        self.functions, self.exchanges = functions, _Exchanges()
         super().__init__(path, _Handler)

@@ -8,6 +8,7 @@ import itertools
 
 import pyarrow as pa
 
+from . import types
 from .errors import CallError, from_exception
 from .function import ROWS_BETWEEN_CHECKS, Cancelled, Function
 
@@ -26,9 +27,9 @@ class TableFunction(Function):
         return pa.schema([*self.argument_schema, *self.reply_schema])
 
     @property
-    def reply_schema(self):
-        """Fields "row" and the result."""
-        return pa.schema([pa.field("row", pa.int32()), self.result.field(self.name)])
+    def reply_columns(self):
+        """The row number and the result."""
+        return [("row", types.TYPES["int4"]), (self.name, self.result)]
 
     def answer(self, batch, is_cancelled=lambda: False):
         """The reply to a batch, in parts of which the last ends it."""

@@ -329,6 +329,11 @@ def by_annotation(annotation):
         raise ValueError(f'annotation "{annotation}" stands for no SQL type') from None
 
 
+def schema_of(columns):
+    """The Arrow schema of (name, Type) pairs."""
+    return pa.schema([entry.field(name) for name, entry in columns])
+
+
 def storage(kind):
     """An Arrow type without the extension types in it, which pyarrow makes of some extension names."""
     if isinstance(kind, pa.BaseExtensionType):

@@ -42,16 +42,20 @@ pub struct Reply {
     pub columns: Vec<Vec<Value>>,
 }
 
-/// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`.
-pub fn encode_call(signature: &Signature, batch: &CallBatch) -> String {
+/// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`.
+pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     let rows = batch.columns.num_rows();
     let mut out = String::with_capacity(64 + rows * batch.columns.num_columns() * 12);
-    let _ = write!(out, "{{\"batch\":{},\"rows\":{rows},\"columns\":[", batch.number);
-    for (position, argument) in signature.arguments.iter().enumerate() {
+    let _ = write!(out, "{{\"batch\":{},\"rows\":{rows},", batch.number);
+    if let Some(step) = batch.step {
+        let _ = write!(out, "\"exchange\":\"{exchange}\",\"step\":\"{}\",", step.name());
+    }
+    out.push_str("\"columns\":[");
+    for (position, ty) in signature.call_types().iter().enumerate() {
         if position > 0 {
             out.push(',');
         }
-        encode_column(&mut out, &argument.ty, batch.columns.column(position));
+        encode_column(&mut out, ty, batch.columns.column(position));
     }
     out.push_str("]}");
     out

@@ -145,7 +145,7 @@ impl Flight {
                 Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
             }
             // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
-            Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), functions: Vec::new() }),
+            Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), ..ServerInfo::default() }),
         }
     }
 

@@ -54,7 +54,7 @@ pub trait Transport: Send + Sync {
 }
 
 /// What a server says of itself.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct ServerInfo {
     /// Version of the protocol; 0 for a server that speaks only what arrow-udf speaks.
     pub protocol: u32,
@@ -64,6 +64,16 @@ pub struct ServerInfo {
     /// Names of its functions.
     #[serde(default)]
     pub functions: Vec<String>,
+    /// Names of the transports it offers; none given means all.
+    #[serde(default)]
+    pub transports: Option<Vec<String>>,
+}
+
+impl ServerInfo {
+    /// Whether the server offers a transport.
+    pub fn offers(&self, transport: TransportName) -> bool {
+        self.transports.as_ref().is_none_or(|names| names.iter().any(|name| name == transport.name()))
+    }
 }
 
 /// An address of a server.

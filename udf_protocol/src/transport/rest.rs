@@ -3,6 +3,7 @@
 //! HTTP/1.1 answers one request per connection at a time, so each batch in flight has a connection; connections are
 //! kept and used again. Replies may come out of order here: [`crate::client::Exchange`] restores it.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Mutex;
 
 use bytes::Bytes;
@@ -181,9 +182,9 @@ impl Rest {
     }
 
     /// One batch, there and back.
-    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+    async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<Reply> {
         let function = signature.function.as_str();
-        let body = json::encode_call(signature, batch);
+        let body = json::encode_call(signature, batch, exchange);
         let bytes_sent = body.len();
         let answer = self.request(Method::POST, &path_of(function), body).await.map_err(|error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
@@ -210,21 +211,35 @@ impl Rest {
         })
     }
 
+    /// An aggregate function's exchange: its batches go one after the other, since its groups change with each.
+    async fn run_groups(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let exchange = random_name();
+        while let Some(batch) = outbox.next().await {
+            let reply = self.call(signature, &batch, &exchange).await?;
+            outbox.answer(batch.number);
+            inbox.deliver(Ok(Event::Reply(reply)));
+        }
+        // The server forgets the groups by itself later, if this does not reach it.
+        let _ = self.request(Method::DELETE, &format!("/v1/exchanges/{exchange}"), String::new()).await;
+        Ok(())
+    }
+
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
-        if matches!(signature.kind, FunctionKind::Map | FunctionKind::Aggregate) {
-            return Err(Error::invalid_definition(format!(
-                "{} function \"{}\" cannot be called over JSON",
-                signature.kind.name(),
-                signature.function
-            ))
-            .with_hint("Set transport = \"flight\" in the function body, or transship.transport."));
+        if signature.kind == FunctionKind::Map {
+            let message = format!("map function \"{}\" cannot be called over JSON", signature.function);
+            return Err(Error::invalid_definition(message).with_hint(
+                "Set transport = \"flight\" in the function body, or transship.transport, if its server offers Flight.",
+            ));
+        }
+        if signature.kind == FunctionKind::Aggregate {
+            return self.run_groups(signature, outbox, inbox).await;
         }
         let mut in_flight = FuturesUnordered::new();
         let mut is_open = true;
         while is_open || !in_flight.is_empty() {
             tokio::select! {
                 batch = outbox.next(), if is_open => match batch {
-                    Some(batch) => in_flight.push(async move { (batch.number, self.call(signature, &batch).await) }),
+                    Some(batch) => in_flight.push(async move { (batch.number, self.call(signature, &batch, "").await) }),
                     None => is_open = false,
                 },
                 Some((number, result)) = in_flight.next() => {
@@ -241,6 +256,12 @@ impl Rest {
         }
         Ok(())
     }
+}
+
+/// 128 bits that no other exchange has, from the keys of the standard library's hash maps.
+fn random_name() -> String {
+    let random = || RandomState::new().build_hasher().finish();
+    format!("{:016x}{:016x}", random(), random())
 }
 
 /// Names are percent-encoded but for RFC 3986's unreserved characters.

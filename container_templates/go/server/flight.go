@@ -1,0 +1,157 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// flightServer answers the Flight form, docs/protocol.md §2 to §5.
+type flightServer struct {
+	flight.BaseFlightServer
+	functions map[string]*Function
+	greeting  []byte
+}
+
+func (s *flightServer) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
+	return errors.Join(stream.Send(&flight.ActionType{Type: "transship.hello", Description: "Who answers."}),
+		stream.Send(&flight.ActionType{Type: "protocol_version", Description: "The arrow-udf version."}))
+}
+
+func (s *flightServer) DoAction(action *flight.Action, stream flight.FlightService_DoActionServer) error {
+	switch action.Type {
+	case "transship.hello":
+		return stream.Send(&flight.Result{Body: s.greeting})
+	case "protocol_version":
+		return stream.Send(&flight.Result{Body: []byte{2}})
+	}
+	return status.Errorf(codes.Unimplemented, "unrecognized action %s", action.Type)
+}
+
+func nameOf(descriptor *flight.FlightDescriptor) string {
+	if path := descriptor.GetPath(); len(path) > 0 {
+		return path[0]
+	}
+	return ""
+}
+
+func (s *flightServer) info(function *Function) *flight.FlightInfo {
+	columns := append(append([]Argument{}, function.Arguments...), function.replyColumns()...)
+	schema := schemaOf(columns)
+	if function.Kind == "aggregate" {
+		metadata := arrow.NewMetadata([]string{"transship.kind"}, []string{"aggregate"})
+		schema = arrow.NewSchema(schema.Fields()[:len(columns)-1], &metadata)
+	}
+	return &flight.FlightInfo{
+		Schema:           flight.SerializeSchema(schema, memory.DefaultAllocator),
+		FlightDescriptor: &flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{function.Name}},
+		TotalRecords:     int64(len(function.Arguments)),
+	}
+}
+
+func (s *flightServer) ListFlights(_ *flight.Criteria, stream flight.FlightService_ListFlightsServer) error {
+	for _, function := range s.functions {
+		if err := stream.Send(s.info(function)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// GetFlightInfo describes a function.
+func (s *flightServer) GetFlightInfo(_ contextType, descriptor *flight.FlightDescriptor) (*flight.FlightInfo, error) {
+	function, ok := s.functions[nameOf(descriptor)]
+	if !ok {
+		return nil, status.Error(codes.NotFound, unknownFunction(nameOf(descriptor)).Message)
+	}
+	return s.info(function), nil
+}
+
+type callMetadata struct {
+	Batch uint64 `json:"batch"`
+	Step  string `json:"step"`
+}
+
+type replyMetadata struct {
+	Batch  uint64 `json:"batch"`
+	Micros int64  `json:"micros"`
+	More   bool   `json:"more,omitempty"`
+}
+
+type errorMetadata struct {
+	Batch uint64     `json:"batch"`
+	Error *CallError `json:"error"`
+}
+
+// DoExchange answers batch after batch; an error ends the exchange.
+func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+	reader, err := flight.NewRecordReader(stream)
+	if err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	defer reader.Release()
+	name := nameOf(reader.LatestFlightDescriptor())
+	function, isKnown := s.functions[name]
+	// Without a function no reply will need the schema.
+	schema := arrow.NewSchema(nil, nil)
+	var states *groups
+	if isKnown {
+		schema = schemaOf(function.replyColumns())
+		states = newGroups(function)
+	}
+	writer := flight.NewRecordWriter(stream, ipc.WithSchema(schema))
+	defer writer.Close()
+	call := callMetadata{}
+	for next := uint64(0); reader.Next(); next = call.Batch + 1 {
+		call = callMetadata{Batch: next}
+		if metadata := reader.LatestAppMetadata(); len(metadata) > 0 {
+			if err := json.Unmarshal(metadata, &call); err != nil {
+				return status.Error(codes.InvalidArgument, err.Error())
+			}
+		}
+		if err := s.answer(stream, writer, function, states, reader.RecordBatch(), call, name); err != nil {
+			var failure *CallError
+			if !errors.As(err, &failure) {
+				return err
+			}
+			metadata, _ := json.Marshal(errorMetadata{call.Batch, failure})
+			return writer.WriteMetadata(metadata)
+		}
+	}
+	if err := reader.Err(); err != nil && !errors.Is(err, io.EOF) {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return nil
+}
+
+func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, batch arrow.RecordBatch, call callMetadata, name string) error {
+	if function == nil {
+		return unknownFunction(name)
+	}
+	start := time.Now()
+	emit := func(part arrow.RecordBatch, isLast bool) error {
+		metadata, err := json.Marshal(replyMetadata{call.Batch, time.Since(start).Microseconds(), !isLast})
+		if err != nil {
+			return err
+		}
+		err = writer.WriteWithAppMetadata(part, metadata)
+		start = time.Now()
+		return err
+	}
+	if function.Kind == "aggregate" {
+		reply, err := states.answer(stream.Context(), batch, call.Step)
+		if err != nil {
+			return err
+		}
+		return emit(reply, true)
+	}
+	return function.answer(stream.Context(), batch, emit)
+}

@@ -1,0 +1,421 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"os"
+	"reflect"
+	"runtime/debug"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"transship/udf"
+)
+
+// Rows that pass between two looks at whether the client has gone.
+const rowsBetweenChecks = 256
+
+// Results of a table function that go out together.
+const resultsPerPart = 1024
+
+var (
+	errorType  = reflect.TypeFor[error]()
+	recordType = reflect.TypeFor[arrow.RecordBatch]()
+	arrayType  = reflect.TypeFor[arrow.Array]()
+	int8Type   = &Type{Type: "int8", Text: "int8"}
+	byteaType  = &Type{Type: "bytea", Text: "bytea"}
+	rowType    = &Type{Type: "int4", Text: "int4"}
+)
+
+// Function is one function of the handler.
+type Function struct {
+	Name      string
+	Kind      string
+	Batch     string
+	Arguments []Argument
+	Returns   *Type
+
+	target  reflect.Value
+	readers []reader
+	write   writer
+	merges  bool
+}
+
+// load reads functions.json and finds the handler's functions.
+func load(root string, offered udf.Functions) ([]*Function, error) {
+	text, err := os.ReadFile(root + "/functions.json")
+	if err != nil {
+		return nil, err
+	}
+	var manifest struct{ Functions []*Function }
+	if err := json.Unmarshal(text, &manifest); err != nil {
+		return nil, fmt.Errorf("functions.json: %w", err)
+	}
+	for _, function := range manifest.Functions {
+		target, ok := offered[function.Name]
+		if !ok {
+			return nil, fmt.Errorf("Functions has no function %q", function.Name)
+		}
+		if err := function.bind(reflect.ValueOf(target)); err != nil {
+			return nil, fmt.Errorf("function %q: %w", function.Name, err)
+		}
+	}
+	return manifest.Functions, nil
+}
+
+func (f *Function) bind(target reflect.Value) error {
+	f.target = target
+	if target.Kind() != reflect.Func {
+		return errors.New("it is not a Go function")
+	}
+	if f.Arguments == nil || f.Returns == nil {
+		return errors.New("transship.toml must give its arguments and result")
+	}
+	signature := target.Type()
+	switch {
+	case f.Kind == "aggregate" && f.Batch == "row":
+		return f.bindAggregate(signature)
+	case f.Kind == "scalar" && f.Batch == "arrow":
+		if signature.NumIn() != 1 || signature.In(0) != recordType || signature.NumOut() == 0 || signature.Out(0) != arrayType {
+			return errors.New("it must be a func(arrow.RecordBatch) arrow.Array, which may also return an error")
+		}
+		return checkError(signature)
+	case f.Kind == "scalar" && (f.Batch == "row" || f.Batch == "columns"), f.Kind == "table" && f.Batch == "row":
+		return f.bindRows(signature)
+	}
+	return fmt.Errorf("there are no %s functions with batch = %q in Go", f.Kind, f.Batch)
+}
+
+// checkError wants one result, or one and an error.
+func checkError(signature reflect.Type) error {
+	if signature.NumOut() == 1 || signature.NumOut() == 2 && signature.Out(1) == errorType {
+		return nil
+	}
+	return errors.New("it must return one result, or a result and an error")
+}
+
+func (f *Function) bindRows(signature reflect.Type) error {
+	if err := checkError(signature); err != nil {
+		return err
+	}
+	if err := f.bindArguments(signature, 0); err != nil {
+		return err
+	}
+	result := signature.Out(0)
+	switch {
+	case f.Batch == "columns" && result.Kind() != reflect.Slice:
+		return errors.New("it must return a slice")
+	case f.Batch == "columns" || f.Kind == "table" && result.Kind() == reflect.Slice:
+		result = result.Elem()
+	case f.Kind == "table" && result.CanSeq() && result.Kind() == reflect.Func:
+		result = result.In(0).In(0)
+	case f.Kind == "table":
+		return errors.New("it must return an iter.Seq or a slice")
+	}
+	var err error
+	f.write, err = newWriter(f.Returns, result)
+	return err
+}
+
+// bindArguments reads the arguments behind the first skipped ones.
+func (f *Function) bindArguments(signature reflect.Type, skipped int) error {
+	if signature.NumIn()-skipped != len(f.Arguments) || signature.IsVariadic() {
+		// Without arguments only the number of rows says how many results are wanted.
+		if !(f.Batch == "columns" && len(f.Arguments) == 0 && signature.NumIn() == 1 && signature.In(0).Kind() == reflect.Int) {
+			return fmt.Errorf("it takes %d arguments, transship.toml says %d", signature.NumIn()-skipped, len(f.Arguments))
+		}
+	}
+	for i, argument := range f.Arguments {
+		target := signature.In(i + skipped)
+		if f.Batch == "columns" {
+			if target.Kind() != reflect.Slice {
+				return fmt.Errorf("its argument %d must be a slice", i+1)
+			}
+			target = target.Elem()
+		}
+		read, err := newReader(argument.Type, target)
+		if err != nil {
+			return err
+		}
+		f.readers = append(f.readers, read)
+	}
+	return nil
+}
+
+func (f *Function) bindAggregate(signature reflect.Type) error {
+	if signature.NumIn() != 0 || signature.NumOut() != 1 || signature.Out(0).Kind() != reflect.Pointer {
+		return errors.New("an aggregate function's value is a func() that returns a pointer")
+	}
+	state := signature.Out(0)
+	step, hasStep := state.MethodByName("Step")
+	finish, hasFinish := state.MethodByName("Finish")
+	if !hasStep || !hasFinish {
+		return fmt.Errorf("Go type %s needs the methods Step and Finish", state)
+	}
+	if err := f.bindArguments(step.Type, 1); err != nil {
+		return err
+	}
+	if err := checkError(finish.Type); err != nil {
+		return err
+	}
+	merge, hasMerge := state.MethodByName("Merge")
+	if hasMerge && (merge.Type.NumIn() != 2 || merge.Type.In(1) != state) {
+		return fmt.Errorf("method Merge of Go type %s must take another one", state)
+	}
+	f.merges = hasMerge
+	var err error
+	f.write, err = newWriter(f.Returns, finish.Type.Out(0))
+	return err
+}
+
+// callColumns are the columns of a batch of calls, replyColumns those of a reply (docs/protocol.md §4).
+func (f *Function) callColumns() []Argument {
+	if f.Kind != "aggregate" {
+		return f.Arguments
+	}
+	columns := append([]Argument{{"group", int8Type}}, f.Arguments...)
+	return append(columns, Argument{"state", byteaType})
+}
+
+func (f *Function) replyColumns() []Argument {
+	result := Argument{f.Name, f.Returns}
+	switch f.Kind {
+	case "table":
+		return []Argument{{"row", rowType}, result}
+	case "aggregate":
+		return []Argument{result, {"state", byteaType}}
+	}
+	return []Argument{result}
+}
+
+func schemaOf(columns []Argument) *arrow.Schema {
+	fields := make([]arrow.Field, len(columns))
+	for i, column := range columns {
+		fields[i] = column.Type.Field(column.Name)
+	}
+	return arrow.NewSchema(fields, nil)
+}
+
+func (f *Function) check(batch arrow.RecordBatch) error {
+	columns := f.callColumns()
+	if int(batch.NumCols()) != len(columns) {
+		return violation("%s takes %d columns, not %d", f.Name, len(columns), batch.NumCols())
+	}
+	for i, column := range columns {
+		if found := batch.Column(i).DataType(); !column.Type.isOf(found) {
+			return violation("column %d of %s is %s, not %s", i+1, f.Name, column.Type.Text, found)
+		}
+	}
+	return nil
+}
+
+// answer gives the reply to a batch in parts, of which the last is said to be it.
+func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, emit func(part arrow.RecordBatch, isLast bool) error) error {
+	if err := f.check(batch); err != nil {
+		return err
+	}
+	if f.Kind == "table" {
+		return f.answerTable(ctx, batch, emit)
+	}
+	var column arrow.Array
+	var err error
+	switch f.Batch {
+	case "arrow":
+		column, err = f.callArrow(batch)
+	case "columns":
+		column, err = f.callColumnwise(batch)
+	default:
+		column, err = f.callRows(ctx, batch)
+	}
+	if err != nil {
+		return err
+	}
+	if column.Len() != int(batch.NumRows()) {
+		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %d values for %d rows.", column.Len(), batch.NumRows())}
+	}
+	return emit(array.NewRecordBatch(schemaOf(f.replyColumns()), []arrow.Array{column}, int64(column.Len())), true)
+}
+
+// call runs the handler; a panic becomes an error. row is negative where no single row is to blame.
+func call(target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = userError(fmt.Sprint(cause), row, string(debug.Stack()))
+		}
+	}()
+	results := target.Call(arguments)
+	if len(results) > 0 {
+		result = results[0]
+	}
+	if len(results) == 2 && !results[1].IsNil() {
+		failure := results[1].Interface().(error)
+		err = userError(failure.Error(), row, fmt.Sprintf("%T: %+v", failure, failure))
+	}
+	return result, err
+}
+
+func userError(message string, row int, traceback string) error {
+	failure := &CallError{Kind: "user_code", Message: message, Traceback: traceback}
+	if row >= 0 {
+		failure.Row = &row
+	}
+	return failure
+}
+
+func (f *Function) arguments(columns []arrow.Array, row int, into []reflect.Value) error {
+	for i, read := range f.readers {
+		value, err := read(columns[i], row)
+		if err != nil {
+			fact := fmt.Sprintf("Go cannot hold argument %d, of type %s, of row %d of the batch", i+1, f.Arguments[i].Type.Text, row+1)
+			if columns[i].IsNull(row) {
+				fact += ": it is NULL, which takes a pointer"
+			}
+			return &CallError{Kind: "out_of_range", Message: fact + ".", Row: &row}
+		}
+		into[i] = value
+	}
+	return nil
+}
+
+func (f *Function) append(builder array.Builder, value reflect.Value, row int) error {
+	if err := f.write(builder, value); err != nil {
+		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %v; the declared result is %s.", err, f.Returns.Text), Row: &row}
+	}
+	return nil
+}
+
+func (f *Function) eachRow(ctx context.Context, columns []arrow.Array, rows int, work func(row int, arguments []reflect.Value) error) error {
+	arguments := make([]reflect.Value, len(f.readers))
+	for row := range rows {
+		if row%rowsBetweenChecks == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := f.arguments(columns, row, arguments); err != nil {
+			return err
+		}
+		if err := work(row, arguments); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *Function) callRows(ctx context.Context, batch arrow.RecordBatch) (arrow.Array, error) {
+	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
+	builder.Reserve(int(batch.NumRows()))
+	err := f.eachRow(ctx, batch.Columns(), int(batch.NumRows()), func(row int, arguments []reflect.Value) error {
+		result, err := call(f.target, arguments, row)
+		if err != nil {
+			return err
+		}
+		return f.append(builder, result, row)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return builder.NewArray(), nil
+}
+
+func (f *Function) callColumnwise(batch arrow.RecordBatch) (arrow.Array, error) {
+	rows := int(batch.NumRows())
+	var arguments []reflect.Value
+	for i := range f.readers {
+		arguments = append(arguments, reflect.MakeSlice(f.target.Type().In(i), rows, rows))
+	}
+	values := make([]reflect.Value, len(f.readers))
+	for row := range rows {
+		if err := f.arguments(batch.Columns(), row, values); err != nil {
+			return nil, err
+		}
+		for i, value := range values {
+			arguments[i].Index(row).Set(value)
+		}
+	}
+	if f.target.Type().NumIn() > len(arguments) {
+		arguments = append(arguments, reflect.ValueOf(rows))
+	}
+	results, err := call(f.target, arguments, -1)
+	if err != nil {
+		return nil, err
+	}
+	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
+	for row := range results.Len() {
+		if err := f.append(builder, results.Index(row), row); err != nil {
+			return nil, err
+		}
+	}
+	return builder.NewArray(), nil
+}
+
+func (f *Function) callArrow(batch arrow.RecordBatch) (arrow.Array, error) {
+	result, err := call(f.target, []reflect.Value{reflect.ValueOf(batch)}, -1)
+	if err != nil {
+		return nil, err
+	}
+	column, ok := result.Interface().(arrow.Array)
+	if !ok || !f.Returns.isOf(column.DataType()) {
+		return nil, &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %T; the declared result is %s.", result.Interface(), f.Returns.Text)}
+	}
+	return column, nil
+}
+
+func (f *Function) answerTable(ctx context.Context, batch arrow.RecordBatch, emit func(arrow.RecordBatch, bool) error) error {
+	numbers := array.NewInt32Builder(memory.DefaultAllocator)
+	results := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
+	schema := schemaOf(f.replyColumns())
+	flush := func(isLast bool) error {
+		rows := int64(numbers.Len())
+		return emit(array.NewRecordBatch(schema, []arrow.Array{numbers.NewArray(), results.NewArray()}, rows), isLast)
+	}
+	err := f.eachRow(ctx, batch.Columns(), int(batch.NumRows()), func(row int, arguments []reflect.Value) error {
+		answer, err := call(f.target, arguments, row)
+		if err != nil {
+			return err
+		}
+		return f.eachResult(answer, row, func(value reflect.Value) error {
+			if numbers.Len() == resultsPerPart {
+				if err := errors.Join(ctx.Err(), flush(false)); err != nil {
+					return err
+				}
+			}
+			numbers.Append(int32(row))
+			return f.append(results, value, row)
+		})
+	})
+	if err != nil {
+		return err
+	}
+	return flush(true)
+}
+
+// eachResult walks an iter.Seq or a slice; a panic of the iterator is the handler's.
+func (f *Function) eachResult(answer reflect.Value, row int, take func(reflect.Value) error) (err error) {
+	if answer.Kind() == reflect.Slice {
+		for i := range answer.Len() {
+			if err := take(answer.Index(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if answer.IsNil() {
+		return nil
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = userError(fmt.Sprint(cause), row, string(debug.Stack()))
+		}
+	}()
+	var values iter.Seq[reflect.Value] = answer.Seq()
+	for value := range values {
+		if err := take(value); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,370 @@
+package server
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+)
+
+// Largest integer that a reader with double precision keeps exactly.
+const maxSafeInteger = 1 << 53
+
+var errForm = errors.New("it has another form")
+
+func appendInt(text []byte, value int64) []byte { return strconv.AppendInt(text, value, 10) }
+
+func appendString(text []byte, value string) []byte {
+	var buffer bytes.Buffer
+	encoder := json.NewEncoder(&buffer)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(value)
+	return append(text, bytes.TrimSuffix(buffer.Bytes(), []byte("\n"))...)
+}
+
+func appendFloat(text []byte, value float64, bits int) []byte {
+	switch {
+	case math.IsNaN(value):
+		return append(text, `"NaN"`...)
+	case math.IsInf(value, 1):
+		return append(text, `"Infinity"`...)
+	case math.IsInf(value, -1):
+		return append(text, `"-Infinity"`...)
+	case value == 0 && math.Signbit(value):
+		return append(text, "-0.0"...)
+	}
+	return strconv.AppendFloat(text, value, 'g', -1, bits)
+}
+
+// encodeJSON writes a row of a column in the JSON form of docs/types.md.
+func encodeJSON(text []byte, t *Type, column arrow.Array, row int) []byte {
+	if column.IsNull(row) {
+		return append(text, "null"...)
+	}
+	switch column := storage(column).(type) {
+	case *array.Boolean:
+		return strconv.AppendBool(text, column.Value(row))
+	case *array.Int16:
+		return appendInt(text, int64(column.Value(row)))
+	case *array.Int32:
+		return appendInt(text, int64(column.Value(row)))
+	case *array.Int64:
+		value := column.Value(row)
+		if value >= -maxSafeInteger && value <= maxSafeInteger {
+			return appendInt(text, value)
+		}
+		return append(appendInt(append(text, '"'), value), '"')
+	case *array.Float32:
+		return appendFloat(text, float64(column.Value(row)), 32)
+	case *array.Float64:
+		return appendFloat(text, column.Value(row), 64)
+	case *array.String:
+		return appendString(text, column.Value(row))
+	case *array.Binary:
+		text = append(text, '"')
+		text = base64.StdEncoding.AppendEncode(text, column.Value(row))
+		return append(text, '"')
+	case *array.Date32:
+		switch days := column.Value(row); days {
+		case math.MaxInt32:
+			return append(text, `"infinity"`...)
+		case math.MinInt32:
+			return append(text, `"-infinity"`...)
+		default:
+			return appendString(text, formatDate(time.Unix(int64(days)*86400, 0).UTC()))
+		}
+	case *array.Timestamp:
+		switch micros := column.Value(row); micros {
+		case math.MaxInt64:
+			return append(text, `"infinity"`...)
+		case math.MinInt64:
+			return append(text, `"-infinity"`...)
+		default:
+			value := time.UnixMicro(int64(micros)).UTC()
+			zone := ""
+			if t.Type == "timestamptz" {
+				zone = "Z"
+			}
+			return appendString(text, formatDate(value)+value.Format("T15:04:05.000000")+zone)
+		}
+	case *array.Time64:
+		micros := int64(column.Value(row))
+		seconds := micros / 1_000_000
+		return fmt.Appendf(text, `"%02d:%02d:%02d.%06d"`, seconds/3600, seconds/60%60, seconds%60, micros%1_000_000)
+	case *array.FixedSizeBinary:
+		digits := hex.EncodeToString(column.Value(row))
+		return fmt.Appendf(text, `"%s-%s-%s-%s-%s"`, digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+	case *array.MonthDayNanoInterval:
+		value := column.Value(row)
+		text = fmt.Appendf(text, `{"months":%d,"days":%d,"microseconds":%d`, value.Months, value.Days, value.Nanoseconds/1000)
+		if rest := value.Nanoseconds % 1000; rest != 0 {
+			text = fmt.Appendf(text, `,"nanoseconds":%d`, rest)
+		}
+		return append(text, '}')
+	case *array.List:
+		start, end := column.ValueOffsets(row)
+		text = append(text, '[')
+		for i := start; i < end; i++ {
+			if i > start {
+				text = append(text, ',')
+			}
+			text = encodeJSON(text, t.Element, column.ListValues(), int(i))
+		}
+		return append(text, ']')
+	case *array.Struct:
+		text = append(text, '{')
+		for i, part := range t.Parts() {
+			if i > 0 {
+				text = append(text, ',')
+			}
+			text = append(appendString(text, part.Name), ':')
+			text = encodeJSON(text, part, column.Field(i), row)
+		}
+		return append(text, '}')
+	}
+	panic(fmt.Sprintf("there is no type %s", column.DataType()))
+}
+
+func formatDate(value time.Time) string {
+	year := ""
+	switch {
+	case value.Year() > 9999:
+		year = fmt.Sprintf("+%d", value.Year())
+	case value.Year() < 0:
+		year = fmt.Sprintf("-%04d", -value.Year())
+	default:
+		year = fmt.Sprintf("%04d", value.Year())
+	}
+	return year + value.Format("-01-02")
+}
+
+// appendJSON reads a JSON value into a builder of the type's column.
+func appendJSON(builder array.Builder, t *Type, raw json.RawMessage) error {
+	if string(raw) == "null" {
+		builder.AppendNull()
+		return nil
+	}
+	text := string(raw)
+	if raw[0] == '"' {
+		if err := json.Unmarshal(raw, &text); err != nil {
+			return err
+		}
+	}
+	isString := raw[0] == '"'
+	switch builder := builder.(type) {
+	case *array.BooleanBuilder:
+		value, err := strconv.ParseBool(string(raw))
+		builder.Append(value)
+		return err
+	case *array.Int16Builder:
+		value, err := parseInteger(text, 16)
+		builder.Append(int16(value))
+		return err
+	case *array.Int32Builder:
+		value, err := parseInteger(text, 32)
+		builder.Append(int32(value))
+		return err
+	case *array.Int64Builder:
+		value, err := parseInteger(text, 64)
+		builder.Append(value)
+		return err
+	case *array.Float32Builder:
+		value, err := strconv.ParseFloat(text, 32)
+		builder.Append(float32(value))
+		return err
+	case *array.Float64Builder:
+		value, err := strconv.ParseFloat(text, 64)
+		builder.Append(value)
+		return err
+	case *array.StringBuilder:
+		if !isString {
+			return errForm
+		}
+		builder.Append(text)
+		return nil
+	case *array.BinaryBuilder:
+		compact := strings.Map(func(r rune) rune {
+			if unicode.IsSpace(r) {
+				return -1
+			}
+			return r
+		}, text)
+		value, err := base64.StdEncoding.DecodeString(compact)
+		builder.Append(value)
+		return errors.Join(err, unless(isString))
+	case *array.Date32Builder:
+		switch text {
+		case "infinity":
+			builder.Append(math.MaxInt32)
+		case "-infinity":
+			builder.Append(math.MinInt32)
+		default:
+			value, rest, err := parseDate(text)
+			builder.Append(arrow.Date32(value.Unix() / 86400))
+			return errors.Join(err, unless(rest == ""))
+		}
+		return nil
+	case *array.TimestampBuilder:
+		value, err := parseTimestamp(text, t.Type == "timestamptz")
+		builder.Append(arrow.Timestamp(value))
+		return err
+	case *array.Time64Builder:
+		value, rest, err := parseClock(text)
+		builder.Append(arrow.Time64(value))
+		return errors.Join(err, unless(rest == "" && value <= 86_400_000_000))
+	case *array.FixedSizeBinaryBuilder:
+		value, err := hex.DecodeString(strings.ReplaceAll(text, "-", ""))
+		if err != nil || len(value) != 16 || len(text) != 36 {
+			return errForm
+		}
+		builder.Append(value)
+		return nil
+	case *array.MonthDayNanoIntervalBuilder:
+		var value struct {
+			Months       int32 `json:"months"`
+			Days         int32 `json:"days"`
+			Microseconds int64 `json:"microseconds"`
+			Nanoseconds  int64 `json:"nanoseconds"`
+		}
+		err := json.Unmarshal(raw, &value)
+		if value.Microseconds > math.MaxInt64/1000 || value.Microseconds < math.MinInt64/1000 {
+			return errForm
+		}
+		nanoseconds := value.Microseconds*1000 + value.Nanoseconds
+		builder.Append(arrow.MonthDayNanoInterval{Months: value.Months, Days: value.Days, Nanoseconds: nanoseconds})
+		return err
+	case *array.ListBuilder:
+		var values []json.RawMessage
+		if err := json.Unmarshal(raw, &values); err != nil {
+			return err
+		}
+		builder.Append(true)
+		for _, value := range values {
+			if err := appendJSON(builder.ValueBuilder(), t.Element, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	case *array.StructBuilder:
+		var values map[string]json.RawMessage
+		if err := json.Unmarshal(raw, &values); err != nil {
+			return err
+		}
+		builder.Append(true)
+		for i, part := range t.Parts() {
+			value, ok := values[part.Name]
+			if !ok {
+				value = json.RawMessage("null")
+			}
+			if err := appendJSON(builder.FieldBuilder(i), part, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return errForm
+}
+
+func unless(isRight bool) error {
+	if isRight {
+		return nil
+	}
+	return errForm
+}
+
+// parseInteger also takes floats without fraction.
+func parseInteger(text string, bits int) (int64, error) {
+	value, err := strconv.ParseInt(text, 10, bits)
+	if err == nil {
+		return value, nil
+	}
+	float, floatErr := strconv.ParseFloat(text, 64)
+	if floatErr != nil || float != math.Trunc(float) || math.Abs(float) > maxSafeInteger {
+		return 0, err
+	}
+	return strconv.ParseInt(strconv.FormatFloat(float, 'f', 0, 64), 10, bits)
+}
+
+// parseDate reads a date of any year from the front of a text.
+func parseDate(text string) (time.Time, string, error) {
+	sign, digits := 1, text
+	if text != "" && (text[0] == '+' || text[0] == '-') {
+		if text[0] == '-' {
+			sign = -1
+		}
+		digits = text[1:]
+	}
+	end := strings.IndexByte(digits, '-')
+	if end < 4 || len(digits) < end+6 {
+		return time.Time{}, "", errForm
+	}
+	year, err := strconv.Atoi(digits[:end])
+	// Month and day are checked in a leap year, then in theirs.
+	day, dayErr := time.Parse("2006-01-02", "2000"+digits[end:end+6])
+	value := time.Date(sign*year, day.Month(), day.Day(), 0, 0, 0, 0, time.UTC)
+	if err != nil || dayErr != nil || value.Day() != day.Day() {
+		return time.Time{}, "", errForm
+	}
+	return value, digits[end+6:], nil
+}
+
+// parseClock reads microseconds of a day from the front of a text.
+func parseClock(text string) (int64, string, error) {
+	var hours, minutes, seconds int64
+	if len(text) < 8 {
+		return 0, "", errForm
+	}
+	if _, err := fmt.Sscanf(text[:8], "%02d:%02d:%02d", &hours, &minutes, &seconds); err != nil || hours > 24 || minutes > 59 || seconds > 59 {
+		return 0, "", errForm
+	}
+	micros, rest := (hours*3600+minutes*60+seconds)*1_000_000, text[8:]
+	if !strings.HasPrefix(rest, ".") {
+		return micros, rest, nil
+	}
+	digits := strings.IndexFunc(rest[1:], func(r rune) bool { return r < '0' || r > '9' })
+	if digits < 0 {
+		digits = len(rest) - 1
+	}
+	fraction, err := strconv.ParseInt((rest[1:1+digits] + "000000")[:6], 10, 64)
+	if err != nil || strings.Trim(rest[1+min(digits, 6):1+digits], "0") != "" {
+		return 0, "", errForm
+	}
+	return micros + fraction, rest[1+digits:], nil
+}
+
+func parseTimestamp(text string, hasZone bool) (int64, error) {
+	switch text {
+	case "infinity":
+		return math.MaxInt64, nil
+	case "-infinity":
+		return math.MinInt64, nil
+	}
+	day, rest, err := parseDate(text)
+	if err != nil || !strings.HasPrefix(rest, "T") {
+		return 0, errForm
+	}
+	clock, zone, err := parseClock(rest[1:])
+	if err != nil || clock >= 86_400_000_000 || hasZone == (zone == "") {
+		return 0, errForm
+	}
+	offset := int64(0)
+	if zone != "" && zone != "Z" {
+		at, err := time.Parse("Z07:00", zone)
+		if err != nil {
+			return 0, errForm
+		}
+		_, seconds := at.Zone()
+		offset = int64(seconds)
+	}
+	return (day.Unix()-offset)*1_000_000 + clock, nil
+}

@@ -1,0 +1,130 @@
+// Package server answers docs/protocol.md for the handler's functions.
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"google.golang.org/grpc"
+
+	"transship/udf"
+)
+
+type contextType = context.Context
+
+// Patience with calls that run when the server is asked to end.
+const stopPatience = 10 * time.Second
+
+// Main runs the server, or describes the functions, as its argument says.
+func Main(offered udf.Functions, arguments []string) error {
+	root := os.Getenv("TRANSSHIP_ROOT")
+	if root == "" {
+		root = "/opt/transship"
+	}
+	// What the handler prints is a log, not an answer.
+	output := os.Stdout
+	os.Stdout = os.Stderr
+	functions, err := load(root, offered)
+	if err != nil {
+		return err
+	}
+	if len(arguments) > 0 && arguments[0] == "describe" {
+		return describe(root, functions, output)
+	}
+	return serve(functions)
+}
+
+func describe(root string, functions []*Function, output *os.File) error {
+	text, err := os.ReadFile(root + "/manifest.json")
+	if err != nil {
+		return err
+	}
+	var manifest map[string]any
+	if err := json.Unmarshal(text, &manifest); err != nil {
+		return err
+	}
+	for i, entry := range manifest["functions"].([]any) {
+		if functions[i].merges {
+			entry.(map[string]any)["merges"] = true
+		}
+	}
+	return json.NewEncoder(output).Encode(manifest)
+}
+
+func serve(functions []*Function) error {
+	byName := map[string]*Function{}
+	names := []string{}
+	for _, function := range functions {
+		byName[function.Name] = function
+		names = append(names, function.Name)
+	}
+	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names})
+	if err != nil {
+		return err
+	}
+	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20))
+	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting})
+	rest := &http.Server{Handler: &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}}}
+
+	// The engine that connects is another user than this one; the directory around the socket decides who gets here.
+	syscall.Umask(0)
+	failed := make(chan error, 4)
+	isListening := false
+	listen := func(network, address string, serve func(net.Listener) error) error {
+		if network == "unix" {
+			_ = os.Remove(address)
+		}
+		listener, err := net.Listen(network, address)
+		if err != nil {
+			return err
+		}
+		isListening = true
+		go func() { failed <- serve(listener) }()
+		return nil
+	}
+	if folder := os.Getenv("TRANSSHIP_SOCKET_DIR"); folder != "" {
+		if err := errors.Join(listen("unix", folder+"/http.sock", rest.Serve), listen("unix", folder+"/flight.sock", rpc.Serve)); err != nil {
+			return err
+		}
+	}
+	if port := os.Getenv("TRANSSHIP_HTTP_PORT"); port != "" {
+		if err := listen("tcp", ":"+port, rest.Serve); err != nil {
+			return err
+		}
+	}
+	if port := os.Getenv("TRANSSHIP_FLIGHT_PORT"); port != "" {
+		if err := listen("tcp", ":"+port, rpc.Serve); err != nil {
+			return err
+		}
+	}
+	if !isListening {
+		return errors.New("set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT")
+	}
+	fmt.Fprintf(os.Stderr, "transship: ready, %d functions\n", len(functions))
+
+	stopped, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer cancel()
+	select {
+	case err := <-failed:
+		return err
+	case <-stopped.Done():
+	}
+	patience, cancelPatience := context.WithTimeout(context.Background(), stopPatience)
+	defer cancelPatience()
+	go func() {
+		<-patience.Done()
+		rpc.Stop()
+	}()
+	err = rest.Shutdown(patience)
+	rpc.GracefulStop()
+	return err
+}

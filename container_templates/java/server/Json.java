@@ -1,0 +1,163 @@
+package transship.server;
+
+import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.StreamReadConstraints;
+import com.fasterxml.jackson.databind.DeserializationFeature;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.math.BigDecimal;
+import java.math.BigInteger;
+import java.time.LocalDate;
+import java.time.LocalDateTime;
+import java.time.LocalTime;
+import java.time.OffsetDateTime;
+import java.time.ZoneOffset;
+import java.time.format.DateTimeFormatter;
+import java.util.ArrayList;
+import java.util.Base64;
+import java.util.Collection;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.UUID;
+import java.util.function.Function;
+import transship.Interval;
+
+/** Values to and from the JSON form of docs/types.md. */
+final class Json {
+    private Json() {}
+
+    private static final int MAX_BYTES = 1 << 30;
+    static final ObjectMapper MAPPER = new ObjectMapper(JsonFactory.builder()
+        .streamReadConstraints(StreamReadConstraints.builder().maxStringLength(MAX_BYTES).maxDocumentLength(MAX_BYTES).maxNumberLength(1000).build())
+        .build()).enable(DeserializationFeature.USE_BIG_DECIMAL_FOR_FLOATS).enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
+    static final DateTimeFormatter TIMETZ = DateTimeFormatter.ofPattern("HH:mm:ss.SSSSSSxxx");
+    private static final JsonNodeFactory NODES = JsonNodeFactory.instance;
+    private static final long MAX_SAFE_INTEGER = 1L << 53;
+    private static final DateTimeFormatter TIME = DateTimeFormatter.ofPattern("HH:mm:ss.SSSSSS");
+    private static final DateTimeFormatter TIMESTAMP = DateTimeFormatter.ofPattern("uuuu-MM-dd'T'HH:mm:ss.SSSSSS");
+
+    /** The handler's value of a JSON value; Misfit if it is not of the type. */
+    static Object read(SqlType type, JsonNode node) {
+        if (node == null || node.isNull()) return null;
+        return switch (type.type()) {
+            case "bool" -> {
+                if (!node.isBoolean()) throw new Values.Misfit(node);
+                yield node.booleanValue();
+            }
+            case "int2" -> (short) integer(node, Short.MIN_VALUE, Short.MAX_VALUE);
+            case "int4" -> (int) integer(node, Integer.MIN_VALUE, Integer.MAX_VALUE);
+            case "int8" -> integer(node, Long.MIN_VALUE, Long.MAX_VALUE);
+            case "float4" -> {
+                float value = parse(node, Float::parseFloat);
+                if (Float.isInfinite(value) && node.isNumber()) throw new Values.Misfit(node);
+                yield value;
+            }
+            case "float8" -> parse(node, Double::parseDouble);
+            case "bytea" -> parse(node, text -> Base64.getDecoder().decode(text.replaceAll("\\s", "")));
+            case "date" -> parse(node, LocalDate::parse);
+            case "timestamp" -> parse(node, LocalDateTime::parse);
+            case "timestamptz" -> parse(node, text -> OffsetDateTime.parse(text).withOffsetSameInstant(ZoneOffset.UTC));
+            case "time" -> parse(node, LocalTime::parse);
+            case "uuid" -> parse(node, text -> {
+                if (text.length() != 36) throw new IllegalArgumentException();
+                return UUID.fromString(text);
+            });
+            case "interval" -> {
+                long micros = part(node, "microseconds");
+                long nanos = Math.addExact(Math.multiplyExact(micros, 1000), part(node, "nanoseconds"));
+                yield new Interval(Math.toIntExact(part(node, "months")), Math.toIntExact(part(node, "days")), nanos);
+            }
+            case "array" -> {
+                if (!node.isArray()) throw new Values.Misfit(node);
+                List<Object> values = new ArrayList<>();
+                for (JsonNode element : node) values.add(read(type.element(), element));
+                yield values;
+            }
+            case "range", "composite" -> {
+                if (!node.isObject()) throw new Values.Misfit(node);
+                Map<String, Object> values = new LinkedHashMap<>();
+                for (SqlType.Column part : type.parts()) values.put(part.name(), read(part.type(), node.get(part.name())));
+                yield values;
+            }
+            default -> {
+                if (!node.isTextual()) throw new Values.Misfit(node);
+                yield Values.ofText(type, node.textValue());
+            }
+        };
+    }
+
+    private static <T> T parse(JsonNode node, Function<String, T> read) {
+        try {
+            if (node.isValueNode() && !node.isBoolean()) return read.apply(node.asText());
+        } catch (RuntimeException cause) {
+            // It is told below.
+        }
+        throw new Values.Misfit(node);
+    }
+
+    private static long part(JsonNode node, String name) {
+        if (!node.isObject()) throw new Values.Misfit(node);
+        return node.has(name) ? integer(node.get(name), Long.MIN_VALUE, Long.MAX_VALUE) : 0;
+    }
+
+    private static long integer(JsonNode node, long min, long max) {
+        BigInteger value = parse(node, text -> node.isTextual() ? new BigInteger(text) : new BigDecimal(text).toBigIntegerExact());
+        if (value.bitLength() > 63 || value.longValue() < min || value.longValue() > max) throw new Values.Misfit(node);
+        return value.longValue();
+    }
+
+    /** The JSON value of a result; Misfit if it does not fit its type. */
+    static JsonNode write(SqlType type, Object value) {
+        Object plain = Values.unwrap(type, value);
+        if (plain == null) return NODES.nullNode();
+        return switch (type.type()) {
+            case "bool" -> NODES.booleanNode((Boolean) plain);
+            case "int2" -> NODES.numberNode((Short) plain);
+            case "int4" -> NODES.numberNode((Integer) plain);
+            case "int8" -> {
+                long number = (Long) plain;
+                boolean isSafe = number >= -MAX_SAFE_INTEGER && number <= MAX_SAFE_INTEGER;
+                yield isSafe ? NODES.numberNode(number) : NODES.textNode(Long.toString(number));
+            }
+            case "float4" -> {
+                float number = (Float) plain;
+                yield Float.isFinite(number) ? NODES.numberNode(number) : NODES.textNode(Float.toString(number));
+            }
+            case "float8" -> {
+                double number = (Double) plain;
+                yield Double.isFinite(number) ? NODES.numberNode(number) : NODES.textNode(Double.toString(number));
+            }
+            case "bytea" -> NODES.textNode(Base64.getEncoder().encodeToString((byte[]) plain));
+            case "date" -> NODES.textNode(plain.toString());
+            case "timestamp" -> NODES.textNode(microseconds((LocalDateTime) plain));
+            case "timestamptz" -> NODES.textNode(microseconds(((OffsetDateTime) plain).withOffsetSameInstant(ZoneOffset.UTC).toLocalDateTime()) + "Z");
+            case "time" -> NODES.textNode(((LocalTime) plain).format(TIME));
+            case "interval" -> {
+                Interval interval = (Interval) plain;
+                ObjectNode node = NODES.objectNode().put("months", interval.months()).put("days", interval.days());
+                node.put("microseconds", interval.nanoseconds() / 1000);
+                yield interval.nanoseconds() % 1000 == 0 ? node : node.put("nanoseconds", interval.nanoseconds() % 1000);
+            }
+            case "array" -> {
+                ArrayNode node = NODES.arrayNode();
+                for (Object element : (Collection<?>) plain) node.add(write(type.element(), element));
+                yield node;
+            }
+            case "range", "composite" -> {
+                ObjectNode node = NODES.objectNode();
+                for (SqlType.Column part : type.parts()) node.set(part.name(), write(part.type(), ((Map<?, ?>) plain).get(part.name())));
+                yield node;
+            }
+            default -> NODES.textNode(plain.toString());
+        };
+    }
+
+    private static String microseconds(LocalDateTime time) {
+        if (time.getNano() % 1000 != 0) throw new Values.Misfit(time);
+        return time.format(TIMESTAMP);
+    }
+}

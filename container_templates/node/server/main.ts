@@ -1,0 +1,134 @@
+// Starts the server: main.js [serve | describe], the JSON form of docs/protocol.md §6 and §7.
+
+import { readFileSync, rmSync } from "node:fs";
+import { IncomingMessage, Server, ServerResponse, createServer } from "node:http";
+import { CallError, Cancelled, Groups, UserFunction, load } from "./functions";
+
+const MAX_BODY_BYTES = 2 ** 30;
+const EXCHANGE_IDLE_MS = 600_000;
+const FUNCTIONS = "/v1/functions/";
+const EXCHANGES = "/v1/exchanges/";
+const STATUS: Record<string, number> = { function_not_found: 404, protocol_violation: 400 };
+
+const root = process.env.TRANSSHIP_ROOT ?? "/opt/transship";
+// What the handler prints is a log, not an answer.
+console.log = console.info = console.debug = console.error;
+
+function serve(functions: Map<string, UserFunction>): void {
+  const exchanges = new Map<string, Groups>();
+
+  function findFunction(path: string): UserFunction {
+    const name = decodeURIComponent(path.startsWith(FUNCTIONS) ? path.slice(FUNCTIONS.length) : path);
+    const found = functions.get(name);
+    if (!found) throw new CallError("function_not_found", `there is no function "${name}"`);
+    return found;
+  }
+
+  function findGroups(request: any, found: UserFunction): Groups {
+    const now = Date.now();
+    for (const [name, groups] of exchanges) if (now - groups.used > EXCHANGE_IDLE_MS) exchanges.delete(name);
+    const name = request.exchange;
+    if (request.batch === 0 && typeof name === "string") exchanges.set(name, new Groups(found));
+    const groups = exchanges.get(name);
+    if (groups?.function_ !== found) throw new CallError("protocol_violation", `there is no exchange ${JSON.stringify(name)} of ${found.name}`);
+    groups.used = now;
+    return groups;
+  }
+
+  async function answer(message: IncomingMessage, isCancelled: () => boolean): Promise<object> {
+    const path = message.url ?? "";
+    if (message.method === "GET" && path === "/v1") {
+      return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports: ["json"] };
+    }
+    if (message.method === "DELETE" && path.startsWith(EXCHANGES)) {
+      exchanges.delete(decodeURIComponent(path.slice(EXCHANGES.length)));
+      return {};
+    }
+    if (message.method === "GET") {
+      const found = findFunction(path);
+      const described = found.arguments.map(({ name, type }) => ({ name, type: type.text }));
+      return { name: found.name, kind: found.kind, arguments: described, returns: found.returns.text };
+    }
+    const body = await readBody(message);
+    const found = findFunction(path);
+    const request = parse(body);
+    const columns = found.read(request.columns, request.rows);
+    const start = process.hrtime.bigint();
+    const reply = found.kind === "aggregate"
+      ? await findGroups(request, found).answer(columns, request.rows, request.step, isCancelled)
+      : await found.answer(columns, request.rows, isCancelled);
+    const micros = Number((process.hrtime.bigint() - start) / 1000n);
+    return { batch: request.batch ?? 0, rows: reply[0].length, micros, columns: reply };
+  }
+
+  async function handle(message: IncomingMessage, response: ServerResponse): Promise<void> {
+    let [status, reply]: [number, object] = [200, {}];
+    try {
+      reply = await answer(message, () => response.destroyed);
+    } catch (error) {
+      if (error instanceof Cancelled) return;
+      const failure = error instanceof CallError ? error : new CallError("protocol_violation", String(error));
+      [status, reply] = [STATUS[failure.kind] ?? 500, { error: failure.toWire() }];
+    }
+    const payload = Buffer.from(JSON.stringify(reply));
+    response.writeHead(status, { "Content-Type": "application/json", "Content-Length": payload.length });
+    response.end(payload);
+  }
+
+  const servers: Server[] = [];
+  const listen = (place: string | number) => {
+    const server = createServer({ keepAliveTimeout: 600_000, requestTimeout: 0 }, (message, response) => void handle(message, response));
+    servers.push(typeof place === "number" ? server.listen(place, "0.0.0.0") : server.listen(place));
+  };
+  // The engine that connects is another user than this one; the directory around the socket decides who gets here.
+  process.umask(0);
+  const directory = process.env.TRANSSHIP_SOCKET_DIR;
+  if (directory) {
+    rmSync(`${directory}/http.sock`, { force: true });
+    listen(`${directory}/http.sock`);
+  }
+  if (process.env.TRANSSHIP_HTTP_PORT) listen(Number(process.env.TRANSSHIP_HTTP_PORT));
+  if (!servers.length) throw new Error("set TRANSSHIP_SOCKET_DIR or TRANSSHIP_HTTP_PORT");
+  // What is running is finished; connections without a request are closed.
+  const stop = () => {
+    for (const server of servers) {
+      server.close();
+      server.closeIdleConnections();
+    }
+  };
+  process.on("SIGTERM", stop);
+  process.on("SIGINT", stop);
+  console.error(`transship: ready, ${functions.size} functions`);
+}
+
+async function readBody(message: IncomingMessage): Promise<Buffer> {
+  const chunks: Buffer[] = [];
+  let size = 0;
+  for await (const chunk of message) {
+    size += chunk.length;
+    if (size > MAX_BODY_BYTES) {
+      throw new CallError("protocol_violation", "a request has at most 1 GiB");
+    }
+    chunks.push(chunk);
+  }
+  return Buffer.concat(chunks);
+}
+
+function parse(body: Buffer): any {
+  try {
+    const request = JSON.parse(body.toString());
+    if (request && typeof request === "object" && !Array.isArray(request)) return request;
+  } catch (error) {
+    throw new CallError("protocol_violation", `the request cannot be read: ${error}`);
+  }
+  throw new CallError("protocol_violation", "the request cannot be read: it is not an object");
+}
+
+try {
+  const functions = load(root);
+  if (process.argv[2] === "describe") process.stdout.write(readFileSync(`${root}/manifest.json`));
+  else serve(functions);
+} catch (error) {
+  console.error(`transship: ${error}`);
+  process.exit(1);
+}

@@ -1,0 +1,182 @@
+// Values between the JSON form of docs/types.md and the handler's JavaScript.
+
+/** A type, as functions.json describes it. */
+export interface Type {
+  type: string;
+  text: string;
+  element?: Type;
+  attributes?: (Type & { name: string })[];
+}
+
+/** A value does not fit its type; the message follows "It returned" or "column n holds". */
+export class Misfit extends Error {}
+
+export type Convert = (value: any) => any;
+
+const INTEGERS: Record<string, number> = { int2: 2 ** 15, int4: 2 ** 31 };
+const INT8_LIMIT = 2n ** 63n;
+const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
+const DATE = /^\d{4,}-\d\d-\d\d$|^-?infinity$/;
+const TIMESTAMP = /^\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?$|^-?infinity$/;
+const TIMESTAMPTZ = /^\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$|^-?infinity$/;
+const TIME = /^\d\d:\d\d:\d\d(\.\d{1,6})?$/;
+const NUMERIC = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^NaN$|^-?Infinity$/i;
+const PATTERNS: Record<string, RegExp> = {
+  date: DATE, timestamp: TIMESTAMP, timestamptz: TIMESTAMPTZ, time: TIME, numeric: NUMERIC, uuid: UUID,
+};
+
+function misfit(value: any): never {
+  let text: string;
+  try {
+    text = typeof value === "bigint" ? `${value}n` : JSON.stringify(value) ?? String(value);
+  } catch {
+    text = String(value);
+  }
+  throw new Misfit(text.length > 40 ? `${text.slice(0, 40)}...` : text);
+}
+
+/** Reads a JSON value of a type into the handler's; throws Misfit. NULL stays null. */
+export function reader(type: Type): Convert {
+  const read = readerOfValue(type);
+  return (value) => (value === null || value === undefined ? null : read(value));
+}
+
+function readerOfValue(type: Type): Convert {
+  switch (type.type) {
+    case "bool":
+      return (value) => (typeof value === "boolean" ? value : misfit(value));
+    case "int2":
+    case "int4":
+      return (value) => integer(typeof value === "string" && /^[+-]?\d+$/.test(value) ? Number(value) : value, INTEGERS[type.type]);
+    case "int8":
+      return (value) => {
+        if (typeof value === "number" && Number.isSafeInteger(value)) return BigInt(value);
+        if (value === 2 ** 53 || value === -(2 ** 53)) return BigInt(value);
+        if (typeof value === "string" && /^[+-]?\d+$/.test(value)) return int8(BigInt(value), value);
+        return misfit(value);
+      };
+    case "float4":
+    case "float8":
+      return (value) => {
+        if (typeof value === "number") return value;
+        if (value === "NaN") return NaN;
+        if (typeof value === "string" && (/^-?Infinity$/.test(value) || Number.isFinite(parseFloat(value)))) return Number(value);
+        return misfit(value);
+      };
+    case "bytea":
+      return (value) => {
+        const compact = typeof value === "string" ? value.replace(/\s/g, "") : misfit(value);
+        return /^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$/.test(compact) ? Buffer.from(compact, "base64") : misfit(value);
+      };
+    case "json":
+      return (value) => {
+        try {
+          return JSON.parse(value);
+        } catch {
+          return misfit(value);
+        }
+      };
+    case "interval":
+      return (value) => (typeof value === "object" && !Array.isArray(value) ? value : misfit(value));
+    case "array": {
+      const element = reader(type.element!);
+      return (value) => (Array.isArray(value) ? value.map(element) : misfit(value));
+    }
+    case "range":
+    case "composite": {
+      const attributes = attributesOf(type).map(({ name, type }) => ({ name, read: reader(type) }));
+      return (value) => {
+        if (typeof value !== "object" || Array.isArray(value)) misfit(value);
+        return Object.fromEntries(attributes.map(({ name, read }) => [name, read(value[name])]));
+      };
+    }
+    default:
+      return (value) => (typeof value === "string" ? value : misfit(value));
+  }
+}
+
+/** Writes a handler's value as the JSON value of a type; throws Misfit. null and undefined are NULL. */
+export function writer(type: Type): Convert {
+  const write = writerOfValue(type);
+  return (value) => (value === null || value === undefined ? null : write(value));
+}
+
+function writerOfValue(type: Type): Convert {
+  switch (type.type) {
+    case "bool":
+      return (value) => (typeof value === "boolean" ? value : misfit(value));
+    case "int2":
+    case "int4":
+      return (value) => integer(typeof value === "bigint" ? Number(value) : value, INTEGERS[type.type]);
+    case "int8":
+      return (value) => {
+        if (typeof value === "number" && Number.isSafeInteger(value)) return value;
+        if (typeof value !== "bigint") return misfit(value);
+        const number = Number(int8(value, value));
+        return Number.isSafeInteger(number) ? number : value.toString();
+      };
+    case "float4":
+      return (value) => {
+        if (typeof value !== "number") return misfit(value);
+        if (Number.isFinite(value) && !Number.isFinite(Math.fround(value))) return misfit(value);
+        return float(value);
+      };
+    case "float8":
+      return (value) => (typeof value === "number" ? float(value) : misfit(value));
+    case "text":
+      // Half of a surrogate pair has no UTF-8 form.
+      return (value) => (typeof value === "string" && (value as any).isWellFormed() ? value : misfit(value));
+    case "bytea":
+      return (value) => (value instanceof Uint8Array ? Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64") : misfit(value));
+    case "json":
+      return (value) => JSON.stringify(value) ?? misfit(value);
+    case "interval":
+      return (value) => {
+        const parts = [value.months ?? 0, value.days ?? 0, value.microseconds ?? 0];
+        return typeof value === "object" && parts.every(Number.isSafeInteger) ? value : misfit(value);
+      };
+    case "array": {
+      const element = writer(type.element!);
+      return (value) => (Array.isArray(value) ? value.map(element) : misfit(value));
+    }
+    case "range":
+    case "composite": {
+      const attributes = attributesOf(type).map(({ name, type }) => ({ name, write: writer(type) }));
+      return (value) => {
+        if (typeof value !== "object") misfit(value);
+        for (const { name } of attributes) if (!(name in value)) misfit(value);
+        return Object.fromEntries(attributes.map(({ name, write }) => [name, write(value[name])]));
+      };
+    }
+    default: {
+      const pattern = PATTERNS[type.type];
+      return (value) => (typeof value === "string" && (!pattern || pattern.test(value)) ? value : misfit(value));
+    }
+  }
+}
+
+function attributesOf(type: Type): { name: string; type: Type }[] {
+  if (type.type === "composite") return type.attributes!.map((attribute) => ({ name: attribute.name, type: attribute }));
+  const bool: Type = { type: "bool", text: "bool" };
+  return [
+    { name: "lower", type: type.element! },
+    { name: "upper", type: type.element! },
+    { name: "lower_inc", type: bool },
+    { name: "upper_inc", type: bool },
+    { name: "empty", type: bool },
+  ];
+}
+
+function integer(value: any, limit: number): number {
+  return typeof value === "number" && Number.isInteger(value) && value >= -limit && value < limit ? value : misfit(value);
+}
+
+function int8(value: bigint, given: any): bigint {
+  return value >= -INT8_LIMIT && value < INT8_LIMIT ? value : misfit(given);
+}
+
+function float(value: number): number | string {
+  // JSON has neither of these, and JSON.stringify loses the sign of zero.
+  if (!Number.isFinite(value)) return Number.isNaN(value) ? "NaN" : value > 0 ? "Infinity" : "-Infinity";
+  return Object.is(value, -0) ? "-0.0" : value;
+}
