@@ -191,5 +191,5 @@ fn json_call_is_the_golden_one() {
     }
     let signature = Signature::scalar("f", arguments, Type::Bool);
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
-    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None }), golden);
+    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None }, ""), golden);
 }

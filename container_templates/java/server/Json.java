@@ -33,8 +33,7 @@ final class Json {
     private static final int MAX_BYTES = 1 << 30;
     static final ObjectMapper MAPPER = new ObjectMapper(JsonFactory.builder()
         .streamReadConstraints(StreamReadConstraints.builder().maxStringLength(MAX_BYTES).maxDocumentLength(MAX_BYTES).maxNumberLength(1000).build())
-        .build()).enable(DeserializationFeature.USE_BIG_DECIMAL_FOR_FLOATS).enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
-    static final DateTimeFormatter TIMETZ = DateTimeFormatter.ofPattern("HH:mm:ss.SSSSSSxxx");
+        .build()).enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
     private static final JsonNodeFactory NODES = JsonNodeFactory.instance;
     private static final long MAX_SAFE_INTEGER = 1L << 53;
     private static final DateTimeFormatter TIME = DateTimeFormatter.ofPattern("HH:mm:ss.SSSSSS");
@@ -85,7 +84,7 @@ final class Json {
             }
             default -> {
                 if (!node.isTextual()) throw new Values.Misfit(node);
-                yield Values.ofText(type, node.textValue());
+                yield node.textValue();
             }
         };
     }

@@ -11,6 +11,7 @@ import java.nio.ByteBuffer;
 import java.nio.CharBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
+import java.time.DateTimeException;
 import java.time.Duration;
 import java.time.Instant;
 import java.time.LocalDate;
@@ -20,6 +21,8 @@ import java.time.OffsetDateTime;
 import java.time.OffsetTime;
 import java.time.Period;
 import java.time.ZoneOffset;
+import java.time.format.DateTimeFormatter;
+import java.time.format.DateTimeFormatterBuilder;
 import java.time.temporal.ChronoUnit;
 import java.util.ArrayList;
 import java.util.Collection;
@@ -28,6 +31,7 @@ import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
+import java.util.function.Function;
 import org.apache.arrow.vector.BigIntVector;
 import org.apache.arrow.vector.BitVector;
 import org.apache.arrow.vector.DateDayVector;
@@ -54,6 +58,10 @@ import transship.Interval;
  */
 final class Values {
     private Values() {}
+
+    /** PostgreSQL leaves zeros of the fraction and of the offset out. */
+    private static final DateTimeFormatter TIMETZ = new DateTimeFormatterBuilder().append(DateTimeFormatter.ISO_LOCAL_TIME)
+        .appendOffset("+HH:mm:ss", "+00").toFormatter();
 
     /** A value that does not fit; the message says what it is instead. */
     static final class Misfit extends RuntimeException {
@@ -119,7 +127,7 @@ final class Values {
                 }
                 return values;
             }
-            default: return ofText(type, new String(((VarCharVector) vector).get(row), StandardCharsets.UTF_8));
+            default: return new String(((VarCharVector) vector).get(row), StandardCharsets.UTF_8);
         }
     }
 
@@ -127,19 +135,6 @@ final class Values {
         long micros = vector.get(row);
         if (micros == Long.MAX_VALUE || micros == Long.MIN_VALUE) throw new Misfit("infinity");
         return Instant.EPOCH.plus(micros, ChronoUnit.MICROS).atOffset(ZoneOffset.UTC);
-    }
-
-    /** The value that a text stands for. */
-    static Object ofText(SqlType type, String text) {
-        try {
-            return switch (type.type()) {
-                case "numeric" -> new BigDecimal(text);
-                case "timetz" -> OffsetTime.parse(text);
-                default -> text;
-            };
-        } catch (NumberFormatException | java.time.DateTimeException cause) {
-            throw new Misfit(text);
-        }
     }
 
     /** Sets a row to a result, of any class that holds the type. Misfit if it does not. */
@@ -257,7 +252,7 @@ final class Values {
                 if (value instanceof String) return value;
                 break;
             case "timetz":
-                if (value instanceof OffsetTime time) return time.format(Json.TIMETZ);
+                if (value instanceof OffsetTime time) return TIMETZ.format(time);
                 if (value instanceof String) return value;
                 break;
             default: if (value instanceof String) return value;
@@ -353,8 +348,10 @@ final class Values {
                 if (raw.isRecord()) return toRecord(type, target, raw);
                 break;
             case "numeric":
+                if (raw == BigDecimal.class) return ofText(BigDecimal::new);
+                break;
             case "timetz":
-                if (raw == String.class) return value -> value == null ? null : unwrap(type, value);
+                if (raw == OffsetTime.class) return ofText(text -> OffsetTime.parse(text, TIMETZ));
                 break;
             case "timestamptz":
                 if (raw == Instant.class) return value -> value == null ? null : ((OffsetDateTime) value).toInstant();
@@ -363,6 +360,16 @@ final class Values {
         }
         if (raw != classOf(type)) throw new IllegalArgumentException("Java class " + raw.getSimpleName() + " does not hold SQL type " + type.text());
         return value -> value;
+    }
+
+    private static Conversion ofText(Function<String, Object> parse) {
+        return value -> {
+            try {
+                return value == null ? null : parse.apply((String) value);
+            } catch (NumberFormatException | DateTimeException cause) {
+                throw new Misfit(value);
+            }
+        };
     }
 
     private static Class<?> classOf(SqlType type) {
@@ -380,8 +387,6 @@ final class Values {
             case "time" -> LocalTime.class;
             case "interval" -> Interval.class;
             case "uuid" -> UUID.class;
-            case "numeric" -> BigDecimal.class;
-            case "timetz" -> OffsetTime.class;
             case "array" -> List.class;
             case "range", "composite" -> Map.class;
             default -> String.class;

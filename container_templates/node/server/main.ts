@@ -101,6 +101,15 @@ function serve(functions: Map<string, UserFunction>): void {
   console.error(`transship: ready, ${functions.size} functions`);
 }
 
+function describe(functions: Map<string, UserFunction>): void {
+  const manifest = JSON.parse(readFileSync(`${root}/manifest.json`, "utf8"));
+  for (const entry of manifest.functions) {
+    const found = functions.get(entry.name)!;
+    if (found.kind === "aggregate") entry.merges = typeof found.target.prototype?.merge === "function";
+  }
+  process.stdout.write(JSON.stringify(manifest));
+}
+
 async function readBody(message: IncomingMessage): Promise<Buffer> {
   const chunks: Buffer[] = [];
   let size = 0;
@@ -126,7 +135,7 @@ function parse(body: Buffer): any {
 
 try {
   const functions = load(root);
-  if (process.argv[2] === "describe") process.stdout.write(readFileSync(`${root}/manifest.json`));
+  if (process.argv[2] === "describe") describe(functions);
   else serve(functions);
 } catch (error) {
   console.error(`transship: ${error}`);

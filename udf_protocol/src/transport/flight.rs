@@ -3,7 +3,6 @@
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_flight::flight_service_client::FlightServiceClient;
@@ -14,7 +13,6 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tonic::metadata::AsciiMetadataValue;
 use tonic::service::Interceptor;
@@ -22,10 +20,10 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::innermost;
 use super::tls::Tls;
+use super::{connect_unix, innermost};
 use super::{
-    Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
+    CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
     WireError,
 };
 use crate::batch::{AggregateStep, CallBatch};
@@ -37,7 +35,6 @@ use crate::transport::check_reply;
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A Flight server.
 #[derive(Debug)]
@@ -100,7 +97,7 @@ impl Flight {
                 let path = path.clone();
                 builder.connect_with_connector_lazy(tower::service_fn(move |_| {
                     let path = path.clone();
-                    async move { UnixStream::connect(path).await.map(TokioIo::new) }
+                    async move { connect_unix(&path).await.map(TokioIo::new) }
                 }))
             }
             Endpoint::FlightTls(authority) => {

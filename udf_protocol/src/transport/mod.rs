@@ -8,8 +8,9 @@ mod tls;
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
@@ -17,6 +18,7 @@ use arrow_array::{Array, RecordBatch};
 use futures_util::future::BoxFuture;
 use nix::sys::eventfd::EventFd;
 use serde::Deserialize;
+use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::batch::{AggregateStep, CallBatch};
@@ -31,6 +33,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 
 /// Largest message that a peer may send, in bytes: the largest value PostgreSQL can hold.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
+
+/// Longest wait for a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest error text that is taken from a server, in bytes.
 const MAX_ERROR_BYTES: usize = 16 << 10;
@@ -293,6 +298,20 @@ impl Inbox {
         }
         let _ = self.sender.send(event);
         ring(&self.doorbell);
+    }
+}
+
+/// Connects to a Unix socket. A server whose queue of connections is full is tried again, for as long as connecting may
+/// take: the kernel does not wait for it, as it does over TCP.
+pub(crate) async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    loop {
+        match UnixStream::connect(path).await {
+            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            outcome => return outcome,
+        }
     }
 }
 

@@ -16,10 +16,10 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 
-use super::innermost;
 use super::tls::Tls;
+use super::{connect_unix, innermost};
 use super::{
     Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token,
     Transport, WireError,
@@ -87,7 +87,7 @@ impl Rest {
 
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
         match &self.endpoint {
-            Endpoint::JsonUnix(path) => self.shake_hands(UnixStream::connect(path).await).await,
+            Endpoint::JsonUnix(path) => self.shake_hands(connect_unix(path).await).await,
             Endpoint::JsonTcp(authority) => {
                 let stream = TcpStream::connect(authority).await.and_then(|stream| {
                     stream.set_nodelay(true)?;

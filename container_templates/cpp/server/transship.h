@@ -1,0 +1,48 @@
+/* What a handler in C is written against: functions that the server finds by name in the handler's shared library.
+ *
+ * A scalar function NAME is a transship_row_function, or with batch = "columns" a transship_column_function. A table
+ * function is a transship_row_function that calls emit for each result. An aggregate function NAME has a size_t
+ * NAME_state_size; its states are so many bytes, zero at first, that travel as they are, so without pointers. NAME_step
+ * is a transship_step_function, NAME_finish a transship_finish_function, and NAME_merge, which is optional, a
+ * transship_merge_function. */
+#ifndef TRANSSHIP_H
+#define TRANSSHIP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TRANSSHIP_EXPORT __attribute__((visibility("default")))
+
+/* A value. SQL's bool and integers are integer, floats are real, all else is text: bytes for bytea, and for any other type
+ * the JSON form of docs/types.md, without the quotes of a string. */
+typedef struct transship_value {
+  int is_null;
+  int64_t integer;
+  double real;
+  const char *data;
+  size_t size;
+} transship_value;
+
+/* A call. What allocate gives lives until the batch is answered; results may point to it, to arguments, or to constants.
+ * fail makes the call an error; the function then returns. */
+typedef struct transship_call {
+  void *(*allocate)(struct transship_call *call, size_t size);
+  void (*fail)(struct transship_call *call, const char *message);
+  void (*emit)(struct transship_call *call, const transship_value *result);
+} transship_call;
+
+typedef void transship_row_function(transship_call *call, const transship_value *arguments, transship_value *result);
+typedef void transship_column_function(transship_call *call, size_t rows, const transship_value *const *columns,
+                                       transship_value *results);
+typedef void transship_step_function(transship_call *call, void *state, const transship_value *arguments);
+typedef void transship_merge_function(transship_call *call, void *state, const void *other);
+typedef void transship_finish_function(transship_call *call, const void *state, transship_value *result);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

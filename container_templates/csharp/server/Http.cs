@@ -1,0 +1,186 @@
+using System;
+using System.Globalization;
+using System.IO;
+using System.Net;
+using System.Net.Sockets;
+using System.Text;
+using System.Threading;
+
+namespace Transship
+{
+    /// <summary>A request: what it asks for, and whether its client has gone meanwhile.</summary>
+    sealed class HttpRequest
+    {
+        public string Method;
+        public string Path;
+        public byte[] Body;
+        public Func<bool> IsCancelled;
+    }
+
+    /// <summary>As much of an HTTP/1.1 server as docs/protocol.md §6 asks for: Mono's own has no Unix sockets.</summary>
+    sealed class HttpServer
+    {
+        const int MaxBodyBytes = 1 << 30;
+        const int MaxLineBytes = 64 << 10;
+        readonly Func<HttpRequest, KeyValue> answer;
+        int running;
+
+        /// <summary>Status and body of an answer.</summary>
+        public struct KeyValue
+        {
+            public int Status;
+            public string Body;
+        }
+
+        public HttpServer(Func<HttpRequest, KeyValue> answer)
+        {
+            this.answer = answer;
+        }
+
+        /// <summary>Requests that are being answered.</summary>
+        public int Running { get { return Volatile.Read(ref running); } }
+
+        public void Listen(EndPoint place)
+        {
+            var listener = new Socket(place.AddressFamily, SocketType.Stream, ProtocolType.Unspecified);
+            listener.Bind(place);
+            listener.Listen(128);
+            new Thread(() =>
+            {
+                while (true)
+                {
+                    var socket = listener.Accept();
+                    if (place is IPEndPoint) socket.NoDelay = true;
+                    new Thread(() => Serve(socket)) { IsBackground = true }.Start();
+                }
+            }) { IsBackground = true }.Start();
+        }
+
+        void Serve(Socket socket)
+        {
+            using (socket)
+            using (var stream = new BufferedStream(new NetworkStream(socket), 64 << 10))
+            {
+                try
+                {
+                    while (ServeOne(socket, stream)) { }
+                }
+                catch (IOException)
+                {
+                    // The client has gone.
+                }
+            }
+        }
+
+        bool ServeOne(Socket socket, Stream stream)
+        {
+            var line = ReadLine(stream);
+            if (string.IsNullOrEmpty(line)) return false;
+            var words = line.Split(' ');
+            long length = 0;
+            var isRight = words.Length == 3;
+            var expects = false;
+            while (!string.IsNullOrEmpty(line = ReadLine(stream)))
+            {
+                var colon = line.IndexOf(':');
+                var name = colon < 0 ? "" : line.Substring(0, colon).Trim().ToLowerInvariant();
+                var value = line.Substring(colon + 1).Trim();
+                if (name == "content-length") isRight &= long.TryParse(value, NumberStyles.None, CultureInfo.InvariantCulture, out length);
+                // A body of pieces is not read.
+                if (name == "transfer-encoding") isRight = false;
+                if (name == "expect") expects = true;
+            }
+            if (!isRight || length > MaxBodyBytes)
+            {
+                Reply(stream, 400, "{\"error\":{\"kind\":\"protocol_violation\",\"message\":\"a request needs a Content-Length of at most 1 GiB\"}}");
+                return false;
+            }
+            if (expects)
+            {
+                var go = Encoding.ASCII.GetBytes("HTTP/1.1 100 Continue\r\n\r\n");
+                stream.Write(go, 0, go.Length);
+                stream.Flush();
+            }
+            var body = new byte[length];
+            for (int read, at = 0; at < length; at += read)
+            {
+                read = stream.Read(body, at, body.Length - at);
+                if (read == 0) return false;
+            }
+            Interlocked.Increment(ref running);
+            try
+            {
+                var request = new HttpRequest { Method = words[0], Path = words[1], Body = body, IsCancelled = () => HasGone(socket) };
+                var reply = answer(request);
+                Reply(stream, reply.Status, reply.Body);
+            }
+            catch (Cancelled)
+            {
+                return false;
+            }
+            finally
+            {
+                Interlocked.Decrement(ref running);
+            }
+            return true;
+        }
+
+        static bool HasGone(Socket socket)
+        {
+            return socket.Poll(0, SelectMode.SelectRead) && socket.Available == 0;
+        }
+
+        static string ReadLine(Stream stream)
+        {
+            var line = new StringBuilder();
+            while (line.Length < MaxLineBytes)
+            {
+                var next = stream.ReadByte();
+                if (next < 0) return null;
+                if (next == '\n') return line.ToString().TrimEnd('\r');
+                line.Append((char)next);
+            }
+            return null;
+        }
+
+        static void Reply(Stream stream, int status, string body)
+        {
+            var bytes = Encoding.UTF8.GetBytes(body);
+            var head = Encoding.ASCII.GetBytes("HTTP/1.1 " + status + (status == 200 ? " OK" : " Error") + "\r\nContent-Type: application/json\r\nContent-Length: " + bytes.Length + "\r\n\r\n");
+            stream.Write(head, 0, head.Length);
+            stream.Write(bytes, 0, bytes.Length);
+            stream.Flush();
+        }
+    }
+
+#if NET
+    // .NET has one of its own.
+#else
+    /// <summary>The address of a Unix socket: two bytes of family, then the path and a zero.</summary>
+    sealed class UnixDomainSocketEndPoint : EndPoint
+    {
+        readonly string path;
+
+        public UnixDomainSocketEndPoint(string path)
+        {
+            this.path = path;
+        }
+
+        public override AddressFamily AddressFamily { get { return AddressFamily.Unix; } }
+
+        public override SocketAddress Serialize()
+        {
+            var bytes = Encoding.UTF8.GetBytes(path);
+            var address = new SocketAddress(AddressFamily.Unix, bytes.Length + 3);
+            for (var i = 0; i < bytes.Length; i++) address[i + 2] = bytes[i];
+            address[bytes.Length + 2] = 0;
+            return address;
+        }
+
+        public override EndPoint Create(SocketAddress address)
+        {
+            return new UnixDomainSocketEndPoint("");
+        }
+    }
+#endif
+}

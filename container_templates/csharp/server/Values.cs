@@ -1,0 +1,337 @@
+using System;
+using System.Collections;
+using System.Collections.Generic;
+using System.Globalization;
+using System.Linq;
+using System.Reflection;
+using System.Text;
+using System.Text.RegularExpressions;
+using Newtonsoft.Json;
+using Newtonsoft.Json.Linq;
+
+namespace Transship
+{
+    /// <summary>The handler's values to and from the JSON form of docs/types.md. README.md says which class holds which type.</summary>
+    static class Values
+    {
+        const long MaxSafeInteger = 1L << 53;
+        static readonly CultureInfo Plain = CultureInfo.InvariantCulture;
+        static readonly Dictionary<string, Type> Classes = new Dictionary<string, Type>
+        {
+            { "bool", typeof(bool) }, { "int2", typeof(short) }, { "int4", typeof(int) }, { "int8", typeof(long) },
+            { "float4", typeof(float) }, { "float8", typeof(double) }, { "bytea", typeof(byte[]) }, { "date", typeof(DateTime) },
+            { "timestamp", typeof(DateTime) }, { "timestamptz", typeof(DateTimeOffset) }, { "numeric", typeof(decimal) },
+            { "uuid", typeof(Guid) }, { "time", typeof(TimeSpan) }, { "interval", typeof(Interval) }, { "datetime2", typeof(DateTime) },
+        };
+        /// <summary>Types that a handler may also take as the text of the JSON form.</summary>
+        static readonly string[] AlsoText = { "date", "timestamp", "timestamptz", "numeric", "datetime2" };
+
+        /// <summary>Names are the same without underscores and case: C# writes add_one as AddOne.</summary>
+        public static bool IsSameName(string sql, string csharp)
+        {
+            return string.Equals(sql.Replace("_", ""), csharp.Replace("_", ""), StringComparison.OrdinalIgnoreCase);
+        }
+
+        /// <summary>The way from JSON values of a type to values of a class. ArgumentException if there is none.</summary>
+        public static Func<JToken, object> Reader(SqlType type, Type target)
+        {
+            var inner = Nullable.GetUnderlyingType(target) ?? target;
+            var isNullable = inner != target || !target.IsValueType;
+            var read = ValueReader(type, inner);
+            return token =>
+            {
+                if (token != null && token.Type != JTokenType.Null) return read(token);
+                if (!isNullable) throw new OutOfRange();
+                return null;
+            };
+        }
+
+        static Func<JToken, object> ValueReader(SqlType type, Type target)
+        {
+            if (type.Type == "array" && target.IsArray)
+            {
+                var read = Reader(type.Element, target.GetElementType());
+                return token =>
+                {
+                    var values = Of<JArray>(token);
+                    var array = Array.CreateInstance(target.GetElementType(), values.Count);
+                    for (var i = 0; i < values.Count; i++) array.SetValue(read(values[i]), i);
+                    return array;
+                };
+            }
+            if (type.Parts.Count > 0)
+            {
+                var members = MembersOf(type, target);
+                var readers = members.Select((member, i) => Reader(type.Parts[i].Value, ClassOf(member))).ToArray();
+                return token =>
+                {
+                    var given = Of<JObject>(token);
+                    var value = Activator.CreateInstance(target);
+                    for (var i = 0; i < readers.Length; i++) Set(members[i], value, readers[i](given[type.Parts[i].Key]));
+                    return value;
+                };
+            }
+            if (target == typeof(string) && AlsoText.Contains(type.Type)) return token => Text(token);
+            Type expected;
+            if (!Classes.TryGetValue(type.Type, out expected)) expected = typeof(string);
+            if (target != expected) throw new ArgumentException("C# type " + target.Name + " does not hold SQL type " + type.Text);
+            return token => ReadScalar(type.Type, token);
+        }
+
+        static object ReadScalar(string type, JToken token)
+        {
+            try
+            {
+                switch (type)
+                {
+                    case "bool": return token.Type == JTokenType.Boolean ? (bool)token : throw new Misfit(token);
+                    case "int2": return checked((short)Integer(token));
+                    case "int4": return checked((int)Integer(token));
+                    case "int8": return Integer(token);
+                    case "float4": return (float)Float(token);
+                    case "float8": return Float(token);
+                    case "bytea": return Convert.FromBase64String(Text(token));
+                    case "date": return Moment(Text(token), "yyyy-MM-dd");
+                    case "timestamp": return Moment(Text(token), "yyyy-MM-dd'T'HH:mm:ss.FFFFFF");
+                    case "datetime2": return Moment(Text(token), "yyyy-MM-dd'T'HH:mm:ss.FFFFFFF");
+                    case "timestamptz":
+                        if (IsInfinite(Text(token))) throw new OutOfRange();
+                        return DateTimeOffset.ParseExact(Text(token), "yyyy-MM-dd'T'HH:mm:ss.FFFFFFK", Plain, DateTimeStyles.AssumeUniversal);
+                    case "numeric":
+                        if (Regex.IsMatch(Text(token), "^(NaN|-?Infinity)$")) throw new OutOfRange();
+                        return Decimal(Text(token));
+                    case "uuid": return Guid.ParseExact(Text(token), "D");
+                    case "time":
+                        if (Text(token).StartsWith("24:00:00", StringComparison.Ordinal)) return TimeSpan.FromDays(1);
+                        return TimeSpan.ParseExact(Text(token), new[] { "hh\\:mm\\:ss", "hh\\:mm\\:ss\\.FFFFFF" }, Plain);
+                    case "interval":
+                        var given = Of<JObject>(token);
+                        Func<string, long> part = name => given[name] == null ? 0 : Integer(given[name]);
+                        return new Interval { Months = checked((int)part("months")), Days = checked((int)part("days")), Nanoseconds = checked(part("microseconds") * 1000 + part("nanoseconds")) };
+                    default: return Text(token);
+                }
+            }
+            catch (Exception cause) when (cause is FormatException || cause is OverflowException || cause is ArgumentException)
+            {
+                throw new Misfit(token);
+            }
+        }
+
+        static bool IsInfinite(string text)
+        {
+            return text == "infinity" || text == "-infinity";
+        }
+
+        static DateTime Moment(string text, string format)
+        {
+            // DateTime has the years 1 to 9999.
+            if (IsInfinite(text) || Regex.IsMatch(text, @"^([+-]|\d{5,})")) throw new OutOfRange();
+            return DateTime.ParseExact(text, format, Plain, DateTimeStyles.None);
+        }
+
+        static decimal Decimal(string text)
+        {
+            decimal value;
+            if (!decimal.TryParse(text, NumberStyles.Float, Plain, out value)) throw Regex.IsMatch(text, @"^[+-]?[\d.]+(e[+-]?\d+)?$", RegexOptions.IgnoreCase) ? (Exception)new OutOfRange() : new Misfit(text);
+            // 28 digits at most: what was rounded is told.
+            var digits = new Func<string, string>(number => Regex.Replace(number.Contains(".") ? number.TrimEnd('0') : number, @"[^\d]", "").TrimStart('0'));
+            if (!Regex.IsMatch(text, "e", RegexOptions.IgnoreCase) && digits(text) != digits(value.ToString(Plain))) throw new OutOfRange();
+            return value;
+        }
+
+        static T Of<T>(JToken token) where T : JToken
+        {
+            var found = token as T;
+            if (found == null) throw new Misfit(token);
+            return found;
+        }
+
+        static string Text(JToken token)
+        {
+            if (token.Type != JTokenType.String) throw new Misfit(token);
+            return (string)token;
+        }
+
+        static long Integer(JToken token)
+        {
+            if (token.Type == JTokenType.Integer) return (long)token;
+            if (token.Type == JTokenType.String) return long.Parse((string)token, NumberStyles.AllowLeadingSign, Plain);
+            if (token.Type != JTokenType.Float) throw new Misfit(token);
+            var number = (double)token;
+            if (number != Math.Floor(number) || Math.Abs(number) > MaxSafeInteger) throw new Misfit(token);
+            return (long)number;
+        }
+
+        static double Float(JToken token)
+        {
+            if (token.Type == JTokenType.Integer || token.Type == JTokenType.Float) return (double)token;
+            switch (Text(token))
+            {
+                case "NaN": return double.NaN;
+                case "Infinity": return double.PositiveInfinity;
+                case "-Infinity": return double.NegativeInfinity;
+            }
+            return double.Parse(Text(token), NumberStyles.Float, Plain);
+        }
+
+        /// <summary>Writes a result in the JSON form of its type; null is NULL. Misfit if it is not of the type.</summary>
+        public static void Write(StringBuilder text, SqlType type, object value)
+        {
+            if (value == null)
+            {
+                text.Append("null");
+                return;
+            }
+            if (type.Type == "array")
+            {
+                var values = value as IEnumerable;
+                if (values == null || value is string) throw new Misfit(value);
+                text.Append('[');
+                var isFirst = true;
+                foreach (var element in values)
+                {
+                    if (!isFirst) text.Append(',');
+                    isFirst = false;
+                    Write(text, type.Element, element);
+                }
+                text.Append(']');
+            }
+            else if (type.Parts.Count > 0)
+            {
+                MemberInfo[] members;
+                try
+                {
+                    members = MembersOf(type, value.GetType());
+                }
+                catch (ArgumentException)
+                {
+                    throw new Misfit(value);
+                }
+                text.Append('{');
+                for (var i = 0; i < members.Length; i++)
+                {
+                    if (i > 0) text.Append(',');
+                    text.Append(JsonConvert.ToString(type.Parts[i].Key)).Append(':');
+                    Write(text, type.Parts[i].Value, Get(members[i], value));
+                }
+                text.Append('}');
+            }
+            else
+            {
+                WriteScalar(text, type.Type, value);
+            }
+        }
+
+        static void WriteScalar(StringBuilder text, string type, object value)
+        {
+            if (value is string && (!Classes.ContainsKey(type) || AlsoText.Contains(type)))
+            {
+                try
+                {
+                    new UTF8Encoding(false, true).GetByteCount((string)value);
+                }
+                catch (EncoderFallbackException)
+                {
+                    throw new Misfit(value);
+                }
+                text.Append(JsonConvert.ToString((string)value));
+                return;
+            }
+            if (type == "int8" && (value is int || value is short)) value = Convert.ToInt64(value);
+            if (type == "int4" && value is short) value = Convert.ToInt32(value);
+            if (type == "float8" && value is float) value = (double)(float)value;
+            Type expected;
+            if (!Classes.TryGetValue(type, out expected) || value.GetType() != expected) throw new Misfit(value);
+            switch (type)
+            {
+                case "bool": text.Append((bool)value ? "true" : "false"); break;
+                case "int8":
+                    var number = (long)value;
+                    var quote = number > MaxSafeInteger || number < -MaxSafeInteger ? "\"" : "";
+                    text.Append(quote).Append(number.ToString(Plain)).Append(quote);
+                    break;
+                case "float4": WriteFloat(text, (float)value, ((float)value).ToString("G9", Plain)); break;
+                case "float8":
+                    var shortest = ((double)value).ToString("R", Plain);
+                    double read;
+                    // Mono's shortest text is not always the same number.
+                    var isExact = double.TryParse(shortest, NumberStyles.Float, Plain, out read) && read.Equals((double)value);
+                    WriteFloat(text, (double)value, isExact ? shortest : ((double)value).ToString("G17", Plain));
+                    break;
+                case "bytea": text.Append('"').Append(Convert.ToBase64String((byte[])value)).Append('"'); break;
+                case "date":
+                    if (((DateTime)value).TimeOfDay != TimeSpan.Zero) throw new Misfit(value);
+                    Quote(text, ((DateTime)value).ToString("yyyy-MM-dd", Plain));
+                    break;
+                case "timestamp": Quote(text, Micros(((DateTime)value).Ticks, value) + ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff", Plain)); break;
+                case "datetime2": Quote(text, ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.fffffff", Plain)); break;
+                case "timestamptz":
+                    var moment = ((DateTimeOffset)value).UtcDateTime;
+                    Quote(text, Micros(moment.Ticks, value) + moment.ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff'Z'", Plain));
+                    break;
+                case "uuid": Quote(text, ((Guid)value).ToString("D")); break;
+                case "time":
+                    var time = (TimeSpan)value;
+                    if (time < TimeSpan.Zero || time > TimeSpan.FromDays(1)) throw new Misfit(value);
+                    Quote(text, Micros(time.Ticks, value) + string.Format(Plain, "{0:00}:{1:00}:{2:00}.{3:000000}", (int)time.TotalHours, time.Minutes, time.Seconds, time.Ticks % 10000000 / 10));
+                    break;
+                case "numeric": Quote(text, ((decimal)value).ToString(Plain)); break;
+                case "interval":
+                    var interval = (Interval)value;
+                    text.AppendFormat(Plain, "{{\"months\":{0},\"days\":{1},\"microseconds\":{2}", interval.Months, interval.Days, interval.Nanoseconds / 1000);
+                    if (interval.Nanoseconds % 1000 != 0) text.AppendFormat(Plain, ",\"nanoseconds\":{0}", interval.Nanoseconds % 1000);
+                    text.Append('}');
+                    break;
+                default: text.Append(Convert.ToString(value, Plain)); break;
+            }
+        }
+
+        /// <summary>Nothing is cut: ticks are a tenth of a microsecond.</summary>
+        static string Micros(long ticks, object value)
+        {
+            if (ticks % 10 != 0) throw new Misfit(value);
+            return "";
+        }
+
+        static void Quote(StringBuilder text, string plain)
+        {
+            text.Append('"').Append(plain).Append('"');
+        }
+
+        static void WriteFloat(StringBuilder text, double value, string plain)
+        {
+            if (double.IsNaN(value)) text.Append("\"NaN\"");
+            else if (double.IsInfinity(value)) text.Append(value > 0 ? "\"Infinity\"" : "\"-Infinity\"");
+            // Mono forgets the sign of zero.
+            else if (value == 0) text.Append(double.IsNegativeInfinity(1 / value) ? "-0.0" : "0.0");
+            else text.Append(plain);
+        }
+
+        static MemberInfo[] MembersOf(SqlType type, Type target)
+        {
+            var members = target.GetMembers(BindingFlags.Instance | BindingFlags.Public).Where(member => member is FieldInfo || member is PropertyInfo).ToArray();
+            return type.Parts.Select(part =>
+            {
+                var found = members.FirstOrDefault(member => IsSameName(part.Key, member.Name));
+                if (found == null) throw new ArgumentException("C# type " + target.Name + " has no public member for \"" + part.Key + "\" of SQL type " + type.Text);
+                return found;
+            }).ToArray();
+        }
+
+        static Type ClassOf(MemberInfo member)
+        {
+            return member is FieldInfo ? ((FieldInfo)member).FieldType : ((PropertyInfo)member).PropertyType;
+        }
+
+        static object Get(MemberInfo member, object value)
+        {
+            return member is FieldInfo ? ((FieldInfo)member).GetValue(value) : ((PropertyInfo)member).GetValue(value);
+        }
+
+        static void Set(MemberInfo member, object value, object part)
+        {
+            if (member is FieldInfo) ((FieldInfo)member).SetValue(value, part);
+            else ((PropertyInfo)member).SetValue(value, part);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+import java.io.Serializable;
+import java.time.LocalTime;
+import java.time.OffsetDateTime;
+import java.util.List;
+import java.util.UUID;
+import java.util.stream.IntStream;
+import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.FieldVector;
+import org.apache.arrow.vector.VectorSchemaRoot;
+import org.apache.arrow.vector.util.TransferPair;
+import transship.Interval;
+import transship.Range;
+
+/** The functions of the conformance suite, as docs/conformance.md describes them. */
+final class Handler {
+    private Handler() {}
+
+    record Pair(Integer a, String b) {}
+
+    static Boolean echoBool(Boolean x) {
+        return x;
+    }
+
+    static Short echoInt2(Short x) {
+        return x;
+    }
+
+    static Integer echoInt4(Integer x) {
+        return x;
+    }
+
+    static Long echoInt8(Long x) {
+        return x;
+    }
+
+    static Float echoFloat4(Float x) {
+        return x;
+    }
+
+    static Double echoFloat8(Double x) {
+        return x;
+    }
+
+    static String echoText(String x) {
+        return x;
+    }
+
+    static byte[] echoBytea(byte[] x) {
+        return x;
+    }
+
+    static OffsetDateTime echoTimestamptz(OffsetDateTime x) {
+        return x;
+    }
+
+    static String echoNumeric(String x) {
+        return x;
+    }
+
+    static UUID echoUuid(UUID x) {
+        return x;
+    }
+
+    static String echoJson(String x) {
+        return x;
+    }
+
+    static LocalTime echoTime(LocalTime x) {
+        return x;
+    }
+
+    static String echoTimetz(String x) {
+        return x;
+    }
+
+    static Interval echoInterval(Interval x) {
+        return x;
+    }
+
+    static String echoInet(String x) {
+        return x;
+    }
+
+    static String echoCidr(String x) {
+        return x;
+    }
+
+    static String echoMacaddr(String x) {
+        return x;
+    }
+
+    static String echoDatetime2(String x) {
+        return x;
+    }
+
+    static List<Integer> echoArray(List<Integer> x) {
+        return x;
+    }
+
+    static Range<Long> echoRange(Range<Long> x) {
+        return x;
+    }
+
+    static Pair echoComposite(Pair x) {
+        return x;
+    }
+
+    static FieldVector echoDate(VectorSchemaRoot batch, BufferAllocator allocator) {
+        return copy(batch.getVector(0), allocator);
+    }
+
+    static FieldVector echoTimestamp(VectorSchemaRoot batch, BufferAllocator allocator) {
+        return copy(batch.getVector(0), allocator);
+    }
+
+    private static FieldVector copy(FieldVector vector, BufferAllocator allocator) {
+        TransferPair pair = vector.getTransferPair(allocator);
+        pair.splitAndTransfer(0, vector.getValueCount());
+        return (FieldVector) pair.getTo();
+    }
+
+    static int constant() {
+        return 7;
+    }
+
+    static Long[] add(Long[] a, Long[] b) {
+        Long[] results = new Long[a.length];
+        for (int row = 0; row < a.length; row++) if (a[row] != null && b[row] != null) results[row] = a[row] + b[row];
+        return results;
+    }
+
+    static long failAt(long x) {
+        if (x == 13) throw new IllegalArgumentException("13 is bad");
+        return x;
+    }
+
+    static double wait(double seconds) throws InterruptedException {
+        Thread.sleep((long) (seconds * 1000));
+        return seconds;
+    }
+
+    static IntStream repeat(Integer n) {
+        return IntStream.rangeClosed(1, n == null ? 0 : n);
+    }
+
+    static final class Total implements Serializable {
+        private static final long serialVersionUID = 1;
+        private long sum;
+
+        void step(Long x) {
+            if (x != null) sum += x;
+        }
+
+        void merge(Total other) {
+            sum += other.sum;
+        }
+
+        long finish() {
+            return sum;
+        }
+    }
+}

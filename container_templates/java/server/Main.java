@@ -1,0 +1,111 @@
+package transship.server;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.File;
+import java.io.PrintStream;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.attribute.PosixFilePermissions;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import org.apache.arrow.flight.FlightServer;
+import org.apache.arrow.flight.Location;
+import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.memory.RootAllocator;
+import org.eclipse.jetty.server.Server;
+import org.eclipse.jetty.server.ServerConnector;
+import org.eclipse.jetty.unixdomain.server.UnixDomainServerConnector;
+
+/** Starts the server: Main [serve | describe], docs/protocol.md §7. */
+public final class Main {
+    private static final long STOP_PATIENCE_S = 10;
+
+    private Main() {}
+
+    public static void main(String[] arguments) throws Exception {
+        String root = System.getenv().getOrDefault("TRANSSHIP_ROOT", "/opt/transship");
+        // What the handler prints is a log, not an answer.
+        PrintStream output = System.out;
+        System.setOut(System.err);
+        Map<String, UserFunction> functions;
+        try {
+            functions = UserFunction.load(root);
+        } catch (IllegalArgumentException | ClassNotFoundException cause) {
+            System.err.println("transship: " + cause.getMessage());
+            System.exit(1);
+            return;
+        }
+        if (arguments.length > 0 && arguments[0].equals("describe")) describe(root, functions, output);
+        else serve(functions);
+    }
+
+    private static void describe(String root, Map<String, UserFunction> functions, PrintStream output) throws Exception {
+        JsonNode manifest = Json.MAPPER.readTree(new File(root, "manifest.json"));
+        for (JsonNode entry : manifest.get("functions")) {
+            if (functions.get(entry.get("name").asText()).merges) ((ObjectNode) entry).put("merges", true);
+        }
+        output.println(manifest);
+    }
+
+    private static void serve(Map<String, UserFunction> functions) throws Exception {
+        ObjectNode greeting = Json.MAPPER.createObjectNode().put("protocol", 1).put("server", "transship-java/0.2.0");
+        functions.keySet().forEach(greeting.putArray("functions")::add);
+        BufferAllocator allocator = new RootAllocator();
+        Producer producer = new Producer(functions, allocator, greeting);
+        List<FlightServer> flights = new ArrayList<>();
+        Server rest = new Server();
+        rest.setHandler(new Rest(functions, allocator, greeting));
+
+        String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
+        String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
+        String flightPort = System.getenv("TRANSSHIP_FLIGHT_PORT");
+        List<Location> locations = new ArrayList<>();
+        if (folder != null) {
+            UnixDomainServerConnector connector = new UnixDomainServerConnector(rest);
+            connector.setUnixDomainPath(Path.of(folder, "http.sock"));
+            rest.addConnector(connector);
+            for (String name : List.of("http.sock", "flight.sock")) Files.deleteIfExists(Path.of(folder, name));
+            locations.add(Location.forGrpcDomainSocket(folder + "/flight.sock"));
+        }
+        if (httpPort != null) {
+            ServerConnector connector = new ServerConnector(rest);
+            connector.setPort(Integer.parseInt(httpPort));
+            rest.addConnector(connector);
+        }
+        if (flightPort != null) locations.add(Location.forGrpcInsecure("0.0.0.0", Integer.parseInt(flightPort)));
+        if (locations.isEmpty() && httpPort == null) {
+            System.err.println("transship: set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT");
+            System.exit(1);
+        }
+        if (rest.getConnectors().length > 0) rest.start();
+        for (Location location : locations) {
+            flights.add(FlightServer.builder(allocator, location, producer).maxInboundMessageSize(1 << 30).build().start());
+        }
+        if (folder != null) {
+            // The engine that connects is another user than this one; the directory around the socket decides who gets here.
+            for (String name : List.of("http.sock", "flight.sock")) {
+                Files.setPosixFilePermissions(Path.of(folder, name), PosixFilePermissions.fromString("rwxrwxrwx"));
+            }
+        }
+        System.err.println("transship: ready, " + functions.size() + " functions");
+
+        CountDownLatch stopped = new CountDownLatch(1);
+        Runtime.getRuntime().addShutdownHook(new Thread(() -> {
+            // What is running is finished.
+            flights.forEach(FlightServer::shutdown);
+            try {
+                rest.setStopTimeout(TimeUnit.SECONDS.toMillis(STOP_PATIENCE_S));
+                rest.stop();
+                for (FlightServer flight : flights) flight.awaitTermination(STOP_PATIENCE_S, TimeUnit.SECONDS);
+            } catch (Exception cause) {
+                System.err.println("transship: " + cause);
+            }
+            stopped.countDown();
+        }));
+        stopped.await();
+    }
+}

@@ -1,0 +1,89 @@
+//! The functions of the conformance suite, as docs/conformance.md describes them.
+
+use std::time::Duration;
+
+use transship::arrow_array::types::IntervalMonthDayNano;
+use transship::arrow_array::{ArrayRef, RecordBatch};
+use transship::chrono::{DateTime, NaiveTime, Utc};
+use transship::serde::{Deserialize, Serialize};
+use transship::serde_json::Value;
+use transship::{Aggregate, Functions, Json};
+
+pub fn functions() -> Functions {
+    Functions::new()
+        .scalar("echo_bool", same::<bool>)
+        .scalar("echo_int2", same::<i16>)
+        .scalar("echo_int4", same::<i32>)
+        .scalar("echo_int8", same::<i64>)
+        .scalar("echo_float4", same::<f32>)
+        .scalar("echo_float8", same::<f64>)
+        .scalar("echo_text", same::<String>)
+        .scalar("echo_bytea", same::<Vec<u8>>)
+        .arrow("echo_date", first)
+        .arrow("echo_timestamp", first)
+        .scalar("echo_timestamptz", same::<DateTime<Utc>>)
+        .scalar("echo_numeric", same::<String>)
+        .scalar("echo_uuid", same::<[u8; 16]>)
+        .scalar("echo_json", same::<String>)
+        .scalar("echo_time", same::<NaiveTime>)
+        .scalar("echo_timetz", same::<String>)
+        .scalar("echo_interval", same::<IntervalMonthDayNano>)
+        .scalar("echo_inet", same::<String>)
+        .scalar("echo_cidr", same::<String>)
+        .scalar("echo_macaddr", same::<String>)
+        .scalar("echo_datetime2", same::<String>)
+        .scalar("echo_array", same::<Json<Vec<Option<i32>>>>)
+        .scalar("echo_range", same::<Json<Value>>)
+        .scalar("echo_composite", same::<Json<Pair>>)
+        .scalar("constant", || 7)
+        .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
+        .scalar("fail_at", fail_at)
+        .scalar("wait", wait)
+        .table("repeat", |n: Option<i32>| 1..=n.unwrap_or(0))
+        .aggregate::<Total>("total")
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(crate = "transship::serde")]
+struct Pair {
+    a: Option<i32>,
+    b: Option<String>,
+}
+
+fn same<T>(x: Option<T>) -> Option<T> {
+    x
+}
+
+fn first(batch: &RecordBatch) -> Result<ArrayRef, String> {
+    Ok(batch.column(0).clone())
+}
+
+fn fail_at(x: i64) -> Result<i64, String> {
+    if x == 13 { Err("13 is bad".to_string()) } else { Ok(x) }
+}
+
+fn wait(seconds: f64) -> f64 {
+    std::thread::sleep(Duration::from_secs_f64(seconds));
+    seconds
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(crate = "transship::serde")]
+struct Total(i64);
+
+impl Aggregate for Total {
+    type Row = (Option<i64>,);
+    type Result = i64;
+
+    fn step(&mut self, (x,): Self::Row) {
+        self.0 += x.unwrap_or(0);
+    }
+
+    fn merge(&mut self, other: Total) {
+        self.0 += other.0;
+    }
+
+    fn finish(&self) -> i64 {
+        self.0
+    }
+}

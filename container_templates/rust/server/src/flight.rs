@@ -1,0 +1,203 @@
+//! The Flight form, `docs/protocol.md` §2 to §5.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use arrow_flight::flight_service_server::FlightService;
+use arrow_flight::{
+    Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
+    PollInfo, PutResult, SchemaResult, Ticket,
+};
+use arrow_schema::Schema;
+use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_protocol::signature::FunctionKind;
+
+use crate::error::CallError;
+use crate::function::Function;
+use crate::serve::Container;
+
+/// Replies that may wait for the client.
+const REPLIES_AHEAD: usize = 2;
+
+/// Answers Flight.
+pub(crate) struct Flight(pub(crate) Arc<Container>);
+
+type Sender = mpsc::Sender<Result<FlightData, Status>>;
+
+/// `app_metadata` of a batch of calls.
+#[derive(Debug, Default, Deserialize)]
+struct CallMetadata {
+    batch: Option<u64>,
+    #[serde(default)]
+    step: String,
+}
+
+fn name_of(descriptor: Option<&FlightDescriptor>) -> &str {
+    descriptor.and_then(|descriptor| descriptor.path.first()).map(String::as_str).unwrap_or_default()
+}
+
+fn describe(function: &Function) -> Result<FlightInfo, Status> {
+    let signature = function.signature();
+    let mut fields: Vec<_> = signature.arguments.iter().map(|argument| argument.ty.field(&argument.name)).collect();
+    let mut metadata = HashMap::new();
+    if signature.kind == FunctionKind::Aggregate {
+        fields.push(signature.result.field(function.name()));
+        metadata.insert("transship.kind".to_string(), "aggregate".to_string());
+    } else {
+        fields.extend(function.reply_schema().fields().iter().map(|field| field.as_ref().clone()));
+    }
+    let info = FlightInfo::new()
+        .try_with_schema(&Schema::new(fields).with_metadata(metadata))
+        .map_err(|cause| Status::internal(cause.to_string()))?;
+    let descriptor = FlightDescriptor::new_path(vec![function.name().to_string()]);
+    Ok(info.with_descriptor(descriptor).with_total_records(signature.arguments.len() as i64))
+}
+
+#[tonic::async_trait]
+impl FlightService for Flight {
+    type HandshakeStream = BoxStream<'static, Result<HandshakeResponse, Status>>;
+    type ListFlightsStream = BoxStream<'static, Result<FlightInfo, Status>>;
+    type DoGetStream = BoxStream<'static, Result<FlightData, Status>>;
+    type DoPutStream = BoxStream<'static, Result<PutResult, Status>>;
+    type DoActionStream = BoxStream<'static, Result<arrow_flight::Result, Status>>;
+    type ListActionsStream = BoxStream<'static, Result<ActionType, Status>>;
+    type DoExchangeStream = BoxStream<'static, Result<FlightData, Status>>;
+
+    async fn do_action(&self, request: Request<Action>) -> Result<Response<Self::DoActionStream>, Status> {
+        let body = match request.get_ref().r#type.as_str() {
+            "transship.hello" => Bytes::from(self.0.greeting.clone()),
+            "protocol_version" => Bytes::from_static(&[2]),
+            other => return Err(Status::unimplemented(format!("unrecognized action {other}"))),
+        };
+        let result = arrow_flight::Result { body };
+        Ok(Response::new(futures_util::stream::iter([Ok(result)]).boxed()))
+    }
+
+    async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
+        let actions = [("transship.hello", "Who answers."), ("protocol_version", "The arrow-udf version.")];
+        let actions = actions.map(|(name, text)| Ok(ActionType { r#type: name.into(), description: text.into() }));
+        Ok(Response::new(futures_util::stream::iter(actions).boxed()))
+    }
+
+    async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
+        let function = self.0.find(name_of(Some(request.get_ref()))).map_err(|error| Status::not_found(error.message))?;
+        Ok(Response::new(describe(function)?))
+    }
+
+    async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
+        let infos: Vec<_> = self.0.functions.iter().map(describe).collect();
+        Ok(Response::new(futures_util::stream::iter(infos).boxed()))
+    }
+
+    async fn do_exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoExchangeStream>, Status> {
+        let (sender, receiver) = mpsc::channel(REPLIES_AHEAD);
+        let container = self.0.clone();
+        tokio::spawn(async move {
+            if let Err(status) = run_exchange(container, request.into_inner(), &sender).await {
+                let _ = sender.send(Err(status)).await;
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(receiver).boxed()))
+    }
+
+    async fn handshake(&self, _: Request<Streaming<HandshakeRequest>>) -> Result<Response<Self::HandshakeStream>, Status> {
+        Err(Status::unimplemented("handshake"))
+    }
+
+    async fn poll_flight_info(&self, _: Request<FlightDescriptor>) -> Result<Response<PollInfo>, Status> {
+        Err(Status::unimplemented("poll_flight_info"))
+    }
+
+    async fn get_schema(&self, _: Request<FlightDescriptor>) -> Result<Response<SchemaResult>, Status> {
+        Err(Status::unimplemented("get_schema"))
+    }
+
+    async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
+        Err(Status::unimplemented("do_get"))
+    }
+
+    async fn do_put(&self, _: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
+        Err(Status::unimplemented("do_put"))
+    }
+}
+
+/// Answers batch after batch. A failed call ends the exchange in good order; a status is the connection's.
+async fn run_exchange(container: Arc<Container>, mut calls: Streaming<FlightData>, sender: &Sender) -> Result<(), Status> {
+    let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
+    let Some(opening) = calls.message().await? else { return Ok(()) };
+    let name = name_of(opening.flight_descriptor.as_ref()).to_string();
+    let schema = decode_schema(&opening).map_err(|cause| malformed(&cause))?;
+    if let Ok(function) = container.find(&name) {
+        // The receiver is gone if the client is.
+        let _ = sender.send(Ok(encode_schema(&function.reply_schema()))).await;
+    }
+    let groups = container.find(&name).ok().and_then(|function| function.groups().ok());
+    let groups = Arc::new(Mutex::new(groups));
+    let mut number = 0;
+    while let Some(message) = calls.message().await? {
+        let metadata: CallMetadata = match message.app_metadata.is_empty() {
+            true => CallMetadata::default(),
+            false => serde_json::from_slice(&message.app_metadata).map_err(|cause| malformed(&cause))?,
+        };
+        number = metadata.batch.unwrap_or(number);
+        let batch = decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?;
+        let (container, name, sender, groups) = (container.clone(), name.clone(), sender.clone(), groups.clone());
+        // The handler may compute or wait for as long as it likes: on a thread of its own.
+        let answered = tokio::task::spawn_blocking(move || {
+            let answer = answer(&container, &name, &batch, number, &metadata.step, &mut groups.lock().expect("no holder panics"), &sender);
+            answer.err().map(|error| {
+                let wire = json!({"batch": number, "error": error}).to_string();
+                let _ = sender.blocking_send(Ok(FlightData::new().with_app_metadata(wire)));
+            })
+        });
+        if answered.await.map_err(|cause| Status::internal(cause.to_string()))?.is_some() {
+            return Ok(());
+        }
+        number += 1;
+    }
+    Ok(())
+}
+
+fn answer(
+    container: &Container,
+    name: &str,
+    batch: &arrow_array::RecordBatch,
+    number: u64,
+    step: &str,
+    groups: &mut Option<Box<dyn crate::aggregate::Groups>>,
+    sender: &Sender,
+) -> Result<(), CallError> {
+    let function = container.find(name)?;
+    let mut encoder = BatchEncoder::default();
+    let mut start = Instant::now();
+    let mut emit = |columns: Vec<arrow_array::ArrayRef>, is_last: bool| {
+        let micros = start.elapsed().as_micros() as u64;
+        let mut metadata = json!({"batch": number, "micros": micros});
+        if !is_last {
+            metadata["more"] = json!(true);
+        }
+        let message = encoder
+            .encode(&function.reply(columns)?)
+            .map_err(|cause| CallError::new("bad_result", format!("Its reply cannot be encoded: {cause}.")))?;
+        let _ = sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
+        start = Instant::now();
+        Ok(())
+    };
+    let is_cancelled = || sender.is_closed();
+    match groups {
+        Some(groups) => {
+            function.check(batch)?;
+            emit(groups.answer(batch, step, &is_cancelled)?, true)
+        }
+        None => function.answer(batch, &is_cancelled, &mut emit),
+    }
+}

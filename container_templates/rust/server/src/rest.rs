@@ -1,0 +1,171 @@
+//! The JSON form, `docs/protocol.md` §6.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
+use hyper::header::CONTENT_TYPE;
+use hyper::{Method, Request, Response, StatusCode};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use udf_protocol::codec::json::{decode_column, encode_column};
+use udf_protocol::signature::FunctionKind;
+
+use crate::error::CallError;
+use crate::function::Function;
+use crate::serve::Container;
+
+const FUNCTIONS: &str = "/v1/functions/";
+const EXCHANGES: &str = "/v1/exchanges/";
+const MAX_BODY_BYTES: usize = 1 << 30;
+
+#[derive(Debug, Deserialize)]
+struct Call {
+    #[serde(default)]
+    batch: u64,
+    rows: usize,
+    columns: Vec<Vec<Value>>,
+    #[serde(default)]
+    exchange: String,
+    #[serde(default)]
+    step: String,
+}
+
+/// Answers one request.
+pub(crate) async fn respond(container: Arc<Container>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (status, body) = match answer(container, request).await {
+        Ok(body) => (StatusCode::OK, body),
+        Err(error) => {
+            let status = match error.kind {
+                "function_not_found" => StatusCode::NOT_FOUND,
+                "protocol_violation" => StatusCode::BAD_REQUEST,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            (status, json!({ "error": error }).to_string())
+        }
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    Ok(response)
+}
+
+async fn answer(container: Arc<Container>, request: Request<Incoming>) -> Result<String, CallError> {
+    let path = decode_path(request.uri().path());
+    let method = request.method().clone();
+    if method == Method::GET && path == "/v1" {
+        return Ok(container.greeting.clone());
+    }
+    if let (&Method::DELETE, Some(name)) = (&method, path.strip_prefix(EXCHANGES)) {
+        container.exchanges.end(name);
+        return Ok("{}".to_string());
+    }
+    let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await;
+    let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
+    let name = path.strip_prefix(FUNCTIONS).unwrap_or(&path).to_string();
+    let function = container.find(&name)?;
+    if method == Method::GET {
+        return Ok(describe(function));
+    }
+    let is_gone = Gone::default();
+    let flag = is_gone.0.clone();
+    // The handler may compute or wait for as long as it likes: on a thread of its own.
+    let answered = tokio::task::spawn_blocking(move || {
+        let call: Call = serde_json::from_slice(&body)
+            .map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?;
+        run(&container, container.find(&name)?, call, &|| flag.load(Ordering::Relaxed))
+    });
+    answered.await.unwrap_or_else(|cause| Err(CallError::new("user_code", cause.to_string())))
+}
+
+/// Says that the request is no longer waited for: hyper drops what answers it when the client has gone.
+#[derive(Default)]
+struct Gone(Arc<AtomicBool>);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn describe(function: &Function) -> String {
+    let signature = function.signature();
+    let arguments = signature.arguments.iter().enumerate().map(|(position, argument)| {
+        let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
+        json!({"name": name, "type": argument.ty.to_string()})
+    });
+    let arguments: Vec<Value> = arguments.collect();
+    json!({"name": function.name(), "kind": signature.kind, "arguments": arguments, "returns": signature.result.to_string()})
+        .to_string()
+}
+
+fn run(container: &Container, function: &Function, call: Call, is_cancelled: &dyn Fn() -> bool) -> Result<String, CallError> {
+    let signature = function.signature();
+    let types = signature.call_types();
+    if call.columns.len() != types.len() {
+        let fact = format!("{} takes {} columns, not {}", function.name(), types.len(), call.columns.len());
+        return Err(CallError::violation(fact));
+    }
+    let mut columns = Vec::with_capacity(types.len());
+    for (position, (ty, values)) in types.iter().zip(&call.columns).enumerate() {
+        if values.len() != call.rows {
+            let fact = format!("column {} has {} values for {} rows", position + 1, values.len(), call.rows);
+            return Err(CallError::violation(fact));
+        }
+        columns.push(decode_column(ty, values).map_err(|fact| CallError::violation(format!("column {}: {fact}", position + 1)))?);
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(call.rows));
+    let batch = RecordBatch::try_new_with_options(signature.call_schema(), columns, &options)
+        .map_err(|cause| CallError::violation(cause.to_string()))?;
+    let start = Instant::now();
+    let mut parts: Vec<Vec<ArrayRef>> = Vec::new();
+    if signature.kind == FunctionKind::Aggregate {
+        let groups = container.exchanges.find(function, &call.exchange, call.batch)?;
+        let mut groups = groups.lock().map_err(|_| CallError::violation("the exchange has failed"))?;
+        parts.push(groups.answer(&batch, &call.step, is_cancelled)?);
+    } else {
+        function.answer(&batch, is_cancelled, &mut |columns, _| {
+            parts.push(columns);
+            Ok(())
+        })?;
+    }
+    let micros = start.elapsed().as_micros();
+    let rows: usize = parts.iter().map(|part| part[0].len()).sum();
+    let mut columns = Vec::new();
+    for (position, ty) in signature.reply_types().iter().enumerate() {
+        let mut texts = Vec::new();
+        for part in parts.iter().filter(|part| !part[0].is_empty()) {
+            let mut text = String::new();
+            encode_column(&mut text, ty, &part[position]);
+            texts.push(text[1..text.len() - 1].to_string());
+        }
+        columns.push(format!("[{}]", texts.join(",")));
+    }
+    let columns = columns.join(",");
+    Ok(format!("{{\"batch\":{},\"rows\":{rows},\"micros\":{micros},\"columns\":[{columns}]}}", call.batch))
+}
+
+/// Percent-encoded bytes as they are; what is no UTF-8 names no function.
+fn decode_path(path: &str) -> String {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let digits = tail.get(..2).filter(|_| *first == b'%').and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,169 @@
+//! Listens and stops, `docs/protocol.md` §7.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_flight::flight_service_server::FlightServiceServer;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use hyper_util::server::graceful::GracefulShutdown;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use udf_protocol::manifest::Manifest;
+
+use crate::aggregate::Exchanges;
+use crate::error::{CallError, install_panic_hook};
+use crate::flight::Flight;
+use crate::function::{Function, Functions};
+use crate::rest;
+
+const MAX_MESSAGE_BYTES: usize = 1 << 30;
+const WINDOW_BYTES: u32 = 16 << 20;
+/// Patience with calls that run when the server is asked to end.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What all transports answer for.
+pub(crate) struct Container {
+    pub(crate) functions: Vec<Function>,
+    pub(crate) greeting: String,
+    pub(crate) exchanges: Exchanges,
+}
+
+impl Container {
+    pub(crate) fn find(&self, name: &str) -> Result<&Function, CallError> {
+        let found = self.functions.iter().find(|function| function.name() == name);
+        found.ok_or_else(|| CallError::unknown_function(name))
+    }
+}
+
+pub(crate) fn run(functions: Functions) -> Result<(), String> {
+    let root = std::env::var("TRANSSHIP_ROOT").unwrap_or_else(|_| "/opt/transship".to_string());
+    let text = std::fs::read_to_string(format!("{root}/manifest.json")).map_err(|cause| format!("manifest.json: {cause}"))?;
+    let mut manifest = Manifest::from_label(&text).map_err(|error| error.to_string())?;
+    let functions = functions.bind(&manifest)?;
+    if std::env::args().nth(1).as_deref() == Some("describe") {
+        for (entry, function) in manifest.functions.iter_mut().zip(&functions) {
+            entry.merges = function.groups().is_ok();
+        }
+        print!("{}", manifest.to_label());
+        return Ok(());
+    }
+    let names: Vec<&str> = functions.iter().map(Function::name).collect();
+    let greeting = json!({"protocol": 1, "server": "transship-rust/0.2.0", "functions": names}).to_string();
+    install_panic_hook();
+    let container = Arc::new(Container { functions, greeting, exchanges: Exchanges::default() });
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.map_err(|cause| cause.to_string())?.block_on(serve(container))
+}
+
+async fn serve(container: Arc<Container>) -> Result<(), String> {
+    let failed = |cause: std::io::Error| cause.to_string();
+    let (stop, stopped) = watch::channel(false);
+    let mut tasks = Vec::new();
+    if let Ok(folder) = std::env::var("TRANSSHIP_SOCKET_DIR") {
+        let rest = bind_unix(&format!("{folder}/http.sock")).map_err(failed)?;
+        let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
+        let accept = async move || rest.accept().await.map(|(stream, _)| stream);
+        tasks.push(tokio::spawn(serve_rest(container.clone(), accept, stopped.clone())));
+        tasks.push(tokio::spawn(serve_flight(container.clone(), UnixListenerStream::new(flight), stopped.clone())));
+    }
+    if let Some(port) = port("TRANSSHIP_HTTP_PORT")? {
+        let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
+        let accept = async move || {
+            let (stream, _) = listener.accept().await?;
+            stream.set_nodelay(true)?;
+            Ok(stream)
+        };
+        tasks.push(tokio::spawn(serve_rest(container.clone(), accept, stopped.clone())));
+    }
+    if let Some(port) = port("TRANSSHIP_FLIGHT_PORT")? {
+        let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
+        tasks.push(tokio::spawn(serve_flight(container.clone(), TcpListenerStream::new(listener), stopped.clone())));
+    }
+    if tasks.is_empty() {
+        return Err("set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT".to_string());
+    }
+    eprintln!("transship: ready, {} functions", container.functions.len());
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    stop.send_replace(true);
+    let all = async {
+        for task in tasks {
+            let _ = task.await;
+        }
+    };
+    let _ = tokio::time::timeout(STOP_PATIENCE, all).await;
+    Ok(())
+}
+
+fn port(name: &str) -> Result<Option<u16>, String> {
+    std::env::var(name).ok().map(|text| text.parse().map_err(|_| format!("{name} is no port"))).transpose()
+}
+
+fn bind_unix(path: &str) -> std::io::Result<UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    let _ = std::fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    // The engine that connects is another user than this one; the directory around the socket decides who gets here.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))?;
+    Ok(listener)
+}
+
+async fn wait(mut stopped: watch::Receiver<bool>) {
+    // The sender lives until the program ends.
+    let _ = stopped.wait_for(|stopped| *stopped).await;
+}
+
+async fn serve_flight<S, L>(container: Arc<Container>, listener: L, stopped: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + tonic::transport::server::Connected + Unpin + Send + 'static,
+    L: futures_util::Stream<Item = std::io::Result<S>> + Send + 'static,
+{
+    let service = FlightServiceServer::new(Flight(container))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(usize::MAX);
+    let served = tonic::transport::Server::builder()
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .tcp_nodelay(true)
+        .add_service(service)
+        .serve_with_incoming_shutdown(listener, wait(stopped))
+        .await;
+    if let Err(cause) = served {
+        eprintln!("transship: {cause}");
+    }
+}
+
+async fn serve_rest<S, F>(container: Arc<Container>, accept: impl Fn() -> F, stopped: watch::Receiver<bool>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = std::io::Result<S>>,
+{
+    let connections = GracefulShutdown::new();
+    loop {
+        let stream = tokio::select! {
+            accepted = accept() => match accepted {
+                Ok(stream) => stream,
+                Err(cause) => {
+                    // Too many open files, for example: others end meanwhile.
+                    eprintln!("transship: {cause}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = wait(stopped.clone()) => break,
+        };
+        let container = container.clone();
+        let service = service_fn(move |request| rest::respond(container.clone(), request));
+        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(connections.watch(connection));
+    }
+    connections.shutdown().await;
+}
