@@ -1,9 +1,9 @@
 //! The handler. `transship::value` says which Rust types hold which SQL types.
 
-use transship::serde::{Deserialize, Serialize};
 use transship::arrow_array::cast::AsArray;
 use transship::arrow_array::types::Float64Type;
 use transship::arrow_array::{ArrayRef, RecordBatch};
+use transship::serde::{Deserialize, Serialize};
 use transship::{Aggregate, Functions};
 
 /// The functions by the names that transship.toml gives them.

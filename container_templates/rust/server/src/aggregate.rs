@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{Array, ArrayRef, BinaryArray, RecordBatch, new_null_array};
+use arrow_array::{ArrayRef, BinaryArray, RecordBatch, new_null_array};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use udf_protocol::signature::Signature;
@@ -36,7 +36,12 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + 'static {
 
 /// The groups of one exchange, whatever their type.
 pub(crate) trait Groups: Send {
-    fn answer(&mut self, batch: &RecordBatch, step: &str, is_cancelled: IsCancelled) -> Result<Vec<ArrayRef>, CallError>;
+    fn answer(
+        &mut self,
+        batch: &RecordBatch,
+        step: &str,
+        is_cancelled: IsCancelled,
+    ) -> Result<Vec<ArrayRef>, CallError>;
 }
 
 /// The groups of an aggregate function, by number.
@@ -52,7 +57,12 @@ impl<A: Aggregate> GroupsOf<A> {
 }
 
 impl<A: Aggregate> Groups for GroupsOf<A> {
-    fn answer(&mut self, batch: &RecordBatch, step: &str, is_cancelled: IsCancelled) -> Result<Vec<ArrayRef>, CallError> {
+    fn answer(
+        &mut self,
+        batch: &RecordBatch,
+        step: &str,
+        is_cancelled: IsCancelled,
+    ) -> Result<Vec<ArrayRef>, CallError> {
         let ty = &self.signature.result;
         let rows = batch.num_rows();
         let numbers = batch.column(0).as_primitive::<Int64Type>().values();
@@ -74,8 +84,9 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 let arrived = batch.column(batch.num_columns() - 1).as_binary::<i32>();
                 for (row, number) in numbers.iter().enumerate() {
                     check_cancelled(row, is_cancelled)?;
-                    let other = serde_json::from_slice(arrived.value(row))
-                        .map_err(|cause| CallError::violation(format!("the state of row {row} cannot be read: {cause}")))?;
+                    let other = serde_json::from_slice(arrived.value(row)).map_err(|cause| {
+                        CallError::violation(format!("the state of row {row} cannot be read: {cause}"))
+                    })?;
                     at_row(row);
                     states.entry(*number).or_default().merge(other);
                 }
@@ -122,7 +133,12 @@ struct Exchange {
 
 impl Exchanges {
     /// Opens the exchange with batch 0; any other batch needs one that is open.
-    pub(crate) fn find(&self, function: &Function, name: &str, batch: u64) -> Result<Arc<Mutex<Box<dyn Groups>>>, CallError> {
+    pub(crate) fn find(
+        &self,
+        function: &Function,
+        name: &str,
+        batch: u64,
+    ) -> Result<Arc<Mutex<Box<dyn Groups>>>, CallError> {
         let mut exchanges = self.0.lock().expect("no holder panics");
         exchanges.retain(|_, exchange| exchange.used.elapsed() < EXCHANGE_IDLE);
         if batch == 0 && !name.is_empty() {

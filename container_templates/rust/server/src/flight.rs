@@ -89,7 +89,8 @@ impl FlightService for Flight {
     }
 
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
-        let function = self.0.find(name_of(Some(request.get_ref()))).map_err(|error| Status::not_found(error.message))?;
+        let function =
+            self.0.find(name_of(Some(request.get_ref()))).map_err(|error| Status::not_found(error.message))?;
         Ok(Response::new(describe(function)?))
     }
 
@@ -98,7 +99,10 @@ impl FlightService for Flight {
         Ok(Response::new(futures_util::stream::iter(infos).boxed()))
     }
 
-    async fn do_exchange(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoExchangeStream>, Status> {
+    async fn do_exchange(
+        &self,
+        request: Request<Streaming<FlightData>>,
+    ) -> Result<Response<Self::DoExchangeStream>, Status> {
         let (sender, receiver) = mpsc::channel(REPLIES_AHEAD);
         let container = self.0.clone();
         tokio::spawn(async move {
@@ -109,7 +113,10 @@ impl FlightService for Flight {
         Ok(Response::new(ReceiverStream::new(receiver).boxed()))
     }
 
-    async fn handshake(&self, _: Request<Streaming<HandshakeRequest>>) -> Result<Response<Self::HandshakeStream>, Status> {
+    async fn handshake(
+        &self,
+        _: Request<Streaming<HandshakeRequest>>,
+    ) -> Result<Response<Self::HandshakeStream>, Status> {
         Err(Status::unimplemented("handshake"))
     }
 
@@ -131,7 +138,11 @@ impl FlightService for Flight {
 }
 
 /// Answers batch after batch. A failed call ends the exchange in good order; a status is the connection's.
-async fn run_exchange(container: Arc<Container>, mut calls: Streaming<FlightData>, sender: &Sender) -> Result<(), Status> {
+async fn run_exchange(
+    container: Arc<Container>,
+    mut calls: Streaming<FlightData>,
+    sender: &Sender,
+) -> Result<(), Status> {
     let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
     let Some(opening) = calls.message().await? else { return Ok(()) };
     let name = name_of(opening.flight_descriptor.as_ref()).to_string();
@@ -153,7 +164,15 @@ async fn run_exchange(container: Arc<Container>, mut calls: Streaming<FlightData
         let (container, name, sender, groups) = (container.clone(), name.clone(), sender.clone(), groups.clone());
         // The handler may compute or wait for as long as it likes: on a thread of its own.
         let answered = tokio::task::spawn_blocking(move || {
-            let answer = answer(&container, &name, &batch, number, &metadata.step, &mut groups.lock().expect("no holder panics"), &sender);
+            let answer = answer(
+                &container,
+                &name,
+                &batch,
+                number,
+                &metadata.step,
+                &mut groups.lock().expect("no holder panics"),
+                &sender,
+            );
             answer.err().map(|error| {
                 let wire = json!({"batch": number, "error": error}).to_string();
                 let _ = sender.blocking_send(Ok(FlightData::new().with_app_metadata(wire)));

@@ -96,7 +96,8 @@ impl Functions {
                 at_row(row);
                 for answer in function.call(arguments) {
                     if count == RESULTS_PER_PART {
-                        let part = std::mem::replace(&mut results, Of::<I>::builder(&signature.result, RESULTS_PER_PART));
+                        let part =
+                            std::mem::replace(&mut results, Of::<I>::builder(&signature.result, RESULTS_PER_PART));
                         emit(vec![Arc::new(numbers.finish()), finish::<Of<I>>(signature, part)?], false)?;
                         check_cancelled(0, is_cancelled)?;
                         count = 0;
@@ -159,7 +160,8 @@ impl Functions {
             let refuse = |fact: String| format!("function \"{}\": {fact}", entry.name);
             let code = self.0.remove(&entry.name).ok_or_else(|| refuse("the handler does not have it".to_string()))?;
             let signature = entry.signature().map_err(|error| refuse(error.to_string()))?;
-            let signature = signature.ok_or_else(|| refuse("transship.toml must give its arguments and result".to_string()))?;
+            let signature =
+                signature.ok_or_else(|| refuse("transship.toml must give its arguments and result".to_string()))?;
             if code.kind != entry.kind || code.form != entry.batch {
                 let (kind, form) = (code.kind.name(), if code.form == BatchForm::Arrow { "arrow" } else { "row" });
                 return Err(refuse(format!("the handler has it as a {kind} function with batch = \"{form}\"")));
@@ -193,7 +195,8 @@ impl Function {
             FunctionKind::Aggregate => &[self.name(), "state"],
             FunctionKind::Scalar | FunctionKind::Map => &[self.name()],
         };
-        let fields = self.signature.reply_types().iter().zip(names).map(|(ty, name)| ty.field(name)).collect::<Vec<_>>();
+        let fields =
+            self.signature.reply_types().iter().zip(names).map(|(ty, name)| ty.field(name)).collect::<Vec<_>>();
         Arc::new(Schema::new(fields))
     }
 
@@ -208,11 +211,16 @@ impl Function {
     pub(crate) fn check(&self, batch: &RecordBatch) -> Result<(), CallError> {
         let (types, name) = (self.signature.call_types(), self.name());
         if batch.num_columns() != types.len() {
-            return Err(CallError::violation(format!("{name} takes {} columns, not {}", types.len(), batch.num_columns())));
+            return Err(CallError::violation(format!(
+                "{name} takes {} columns, not {}",
+                types.len(),
+                batch.num_columns()
+            )));
         }
         for (position, (ty, field)) in types.iter().zip(batch.schema().fields()).enumerate() {
             // Engines need not say the extensions that texts carry.
-            let is_right = Type::from_field(field).is_ok_and(|found| found == *ty) || ty.data_type() == *field.data_type();
+            let is_right =
+                Type::from_field(field).is_ok_and(|found| found == *ty) || ty.data_type() == *field.data_type();
             if !is_right {
                 let found = field.data_type();
                 return Err(CallError::violation(format!("column {} of {name} is {ty}, not {found}", position + 1)));
@@ -302,8 +310,11 @@ impl<'a, R: Row> Columns<'a, R> {
         R::read(&self.columns, self.arrays, row).map_err(|(argument, refused)| {
             let ty = &self.signature.arguments[argument].ty;
             let why = if refused == Refused::Null { ": it is NULL, which takes an Option" } else { "" };
-            let fact =
-                format!("Rust cannot hold argument {}, of type {ty}, of row {} of the batch{why}.", argument + 1, row + 1);
+            let fact = format!(
+                "Rust cannot hold argument {}, of type {ty}, of row {} of the batch{why}.",
+                argument + 1,
+                row + 1
+            );
             CallError::new("out_of_range", fact).at(row)
         })
     }

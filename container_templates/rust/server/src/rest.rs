@@ -37,7 +37,10 @@ struct Call {
 }
 
 /// Answers one request.
-pub(crate) async fn respond(container: Arc<Container>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+pub(crate) async fn respond(
+    container: Arc<Container>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, body) = match answer(container, request).await {
         Ok(body) => (StatusCode::OK, body),
         Err(error) => {
@@ -104,7 +107,12 @@ fn describe(function: &Function) -> String {
         .to_string()
 }
 
-fn run(container: &Container, function: &Function, call: Call, is_cancelled: &dyn Fn() -> bool) -> Result<String, CallError> {
+fn run(
+    container: &Container,
+    function: &Function,
+    call: Call,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<String, CallError> {
     let signature = function.signature();
     let types = signature.call_types();
     if call.columns.len() != types.len() {
@@ -117,7 +125,10 @@ fn run(container: &Container, function: &Function, call: Call, is_cancelled: &dy
             let fact = format!("column {} has {} values for {} rows", position + 1, values.len(), call.rows);
             return Err(CallError::violation(fact));
         }
-        columns.push(decode_column(ty, values).map_err(|fact| CallError::violation(format!("column {}: {fact}", position + 1)))?);
+        columns.push(
+            decode_column(ty, values)
+                .map_err(|fact| CallError::violation(format!("column {}: {fact}", position + 1)))?,
+        );
     }
     let options = RecordBatchOptions::new().with_row_count(Some(call.rows));
     let batch = RecordBatch::try_new_with_options(signature.call_schema(), columns, &options)

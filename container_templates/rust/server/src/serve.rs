@@ -1,10 +1,10 @@
 //! Listens and stops, `docs/protocol.md` §7.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
+use futures_util::StreamExt;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -44,7 +44,8 @@ impl Container {
 
 pub(crate) fn run(functions: Functions) -> Result<(), String> {
     let root = std::env::var("TRANSSHIP_ROOT").unwrap_or_else(|_| "/opt/transship".to_string());
-    let text = std::fs::read_to_string(format!("{root}/manifest.json")).map_err(|cause| format!("manifest.json: {cause}"))?;
+    let text =
+        std::fs::read_to_string(format!("{root}/manifest.json")).map_err(|cause| format!("manifest.json: {cause}"))?;
     let mut manifest = Manifest::from_label(&text).map_err(|error| error.to_string())?;
     let functions = functions.bind(&manifest)?;
     if std::env::args().nth(1).as_deref() == Some("describe") {
@@ -69,18 +70,14 @@ async fn serve(container: Arc<Container>) -> Result<(), String> {
     if let Ok(folder) = std::env::var("TRANSSHIP_SOCKET_DIR") {
         let rest = bind_unix(&format!("{folder}/http.sock")).map_err(failed)?;
         let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
-        let accept = async move || rest.accept().await.map(|(stream, _)| stream);
-        tasks.push(tokio::spawn(serve_rest(container.clone(), accept, stopped.clone())));
+        tasks.push(tokio::spawn(serve_rest(container.clone(), UnixListenerStream::new(rest), stopped.clone())));
         tasks.push(tokio::spawn(serve_flight(container.clone(), UnixListenerStream::new(flight), stopped.clone())));
     }
     if let Some(port) = port("TRANSSHIP_HTTP_PORT")? {
         let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
-        let accept = async move || {
-            let (stream, _) = listener.accept().await?;
-            stream.set_nodelay(true)?;
-            Ok(stream)
-        };
-        tasks.push(tokio::spawn(serve_rest(container.clone(), accept, stopped.clone())));
+        let streams = TcpListenerStream::new(listener)
+            .map(|stream| stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)));
+        tasks.push(tokio::spawn(serve_rest(container.clone(), streams, stopped.clone())));
     }
     if let Some(port) = port("TRANSSHIP_FLIGHT_PORT")? {
         let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
@@ -141,15 +138,15 @@ where
     }
 }
 
-async fn serve_rest<S, F>(container: Arc<Container>, accept: impl Fn() -> F, stopped: watch::Receiver<bool>)
+async fn serve_rest<S, L>(container: Arc<Container>, mut listener: L, stopped: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    F: Future<Output = std::io::Result<S>>,
+    L: futures_util::Stream<Item = std::io::Result<S>> + Unpin + Send + 'static,
 {
     let connections = GracefulShutdown::new();
     loop {
         let stream = tokio::select! {
-            accepted = accept() => match accepted {
+            Some(accepted) = listener.next() => match accepted {
                 Ok(stream) => stream,
                 Err(cause) => {
                     // Too many open files, for example: others end meanwhile.

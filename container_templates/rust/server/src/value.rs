@@ -4,9 +4,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::builder::{
-    BinaryBuilder, BooleanBuilder, FixedSizeBinaryBuilder, PrimitiveBuilder, StringBuilder,
-};
+use arrow_array::builder::{BinaryBuilder, BooleanBuilder, FixedSizeBinaryBuilder, PrimitiveBuilder, StringBuilder};
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
     Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNano,
@@ -76,8 +74,8 @@ impl<A: Answer, E: std::fmt::Display + std::fmt::Debug> Answer for Result<A, E> 
 }
 
 macro_rules! nullable {
-    ($(<$generic:ident: $($bound:path),+>)? $value:ty) => {
-        impl$(<$generic: $($bound +)+ 'static>)? Parameter for $value {
+    ([$($generic:ident: $($bound:ident)+)?] $value:ty) => {
+        impl<$($generic: $($bound +)+ 'static)?> Parameter for $value {
             type Value = $value;
 
             fn read(column: &<$value as Value>::Column, is_null: bool, row: usize) -> Result<Self, Refused> {
@@ -85,7 +83,7 @@ macro_rules! nullable {
             }
         }
 
-        impl$(<$generic: $($bound +)+ 'static>)? Parameter for Option<$value> {
+        impl<$($generic: $($bound +)+ 'static)?> Parameter for Option<$value> {
             type Value = $value;
 
             fn read(column: &<$value as Value>::Column, is_null: bool, row: usize) -> Result<Self, Refused> {
@@ -93,7 +91,7 @@ macro_rules! nullable {
             }
         }
 
-        impl$(<$generic: $($bound +)+ 'static>)? Answer for $value {
+        impl<$($generic: $($bound +)+ 'static)?> Answer for $value {
             type Value = $value;
 
             fn answer(self) -> Result<Option<$value>, crate::error::CallError> {
@@ -101,7 +99,7 @@ macro_rules! nullable {
             }
         }
 
-        impl$(<$generic: $($bound +)+ 'static>)? Answer for Option<$value> {
+        impl<$($generic: $($bound +)+ 'static)?> Answer for Option<$value> {
             type Value = $value;
 
             fn answer(self) -> Result<Option<$value>, crate::error::CallError> {
@@ -160,7 +158,7 @@ macro_rules! value {
             }
         }
 
-        nullable!($value);
+        nullable!([] $value);
     };
 }
 
@@ -189,7 +187,13 @@ primitive!(f32, Type::Float4, Float32Type, Some, Some);
 primitive!(f64, Type::Float8, Float64Type, Some, Some);
 primitive!(IntervalMonthDayNano, Type::Interval, IntervalMonthDayNanoType, Some, Some);
 primitive!(NaiveDate, Type::Date, Date32Type, read_date, |date: NaiveDate| Some(date.to_epoch_days()));
-primitive!(NaiveDateTime, Type::Timestamp, TimestampMicrosecondType, |micros| Some(read_micros(micros)?.naive_utc()), |time: NaiveDateTime| micros_of(time.and_utc()));
+primitive!(
+    NaiveDateTime,
+    Type::Timestamp,
+    TimestampMicrosecondType,
+    |micros| Some(read_micros(micros)?.naive_utc()),
+    |time: NaiveDateTime| micros_of(time.and_utc())
+);
 primitive!(DateTime<Utc>, Type::TimestampTz, TimestampMicrosecondType, read_micros, micros_of);
 primitive!(NaiveTime, Type::Time, Time64MicrosecondType, read_time, time_micros);
 value!(
@@ -295,7 +299,8 @@ impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
     }
 
     fn append(builder: &mut Vec<serde_json::Value>, value: Option<Json<T>>) -> Result<(), String> {
-        let value = value.map(|Json(value)| serde_json::to_value(value)).transpose().map_err(|cause| cause.to_string())?;
+        let value =
+            value.map(|Json(value)| serde_json::to_value(value)).transpose().map_err(|cause| cause.to_string())?;
         builder.push(value.unwrap_or_default());
         Ok(())
     }
@@ -305,4 +310,4 @@ impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
     }
 }
 
-nullable!(<T: DeserializeOwned, Serialize> Json<T>);
+nullable!([T: DeserializeOwned Serialize] Json<T>);
