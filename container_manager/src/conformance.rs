@@ -104,7 +104,7 @@ impl Judge {
     }
 
     fn target(&self) -> Target {
-        Target::Endpoint { endpoint: self.endpoint.clone(), credentials: self.credentials.clone() }
+        Target::Remote { remote: self.endpoint.clone().into(), credentials: self.credentials.clone() }
     }
 
     fn is_known(&self) -> bool {

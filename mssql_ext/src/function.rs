@@ -8,7 +8,7 @@ use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::FunctionEntry;
 use udf_protocol::signature::{Signature, Volatility};
-use udf_protocol::transport::{Credentials, Endpoint};
+use udf_protocol::transport::Credentials;
 use udf_protocol::{Error, Kind, Result, allow_list};
 
 use crate::library;
@@ -40,16 +40,24 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     let settings = &process.settings;
     let body = &script.body;
     let max_batch_rows = body.max_batch_rows;
-    if let Some(address) = &body.endpoint {
-        let endpoint = Endpoint::parse(address)?;
-        let transport = endpoint.transport_name();
+    if let Some(remote) = body.remote()? {
+        let transport = remote.transport_name();
+        let place = format!("the server at \"{remote}\"");
         let name = body
             .function
             .as_deref()
             .ok_or_else(|| Error::invalid_definition("a script with an endpoint needs the key \"function\""))?;
-        let target = Target::Endpoint { endpoint, credentials: Credentials::default() };
-        let signature = client.signature(&PlainHost, &target, transport, name, settings.start_timeout)?;
-        let place = format!("the server at \"{address}\"");
+        let has_signatures = remote.dialect().has_signatures();
+        let target = Target::Remote { remote, credentials: Credentials::default() };
+        let signature = if has_signatures {
+            client.signature(&PlainHost, &target, transport, name, settings.start_timeout)?
+        } else {
+            let declared = FunctionEntry { name: name.to_string(), ..script.inline_entry() }.signature()?;
+            declared.ok_or_else(|| {
+                Error::invalid_definition(format!("{place} does not say the signature of function \"{name}\""))
+                    .with_hint("Give it with the keys \"arguments\" and \"returns\" in the script.")
+            })?
+        };
         return Ok(Function {
             signature,
             is_strict: false,

@@ -90,7 +90,9 @@ impl Script {
             return Err(Error::invalid_definition("inline code needs the key \"function\"")
                 .with_hint("Write function = \"...\" with the name that the source defines."));
         }
-        if !is_inline {
+        // Nobody else says the signature of such a server's function.
+        let is_declared = is_inline || body.dialect.is_some_and(|dialect| !dialect.has_signatures());
+        if !is_declared {
             let given = [
                 ("arguments", keys.arguments.is_some()),
                 ("returns", keys.returns.is_some()),

@@ -10,7 +10,7 @@ use pgrx::pg_sys;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::manifest::{FunctionBody, FunctionEntry, TransportName};
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
-use udf_protocol::transport::{Credentials, Endpoint};
+use udf_protocol::transport::{Credentials, Remote};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result, allow_list};
 
@@ -172,17 +172,19 @@ impl Function {
 
     /// How its batches travel.
     pub fn transport(&self) -> TransportName {
-        match self.endpoint() {
-            Some(Ok(endpoint)) => endpoint.transport_name(),
+        match self.remote() {
+            Some(Ok(remote)) => remote.transport_name(),
             Some(Err(_)) => TransportName::Flight,
             None => self.body.transport.unwrap_or_else(settings::transport),
         }
     }
 
-    /// Where the server that the body names listens, if it names one.
-    fn endpoint(&self) -> Option<Result<Endpoint>> {
-        let by_name = |name: &String| server::endpoint(name);
-        self.body.endpoint.as_deref().map(Endpoint::parse).or_else(|| self.body.server.as_ref().map(by_name))
+    /// The server that the body names, if it names one.
+    fn remote(&self) -> Option<Result<Remote>> {
+        match &self.body.server {
+            Some(name) => Some(server::remote(name)),
+            None => self.body.remote().transpose(),
+        }
     }
 
     /// Most rows per batch.
@@ -209,6 +211,9 @@ impl Function {
     /// Checks the declaration against what the container offers, and gives the image's digest if there is an image.
     pub fn check(&self) -> Result<Option<String>> {
         if let Some(target) = self.server()? {
+            if matches!(&target, Target::Remote { remote, .. } if !remote.dialect().has_signatures()) {
+                return Ok(None);
+            }
             let name = &self.signature.function;
             let timeout = settings::start_timeout();
             let offered = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
@@ -253,10 +258,8 @@ impl Function {
 
     /// The server that the body names, if it names one.
     fn server(&self) -> Result<Option<Target>> {
-        match (&self.body.endpoint, &self.body.server) {
-            (Some(endpoint), _) => {
-                Ok(Some(Target::Endpoint { endpoint: Endpoint::parse(endpoint)?, credentials: Credentials::default() }))
-            }
+        match (self.body.remote()?, &self.body.server) {
+            (Some(remote), _) => Ok(Some(Target::Remote { remote, credentials: Credentials::default() })),
             (None, Some(name)) => server::target(name).map(Some),
             (None, None) => Ok(None),
         }

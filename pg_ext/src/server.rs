@@ -1,13 +1,14 @@
-//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ..., ca ...)`, and what
-//! they ask for: `CREATE USER MAPPING ... OPTIONS (token ..., certificate ..., key ...)`. So that no secret stands in a
+//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ..., dialect ..., ca ...)`,
+//! and what they ask for: `CREATE USER MAPPING ... OPTIONS (token ..., headers ..., certificate ..., key ...)`. So that no secret stands in a
 //! function's body. Certificates and keys are given as text, in PEM: no option names a file of the server's.
 
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
 use udf_protocol::dispatch::Target;
-use udf_protocol::transport::credentials::{Authorities, Identity};
-use udf_protocol::transport::{Credentials, Endpoint, Token};
+use udf_protocol::dialect::Dialect;
+use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
+use udf_protocol::transport::{Credentials, Remote, Token};
 use udf_protocol::{Error, Result};
 
 use crate::pg::{catalog, list};
@@ -16,14 +17,15 @@ use crate::report;
 /// The foreign-data wrapper's name.
 const WRAPPER: &CStr = c"transship";
 
-/// Where a server listens.
-pub fn endpoint(name: &str) -> Result<Endpoint> {
+/// Where a server listens, and what it speaks.
+pub fn remote(name: &str) -> Result<Remote> {
     // SAFETY: the options are those of a server that was found.
     unsafe {
         let server = find(name)?;
         let endpoint = option((*server).options, "endpoint")
             .ok_or_else(|| Error::invalid_definition(format!("server \"{name}\" has no option \"endpoint\"")))?;
-        Endpoint::parse(&endpoint)
+        let dialect = option((*server).options, "dialect").map(|name| Dialect::from_name(&name)).transpose()?;
+        Remote::parse(&endpoint, dialect.unwrap_or_default())
     }
 }
 
@@ -48,8 +50,9 @@ pub fn target(name: &str) -> Result<Target> {
             token: of_user("token").map(|token| Token::new(&token)).transpose()?,
             authorities: option((*server).options, "ca").map(|pem| Authorities::from_pem(&pem)).transpose()?,
             identity,
+            headers: of_user("headers").map(|lines| Headers::new(&lines)).transpose()?.unwrap_or_default(),
         };
-        Ok(Target::Endpoint { endpoint: endpoint(name)?, credentials })
+        Ok(Target::Remote { remote: remote(name)?, credentials })
     }
 }
 
@@ -71,6 +74,11 @@ fn find(name: &str) -> Result<*mut pg_sys::ForeignServer> {
     }
 }
 
+/// A dialect in which an address may have a path, if it may have one at all.
+fn any_dialect(address: &str) -> Dialect {
+    if address.trim().starts_with("http://") || address.trim().starts_with("https://") { Dialect::Array } else { Dialect::Transship }
+}
+
 /// # Safety
 /// `options` is a list of DefElems with string values.
 unsafe fn option(options: *mut pg_sys::List, name: &str) -> Option<String> {
@@ -90,8 +98,8 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
         let arguments = (*fcinfo).args.as_slice(2);
         let catalog = pg_sys::Oid::from(arguments[1].value.value() as u32);
         let known: &[&str] = match catalog {
-            pg_sys::ForeignServerRelationId => &["endpoint", "ca"],
-            pg_sys::UserMappingRelationId => &["token", "certificate", "key"],
+            pg_sys::ForeignServerRelationId => &["endpoint", "dialect", "ca"],
+            pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key"],
             _ => &[],
         };
         for element in list::elements::<pg_sys::DefElem>(pg_sys::untransformRelOptions(arguments[0].value)) {
@@ -107,7 +115,10 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
             }
             let value = CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy();
             report::unwrap(match name.as_ref() {
-                "endpoint" => Endpoint::parse(&value).map(drop),
+                // Together with its dialect, when it is used: the path of an address depends on it.
+                "endpoint" => value.split(',').try_for_each(|address| Remote::parse(address, any_dialect(address)).map(drop)),
+                "dialect" => Dialect::from_name(&value).map(drop),
+                "headers" => Headers::new(&value).map(drop),
                 "token" => Token::new(&value).map(drop),
                 // A key is looked at together with its certificate, when it is used.
                 "key" => Ok(()),

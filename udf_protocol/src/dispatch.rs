@@ -9,11 +9,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::balance::Balance;
 use crate::control::Lease;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
-use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Transport};
+use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Remote, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
@@ -28,10 +29,10 @@ pub enum Target {
         /// Digest of the image.
         digest: String,
     },
-    /// A server that runs already.
-    Endpoint {
-        /// Where it listens.
-        endpoint: Endpoint,
+    /// A server that runs already, or several that are equal.
+    Remote {
+        /// Where they listen.
+        remote: Remote,
         /// What it asks for, and what it must show.
         credentials: Credentials,
     },
@@ -42,7 +43,7 @@ pub enum Target {
 pub struct Call {
     /// Who answers.
     pub target: Target,
-    /// How batches travel; for a [`Target::Endpoint`] the endpoint says it.
+    /// How batches travel; for a [`Target::Remote`] its addresses say it.
     pub transport: TransportName,
     /// What is called.
     pub signature: Signature,
@@ -54,13 +55,14 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
-type Transports = HashMap<(Endpoint, Credentials), Arc<dyn Transport>>;
+type Transports = HashMap<(Remote, Credentials), Arc<dyn Transport>>;
 
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
     transports: Mutex<Transports>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
+    balance: Balance,
 }
 
 impl Connections {
@@ -75,10 +77,10 @@ impl Connections {
         self.leases.lock().expect("no holder panics").is_empty()
     }
 
-    fn transport(&self, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
+    fn transport(&self, remote: &Remote, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
         let mut transports = self.transports.lock().expect("no holder panics");
-        let key = (endpoint.clone(), credentials.clone());
-        transports.entry(key).or_insert_with(|| endpoint.transport(credentials)).clone()
+        let key = (remote.at(endpoint), credentials.clone());
+        transports.entry(key).or_insert_with(|| remote.transport(endpoint, credentials)).clone()
     }
 
     async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
@@ -92,7 +94,7 @@ impl Connections {
 
     fn forget(&self, target: &Target, endpoint: &Endpoint) {
         self.leases.lock().expect("no holder panics").remove(target);
-        self.transports.lock().expect("no holder panics").retain(|(known, _), _| known != endpoint);
+        self.transports.lock().expect("no holder panics").retain(|(known, _), _| known.endpoints[0] != *endpoint);
     }
 
     /// A transport to whoever answers `target`, and the lease if there is one.
@@ -102,13 +104,17 @@ impl Connections {
         name: TransportName,
     ) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
         match target {
-            Target::Endpoint { endpoint, credentials } => {
-                Ok((endpoint.clone(), self.transport(endpoint, credentials), None))
+            Target::Remote { remote, credentials } => {
+                let endpoint = self.balance.choose(&remote.endpoints).await;
+                Ok((endpoint.clone(), self.transport(remote, &endpoint, credentials), None))
             }
             Target::Image { manager, digest } => {
                 let lease = self.lease(manager, digest, target).await?;
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                Ok((endpoint.clone(), self.transport(&endpoint, &Credentials::default()), Some(lease)))
+                let key = (Remote::from(endpoint.clone()), Credentials::default());
+                let mut transports = self.transports.lock().expect("no holder panics");
+                let transport = transports.entry(key).or_insert_with(|| endpoint.transport(&Credentials::default()));
+                Ok((endpoint, transport.clone(), Some(lease)))
             }
         }
     }
@@ -149,11 +155,13 @@ impl Connections {
         inbox.deliver(Ok(Event::Reached));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
+            self.balance.note_answer(&endpoint);
             return Ok(());
         };
         if !error.is_retryable() {
             return Err(error);
         }
+        self.balance.note_loss(&endpoint);
         self.forget(&call.target, &endpoint);
         match lease {
             Some(lease) => match lease.fate().await {

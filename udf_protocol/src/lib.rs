@@ -7,11 +7,13 @@
 #![forbid(unsafe_code)]
 
 pub mod allow_list;
+mod balance;
 pub mod batch;
 pub mod client;
 pub mod codec;
 pub mod control;
 pub mod ddl;
+pub mod dialect;
 pub mod dispatch;
 pub mod error;
 pub mod host;

@@ -6,8 +6,10 @@ use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 
+use crate::dialect::Dialect;
 use crate::error::{Error, Result};
 use crate::signature::{Argument, FunctionKind, Signature, Volatility};
+use crate::transport::Remote;
 use crate::types::Type;
 
 /// The label under which an image carries its manifest, as JSON.
@@ -267,6 +269,9 @@ pub struct FunctionBody {
     /// A server that runs already, instead of an image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
+    /// What the server at the endpoint speaks, if it is not this protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<Dialect>,
     /// A server that runs already, as the engine knows it by name (`CREATE SERVER`), with its credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
@@ -366,6 +371,11 @@ impl FunctionBody {
         if body.kind.is_some_and(|kind| kind != FunctionKind::Map) {
             return Err(Error::invalid_definition("the key \"kind\" of a function body can only be \"map\""));
         }
+        if body.dialect.is_some() && body.endpoint.is_none() {
+            return Err(Error::invalid_definition("the key \"dialect\" needs the key \"endpoint\"")
+                .with_hint("A server that is named by CREATE SERVER has its dialect as an option."));
+        }
+        body.remote()?;
         if let Some(digest) = &body.digest {
             let hex = digest.strip_prefix("sha256:").unwrap_or_default();
             if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -379,6 +389,12 @@ impl FunctionBody {
             check_bounds("max_batch_rows", rows as f64, 1.0, 1_000_000.0)?;
         }
         Ok(body)
+    }
+
+    /// The server at the endpoint, if the body names one.
+    pub fn remote(&self) -> Result<Option<Remote>> {
+        let dialect = self.dialect.unwrap_or_default();
+        self.endpoint.as_deref().map(|endpoint| Remote::parse(endpoint, dialect)).transpose()
     }
 
     /// What EXPLAIN and errors call the place that answers.

@@ -116,6 +116,20 @@ impl Signature {
     /// Reads a signature as `GetFlightInfo` gives it: `docs/protocol.md` §3, "inputs" fields of arguments, then one
     /// field of the result, for a table function behind a field "row" of int32.
     pub fn from_schema(function: &str, schema: &Schema, inputs: usize) -> Result<Signature> {
+        Signature::read_schema(function, schema, inputs, Type::from_field)
+    }
+
+    /// The same for a server that does not speak this protocol, whose Arrow types may be others.
+    pub fn from_foreign_schema(function: &str, schema: &Schema, inputs: usize) -> Result<Signature> {
+        Signature::read_schema(function, schema, inputs, Type::from_foreign_field)
+    }
+
+    fn read_schema(
+        function: &str,
+        schema: &Schema,
+        inputs: usize,
+        read: impl Fn(&Field) -> Result<Type>,
+    ) -> Result<Signature> {
         let fields = schema.fields();
         let (result, kind) = match fields.get(inputs..) {
             Some([result]) => (result, FunctionKind::Scalar),
@@ -136,9 +150,9 @@ impl Signature {
         };
         let mut arguments = Vec::with_capacity(inputs);
         for field in &fields[..inputs] {
-            arguments.push(Argument { name: field.name().clone(), ty: Type::from_field(field)? });
+            arguments.push(Argument { name: field.name().clone(), ty: read(field)? });
         }
-        Ok(Signature { function: function.to_string(), kind, arguments, result: Type::from_field(result)? })
+        Ok(Signature { function: function.to_string(), kind, arguments, result: read(result)? })
     }
 
     /// Checks what the caller declared (`self`) against what the server `offered`. Types are compared by position;

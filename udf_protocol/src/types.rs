@@ -408,6 +408,12 @@ impl Type {
         Type::from_field_at(field, 0)
     }
 
+    /// The type for what a field of a foreign server holds: servers of the Flight family use other Arrow types for the
+    /// same values. [`crate::codec::adapt`] makes one of the other.
+    pub fn from_foreign_field(field: &Field) -> Result<Type> {
+        Type::from_field(&native_field(field))
+    }
+
     fn from_field_at(field: &Field, depth: usize) -> Result<Type> {
         let unsupported = || Error::unsupported_type(&format!("\"{}\" (Arrow)", field.data_type()));
         if depth > MAX_DEPTH {
@@ -453,6 +459,33 @@ impl Type {
             _ => self == found || (*found == Type::Text && self.data_type() == DataType::Utf8),
         }
     }
+}
+
+/// The field of this protocol for the values of a foreign field.
+fn native_field(field: &Field) -> Field {
+    let extension = field.metadata().get(EXTENSION_KEY).map(String::as_str);
+    // Databend's word for JSON.
+    let is_variant = field.metadata().get("Extension").is_some_and(|name| name == "Variant");
+    let data_type = match field.data_type() {
+        _ if is_variant => return Type::Json.field(field.name()),
+        DataType::LargeBinary if extension == Some("arrowudf.decimal") => return Type::Numeric.field(field.name()),
+        DataType::LargeUtf8 if extension == Some("arrowudf.json") => return Type::Json.field(field.name()),
+        DataType::Decimal128(..) | DataType::Decimal256(..) | DataType::UInt64 => return Type::Numeric.field(field.name()),
+        DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
+        DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
+        DataType::Int8 | DataType::UInt8 => DataType::Int16,
+        DataType::UInt16 => DataType::Int32,
+        DataType::UInt32 => DataType::Int64,
+        DataType::Float16 => DataType::Float32,
+        DataType::Timestamp(_, zone) => DataType::Timestamp(TimeUnit::Microsecond, zone.as_ref().map(|_| "UTC".into())),
+        DataType::Time32(_) | DataType::Time64(_) => DataType::Time64(TimeUnit::Microsecond),
+        DataType::LargeList(element) | DataType::FixedSizeList(element, _) | DataType::List(element) => {
+            DataType::List(Arc::new(native_field(element)))
+        }
+        DataType::Struct(fields) => DataType::Struct(fields.iter().map(|field| native_field(field)).collect()),
+        other => other.clone(),
+    };
+    field.clone().with_data_type(data_type)
 }
 
 impl Serialize for Type {

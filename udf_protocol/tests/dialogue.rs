@@ -42,10 +42,18 @@ impl Stage {
         hello: Option<&str>,
         script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Stage {
+        Stage::of(signature(), hello, script)
+    }
+
+    fn of(
+        signature: Signature,
+        hello: Option<&str>,
+        script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Stage {
         let folder = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let script: Script = Arc::new(script);
-        let mock = MockContainer { hello: hello.map(str::to_string), signature: signature(), script };
+        let mock = MockContainer { hello: hello.map(str::to_string), signature, script };
         let path: PathBuf = runtime.block_on(async { mock.start(folder.path()) });
         Stage { client: Client::start().unwrap(), endpoint: Endpoint::FlightUnix(path), runtime, _folder: folder }
     }
@@ -62,8 +70,8 @@ impl Stage {
         batch_timeout: Duration,
     ) -> Exchange {
         self.client.open(Arc::new(Call {
-            target: Target::Endpoint {
-                endpoint: self.endpoint.clone(),
+            target: Target::Remote {
+                remote: self.endpoint.clone().into(),
                 credentials: Credentials { token, ..Credentials::default() },
             },
             transport: TransportName::Flight,
@@ -140,7 +148,7 @@ fn server_of_the_arrow_udf_family_needs_no_metadata() {
             }
         })
     });
-    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), credentials: Credentials::default() };
+    let target = Target::Remote { remote: stage.endpoint.clone().into(), credentials: Credentials::default() };
     let offered =
         stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10)).unwrap();
     assert_eq!(offered.to_string(), "f(int8) returns int8");
@@ -366,7 +374,7 @@ fn engine_that_cancels_ends_the_wait_and_the_call() {
 #[test]
 fn newer_protocol_is_refused() {
     let stage = Stage::new(Some(r#"{"protocol": 2}"#), |_, _| Box::pin(async {}));
-    let target = Target::Endpoint { endpoint: stage.endpoint.clone(), credentials: Credentials::default() };
+    let target = Target::Remote { remote: stage.endpoint.clone().into(), credentials: Credentials::default() };
     let offered = stage.client.signature(&PlainHost, &target, TransportName::Flight, "f", Duration::from_secs(10));
     assert_eq!(offered.unwrap_err().kind(), Kind::ProtocolViolation);
 }
@@ -399,7 +407,7 @@ fn http_exchange(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static)
     });
     let client = Client::start().unwrap();
     let exchange = client.open(Arc::new(Call {
-        target: Target::Endpoint { endpoint: Endpoint::JsonTcp(authority), credentials: Credentials::default() },
+        target: Target::Remote { remote: Endpoint::JsonTcp(authority).into(), credentials: Credentials::default() },
         transport: TransportName::Json,
         signature: signature(),
         volatility: Volatility::Volatile,
@@ -494,7 +502,7 @@ fn table_functions_answer_in_parts() {
 
 #[test]
 fn table_functions_of_the_arrow_udf_family_get_one_batch_per_exchange() {
-    let stage = Stage::new(None, |mut calls, answers| {
+    let stage = Stage::of(table(), None, |mut calls, answers| {
         Box::pin(async move {
             let _ = answers.send(Ok(schema_of(&table())));
             let (batch, _) = calls.next().await.unwrap();

@@ -146,7 +146,7 @@ fn call(endpoint: &str, credentials: Credentials) -> Result<i64, Error> {
     let transport = endpoint.transport_name();
     let client = Client::start()?;
     let mut exchange = client.open(Arc::new(Call {
-        target: Target::Endpoint { endpoint, credentials },
+        target: Target::Remote { remote: endpoint.into(), credentials },
         transport,
         signature: signature(),
         volatility: Volatility::Volatile,

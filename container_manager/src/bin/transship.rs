@@ -64,7 +64,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             let credentials = Credentials {
                 token: token.as_deref().map(Token::new).transpose()?,
                 authorities: ca.as_deref().map(read_authorities).transpose()?,
-                identity: None,
+                ..Credentials::default()
             };
             judge_servers(&place, &servers, &credentials, quiet)
         }

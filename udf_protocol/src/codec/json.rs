@@ -78,7 +78,8 @@ fn encode_values(out: &mut String, ty: &Type, column: &ArrayRef, rows: std::ops:
     out.push(']');
 }
 
-fn encode_value_or_null(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
+/// Writes one value of a column.
+pub fn encode_value_or_null(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
     if column.is_null(row) {
         out.push_str("null");
     } else {

@@ -1,4 +1,5 @@
 //! Bytes to record batches and back, without any I/O.
 
+pub mod adapt;
 pub mod arrow_ipc;
 pub mod json;

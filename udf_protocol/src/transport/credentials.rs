@@ -2,6 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
+use http::{HeaderMap, HeaderName, HeaderValue};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -16,6 +17,50 @@ pub struct Credentials {
     pub authorities: Option<Authorities>,
     /// Who the client is, for servers that ask for a certificate.
     pub identity: Option<Identity>,
+    /// Headers that are sent with each request, such as an API key's.
+    pub headers: Headers,
+}
+
+impl Credentials {
+    /// All headers that are secret: the token's and the others.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        let mut headers = self.headers.0.iter().cloned().collect::<HeaderMap>();
+        if let Some(token) = &self.token {
+            headers.insert(http::header::AUTHORIZATION, token.header());
+        }
+        headers
+    }
+}
+
+/// Headers with secret values. The values appear in no message and no log.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Headers(Vec<(HeaderName, HeaderValue)>);
+
+impl Headers {
+    /// Reads lines of `name: value`.
+    pub fn new(text: &str) -> Result<Headers> {
+        let read = |line: &str| {
+            let (name, value) = line.split_once(':')?;
+            let mut value = HeaderValue::from_str(value.trim()).ok()?;
+            value.set_sensitive(true);
+            let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
+            // These are the protocol's own.
+            let is_free = ![http::header::HOST, http::header::CONTENT_LENGTH, http::header::TRANSFER_ENCODING].contains(&name);
+            is_free.then_some((name, value))
+        };
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        let headers: Option<Vec<_>> = lines.map(read).collect();
+        headers.map(Headers).ok_or_else(|| {
+            Error::invalid_definition("the headers are not lines of \"name: value\"")
+                .with_hint("Each line names a header other than host, content-length and transfer-encoding.")
+        })
+    }
+}
+
+impl std::fmt::Debug for Headers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(name, _)| name)).finish()
+    }
 }
 
 /// A secret that a server asks for, as `Authorization: Bearer`. It appears in no message and no log.
@@ -119,6 +164,18 @@ mod tests {
         let token = Token::new("s3cret").unwrap();
         assert!(!format!("{token:?} {:?}", token.header()).contains("s3cret"));
         assert!(Token::new("a b").is_err() && Token::new("").is_err() && Token::new("a\n").is_err());
+    }
+
+    #[test]
+    fn headers_are_lines() {
+        let headers = Headers::new("X-Api-Key: s3cret\n\n x-other:1 ").unwrap();
+        assert_eq!(format!("{headers:?}"), "[\"x-api-key\", \"x-other\"]");
+        let credentials = Credentials { headers, token: Some(Token::new("t").unwrap()), ..Credentials::default() };
+        assert_eq!(credentials.headers().len(), 3);
+        assert_eq!(credentials.headers()["x-other"], "1");
+        for text in ["x", "a b: c", "host: other", "a: b\u{7}"] {
+            assert!(Headers::new(text).is_err(), "{text}");
+        }
     }
 
     #[test]

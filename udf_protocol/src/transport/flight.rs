@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
 
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, FlightDescriptor};
 use arrow_schema::{Schema, SchemaRef};
@@ -13,8 +13,8 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
-use tonic::metadata::AsciiMetadataValue;
+use tokio::sync::{OnceCell, mpsc};
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -27,6 +27,7 @@ use super::{
     WireError,
 };
 use crate::batch::{AggregateStep, CallBatch};
+use crate::codec::adapt::adapt;
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Result};
 use crate::signature::{FunctionKind, Signature};
@@ -41,17 +42,30 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 pub struct Flight {
     endpoint: Endpoint,
     channel: Channel,
-    bearer: Bearer,
+    secrets: Secrets,
+    /// Whether the server may be one that does not speak this protocol.
+    may_be_foreign: bool,
+    /// The protocol's version that the server said, once it was asked.
+    protocol: OnceCell<u32>,
 }
 
-/// Adds the token, if there is one, to each request.
-#[derive(Debug, Clone)]
-struct Bearer(Option<AsciiMetadataValue>);
+/// A function of a server that does not speak this protocol.
+struct Foreign {
+    signature: Signature,
+    /// The arguments, as the server wants them.
+    arguments: SchemaRef,
+}
 
-impl Interceptor for Bearer {
+/// Adds a token and other secret headers, if there are any, to each request.
+#[derive(Debug, Clone)]
+pub(super) struct Secrets(MetadataMap);
+
+impl Interceptor for Secrets {
     fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
-        if let Some(value) = &self.0 {
-            request.metadata_mut().insert("authorization", value.clone());
+        for pair in self.0.iter() {
+            if let KeyAndValueRef::Ascii(name, value) = pair {
+                request.metadata_mut().insert(name, value.clone());
+            }
         }
         Ok(request)
     }
@@ -78,7 +92,13 @@ struct ReplyMetadata {
 }
 
 impl Flight {
-    /// A client of the server at `endpoint`, which is not connected to yet.
+    /// A client of the server at `endpoint`, which is not connected to yet, and may speak one of the protocols of arrow-udf
+    /// and Databend.
+    pub fn of_any(endpoint: Endpoint, credentials: &Credentials) -> Flight {
+        Flight { may_be_foreign: true, ..Flight::new(endpoint, credentials) }
+    }
+
+    /// A client of the server at `endpoint`, which is not connected to yet, and speaks this protocol.
     pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Flight {
         let authority = match &endpoint {
             Endpoint::FlightTcp(authority) => format!("http://{authority}"),
@@ -109,13 +129,11 @@ impl Flight {
             }
             _ => builder.connect_lazy(),
         };
-        let token = credentials.token.as_ref();
-        let bearer = token.and_then(|token| AsciiMetadataValue::try_from(token.header().as_bytes()).ok());
-        Flight { endpoint, channel, bearer: Bearer(bearer) }
+        Flight { endpoint, channel, secrets: Secrets(MetadataMap::from_headers(credentials.headers())), may_be_foreign: false, protocol: OnceCell::new() }
     }
 
-    fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Bearer>> {
-        FlightServiceClient::with_interceptor(self.channel.clone(), self.bearer.clone())
+    pub(super) fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
+        FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(usize::MAX)
     }
@@ -146,7 +164,7 @@ impl Flight {
         }
     }
 
-    async fn get_signature(&self, function: &str) -> Result<Signature> {
+    async fn describe(&self, function: &str) -> Result<(Signature, Option<Foreign>)> {
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
         let info = match self.client().get_flight_info(descriptor).await {
             Ok(info) => info.into_inner(),
@@ -165,27 +183,47 @@ impl Flight {
                 return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message())));
             }
         };
-        let inputs = usize::try_from(info.total_records)
-            .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;
+        let total = info.total_records;
         let schema = info
             .try_decode_schema()
             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
-        Signature::from_schema(function, &schema, inputs)
+        if self.is_foreign().await? {
+            let inputs = foreign_inputs(&schema, total);
+            let signature = Signature::from_foreign_schema(function, &schema, inputs)?;
+            let arguments = Arc::new(Schema::new(schema.fields()[..inputs].to_vec()));
+            return Ok((signature.clone(), Some(Foreign { signature, arguments })));
+        }
+        let inputs = usize::try_from(total)
+            .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;
+        Ok((Signature::from_schema(function, &schema, inputs)?, None))
+    }
+
+    /// Whether the server does not speak this protocol; it is asked once.
+    async fn is_foreign(&self) -> Result<bool> {
+        let ask = async || self.say_hello().await.map(|info| info.protocol);
+        Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let foreign = if self.is_foreign().await? { self.describe(&signature.function).await?.1 } else { None };
+        let foreign = foreign.as_ref();
+        if let Some(foreign) = foreign {
+            // The columns would not fit what the server says it takes.
+            signature.check_against(&foreign.signature, &format!("the server at \"{}\"", self.endpoint))?;
+        }
         // docs/protocol.md §4: a server of the arrow-udf family marks no end of a batch's results but the stream's.
-        if signature.kind == FunctionKind::Table && self.say_hello().await?.protocol == 0 {
-            while self.run_stream(signature, outbox, inbox, true).await? {}
+        if signature.kind == FunctionKind::Table && foreign.is_some() {
+            while self.run_stream(signature, foreign, outbox, inbox, true).await? {}
             return Ok(());
         }
-        self.run_stream(signature, outbox, inbox, false).await.map(|_| ())
+        self.run_stream(signature, foreign, outbox, inbox, false).await.map(|_| ())
     }
 
     /// One `DoExchange`, for all batches or for a single one. Whether there may be more.
     async fn run_stream(
         &self,
         signature: &Signature,
+        foreign: Option<&Foreign>,
         outbox: &mut Outbox,
         inbox: &Inbox,
         is_single: bool,
@@ -194,7 +232,8 @@ impl Flight {
         // A server that does not read leaves the batches in the engine, not in this queue.
         let (wire, mut queue) = mpsc::channel::<FlightData>(1);
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
-        let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
+        let call_schema = foreign.map_or_else(|| signature.call_schema(), |foreign| foreign.arguments.clone());
+        let opening = encode_schema(&call_schema).with_descriptor(descriptor);
         let first = if is_single { outbox.next().await } else { None };
         if is_single && first.is_none() {
             return Ok(false);
@@ -221,8 +260,13 @@ impl Flight {
                 batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
                     Some((place, batch)) => {
                         let metadata = CallMetadata { batch: batch.number, step: batch.step };
+                        let columns = match foreign {
+                            Some(foreign) => adapt_columns(&batch.columns, foreign.arguments.clone())
+                                .map_err(|fact| Error::invalid_definition(format!("a value does not fit function \"{function}\"")).with_detail(fact))?,
+                            None => batch.columns,
+                        };
                         let message = encoder
-                            .encode(&batch.columns)
+                            .encode(&columns)
                             .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?
                             .with_app_metadata(serde_json::to_vec(&metadata).expect("a number is JSON"));
                         let bytes = message.data_body.len() + message.data_header.len();
@@ -270,6 +314,10 @@ impl Flight {
                     };
                     let columns = decode_batch(&message, schema.clone())
                         .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
+                    let columns = match foreign {
+                        Some(_) => adapt_reply(signature, columns)?,
+                        None => columns,
+                    };
                     let bytes_received = message.data_body.len() + message.data_header.len();
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch { number: 0, columns: RecordBatch::new_empty(signature.call_schema()), step: None };
@@ -337,6 +385,34 @@ async fn next_message(
     }
 }
 
+/// How many of a foreign function's fields are its arguments: arrow-udf says it as the number of records, Databend in the
+/// schema's metadata, and Databend's older servers not at all.
+fn foreign_inputs(schema: &Schema, total: i64) -> usize {
+    let fields = schema.fields().len();
+    let said = schema.metadata().get("x-databend-udf-input-count").and_then(|text| text.parse().ok());
+    let inputs = said.or_else(|| usize::try_from(total).ok().filter(|total| *total < fields));
+    inputs.unwrap_or(fields.saturating_sub(1)).min(fields)
+}
+
+fn adapt_columns(columns: &RecordBatch, schema: SchemaRef) -> std::result::Result<RecordBatch, String> {
+    let adapted: std::result::Result<Vec<_>, String> =
+        columns.columns().iter().zip(schema.fields()).map(|(column, field)| adapt(column, field.data_type())).collect();
+    let options = RecordBatchOptions::new().with_row_count(Some(columns.num_rows()));
+    RecordBatch::try_new_with_options(schema, adapted?, &options).map_err(|cause| format!("{cause}."))
+}
+
+/// A foreign reply with the fields of this protocol.
+fn adapt_reply(signature: &Signature, columns: RecordBatch) -> Result<RecordBatch> {
+    let types = signature.reply_types();
+    let function = &signature.function;
+    if types.len() != columns.num_columns() {
+        let found = columns.num_columns();
+        return Err(Error::protocol(function, format!("Its reply has {found} columns, not {}.", types.len())));
+    }
+    let fields: Vec<_> = types.iter().map(|ty| ty.field(function)).collect();
+    adapt_columns(&columns, Arc::new(Schema::new(fields))).map_err(|fact| Error::bad_result(function, fact))
+}
+
 fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> {
     if message.app_metadata.is_empty() {
         return Ok(ReplyMetadata::default());
@@ -352,7 +428,7 @@ fn is_transport_failure(status: &Status) -> bool {
     status.source().is_some() || status.code() == Code::Unavailable
 }
 
-fn status_error(function: &str, status: &Status) -> Error {
+pub(super) fn status_error(function: &str, status: &Status) -> Error {
     if is_transport_failure(status) {
         return Error::connection_lost(function, say(status));
     }
@@ -382,7 +458,7 @@ impl Transport for Flight {
     }
 
     fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
-        Box::pin(self.get_signature(function))
+        Box::pin(async move { Ok(self.describe(function).await?.0) })
     }
 
     fn exchange<'a>(

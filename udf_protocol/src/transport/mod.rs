@@ -2,7 +2,11 @@
 //! neither engines nor leases.
 
 pub mod credentials;
+mod envelope;
 pub mod flight;
+mod http;
+mod put_get;
+mod remote;
 pub mod rest;
 mod tls;
 
@@ -15,7 +19,9 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, RecordBatch};
+use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use nix::sys::eventfd::EventFd;
 use serde::Deserialize;
 use tokio::net::UnixStream;
@@ -27,6 +33,7 @@ use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature};
 
 pub use credentials::{Credentials, Token};
+pub use remote::Remote;
 
 /// Version of `docs/protocol.md` that this crate speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -160,10 +167,10 @@ fn absolute(text: &str, path: &str) -> Result<PathBuf> {
     Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail("The path must be absolute."))
 }
 
-fn host_and_port(text: &str, authority: &str) -> Result<String> {
+pub(crate) fn host_and_port(text: &str, authority: &str) -> Result<String> {
     let authority = authority.trim_end_matches('/');
     let port = authority.rsplit_once(':').and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>()));
-    if matches!(port, Some(Ok(_))) && http::uri::Authority::try_from(authority).is_ok() {
+    if matches!(port, Some(Ok(_))) && ::http::uri::Authority::try_from(authority).is_ok() {
         return Ok(authority.to_string());
     }
     Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail("Expected host and port."))
@@ -318,6 +325,38 @@ pub(crate) async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
 /// The words of the first cause: those around it only say that something went wrong.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     error.source().map_or_else(|| error.to_string(), innermost)
+}
+
+/// Runs an exchange whose batches are requests of their own: all that the engine has sent at a time, answered in any order.
+pub(crate) async fn answer_each<'a>(
+    outbox: &mut Outbox,
+    inbox: &Inbox,
+    call: impl Fn(CallBatch) -> BoxFuture<'a, Result<Reply>>,
+) -> Result<()> {
+    let mut in_flight = FuturesUnordered::new();
+    let mut is_open = true;
+    while is_open || !in_flight.is_empty() {
+        tokio::select! {
+            batch = outbox.next(), if is_open => match batch {
+                Some(batch) => {
+                    let (number, reply) = (batch.number, call(batch));
+                    in_flight.push(async move { (number, reply.await) });
+                }
+                None => is_open = false,
+            },
+            Some((number, result)) = in_flight.next() => {
+                let event = match result {
+                    Ok(reply) => Event::Reply(reply),
+                    Err(error) if error.is_retryable() => return Err(error),
+                    // An earlier batch may be answered yet, and the engine may want no more than that.
+                    Err(error) => Event::Failure(number, error),
+                };
+                outbox.answer(number);
+                inbox.deliver(Ok(event));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Makes the doorbell readable.

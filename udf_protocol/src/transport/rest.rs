@@ -1,28 +1,17 @@
 //! Columnar JSON over HTTP/1.1, over TCP or a Unix socket (`docs/protocol.md` §6).
 //!
-//! HTTP/1.1 answers one request per connection at a time, so each batch in flight has a connection; connections are
-//! kept and used again. Replies may come out of order here: [`crate::client::Exchange`] restores it.
+//! Replies may come out of order here: [`crate::client::Exchange`] restores it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::Mutex;
 
 use bytes::Bytes;
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream::FuturesUnordered;
-use http::{Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::client::conn::http1::{SendRequest, handshake};
-use hyper_util::rt::TokioIo;
+use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
-use super::tls::Tls;
-use super::{connect_unix, innermost};
+use super::http::Http;
 use super::{
-    Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Token,
-    Transport, WireError,
+    Credentials, Endpoint, Event, Inbox, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError, answer_each,
 };
 use crate::batch::CallBatch;
 use crate::codec::json;
@@ -34,11 +23,7 @@ use crate::types::Type;
 /// A JSON server.
 #[derive(Debug)]
 pub struct Rest {
-    endpoint: Endpoint,
-    authorization: Option<http::HeaderValue>,
-    /// For an endpoint that is reached over TLS.
-    tls: Option<Tls>,
-    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+    http: Http,
 }
 
 /// A function as `GET /v1/functions/NAME` describes it, `docs/protocol.md` §6.
@@ -63,99 +48,20 @@ struct ErrorBody {
     error: WireError,
 }
 
-struct Answer {
-    status: StatusCode,
-    body: Bytes,
-}
-
 impl Rest {
     /// A client of the server at `endpoint`, which is not connected to yet.
     pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Rest {
-        let tls = match &endpoint {
-            Endpoint::JsonTls(authority) => Some(Tls::new(authority, credentials, "http/1.1")),
-            _ => None,
-        };
-        let authorization = credentials.token.as_ref().map(Token::header);
-        Rest { endpoint, authorization, tls, idle: Mutex::new(Vec::new()) }
+        Rest { http: Http::new(endpoint, credentials) }
     }
 
     /// Posts a body as it is; status and body of the answer. For those who judge servers.
     pub async fn post(&self, path: &str, body: String) -> Result<(u16, Bytes)> {
-        let answer = self.request(Method::POST, path, body).await?;
+        let answer = self.http.post(path, body).await?;
         Ok((answer.status.as_u16(), answer.body))
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
-        match &self.endpoint {
-            Endpoint::JsonUnix(path) => self.shake_hands(connect_unix(path).await).await,
-            Endpoint::JsonTcp(authority) => {
-                let stream = TcpStream::connect(authority).await.and_then(|stream| {
-                    stream.set_nodelay(true)?;
-                    Ok(stream)
-                });
-                self.shake_hands(stream).await
-            }
-            _ => match &self.tls {
-                Some(tls) => self.shake_hands(tls.connect().await).await,
-                None => Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
-            },
-        }
-    }
-
-    async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-        &self,
-        stream: std::io::Result<S>,
-    ) -> Result<SendRequest<Full<Bytes>>> {
-        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
-        let stream = stream.map_err(|cause| unreachable(&cause))?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
-        tokio::spawn(connection);
-        Ok(sender)
-    }
-
-    async fn request(&self, method: Method, path: &str, body: String) -> Result<Answer> {
-        let host = match &self.endpoint {
-            Endpoint::JsonTcp(authority) | Endpoint::JsonTls(authority) => authority.as_str(),
-            _ => "localhost",
-        };
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(header::HOST, host)
-            .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
-        if let Some(authorization) = &self.authorization {
-            request.headers_mut().insert(header::AUTHORIZATION, authorization.clone());
-        }
-        let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
-        let kept = loop {
-            let kept = self.idle.lock().expect("no holder panics").pop();
-            match kept {
-                Some(connection) if connection.is_closed() => continue,
-                other => break other,
-            }
-        };
-        let mut connection = match kept {
-            Some(connection) => connection,
-            None => self.connect().await?,
-        };
-        connection.ready().await.map_err(lost)?;
-        let response = connection.send_request(request).await.map_err(lost)?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
-            .collect()
-            .await
-            .map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?
-            .to_bytes();
-        if !connection.is_closed() {
-            self.idle.lock().expect("no holder panics").push(connection);
-        }
-        Ok(Answer { status, body })
-    }
-
     async fn say_hello(&self) -> Result<ServerInfo> {
-        let answer = self.request(Method::GET, "/v1", String::new()).await?;
+        let answer = self.http.get("/v1").await?;
         let info: ServerInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
         if info.protocol > PROTOCOL_VERSION {
@@ -165,10 +71,10 @@ impl Rest {
     }
 
     async fn get_signature(&self, function: &str) -> Result<Signature> {
-        let answer = self.request(Method::GET, &path_of(function), String::new()).await?;
+        let answer = self.http.get(&path_of(function)).await?;
         if answer.status == StatusCode::NOT_FOUND {
             let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
-            return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.endpoint), &offered));
+            return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.http.endpoint()), &offered));
         }
         let info: FunctionInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
@@ -186,7 +92,7 @@ impl Rest {
         let function = signature.function.as_str();
         let body = json::encode_call(signature, batch, exchange);
         let bytes_sent = body.len();
-        let answer = self.request(Method::POST, &path_of(function), body).await.map_err(|error| {
+        let answer = self.http.post(&path_of(function), body).await.map_err(|error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         })?;
         if answer.status != StatusCode::OK {
@@ -220,7 +126,7 @@ impl Rest {
             inbox.deliver(Ok(Event::Reply(reply)));
         }
         // The server forgets the groups by itself later, if this does not reach it.
-        let _ = self.request(Method::DELETE, &format!("/v1/exchanges/{exchange}"), String::new()).await;
+        let _ = self.http.request(Method::DELETE, &format!("/v1/exchanges/{exchange}"), HeaderMap::new(), String::new()).await;
         Ok(())
     }
 
@@ -234,32 +140,12 @@ impl Rest {
         if signature.kind == FunctionKind::Aggregate {
             return self.run_groups(signature, outbox, inbox).await;
         }
-        let mut in_flight = FuturesUnordered::new();
-        let mut is_open = true;
-        while is_open || !in_flight.is_empty() {
-            tokio::select! {
-                batch = outbox.next(), if is_open => match batch {
-                    Some(batch) => in_flight.push(async move { (batch.number, self.call(signature, &batch, "").await) }),
-                    None => is_open = false,
-                },
-                Some((number, result)) = in_flight.next() => {
-                    let event = match result {
-                        Ok(reply) => Event::Reply(reply),
-                        Err(error) if error.is_retryable() => return Err(error),
-                        // An earlier batch may be answered yet, and the engine may want no more than that.
-                        Err(error) => Event::Failure(number, error),
-                    };
-                    outbox.answer(number);
-                    inbox.deliver(Ok(event));
-                }
-            }
-        }
-        Ok(())
+        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "").await })).await
     }
 }
 
 /// 128 bits that no other exchange has, from the keys of the standard library's hash maps.
-fn random_name() -> String {
+pub(crate) fn random_name() -> String {
     let random = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
 }

@@ -18,7 +18,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
 use tonic::{Request, Response, Status, Streaming};
 use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
-use udf_protocol::signature::Signature;
+use udf_protocol::signature::{FunctionKind, Signature};
+use udf_protocol::types::Type;
 
 /// What a script answers with.
 pub type Answers = mpsc::UnboundedSender<Result<FlightData, Status>>;
@@ -153,6 +154,9 @@ impl FlightService for MockContainer {
         }
         let mut fields: Vec<_> =
             self.signature.call_schema().fields().iter().map(|field| field.as_ref().clone()).collect();
+        if self.signature.kind == FunctionKind::Table {
+            fields.push(Type::Int4.field("row"));
+        }
         fields.push(self.signature.result.field("result"));
         let info = FlightInfo::new()
             .try_with_schema(&arrow_schema::Schema::new(fields))

@@ -1,0 +1,79 @@
+//! Columns of one Arrow type as another that holds the same values: what foreign servers of the Flight family use for the
+//! types of `docs/types.md` (`docs/dialects.md`).
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::DataType;
+
+/// The column as `wanted`; the error says what it cannot hold. Nothing is rounded and nothing becomes NULL.
+pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
+    let found = column.data_type();
+    if found == wanted {
+        return Ok(column.clone());
+    }
+    // Names and NULL rules of parts carry no meaning, but their order does.
+    if let (DataType::Struct(_), DataType::Struct(fields)) = (found, wanted) {
+        let parts = column.as_struct();
+        if parts.num_columns() != fields.len() {
+            return Err(format!("It has {} attributes, not {}.", parts.num_columns(), fields.len()));
+        }
+        let adapted: Result<Vec<ArrayRef>, String> =
+            parts.columns().iter().zip(fields).map(|(part, field)| adapt(part, field.data_type())).collect();
+        return StructArray::try_new(fields.clone(), adapted?, parts.nulls().cloned())
+            .map(|array| Arc::new(array) as ArrayRef)
+            .map_err(|cause| format!("{cause}."));
+    }
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    let adapted = cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))?;
+    // A cast may round: then the way back leads elsewhere.
+    let may_round = found.is_floating() || wanted.is_floating() || found.is_temporal() || matches!(wanted, DataType::Decimal128(..) | DataType::Decimal256(..));
+    if may_round {
+        let back = cast_with_options(&adapted, found, &options).map_err(|cause| format!("{cause}."))?;
+        let is_same = back.to_data() == column.to_data() || is_same_number(&back, column);
+        if !is_same {
+            return Err(format!("Values of {found} do not fit {wanted}."));
+        }
+    }
+    Ok(adapted)
+}
+
+/// Texts of equal decimals may have different zeros at the end.
+fn is_same_number(a: &ArrayRef, b: &ArrayRef) -> bool {
+    let (Some(a), Some(b)) = (a.as_string_opt::<i32>(), b.as_string_opt::<i32>()) else { return false };
+    let plain = |text: &str| -> String {
+        let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
+        let digits = text.trim_start_matches(['-', '+']).trim_start_matches('0');
+        let sign = if text.starts_with('-') && !digits.is_empty() { "-" } else { "" };
+        format!("{sign}{}", digits.trim_start_matches('0'))
+    };
+    a.iter().zip(b.iter()).all(|(a, b)| a.map(plain) == b.map(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{Decimal128Array, Float64Array, Int32Array, Int64Array, LargeStringArray, StringArray};
+
+    fn column(array: impl Array + 'static) -> ArrayRef {
+        Arc::new(array)
+    }
+
+    #[test]
+    fn values_are_kept_or_refused() {
+        let texts = column(StringArray::from(vec![Some("1.50"), Some("-0.25"), None]));
+        let decimals = adapt(&texts, &DataType::Decimal128(10, 2)).unwrap();
+        assert_eq!(decimals.as_ref(), &Decimal128Array::from(vec![Some(150), Some(-25), None]).with_precision_and_scale(10, 2).unwrap());
+        assert!(adapt(&texts, &DataType::Decimal128(10, 1)).is_err());
+        let large = adapt(&texts, &DataType::LargeUtf8).unwrap();
+        assert_eq!(large.as_ref(), &LargeStringArray::from(vec![Some("1.50"), Some("-0.25"), None]));
+        assert_eq!(adapt(&large, &DataType::Utf8).unwrap().as_ref(), texts.as_ref());
+        let integers = column(Int64Array::from(vec![1, i64::from(i32::MAX)]));
+        assert_eq!(adapt(&integers, &DataType::Int32).unwrap().as_ref(), &Int32Array::from(vec![1, i32::MAX]));
+        assert!(adapt(&column(Int64Array::from(vec![1 << 40])), &DataType::Int32).is_err());
+        assert!(adapt(&column(Float64Array::from(vec![1.5])), &DataType::Int32).is_err());
+        assert!(adapt(&column(Float64Array::from(vec![2.0])), &DataType::Int32).is_ok());
+    }
+}

@@ -1,0 +1,542 @@
+//! JSON servers that speak another protocol than this one: rows go out in an envelope of the dialect's, results come back in
+//! another (`docs/dialects.md`, which names the sources of each format).
+//!
+//! The writer is strict about what each dialect's own engine would send; the reader takes whatever keeps its meaning: NaN
+//! and Infinity as bare words, bodies that are a string of JSON, results that are objects with one member.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use arrow_array::{ArrayRef, RecordBatch};
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use serde_json::Value;
+
+use super::http::{Answer, Http};
+use super::rest::random_name;
+use super::{Credentials, Endpoint, Inbox, Outbox, Reply, ServerInfo, Transport, answer_each, shorten};
+use crate::batch::CallBatch;
+use crate::codec::json::{decode_column, encode_value_or_null};
+use crate::dialect::Dialect;
+use crate::error::{Error, Result};
+use crate::signature::{FunctionKind, Signature};
+use crate::types::Type;
+
+/// Between two looks at whether a result that was promised (HTTP 202) is there: twice as long each time, up to the second.
+const FIRST_POLL: Duration = Duration::from_millis(50);
+const LAST_POLL: Duration = Duration::from_secs(2);
+
+/// A JSON server of another dialect.
+#[derive(Debug)]
+pub(crate) struct Envelope {
+    http: Http,
+    path: String,
+    dialect: Dialect,
+}
+
+impl Envelope {
+    /// A client of the server at `endpoint`; `path` is empty for the dialect's own.
+    pub(crate) fn new(endpoint: Endpoint, path: &str, dialect: Dialect, credentials: &Credentials) -> Envelope {
+        Envelope { http: Http::new(endpoint, credentials), path: path.to_string(), dialect }
+    }
+
+    fn path_of(&self, function: &str) -> String {
+        if !self.path.is_empty() {
+            return self.path.clone();
+        }
+        match self.dialect {
+            Dialect::Singlestore => "/invoke".to_string(),
+            Dialect::Redshift => "/2015-03-31/functions/function/invocations".to_string(),
+            Dialect::Mlflow | Dialect::MlflowRecords | Dialect::MlflowInputs | Dialect::MlflowSplit => {
+                "/invocations".to_string()
+            }
+            Dialect::AzureMl => "/score".to_string(),
+            Dialect::Array => format!("/api/{function}"),
+            Dialect::Transship | Dialect::PutGet | Dialect::Snowflake | Dialect::Bigquery => "/".to_string(),
+        }
+    }
+
+    fn headers_of(&self, signature: &Signature, batch: u64) -> HeaderMap {
+        let text = |value: &str| HeaderValue::from_str(value).unwrap_or_else(|_| HeaderValue::from_static(""));
+        let mut headers = HeaderMap::new();
+        let mut insert = |name: &'static str, value: &str| {
+            headers.insert(HeaderName::from_static(name), text(value));
+        };
+        match self.dialect {
+            Dialect::Snowflake => {
+                let arguments: Vec<String> = signature.arguments.iter().map(|argument| argument.ty.to_string()).collect();
+                insert("sf-external-function-format", "json");
+                insert("sf-external-function-format-version", "1.0");
+                insert("sf-external-function-name", &signature.function);
+                insert("sf-external-function-signature", &format!("({})", arguments.join(", ")));
+                insert("sf-external-function-return-type", &signature.result.to_string());
+                insert("sf-external-function-current-query-id", &random_name());
+                insert("sf-external-function-query-batch-id", &format!("{}:{batch}", random_name()));
+            }
+            Dialect::Singlestore => {
+                insert("s2-ef-name", &signature.function);
+                insert("s2-ef-version", "1.0");
+                // SingleStore spells it so.
+                insert("accepts", "application/json");
+            }
+            _ => {}
+        }
+        headers
+    }
+
+    /// One batch, there and back.
+    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+        let function = signature.function.as_str();
+        let body = write_request(self.dialect, signature, batch);
+        let bytes_sent = body.len();
+        let (path, headers) = (self.path_of(function), self.headers_of(signature, batch.number));
+        let lost = |error: Error| {
+            if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
+        };
+        let mut answer = self.http.request(Method::POST, &path, headers.clone(), body).await.map_err(lost)?;
+        let mut pause = FIRST_POLL;
+        while self.dialect == Dialect::Snowflake && answer.status == StatusCode::ACCEPTED {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LAST_POLL);
+            answer = self.http.request(Method::GET, &path, headers.clone(), String::new()).await.map_err(lost)?;
+        }
+        let bytes_received = answer.body.len();
+        let rows = batch.columns.num_rows();
+        let values = read_reply(self.dialect, function, rows, &answer)?;
+        let values: Vec<Value> = values.into_iter().map(|value| normalize(self.dialect, signature, value)).collect();
+        if values.len() != rows {
+            return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
+        }
+        let column = decode_column(&signature.result, &values).map_err(|fact| Error::bad_result(function, fact))?;
+        let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
+        let columns = RecordBatch::try_new(schema.into(), vec![column])
+            .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))?;
+        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0 })
+    }
+
+    async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        check_scalar(self.dialect, signature)?;
+        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch).await })).await
+    }
+}
+
+/// Dialects have scalar functions only.
+pub(crate) fn check_scalar(dialect: Dialect, signature: &Signature) -> Result<()> {
+    if signature.kind == FunctionKind::Scalar {
+        return Ok(());
+    }
+    let (kind, name) = (signature.kind.name(), dialect.name());
+    Err(Error::invalid_definition(format!(
+        "{kind} function \"{}\" cannot be called in dialect \"{name}\"",
+        signature.function
+    )))
+}
+
+/// The greeting of a server that has none.
+pub(crate) fn no_greeting(dialect: Dialect) -> ServerInfo {
+    ServerInfo { server: dialect.name().to_string(), ..ServerInfo::default() }
+}
+
+/// What is said where a signature is wanted of a server that tells none.
+pub(crate) fn no_signature(dialect: Dialect, function: &str) -> Error {
+    let name = dialect.name();
+    Error::invalid_definition(format!("a server of dialect \"{name}\" does not say the signature of function \"{function}\""))
+}
+
+fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch) -> String {
+    let rows = batch.columns.num_rows();
+    let names: Vec<String> = signature.call_schema().fields().iter().map(|field| quote(field.name())).collect();
+    let cell = |out: &mut String, column: usize, row: usize| {
+        write_value(out, dialect, &signature.arguments[column].ty, batch.columns.column(column), row);
+    };
+    let write_rows = |out: &mut String, is_numbered: bool| {
+        out.push('[');
+        for row in 0..rows {
+            out.push_str(if row > 0 { ",[" } else { "[" });
+            if is_numbered {
+                let _ = write!(out, "{row}");
+            }
+            for column in 0..names.len() {
+                if column > 0 || is_numbered {
+                    out.push(',');
+                }
+                cell(out, column, row);
+            }
+            out.push(']');
+        }
+        out.push(']');
+    };
+    let mut out = String::with_capacity(64 + rows * (names.len() + 1) * 8);
+    match dialect {
+        Dialect::Snowflake | Dialect::Singlestore => {
+            out.push_str("{\"data\":");
+            write_rows(&mut out, true);
+            out.push('}');
+        }
+        Dialect::AzureMl => {
+            out.push_str("{\"data\":");
+            write_rows(&mut out, false);
+            out.push('}');
+        }
+        Dialect::Redshift => {
+            let _ = write!(
+                out,
+                "{{\"request_id\":\"{}\",\"cluster\":\"transship\",\"user\":\"transship\",\"database\":\"transship\",\
+                 \"external_function\":{},\"query_id\":0,\"num_records\":{rows},\"arguments\":",
+                random_name(),
+                quote(&signature.function)
+            );
+            write_rows(&mut out, false);
+            out.push('}');
+        }
+        Dialect::Bigquery => {
+            let _ = write!(
+                out,
+                "{{\"requestId\":\"{}\",\"caller\":\"transship\",\"sessionUser\":\"transship\",\
+                 \"userDefinedContext\":{{\"function\":{}}},\"calls\":",
+                random_name(),
+                quote(&signature.function)
+            );
+            write_rows(&mut out, false);
+            out.push('}');
+        }
+        Dialect::Mlflow | Dialect::MlflowSplit => {
+            let (open, close) = if dialect == Dialect::Mlflow { ("{\"dataframe_split\":{", "}}") } else { ("{", "}") };
+            let _ = write!(out, "{open}\"columns\":[{}],\"data\":", names.join(","));
+            write_rows(&mut out, false);
+            out.push_str(close);
+        }
+        Dialect::MlflowRecords => {
+            out.push_str("{\"dataframe_records\":[");
+            for row in 0..rows {
+                out.push_str(if row > 0 { ",{" } else { "{" });
+                for (column, name) in names.iter().enumerate() {
+                    let _ = write!(out, "{}{name}:", if column > 0 { "," } else { "" });
+                    cell(&mut out, column, row);
+                }
+                out.push('}');
+            }
+            out.push_str("]}");
+        }
+        Dialect::MlflowInputs => {
+            out.push_str("{\"inputs\":{");
+            for (column, name) in names.iter().enumerate() {
+                let _ = write!(out, "{}{name}:[", if column > 0 { "," } else { "" });
+                for row in 0..rows {
+                    if row > 0 {
+                        out.push(',');
+                    }
+                    cell(&mut out, column, row);
+                }
+                out.push(']');
+            }
+            out.push_str("}}");
+        }
+        Dialect::Array | Dialect::Transship | Dialect::PutGet => write_rows(&mut out, false),
+    }
+    out
+}
+
+fn quote(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// Writes a value as the dialect's own engine does.
+fn write_value(out: &mut String, dialect: Dialect, ty: &Type, column: &ArrayRef, row: usize) {
+    let mut native = String::new();
+    encode_value_or_null(&mut native, ty, column, row);
+    let Some(text) = native.strip_prefix('"').and_then(|text| text.strip_suffix('"')) else {
+        out.push_str(&native);
+        return;
+    };
+    use Dialect::*;
+    let is_python = matches!(dialect, Mlflow | MlflowRecords | MlflowInputs | MlflowSplit | Array | AzureMl);
+    match ty {
+        // Only BigQuery sends big integers as strings.
+        Type::Int8 if dialect != Bigquery => out.push_str(text),
+        // Python's word for it, which these servers read.
+        Type::Float4 | Type::Float8 if is_python || dialect == Singlestore => out.push_str(text),
+        Type::Numeric if (is_python || matches!(dialect, Snowflake | Redshift)) && !text.ends_with(['N', 'y']) => {
+            out.push_str(text);
+        }
+        Type::Bytea if dialect == Snowflake => {
+            use arrow_array::cast::AsArray;
+            let bytes = column.as_binary::<i32>().value(row);
+            out.push('"');
+            for byte in bytes {
+                let _ = write!(out, "{byte:02X}");
+            }
+            out.push('"');
+        }
+        Type::Timestamp if matches!(dialect, Snowflake | Singlestore) => out.push_str(&native.replacen('T', " ", 1)),
+        Type::Json if matches!(dialect, Snowflake | Bigquery) => {
+            use arrow_array::cast::AsArray;
+            out.push_str(column.as_string::<i32>().value(row));
+        }
+        _ => out.push_str(&native),
+    }
+}
+
+/// The results of an answer, row by row.
+fn read_reply(dialect: Dialect, function: &str, rows: usize, answer: &Answer) -> Result<Vec<Value>> {
+    let body = parse(&answer.body);
+    let status = answer.status;
+    if status != StatusCode::OK {
+        let text = body.as_ref().and_then(words_of).unwrap_or_else(|| String::from_utf8_lossy(&answer.body).into_owned());
+        // These say that the request was not answered, whatever it was.
+        if matches!(status.as_u16(), 408 | 429 | 502 | 503 | 504) {
+            return Err(Error::connection_lost(function, &format!("It answered with HTTP status {status}: {}", short(text))));
+        }
+        let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Value::as_str).map(str::to_string);
+        return Err(Error::user_code(function, &short(text), None, trace.map(short)));
+    }
+    let malformed = |fact: &str| Error::protocol(function, format!("Its reply cannot be read: {fact}."));
+    let body = body.ok_or_else(|| malformed("it is not JSON"))?;
+    let list = |member: &str| -> Result<Vec<Value>> {
+        let found = body.get(member).and_then(Value::as_array);
+        found.cloned().ok_or_else(|| malformed(&format!("it has no array \"{member}\"")))
+    };
+    match dialect {
+        Dialect::Snowflake | Dialect::Singlestore => {
+            let mut results = Vec::with_capacity(rows);
+            for (number, row) in list("data")?.into_iter().enumerate() {
+                match row {
+                    Value::Array(pair) if pair.len() == 2 && pair[0].as_u64() == Some(number as u64) => {
+                        results.extend(pair.into_iter().nth(1));
+                    }
+                    _ => return Err(malformed(&format!("row {number} is not its number and one value"))),
+                }
+            }
+            Ok(results)
+        }
+        Dialect::Redshift => {
+            let has_failed = body.get("success").is_some_and(|success| *success == false || success == "false");
+            // A Lambda function that raised is answered with its own form, and status 200.
+            if has_failed || body.get("results").is_none() {
+                let trace = body.get("stackTrace").map(Value::to_string);
+                let text = words_of(&body).ok_or_else(|| malformed("it has no array \"results\""))?;
+                return Err(Error::user_code(function, &short(text), None, trace.map(short)));
+            }
+            list("results")
+        }
+        Dialect::Bigquery => list("replies"),
+        Dialect::Mlflow | Dialect::MlflowRecords | Dialect::MlflowInputs if body.get("predictions").is_some() => {
+            list("predictions")
+        }
+        _ => body.as_array().cloned().ok_or_else(|| malformed("it is not an array")),
+    }
+}
+
+/// A body as JSON: with Python's words for what JSON lacks, and out of the string that some frameworks put it into.
+fn parse(body: &[u8]) -> Option<Value> {
+    let parsed = serde_json::from_slice(body).or_else(|_| serde_json::from_str(&quote_bare_words(std::str::from_utf8(body).unwrap_or(""))));
+    match parsed.ok()? {
+        Value::String(text) if text.starts_with(['{', '[']) => parse(text.as_bytes()),
+        value => Some(value),
+    }
+}
+
+/// Puts NaN, Infinity and -Infinity, where they stand for values, into quotes.
+fn quote_bare_words(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 16);
+    let (mut rest, mut is_inside) = (text, false);
+    while let Some(first) = rest.chars().next() {
+        let word = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| !is_inside && rest.starts_with(word));
+        if let Some(word) = word {
+            let _ = write!(quoted, "\"{word}\"");
+            rest = &rest[word.len()..];
+            continue;
+        }
+        let length = if is_inside && first == '\\' { 1 + rest[1..].chars().next().map_or(0, char::len_utf8) } else { first.len_utf8() };
+        is_inside ^= first == '"';
+        quoted.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    quoted
+}
+
+/// What an answer says of a failure.
+fn words_of(body: &Value) -> Option<String> {
+    let found = ["errorMessage", "error_msg", "message", "error"].iter().find_map(|name| body.get(name));
+    found.map(|found| found.as_str().map_or_else(|| found.to_string(), str::to_string))
+}
+
+fn short(mut text: String) -> String {
+    shorten(&mut text);
+    text
+}
+
+/// A result as this protocol's JSON form writes it.
+fn normalize(dialect: Dialect, signature: &Signature, value: Value) -> Value {
+    let ty = &signature.result;
+    let is_object = matches!(ty, Type::Composite(_) | Type::Range(_) | Type::Interval | Type::Json);
+    let value = match value {
+        // A row of a data frame: the column of that name, or the only one.
+        Value::Object(mut members) if !is_object => match members.remove(&signature.function) {
+            Some(found) => found,
+            None if members.len() == 1 => members.into_iter().next().map(|(_, value)| value).unwrap_or_default(),
+            None => Value::Object(members),
+        },
+        // So do some servers give a row of one column.
+        Value::Array(mut items) if items.len() == 1 && !matches!(ty, Type::Array(_) | Type::Json) => items.remove(0),
+        other => other,
+    };
+    match (ty, &value) {
+        (Type::Float4 | Type::Float8 | Type::Numeric | Type::Text, _) => value,
+        // Numbers with a NULL among them come back as floats from pandas.
+        (_, Value::String(text)) if text == "NaN" => Value::Null,
+        (Type::Bool, Value::Number(number)) if number.as_f64() == Some(0.0) => Value::Bool(false),
+        (Type::Bool, Value::Number(number)) if number.as_f64() == Some(1.0) => Value::Bool(true),
+        (Type::Bool, Value::String(text)) if text == "true" || text == "false" => Value::Bool(text == "true"),
+        (Type::Timestamp | Type::TimestampTz, Value::String(text)) if text.as_bytes().get(10) == Some(&b' ') => {
+            Value::String(text.replacen(' ', "T", 1))
+        }
+        (Type::Bytea, Value::String(text)) if dialect == Dialect::Snowflake => base64_of_hex(text).unwrap_or(value),
+        (Type::Array(_), Value::String(text)) => serde_json::from_str(text).unwrap_or(value),
+        _ => value,
+    }
+}
+
+fn base64_of_hex(text: &str) -> Option<Value> {
+    use base64::Engine as _;
+    let digits = text.is_ascii().then_some(text)?;
+    let bytes: Option<Vec<u8>> =
+        (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()).collect();
+    Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes?)))
+}
+
+impl Transport for Envelope {
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>> {
+        Box::pin(async { Ok(no_greeting(self.dialect)) })
+    }
+
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
+        Box::pin(async move { Err(no_signature(self.dialect, function)) })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature::Argument;
+
+    fn signature(types: &[(&str, Type)], result: Type) -> Signature {
+        let argument = |(name, ty): &(&str, Type)| Argument { name: name.to_string(), ty: ty.clone() };
+        Signature::scalar("f", types.iter().map(argument).collect(), result)
+    }
+
+    /// The request for rows of JSON values.
+    fn request(dialect: Dialect, types: &[(&str, Type)], rows: &[&str]) -> String {
+        let signature = signature(types, Type::Int8);
+        let rows: Vec<Vec<Value>> = rows.iter().map(|row| serde_json::from_str(row).unwrap()).collect();
+        let columns = types.iter().enumerate().map(|(position, (_, ty))| {
+            decode_column(ty, &rows.iter().map(|row| row[position].clone()).collect::<Vec<_>>()).unwrap()
+        });
+        let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows.len()));
+        let columns = RecordBatch::try_new_with_options(signature.call_schema(), columns.collect(), &options).unwrap();
+        write_request(dialect, &signature, &CallBatch { number: 0, columns, step: None })
+    }
+
+    #[test]
+    fn requests_are_those_of_the_dialects_engines() {
+        let types = [("a", Type::Int8), ("b", Type::Float8), ("c", Type::Text)];
+        let rows = ["[\"9007199254740993\", \"NaN\", \"x\"]", "[null, 1.5, null]"];
+        for (dialect, expected) in [
+            (Dialect::Snowflake, r#"{"data":[[0,9007199254740993,"NaN","x"],[1,null,1.5,null]]}"#),
+            (Dialect::Singlestore, r#"{"data":[[0,9007199254740993,NaN,"x"],[1,null,1.5,null]]}"#),
+            (Dialect::Array, r#"[[9007199254740993,NaN,"x"],[null,1.5,null]]"#),
+            (Dialect::AzureMl, r#"{"data":[[9007199254740993,NaN,"x"],[null,1.5,null]]}"#),
+            (
+                Dialect::Mlflow,
+                r#"{"dataframe_split":{"columns":["a","b","c"],"data":[[9007199254740993,NaN,"x"],[null,1.5,null]]}}"#,
+            ),
+            (Dialect::MlflowSplit, r#"{"columns":["a","b","c"],"data":[[9007199254740993,NaN,"x"],[null,1.5,null]]}"#),
+            (
+                Dialect::MlflowRecords,
+                r#"{"dataframe_records":[{"a":9007199254740993,"b":NaN,"c":"x"},{"a":null,"b":1.5,"c":null}]}"#,
+            ),
+            (Dialect::MlflowInputs, r#"{"inputs":{"a":[9007199254740993,null],"b":[NaN,1.5],"c":["x",null]}}"#),
+        ] {
+            assert_eq!(request(dialect, &types, &rows), expected, "{}", dialect.name());
+        }
+        assert!(request(Dialect::Bigquery, &types, &rows).ends_with(r#""calls":[["9007199254740993","NaN","x"],[null,1.5,null]]}"#));
+        let redshift = request(Dialect::Redshift, &types, &rows);
+        assert!(redshift.contains(r#""external_function":"f""#) && redshift.contains(r#""num_records":2,"arguments":[[9007199254740993,"#));
+        assert_eq!(request(Dialect::Snowflake, &[], &["[]", "[]"]), r#"{"data":[[0],[1]]}"#);
+        assert_eq!(request(Dialect::Bigquery, &[], &["[]"]).split("\"calls\":").nth(1), Some("[[]]}"));
+        let special = [("t", Type::Timestamp), ("n", Type::Numeric), ("j", Type::Json), ("b", Type::Bytea)];
+        let row = r#"["2016-01-01T16:00:00", "1.50", "{\"k\": 1}", "AP8="]"#;
+        assert_eq!(request(Dialect::Snowflake, &special, &[row]), r#"{"data":[[0,"2016-01-01 16:00:00.000000",1.50,{"k": 1},"00FF"]]}"#);
+    }
+
+    fn reply(dialect: Dialect, result: Type, rows: usize, status: u16, body: &str) -> Result<Vec<Value>> {
+        let answer = Answer { status: StatusCode::from_u16(status).unwrap(), body: body.to_string().into() };
+        let signature = signature(&[], result);
+        let values = read_reply(dialect, "f", rows, &answer)?;
+        Ok(values.into_iter().map(|value| normalize(dialect, &signature, value)).collect())
+    }
+
+    #[test]
+    fn replies_of_servers_seen_in_the_field_are_read() {
+        let json = |text: &str| serde_json::from_str::<Vec<Value>>(text).unwrap();
+        for (dialect, result, body, expected) in [
+            (Dialect::Snowflake, Type::Int8, r#"{"data": [[0, 7], [1, null]]}"#, "[7, null]"),
+            (Dialect::Snowflake, Type::Bytea, r#"{"data": [[0, "00ff"]]}"#, "[\"AP8=\"]"),
+            (Dialect::Snowflake, Type::Json, r#"{"data": [[0, {"City": "Warsaw"}]]}"#, r#"[{"City": "Warsaw"}]"#),
+            (Dialect::Singlestore, Type::Bool, r#"{"data": [[0, 1], [1, 0]]}"#, "[true, false]"),
+            (Dialect::Redshift, Type::Int8, r#"{"success": true, "num_records": 2, "results": [1, null]}"#, "[1, null]"),
+            // json.dumps of what the framework dumps again, and no more than the results.
+            (Dialect::Redshift, Type::Int8, r#""{\"results\": [1]}""#, "[1]"),
+            (Dialect::Bigquery, Type::Int8, r#"{"replies": ["9007199254740993"]}"#, "[\"9007199254740993\"]"),
+            (Dialect::Mlflow, Type::Float8, r#"{"predictions": [2.0, NaN, -Infinity]}"#, "[2.0, \"NaN\", \"-Infinity\"]"),
+            (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"p": 1.0}, {"p": NaN}]}"#, "[1.0, null]"),
+            (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"g": 2, "f": 1}]}"#, "[1]"),
+            (Dialect::Mlflow, Type::Text, r#"{"predictions": ["a \" NaN"]}"#, r#"["a \" NaN"]"#),
+            (Dialect::MlflowSplit, Type::Int8, "[1, 0]", "[1, 0]"),
+            (Dialect::Array, Type::Int4, "[1, 0]", "[1, 0]"),
+            (Dialect::AzureMl, Type::Float8, "\"[1.5, 2.5]\"", "[1.5, 2.5]"),
+            (Dialect::Snowflake, Type::Timestamp, r#"{"data": [[0, "2016-01-01 16:00:00"]]}"#, "[\"2016-01-01T16:00:00\"]"),
+        ] {
+            let rows = json(expected).len();
+            assert_eq!(reply(dialect, result, rows, 200, body).unwrap(), json(expected), "{} {body}", dialect.name());
+        }
+    }
+
+    #[test]
+    fn failures_are_told_apart() {
+        for (dialect, status, body, words) in [
+            (Dialect::Bigquery, 400, r#"{"errorMessage": "no"}"#, "no"),
+            (Dialect::Redshift, 200, r#"{"success": false, "error_msg": "no"}"#, "no"),
+            (Dialect::Redshift, 200, r#"{"errorMessage": "no", "errorType": "E", "stackTrace": ["a"]}"#, "no"),
+            (Dialect::Mlflow, 400, r#"{"error_code": "BAD_REQUEST", "message": "no", "stack_trace": "t"}"#, "no"),
+            (Dialect::Singlestore, 500, "Traceback: no", "no"),
+        ] {
+            let error = reply(dialect, Type::Int8, 1, status, body).unwrap_err();
+            assert_eq!(error.kind(), crate::Kind::UserCode, "{body}");
+            assert!(error.message().contains(words), "{error}");
+        }
+        for status in [429, 502, 503, 504] {
+            assert!(reply(Dialect::Bigquery, Type::Int8, 1, status, "busy").unwrap_err().is_retryable());
+        }
+        for (dialect, body) in [
+            (Dialect::Snowflake, r#"{"data": [[1, 7]]}"#),
+            (Dialect::Snowflake, r#"{"data": [[0, 7, 8]]}"#),
+            (Dialect::Snowflake, "{}"),
+            (Dialect::Bigquery, "not JSON"),
+            (Dialect::Array, "{}"),
+            (Dialect::Redshift, r#"{"success": true}"#),
+        ] {
+            let error = reply(dialect, Type::Int8, 1, 200, body).unwrap_err();
+            assert_eq!(error.kind(), crate::Kind::ProtocolViolation, "{body}");
+        }
+    }
+}

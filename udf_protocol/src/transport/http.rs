@@ -1,0 +1,130 @@
+//! HTTP/1.1 over TCP, TLS or a Unix socket, for the transports that speak JSON.
+//!
+//! It answers one request per connection at a time, so each batch in flight has a connection; connections are kept and
+//! used again.
+
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+
+use super::tls::Tls;
+use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, connect_unix, innermost};
+use crate::error::{Error, Result};
+
+/// A client of one server.
+#[derive(Debug)]
+pub(crate) struct Http {
+    endpoint: Endpoint,
+    secrets: HeaderMap,
+    /// For an endpoint that is reached over TLS.
+    tls: Option<Tls>,
+    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+}
+
+/// What a server answered.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) body: Bytes,
+}
+
+impl Http {
+    /// A client of the server at `endpoint`, which is not connected to yet.
+    pub(crate) fn new(endpoint: Endpoint, credentials: &Credentials) -> Http {
+        let tls = match &endpoint {
+            Endpoint::JsonTls(authority) => Some(Tls::new(authority, credentials, "http/1.1")),
+            _ => None,
+        };
+        Http { endpoint, secrets: credentials.headers(), tls, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// Where the server listens.
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
+        match &self.endpoint {
+            Endpoint::JsonUnix(path) => self.shake_hands(connect_unix(path).await).await,
+            Endpoint::JsonTcp(authority) => {
+                let stream = TcpStream::connect(authority).await.and_then(|stream| {
+                    stream.set_nodelay(true)?;
+                    Ok(stream)
+                });
+                self.shake_hands(stream).await
+            }
+            _ => match &self.tls {
+                Some(tls) => self.shake_hands(tls.connect().await).await,
+                None => Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
+            },
+        }
+    }
+
+    async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+        &self,
+        stream: std::io::Result<S>,
+    ) -> Result<SendRequest<Full<Bytes>>> {
+        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
+        let stream = stream.map_err(|cause| unreachable(&cause))?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// Gets what is at a path.
+    pub(crate) async fn get(&self, path: &str) -> Result<Answer> {
+        self.request(Method::GET, path, HeaderMap::new(), String::new()).await
+    }
+
+    /// Posts a JSON body.
+    pub(crate) async fn post(&self, path: &str, body: String) -> Result<Answer> {
+        self.request(Method::POST, path, HeaderMap::new(), body).await
+    }
+
+    /// Sends a request with further headers. A retryable error means that the connection was lost.
+    pub(crate) async fn request(&self, method: Method, path: &str, headers: HeaderMap, body: String) -> Result<Answer> {
+        let host = match &self.endpoint {
+            Endpoint::JsonTcp(authority) | Endpoint::JsonTls(authority) => authority.as_str(),
+            _ => "localhost",
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, host)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
+        request.headers_mut().extend(headers);
+        request.headers_mut().extend(self.secrets.clone());
+        let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
+        let kept = loop {
+            let kept = self.idle.lock().expect("no holder panics").pop();
+            match kept {
+                Some(connection) if connection.is_closed() => continue,
+                other => break other,
+            }
+        };
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        connection.ready().await.map_err(lost)?;
+        let response = connection.send_request(request).await.map_err(lost)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
+            .collect()
+            .await
+            .map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?
+            .to_bytes();
+        if !connection.is_closed() {
+            self.idle.lock().expect("no holder panics").push(connection);
+        }
+        Ok(Answer { status, body })
+    }
+}

@@ -1,0 +1,138 @@
+//! Flight servers that keep the caller's table in a global place: put it, act on it, get the results (the servers of the
+//! paper's artifact, `docs/dialects.md`).
+//!
+//! Two callers at a time would get each other's results, so each exchange holds a lock that all clients of this machine
+//! share; clients elsewhere must be kept away by whoever runs the server.
+
+use std::fs::{File, OpenOptions};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::OpenOptionsExt;
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use arrow_flight::{Action, FlightData, FlightDescriptor, Ticket};
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+use tonic::{Status, Streaming};
+
+use super::envelope::{check_scalar, no_greeting, no_signature};
+use super::flight::{Flight, status_error};
+use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport, check_reply};
+use crate::batch::CallBatch;
+use crate::codec::adapt::adapt;
+use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use crate::dialect::Dialect;
+use crate::error::{Error, Result};
+use crate::signature::Signature;
+
+/// Between two looks at whether another caller is done.
+const LOCK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A server that is called by put, act and get.
+pub(crate) struct PutGet {
+    flight: Flight,
+    lock: std::path::PathBuf,
+}
+
+impl PutGet {
+    /// A client of the server at `endpoint`, which is not connected to yet.
+    pub(crate) fn new(endpoint: Endpoint, credentials: &Credentials) -> PutGet {
+        let mut hasher = DefaultHasher::new();
+        endpoint.hash(&mut hasher);
+        let lock = std::env::temp_dir().join(format!("transship-{:016x}.lock", hasher.finish()));
+        PutGet { flight: Flight::new(endpoint, credentials), lock }
+    }
+
+    /// Waits until no other client of this machine uses the server.
+    async fn acquire(&self) -> Result<Flock<File>> {
+        let failed = |cause: std::io::Error| {
+            Error::invalid_definition(format!("could not lock \"{}\": {cause}", self.lock.display()))
+        };
+        loop {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).mode(0o666).custom_flags(OFlag::O_NOFOLLOW.bits());
+            match Flock::lock(options.open(&self.lock).map_err(failed)?, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(lock),
+                Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(LOCK_INTERVAL).await,
+                Err((_, cause)) => return Err(failed(cause.into())),
+            }
+        }
+    }
+
+    /// One batch, there and back.
+    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+        let function = signature.function.as_str();
+        let lost = |status: Status| status_error(function, &status);
+        let malformed = |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
+        let _lock = self.acquire().await?;
+        let mut client = self.flight.client();
+        let descriptor = FlightDescriptor::new_path(vec!["scoreit".to_string()]);
+        let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
+        let message = BatchEncoder::default().encode(&batch.columns).map_err(|cause| malformed(&cause))?;
+        let bytes_sent = message.data_body.len() + message.data_header.len();
+        drain(client.do_put(stream::iter([opening, message])).await.map_err(lost)?.into_inner()).await.map_err(lost)?;
+        let action = Action { r#type: "score".to_string(), body: Default::default() };
+        drain(client.do_action(action).await.map_err(lost)?.into_inner()).await.map_err(lost)?;
+        let ticket = Ticket { ticket: "scored".into() };
+        let mut results: Streaming<FlightData> = client.do_get(ticket).await.map_err(lost)?.into_inner();
+        let (mut schema, mut batches, mut bytes_received) = (None, Vec::new(), 0);
+        while let Some(message) = results.message().await.map_err(lost)? {
+            bytes_received += message.data_body.len() + message.data_header.len();
+            match &schema {
+                None => schema = Some(decode_schema(&message).map_err(|cause| malformed(&cause))?),
+                Some(schema) => batches.push(decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?),
+            }
+        }
+        let schema = schema.ok_or_else(|| malformed(&"it has no schema"))?;
+        let table = arrow_select::concat::concat_batches(&schema, &batches).map_err(|cause| malformed(&cause))?;
+        let columns = adapt_reply(signature, table)?;
+        check_reply(signature, batch, &columns)?;
+        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0 })
+    }
+
+    async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        check_scalar(Dialect::PutGet, signature)?;
+        while let Some(batch) = outbox.next().await {
+            let reply = self.call(signature, &batch).await?;
+            outbox.answer(batch.number);
+            inbox.deliver(Ok(Event::Reply(reply)));
+        }
+        Ok(())
+    }
+}
+
+async fn drain<T>(mut stream: Streaming<T>) -> std::result::Result<(), Status> {
+    while stream.message().await?.is_some() {}
+    Ok(())
+}
+
+/// The results in the declared type, if that loses nothing.
+fn adapt_reply(signature: &Signature, table: RecordBatch) -> Result<RecordBatch> {
+    let function = &signature.function;
+    if table.num_columns() != 1 {
+        return Err(Error::protocol(function, format!("Its reply has {} columns, not 1.", table.num_columns())));
+    }
+    let column = adapt(table.column(0), &signature.result.data_type()).map_err(|fact| Error::bad_result(function, fact))?;
+    let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
+    RecordBatch::try_new(schema.into(), vec![column]).map_err(|cause| Error::bad_result(function, format!("{cause}.")))
+}
+
+impl Transport for PutGet {
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>> {
+        Box::pin(async { Ok(no_greeting(Dialect::PutGet)) })
+    }
+
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
+        Box::pin(async move { Err(no_signature(Dialect::PutGet, function)) })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}

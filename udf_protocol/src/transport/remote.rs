@@ -1,0 +1,134 @@
+//! Servers that run elsewhere: their addresses, what they speak, and the way to each.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::envelope::Envelope;
+use super::flight::Flight;
+use super::put_get::PutGet;
+use super::{Credentials, Endpoint, Transport};
+use crate::dialect::Dialect;
+use crate::error::{Error, Result};
+use crate::manifest::TransportName;
+
+/// Equal servers, each of which answers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Remote {
+    /// Their addresses; at least one, all of the same transport.
+    pub endpoints: Vec<Endpoint>,
+    /// The path of an HTTP server; empty if the dialect's own is meant.
+    path: String,
+    dialect: Dialect,
+}
+
+impl Remote {
+    /// Reads addresses with commas between them. Over HTTP they may end with a path, which is the same for all.
+    pub fn parse(text: &str, dialect: Dialect) -> Result<Remote> {
+        let (mut endpoints, mut paths) = (Vec::new(), Vec::new());
+        for address in text.split(',').map(str::trim) {
+            let (address, path) = split_path(address);
+            endpoints.push(Endpoint::parse(&address)?);
+            paths.push(path);
+        }
+        paths.retain(|path| !path.is_empty());
+        paths.dedup();
+        let refuse =
+            |fact: &str| Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail(fact.to_string()));
+        let transport = endpoints[0].transport_name();
+        if endpoints.iter().any(|endpoint| endpoint.transport_name() != transport) {
+            return refuse("All addresses must be of the same kind.");
+        }
+        if paths.len() > 1 {
+            return refuse("All addresses must have the same path.");
+        }
+        if dialect.transport().is_some_and(|wanted| wanted != transport) {
+            let fact = format!("Dialect \"{}\" is not spoken over {}.", dialect.name(), transport.name());
+            return refuse(&fact);
+        }
+        if dialect == Dialect::Transship && !paths.is_empty() {
+            return Err(refuse("Servers of this protocol have no path.")
+                .unwrap_err()
+                .with_hint("Name what the server speaks with the key \"dialect\"."));
+        }
+        Ok(Remote { endpoints, path: paths.pop().unwrap_or_default(), dialect })
+    }
+
+    /// The one of the servers at that address.
+    pub fn at(&self, endpoint: &Endpoint) -> Remote {
+        Remote { endpoints: vec![endpoint.clone()], ..self.clone() }
+    }
+
+    /// How batches travel.
+    pub fn transport_name(&self) -> TransportName {
+        self.endpoints[0].transport_name()
+    }
+
+    /// What the servers speak.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
+    /// The transport to the server at one of the addresses.
+    pub fn transport(&self, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
+        match self.dialect {
+            Dialect::Transship if endpoint.transport_name() == TransportName::Flight => {
+                Arc::new(Flight::of_any(endpoint.clone(), credentials))
+            }
+            Dialect::Transship => endpoint.transport(credentials),
+            Dialect::PutGet => Arc::new(PutGet::new(endpoint.clone(), credentials)),
+            dialect => Arc::new(Envelope::new(endpoint.clone(), &self.path, dialect, credentials)),
+        }
+    }
+}
+
+impl From<Endpoint> for Remote {
+    fn from(endpoint: Endpoint) -> Remote {
+        Remote { endpoints: vec![endpoint], path: String::new(), dialect: Dialect::Transship }
+    }
+}
+
+impl fmt::Display for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (position, endpoint) in self.endpoints.iter().enumerate() {
+            let comma = if position > 0 { "," } else { "" };
+            write!(f, "{comma}{endpoint}{}", self.path)?;
+        }
+        Ok(())
+    }
+}
+
+/// The address, with the usual port if it names none, and the path of an HTTP server.
+fn split_path(address: &str) -> (String, String) {
+    for (scheme, port) in [("http://", 80), ("https://", 443)] {
+        let Some(rest) = address.strip_prefix(scheme) else { continue };
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let authority = if has_port { authority.to_string() } else { format!("{authority}:{port}") };
+        let path = if path == "/" { String::new() } else { path.to_string() };
+        return (format!("{scheme}{authority}"), path);
+    }
+    (address.to_string(), String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_together() {
+        let read = |text: &str, dialect| Remote::parse(text, dialect).map(|remote| remote.to_string());
+        assert_eq!(read("grpc://a:1, grpc://b:2", Dialect::Transship).unwrap(), "grpc://a:1,grpc://b:2");
+        assert_eq!(read("https://a/f?code=1", Dialect::Array).unwrap(), "https://a:443/f?code=1");
+        assert_eq!(read("http://[::1]:8080/", Dialect::Snowflake).unwrap(), "http://[::1]:8080");
+        for (text, dialect, fact) in [
+            ("grpc://a:1,http://b:2", Dialect::Transship, "same kind"),
+            ("http://a/x,http://b/y", Dialect::Mlflow, "same path"),
+            ("grpc://a:1", Dialect::Mlflow, "not spoken over flight"),
+            ("http://a/x", Dialect::Transship, "no path"),
+        ] {
+            let error = Remote::parse(text, dialect).unwrap_err();
+            assert!(error.detail().unwrap().contains(fact), "{error}");
+        }
+        assert!(Remote::parse("grpc://a", Dialect::Transship).is_err() && Remote::parse("", Dialect::Transship).is_err());
+    }
+}
