@@ -29,6 +29,9 @@ mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test
 conformance:     ## Judge every template against docs/protocol.md, and print the matrix.
 	@scripts/conformance.sh
 
+templates:       ## Start a project from every template, build it, and ask all of them the same in SQL.
+	@scripts/templates.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@scripts/test_matrix.sh
 
@@ -58,4 +61,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance templates test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean

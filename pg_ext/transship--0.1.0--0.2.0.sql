@@ -19,12 +19,17 @@ COMMENT ON FOREIGN DATA WRAPPER transship IS 'servers of container functions';
 
 -- Images
 
-CREATE FUNCTION image_ddl(image text, schema text) RETURNS json
+CREATE FUNCTION image_info(image text) RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_image_info';
+
+COMMENT ON FUNCTION image_info(text) IS 'name, version and digest of an image';
+
+CREATE FUNCTION image_ddl(image text, schema text, previous text DEFAULT '') RETURNS json
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_image_ddl';
 
-COMMENT ON FUNCTION image_ddl(text, text) IS 'the statements that create all functions of an image, as an array';
+COMMENT ON FUNCTION image_ddl(text, text, text) IS 'the statements that create all functions of an image, as an array';
 
-CREATE FUNCTION import(image text, schema text DEFAULT current_schema()) RETURNS SETOF text
+CREATE FUNCTION import(image text, schema text DEFAULT current_schema(), previous text DEFAULT '') RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   statement text;
@@ -32,7 +37,7 @@ BEGIN
   IF schema IS NULL THEN
     RAISE EXCEPTION 'no schema has been selected to create in' USING ERRCODE = 'invalid_schema_name';
   END IF;
-  FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema)) LOOP
+  FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema, previous)) LOOP
     BEGIN
       EXECUTE statement;
     EXCEPTION WHEN duplicate_object THEN
@@ -45,7 +50,7 @@ BEGIN
 END
 $$;
 
-COMMENT ON FUNCTION import(text, text) IS 'creates all functions of an image, and says how';
+COMMENT ON FUNCTION import(text, text, text) IS 'creates all functions of an image, and says how';
 
 CREATE FUNCTION function_body(function oid) RETURNS json
 LANGUAGE c STRICT STABLE AS 'MODULE_PATHNAME', 'transship_function_body';
@@ -57,13 +62,67 @@ SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name,
   pg_catalog.pg_get_function_identity_arguments(p.oid) AS arguments, pg_catalog.pg_get_function_result(p.oid) AS result,
   pg_catalog.pg_get_userbyid(p.proowner) AS owner,
   b.body ->> 'image' AS image, b.body ->> 'digest' AS digest, b.body ->> 'template' AS template,
-  b.body ->> 'server' AS server, b.body ->> 'endpoint' AS endpoint, b.body ->> 'transport' AS transport
+  b.body ->> 'server' AS server, b.body ->> 'endpoint' AS endpoint, b.body ->> 'transport' AS transport, b.body ->> 'previous' AS previous
 FROM pg_catalog.pg_proc p
 JOIN pg_catalog.pg_language l ON l.oid = p.prolang AND l.lanname = 'container'
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 CROSS JOIN LATERAL (SELECT @extschema@.function_body(p.oid)) b (body);
 
 GRANT SELECT ON functions TO PUBLIC;
+
+-- Versions: what an image's functions are is made of the image, and what it no longer has is dropped.
+
+CREATE FUNCTION registered(image_name text, in_schema text)
+RETURNS TABLE (funcid oid, digest text, previous text)
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT f.funcid, f.digest, f.previous FROM transship.functions f
+  WHERE f.schema = in_schema AND regexp_replace(f.image, ':[^:/]*$', '') = image_name
+$$;
+
+COMMENT ON FUNCTION registered(text, text) IS 'the functions of an image, of whatever version, in a schema';
+
+CREATE FUNCTION register(image text, schema text DEFAULT current_schema()) RETURNS SETOF text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  info json := transship.image_info(image);
+  before text;
+  stale text;
+BEGIN
+  -- One registration at a time, so that each sees what the one before left.
+  PERFORM pg_advisory_xact_lock(hashtext('transship.register'), hashtext(schema));
+  SELECT CASE r.digest WHEN info ->> 'digest' THEN r.previous ELSE r.digest END INTO before
+  FROM transship.registered(info ->> 'name', schema) r ORDER BY r.digest = info ->> 'digest', r.funcid DESC LIMIT 1;
+  RETURN QUERY SELECT transship.import(image, schema, coalesce(before, ''));
+  FOR stale IN
+    SELECT format('DROP AGGREGATE %s', a.aggfnoid::regprocedure) FROM pg_aggregate a
+    JOIN transship.registered(info ->> 'name', schema) r ON r.funcid = a.aggtransfn
+    WHERE r.digest IS DISTINCT FROM info ->> 'digest'
+    UNION ALL
+    SELECT format('DROP FUNCTION %s', r.funcid::regprocedure) FROM transship.registered(info ->> 'name', schema) r
+    WHERE r.digest IS DISTINCT FROM info ->> 'digest'
+  LOOP
+    EXECUTE stale;
+    RETURN NEXT stale || ';';
+  END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION register(text, text) IS 'creates or replaces all functions of an image, drops those that it no longer has, and says how';
+
+CREATE FUNCTION rollback(image_name text, schema text DEFAULT current_schema()) RETURNS SETOF text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  before text;
+BEGIN
+  SELECT r.previous INTO before FROM transship.registered(image_name, schema) r WHERE r.previous IS NOT NULL ORDER BY r.funcid DESC LIMIT 1;
+  IF before IS NULL THEN
+    RAISE EXCEPTION 'no earlier version of image "%" was registered in schema "%"', image_name, schema USING ERRCODE = 'undefined_object';
+  END IF;
+  RETURN QUERY SELECT transship.register(before, schema);
+END
+$$;
+
+COMMENT ON FUNCTION rollback(text, text) IS 'registers the version of an image that was registered before, and says how';
 
 -- What runs, and what ran
 

@@ -7,6 +7,7 @@ source "$(dirname "$0")/environment.sh"
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
 "$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2
+"$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2
 say "Building the image that the tests call"
 build_image sql/functions
 
@@ -21,15 +22,25 @@ servers=$!
 port=$(free_port)
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" > "$ROOT/target/arrow_udf.log" 2>&1 &
 servers="$servers $!"
-trap 'kill $servers' EXIT
-for _ in $(seq 100); do
-  [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break
-  sleep 0.1
+dialects=()
+for _ in 1 2 3 4 5 6; do dialects+=("$(free_port)"); done
+model=$(mktemp -d)
+"$ROOT/target/venv-dialects/bin/python" sql/functions/dialect_servers.py "$model" "${dialects[@]}" > "$ROOT/target/dialects.log" 2>&1 &
+servers="$servers $!"
+trap 'kill $servers; rm -rf "$model"' EXIT
+export DATABEND_ENDPOINT=grpc://127.0.0.1:${dialects[0]} SINGLESTORE_ENDPOINT=http://127.0.0.1:${dialects[1]}
+export BIGQUERY_ENDPOINT=http://127.0.0.1:${dialects[2]} MLFLOW_ENDPOINT=http://127.0.0.1:${dialects[3]}
+export RECORDED_ENDPOINT=http://127.0.0.1:${dialects[4]} PUT_GET_ENDPOINT=grpc://127.0.0.1:${dialects[5]}
+for place in "$port" "${dialects[@]}"; do
+  for _ in $(seq 600); do
+    [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$place") 2> /dev/null && break
+    sleep 0.1
+  done
 done
 export TLS_ENDPOINT=grpcs://localhost:$tls_port TLS_FOLDER=$tls MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf tls prepared parallel statements dba settings update)
+[ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf dialects tls prepared parallel statements dba settings update)
 export PG_REGRESS_DIFF_OPTS=-u
 # A statement that hangs is a failure, not a wait.
 export PGOPTIONS="-c statement_timeout=120s"

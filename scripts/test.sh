@@ -22,6 +22,9 @@ for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/conformance.sh"
 done
+RUNTIME=docker "$ROOT/scripts/templates.sh"
+RUNTIME=docker "$ROOT/scripts/versions.sh"
+RUNTIME=docker "$ROOT/scripts/deploy.sh"
 RUNTIME=docker "$ROOT/scripts/registry.sh"
 "$ROOT/scripts/mssql.sh"
 say "Testing the packaged extension, which is linked otherwise"

@@ -354,23 +354,23 @@ impl Judge {
 
     /// Each batch's running sums, over the whole stream.
     fn expect_running_sums(&self, signature: &Signature) -> Finding {
-            let mut exchange = self.open(signature);
-            for number in 0..3 {
-                let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 10]));
-                exchange.send(batch(signature, number, 2, vec![column], None));
-            }
-            exchange.close();
-            let mut found = Vec::new();
-            loop {
-                match exchange.receive_from_map(&PlainHost).map_err(|error| say(&error))? {
-                    MapEvent::Results(reply) => {
-                        found.extend_from_slice(reply.columns.column(0).as_primitive::<Int64Type>().values())
-                    }
-                    MapEvent::Taken => {}
-                    MapEvent::End => break,
+        let mut exchange = self.open(signature);
+        for number in 0..3 {
+            let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 10]));
+            exchange.send(batch(signature, number, 2, vec![column], None));
+        }
+        exchange.close();
+        let mut found = Vec::new();
+        loop {
+            match exchange.receive_from_map(&PlainHost).map_err(|error| say(&error))? {
+                MapEvent::Results(reply) => {
+                    found.extend_from_slice(reply.columns.column(0).as_primitive::<Int64Type>().values())
                 }
+                MapEvent::Taken => {}
+                MapEvent::End => break,
             }
-            if found == [1, 11, 12, 22, 23, 33] { Ok(()) } else { Err(format!("its results are {found:?}")) }
+        }
+        if found == [1, 11, 12, 22, 23, 33] { Ok(()) } else { Err(format!("its results are {found:?}")) }
     }
 
     /// Two groups that grow, give their states, take each other's, and are asked for again.
@@ -469,9 +469,7 @@ impl Judge {
                 }
             });
         }
-        let step = |exchange: &str, number: u64| {
-            json!({"batch": number, "rows": 1, "columns": [[0], [1], [null]], "exchange": exchange, "step": "accumulate"})
-        };
+        let step = |exchange: &str, number: u64| json!({"batch": number, "rows": 1, "columns": [[0], [1], [null]], "exchange": exchange, "step": "accumulate"});
         let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
         self.with("6", "refuses to go on with an exchange that it does not know", total, |_, _| {
             let (first, _) = post("/v1/functions/total", step("conformance-a", 0).to_string())?;

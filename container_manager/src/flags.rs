@@ -107,6 +107,39 @@ pub enum Command {
         #[arg(long)]
         schema: Option<String>,
     },
+    /// Write a file that runs an image's functions elsewhere, for engines that call them by endpoint.
+    Deploy {
+        /// The image.
+        image: String,
+        /// What runs it there.
+        #[arg(long, value_enum)]
+        target: DeployTarget,
+        /// The image as the hosts there can get it, such as registry.example/team/flights:1.0; its own name if left out.
+        #[arg(long)]
+        reference: Option<String>,
+    },
+    /// Create or replace an image's functions in a database, in one transaction, and drop those that it no longer has.
+    Register {
+        /// The image.
+        image: String,
+        /// The database: a connection string, as psql takes it.
+        #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
+        dsn: String,
+        /// The schema of the functions.
+        #[arg(long, default_value = "public")]
+        schema: String,
+    },
+    /// Register the version of an image that was registered before.
+    Rollback {
+        /// The image's name, without its version.
+        name: String,
+        /// The database: a connection string, as psql takes it.
+        #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
+        dsn: String,
+        /// The schema of the functions.
+        #[arg(long, default_value = "public")]
+        schema: String,
+    },
     /// Judge servers against the protocol, case by case.
     Conformance {
         /// Endpoints of servers, or images of which a replica is started; a replica is judged over Flight and over JSON.
@@ -132,6 +165,15 @@ pub enum Command {
     },
     /// Check what the manager and its runtime need, and say what is missing.
     Doctor,
+}
+
+/// What runs containers elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeployTarget {
+    /// Docker Compose.
+    Compose,
+    /// Kubernetes.
+    Kubernetes,
 }
 
 /// A database engine.

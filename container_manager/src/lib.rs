@@ -5,6 +5,7 @@
 pub mod api;
 pub mod config;
 pub mod conformance;
+pub mod deploy;
 pub mod doctor;
 pub mod flags;
 pub mod pool;

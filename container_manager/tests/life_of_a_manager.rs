@@ -131,7 +131,12 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
 }
 
 async fn answers(lease: &Lease) -> bool {
-    Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default()).hello().await.is_ok()
+    Endpoint::parse(lease.info.endpoint(TransportName::Flight))
+        .unwrap()
+        .transport(&Credentials::default())
+        .hello()
+        .await
+        .is_ok()
         && Endpoint::parse(&lease.info.json).unwrap().transport(&Credentials::default()).hello().await.is_ok()
 }
 
@@ -195,7 +200,8 @@ fn live_a_life(runtime: &'static str) {
 /// Has a replica end itself, as a crash would.
 async fn end_replica(lease: &Lease) {
     use udf_protocol::transport::{Inbox, Outbox};
-    let transport = Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default());
+    let transport =
+        Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default());
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_protocol::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();

@@ -27,6 +27,7 @@ entry_point!(transship_validator, pg_finfo_transship_validator, language::valida
 entry_point!(transship_map, pg_finfo_transship_map, map::map);
 entry_point!(transship_fdw_validator, pg_finfo_transship_fdw_validator, server::validate_options);
 entry_point!(transship_image_ddl, pg_finfo_transship_image_ddl, images::image_ddl);
+entry_point!(transship_image_info, pg_finfo_transship_image_info, images::image_info);
 entry_point!(transship_function_body, pg_finfo_transship_function_body, images::function_body);
 entry_point!(transship_manager_replicas, pg_finfo_transship_manager_replicas, images::manager_replicas);
 entry_point!(transship_statistics, pg_finfo_transship_statistics, statistics::statistics);

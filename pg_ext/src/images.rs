@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
-use udf_protocol::control::{Request, Response};
+use udf_protocol::control::{ImageInfo, Request, Response};
 use udf_protocol::manifest::FunctionBody;
 use udf_protocol::{Error, Kind, ddl};
 
@@ -12,15 +12,30 @@ use crate::host::Backend;
 use crate::pg::catalog;
 use crate::{report, session, settings};
 
-/// `transship.image_ddl(image text, schema text) RETURNS json`.
+/// `transship.image_ddl(image text, schema text, previous text) RETURNS json`.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn image_ddl(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL passes a valid fcinfo with two texts, neither of them NULL, since the function is STRICT.
-    let [image, schema] = unsafe { [0, 1].map(|i| text((*fcinfo).args.as_slice(2)[i].value)) };
+    // SAFETY: PostgreSQL passes a valid fcinfo with three texts, none of them NULL, since the function is STRICT.
+    let [image, schema, previous] = unsafe { [0, 1, 2].map(|i| text((*fcinfo).args.as_slice(3)[i].value)) };
+    let info = resolve(&image);
+    let previous = Some(previous).filter(|digest| !digest.is_empty());
+    // The name of an image may stand for another content by now than the digest that is asked for.
+    let digest = image.starts_with("sha256:").then(|| info.digest.clone());
+    let statements = ddl::postgres(&info.manifest, &schema, &ddl::Pin { digest, previous });
+    report::json_datum(&json!(report::unwrap(statements)))
+}
+
+/// `transship.image_info(image text) RETURNS json`.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn image_info(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with a text that is not NULL, since the function is STRICT.
+    let info = resolve(&unsafe { text((*fcinfo).args.as_slice(1)[0].value) });
+    report::json_datum(&json!({"name": info.manifest.name, "version": info.manifest.version, "digest": info.digest}))
+}
+
+fn resolve(image: &str) -> ImageInfo {
     let manager = settings::manager_socket();
-    let found = session::client().resolve_image(&Backend, &manager, &image, settings::start_timeout());
-    let statements = report::unwrap(found.and_then(|info| ddl::postgres(&info.manifest, &schema)));
-    report::json_datum(&json!(statements))
+    report::unwrap(session::client().resolve_image(&Backend, &manager, image, settings::start_timeout()))
 }
 
 /// `transship.function_body(oid) RETURNS json`.

@@ -5,8 +5,8 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::dispatch::Target;
 use udf_protocol::dialect::Dialect;
+use udf_protocol::dispatch::Target;
 use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
 use udf_protocol::transport::{Credentials, Remote, Token};
 use udf_protocol::{Error, Result};
@@ -76,7 +76,11 @@ fn find(name: &str) -> Result<*mut pg_sys::ForeignServer> {
 
 /// A dialect in which an address may have a path, if it may have one at all.
 fn any_dialect(address: &str) -> Dialect {
-    if address.trim().starts_with("http://") || address.trim().starts_with("https://") { Dialect::Array } else { Dialect::Transship }
+    if address.trim().starts_with("http://") || address.trim().starts_with("https://") {
+        Dialect::Array
+    } else {
+        Dialect::Transship
+    }
 }
 
 /// # Safety
@@ -116,7 +120,9 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
             let value = CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy();
             report::unwrap(match name.as_ref() {
                 // Together with its dialect, when it is used: the path of an address depends on it.
-                "endpoint" => value.split(',').try_for_each(|address| Remote::parse(address, any_dialect(address)).map(drop)),
+                "endpoint" => {
+                    value.split(',').try_for_each(|address| Remote::parse(address, any_dialect(address)).map(drop))
+                }
                 "dialect" => Dialect::from_name(&value).map(drop),
                 "headers" => Headers::new(&value).map(drop),
                 "token" => Token::new(&value).map(drop),

@@ -51,7 +51,8 @@ impl Balance {
         let lost = self.lost.lock().expect("no holder panics");
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let in_turn = (0..candidates.len()).map(|step| &candidates[turn.wrapping_add(step) % candidates.len()]);
-        let due = |endpoint: &&Endpoint| lost.get(*endpoint).map(|loss| loss.until).filter(|until| *until > Instant::now());
+        let due =
+            |endpoint: &&Endpoint| lost.get(*endpoint).map(|loss| loss.until).filter(|until| *until > Instant::now());
         in_turn.min_by_key(due).expect("there is at least one address").clone()
     }
 

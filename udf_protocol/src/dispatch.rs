@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::balance::Balance;
 use crate::control::Lease;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Remote, Transport};
@@ -121,10 +121,22 @@ impl Connections {
 
     /// The signature that `target` offers for `function`.
     pub async fn signature(&self, target: &Target, name: TransportName, function: &str) -> Result<Signature> {
-        let (_, transport, _lease) = self.reach(target, name).await?;
-        // docs/protocol.md §2: "a client refuses a version that it does not know".
-        transport.hello().await?;
-        transport.signature(function).await
+        let mut attempt = 1;
+        loop {
+            let (endpoint, transport, _lease) = self.reach(target, name).await?;
+            // docs/protocol.md §2: "a client refuses a version that it does not know".
+            let error = match transport.hello().await {
+                Ok(_) => return transport.signature(function).await,
+                Err(error) => error,
+            };
+            let is_lost = error.is_retryable() || error.kind() == Kind::Unreachable;
+            if !is_lost || !matches!(target, Target::Remote { .. }) || attempt == MAX_ATTEMPTS {
+                return Err(error);
+            }
+            // Another of the servers may be there.
+            self.balance.note_loss(&endpoint);
+            attempt += 1;
+        }
     }
 
     /// Runs one exchange; an error is delivered as the last thing in the inbox.

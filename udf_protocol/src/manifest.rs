@@ -263,6 +263,9 @@ pub struct FunctionBody {
     /// The image's digest at the time of `CREATE FUNCTION`; written by the extension.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
+    /// The digest that was called before; written by the extension, for a rollback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
     /// The image, `name:tag`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
@@ -376,10 +379,11 @@ impl FunctionBody {
                 .with_hint("A server that is named by CREATE SERVER has its dialect as an option."));
         }
         body.remote()?;
-        if let Some(digest) = &body.digest {
+        for (key, digest) in [("digest", &body.digest), ("previous", &body.previous)] {
+            let Some(digest) = digest else { continue };
             let hex = digest.strip_prefix("sha256:").unwrap_or_default();
             if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                return Err(bad_value("digest", digest, "sha256: and 64 hexadecimal digits"));
+                return Err(bad_value(key, digest, "sha256: and 64 hexadecimal digits"));
             }
         }
         if let Some(timeout_ms) = body.timeout_ms {

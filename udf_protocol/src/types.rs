@@ -470,7 +470,9 @@ fn native_field(field: &Field) -> Field {
         _ if is_variant => return Type::Json.field(field.name()),
         DataType::LargeBinary if extension == Some("arrowudf.decimal") => return Type::Numeric.field(field.name()),
         DataType::LargeUtf8 if extension == Some("arrowudf.json") => return Type::Json.field(field.name()),
-        DataType::Decimal128(..) | DataType::Decimal256(..) | DataType::UInt64 => return Type::Numeric.field(field.name()),
+        DataType::Decimal128(..) | DataType::Decimal256(..) | DataType::UInt64 => {
+            return Type::Numeric.field(field.name());
+        }
         DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
         DataType::LargeBinary | DataType::BinaryView => DataType::Binary,
         DataType::Int8 | DataType::UInt8 => DataType::Int16,

@@ -1,16 +1,17 @@
 //! The command line's main: one match on the command.
 
+use std::io::Write;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
 use container_manager::config::absolute_place;
 use container_manager::conformance::{self, Outcome};
-use container_manager::doctor;
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
+use container_manager::{deploy, doctor};
 use udf_protocol::control::{Lease, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
 use udf_protocol::manifest::Manifest;
@@ -60,6 +61,22 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &place)?);
             Ok(true)
         }
+        Command::Deploy { image, target, reference } => {
+            let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
+                return Err(unexpected("It did not answer with an image."));
+            };
+            let reference = reference.unwrap_or_else(|| found.manifest.image());
+            print!("{}", deploy::describe(&found.manifest, &reference, target)?);
+            Ok(true)
+        }
+        Command::Register { image, dsn, schema } => {
+            run_in_postgres(&dsn, "register", &image, &schema)?;
+            Ok(true)
+        }
+        Command::Rollback { name, dsn, schema } => {
+            run_in_postgres(&dsn, "rollback", &name, &schema)?;
+            Ok(true)
+        }
         Command::Conformance { servers, token, ca, quiet } => {
             let credentials = Credentials {
                 token: token.as_deref().map(Token::new).transpose()?,
@@ -95,10 +112,29 @@ fn run(flags: CliFlags) -> Result<bool> {
 /// The statements, as the engine's own client takes them.
 fn write_ddl(manifest: &Manifest, engine: Engine, schema: Option<&str>, place: &PlaceFlags) -> Result<String> {
     let (statements, end) = match engine {
-        Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"))?, ";\n"),
+        Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"), &ddl::Pin::default())?, ";\n"),
         Engine::Mssql => (ddl::mssql(manifest, schema.unwrap_or("dbo"), &place.socket.to_string_lossy())?, "\nGO\n"),
     };
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
+}
+
+/// Calls one of the extension's functions with psql, which knows all that a connection string may say.
+fn run_in_postgres(dsn: &str, function: &str, image: &str, schema: &str) -> Result<()> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        Error::new(Kind::InvalidDefinition, format!("could not {function} \"{image}\"")).with_detail(cause.to_string())
+    };
+    let mut psql = std::process::Command::new("psql");
+    psql.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1", "--dbname", dsn]);
+    psql.arg(format!("--set=image={image}")).arg(format!("--set=schema={schema}"));
+    let mut child = psql.stdin(Stdio::piped()).spawn().map_err(|cause| failed(&format!("psql: {cause}")))?;
+    // Variables are put in by psql, quoted, only in what it reads.
+    let query = format!("SET client_min_messages = warning;\nSELECT transship.{function}(:'image', :'schema');\n");
+    let written = child.stdin.take().map(|mut input| input.write_all(query.as_bytes()));
+    written.transpose().map_err(|cause| failed(&cause))?;
+    match child.wait().map_err(|cause| failed(&cause))? {
+        status if status.success() => Ok(()),
+        status => Err(failed(&format!("psql: {status}."))),
+    }
 }
 
 fn read_authorities(path: &Path) -> Result<Authorities> {

@@ -58,7 +58,8 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     hash.update(manifest.to_label());
     hash.update(source);
     let tag = tag_of(hash);
-    let manifest = Manifest { name: "transship-inline".to_string(), version: tag, ..manifest.clone() };
+    let handler = template.handler().to_string();
+    let manifest = Manifest { name: "transship-inline".to_string(), version: tag, handler, ..manifest.clone() };
     // The label is JSON of the user's making, so it is checked like any other.
     let manifest = Manifest::from_label(&manifest.to_label())?;
     if let Ok(image) = runtime.resolve(&manifest.image()) {

@@ -57,6 +57,12 @@ impl Template {
         Ok(template)
     }
 
+    /// The file with the handler in a new project.
+    pub fn handler(&self) -> &str {
+        let found = self.project.iter().find(|file| *file != "transship.toml");
+        found.map_or("handler", String::as_str)
+    }
+
     /// Writes a new project into `target`, which must not exist.
     pub fn write_project(&self, target: &Path, name: &str) -> Result<()> {
         let failed = |cause: std::io::Error| {

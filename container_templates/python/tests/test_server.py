@@ -152,3 +152,61 @@ def test_process_answers_and_ends(tmp_path):
     finally:
         process.kill()
         process.stderr.close()
+
+
+ROWS = [[1, 2], [1, None], [2**60, 1]]
+SUMS = [3, None, 2**60 + 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "expected"),
+    [
+        ("/", {"sf-external-function-name": "add"}, {"data": [[i, *row] for i, row in enumerate(ROWS)]}, {"data": [[i, x] for i, x in enumerate(SUMS)]}),
+        ("/invoke", {"s2-ef-name": "add"}, {"data": [[7, 1, 2], [9, 3, 4]]}, {"data": [[7, 3], [9, 7]]}),
+        (
+            "/2015-03-31/functions/function/invocations",
+            {},
+            {"external_function": "public.add", "num_records": 3, "arguments": ROWS},
+            {"success": True, "num_records": 3, "results": SUMS},
+        ),
+        ("/add", {}, {"requestId": "1", "calls": [[1, 2], ["9007199254740993", 1]]}, {"replies": [3, "9007199254740994"]}),
+        ("/add/invocations/add", {}, {"dataframe_split": {"columns": ["b", "x", "a"], "data": [[1, None, 2]]}}, {"predictions": [3]}),
+        ("/add", {}, {"dataframe_records": [{"a": 1, "b": 2}]}, {"predictions": [3]}),
+        ("/add", {}, {"inputs": {"a": [1, 2], "b": [3, 4]}}, {"predictions": [4, 6]}),
+        ("/add", {}, {"instances": [[1, 2]]}, {"predictions": [3]}),
+        ("/api/add?code=1", {}, ROWS, SUMS),
+        ("/add", {}, {"data": ROWS}, SUMS),
+    ],
+)
+def test_other_engines_envelopes(http_address, path, headers, body, expected):
+    assert foreign(http_address, path, headers, body) == (200, expected)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "expected"),
+    [
+        ("/", {"external_function": "absent", "arguments": [[1]]}, 200, {"success": False, "num_records": 0, "error_msg": 'there is no function "absent"'}),
+        ("/fail", {"calls": [[3]]}, 400, {"errorMessage": "ValueError: three"}),
+        ("/add", {"calls": [[1]]}, 400, {"errorMessage": "the request cannot be read: add takes 2 arguments"}),
+    ],
+)
+def test_failures_in_other_engines_words(http_address, path, body, status, expected):
+    assert foreign(http_address, path, {}, body) == (status, expected)
+
+
+def foreign(address, path, headers, body):
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_exchanges_of_aggregate_functions_end(http_address):
+    def step(number, step="accumulate", values=(5,)):
+        body = {"batch": number, "rows": 1, "columns": [[0], list(values), [None]], "exchange": "x", "step": step}
+        return request(http_address, "POST", "/v1/functions/Sum", json.dumps(body))
+
+    assert step(0)[0] == 200
+    assert step(1, "finish", (None,))[1]["columns"] == [[5], [None]]
+    assert request(http_address, "DELETE", "/v1/exchanges/x")[0] == 200
+    assert step(2)[1]["error"]["kind"] == "protocol_violation"

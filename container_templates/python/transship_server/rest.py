@@ -10,7 +10,7 @@ import urllib.parse
 
 import pyarrow as pa
 
-from . import types
+from . import dialects, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -36,6 +36,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/v1":
             return self._answer(200, greeting(self.server.functions))
+        if self.path in ("/ping", "/health"):
+            # What MLflow's clients look at.
+            return self._answer(200, {})
         try:
             function = self._find()
         except CallError as error:
@@ -47,6 +50,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
         try:
             body = self._read_body()
+            if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
+                return self._answer(*answered)
             function = self._find()
             body = _read_request(body)
             number, batch = _read_batch(function, body)
@@ -62,6 +67,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._fail(error)
         micros = (time.perf_counter_ns() - start) // 1000
         return self._answer(200, {"batch": number, "rows": reply.num_rows, "micros": micros, "columns": columns})
+
+    def _answer_dialect(self, body):
+        try:
+            request = json.loads(body)
+        except ValueError:
+            return None
+        return dialects.answer(self.server.functions, urllib.parse.unquote(self.path), self.headers, request)
 
     def do_DELETE(self):
         prefix = "/v1/exchanges/"

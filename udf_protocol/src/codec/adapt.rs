@@ -29,7 +29,10 @@ pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let adapted = cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))?;
     // A cast may round: then the way back leads elsewhere.
-    let may_round = found.is_floating() || wanted.is_floating() || found.is_temporal() || matches!(wanted, DataType::Decimal128(..) | DataType::Decimal256(..));
+    let may_round = found.is_floating()
+        || wanted.is_floating()
+        || found.is_temporal()
+        || matches!(wanted, DataType::Decimal128(..) | DataType::Decimal256(..));
     if may_round {
         let back = cast_with_options(&adapted, found, &options).map_err(|cause| format!("{cause}."))?;
         let is_same = back.to_data() == column.to_data() || is_same_number(&back, column);
@@ -65,7 +68,10 @@ mod tests {
     fn values_are_kept_or_refused() {
         let texts = column(StringArray::from(vec![Some("1.50"), Some("-0.25"), None]));
         let decimals = adapt(&texts, &DataType::Decimal128(10, 2)).unwrap();
-        assert_eq!(decimals.as_ref(), &Decimal128Array::from(vec![Some(150), Some(-25), None]).with_precision_and_scale(10, 2).unwrap());
+        assert_eq!(
+            decimals.as_ref(),
+            &Decimal128Array::from(vec![Some(150), Some(-25), None]).with_precision_and_scale(10, 2).unwrap()
+        );
         assert!(adapt(&texts, &DataType::Decimal128(10, 1)).is_err());
         let large = adapt(&texts, &DataType::LargeUtf8).unwrap();
         assert_eq!(large.as_ref(), &LargeStringArray::from(vec![Some("1.50"), Some("-0.25"), None]));

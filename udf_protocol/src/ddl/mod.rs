@@ -4,7 +4,7 @@ mod mssql;
 mod postgres;
 
 pub use mssql::mssql;
-pub use postgres::postgres;
+pub use postgres::{Pin, postgres};
 
 /// A text as a function body's TOML writes it.
 fn toml_string(text: &str) -> String {

@@ -6,13 +6,25 @@ use crate::manifest::{FunctionEntry, Manifest};
 use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::types::Type;
 
+/// Which of an image's contents the functions are to call.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pin {
+    /// The digest; that of the image's name at the time of the statements if left out.
+    pub digest: Option<String>,
+    /// The digest that they called before.
+    pub previous: Option<String>,
+}
+
 /// Statements for every function of an image, in an order in which they can be run. Functions are created or replaced
 /// in `schema`; composite types that are missing are created beside them.
-pub fn postgres(manifest: &Manifest, schema: &str) -> Result<Vec<String>> {
+pub fn postgres(manifest: &Manifest, schema: &str, pin: &Pin) -> Result<Vec<String>> {
+    let pairs = [("digest", &pin.digest), ("previous", &pin.previous)];
+    let written = pairs.iter().filter_map(|(key, value)| value.as_ref().map(|value| (key, value)));
+    let pin: String = written.map(|(key, value)| format!("\n{key} = {}", toml_string(value))).collect();
     let mut statements = Vec::new();
     for entry in &manifest.functions {
         if let Some(signature) = entry.signature()? {
-            Writer { image: manifest.image(), schema: quote(schema), entry, statements: &mut statements }
+            Writer { image: manifest.image(), pin: &pin, schema: quote(schema), entry, statements: &mut statements }
                 .write(&signature);
         }
     }
@@ -21,6 +33,8 @@ pub fn postgres(manifest: &Manifest, schema: &str) -> Result<Vec<String>> {
 
 struct Writer<'a> {
     image: String,
+    /// Further lines of each body.
+    pin: &'a str,
     schema: String,
     entry: &'a FunctionEntry,
     statements: &'a mut Vec<String>,
@@ -110,7 +124,7 @@ impl Writer<'_> {
         let strict = if if is_part { is_serial } else { self.entry.strict } { " STRICT" } else { "" };
         let parallel = if self.entry.volatility == Volatility::Volatile && !is_part { "" } else { " PARALLEL SAFE" };
         let kind = if self.entry.kind == FunctionKind::Map { "\nkind = \"map\"" } else { "" };
-        let body = format!("\nimage = {}{kind}{more}\n", toml_string(&self.image));
+        let body = format!("\nimage = {}{kind}{more}{}\n", toml_string(&self.image), self.pin);
         self.statements.push(format!(
             "CREATE OR REPLACE FUNCTION {}.{name}({arguments}) RETURNS {returns}\nLANGUAGE container {volatility}{strict}{parallel}\nAS {}",
             self.schema,
@@ -342,7 +356,7 @@ functions = [
 "#,
         )
         .unwrap();
-        let statements = postgres(&manifest, "My schema").unwrap();
+        let statements = postgres(&manifest, "My schema", &Pin::default()).unwrap();
         let expected = [
             "CREATE OR REPLACE FUNCTION \"My schema\".f(x int8, text[]) RETURNS daterange\nLANGUAGE container IMMUTABLE STRICT PARALLEL SAFE\nAS $$\nimage = \"m:1\"\n$$",
             "CREATE TYPE \"My schema\".\"Select_p\" AS (x float8, y float8)",
@@ -364,7 +378,7 @@ functions = [
     #[test]
     fn aggregates_that_cannot_merge_are_not_parallel() {
         let manifest = "name = 'm'\ntemplate = 'python'\nfunctions = [{ name = 'h', arguments = [], returns = 'int8', kind = 'aggregate' }]";
-        let statements = postgres(&Manifest::parse(manifest).unwrap(), "s").unwrap();
+        let statements = postgres(&Manifest::parse(manifest).unwrap(), "s", &Pin::default()).unwrap();
         assert_eq!(
             statements.last().unwrap(),
             "CREATE OR REPLACE AGGREGATE s.h (*) (SFUNC = s.h_accumulate, STYPE = internal, FINALFUNC = s.h_finish)"

@@ -45,7 +45,8 @@ impl Headers {
             value.set_sensitive(true);
             let name = HeaderName::from_bytes(name.trim().as_bytes()).ok()?;
             // These are the protocol's own.
-            let is_free = ![http::header::HOST, http::header::CONTENT_LENGTH, http::header::TRANSFER_ENCODING].contains(&name);
+            let is_free =
+                ![http::header::HOST, http::header::CONTENT_LENGTH, http::header::TRANSFER_ENCODING].contains(&name);
             is_free.then_some((name, value))
         };
         let lines = text.lines().filter(|line| !line.trim().is_empty());

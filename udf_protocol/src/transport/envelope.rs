@@ -64,7 +64,8 @@ impl Envelope {
         };
         match self.dialect {
             Dialect::Snowflake => {
-                let arguments: Vec<String> = signature.arguments.iter().map(|argument| argument.ty.to_string()).collect();
+                let arguments: Vec<String> =
+                    signature.arguments.iter().map(|argument| argument.ty.to_string()).collect();
                 insert("sf-external-function-format", "json");
                 insert("sf-external-function-format-version", "1.0");
                 insert("sf-external-function-name", &signature.function);
@@ -140,7 +141,9 @@ pub(crate) fn no_greeting(dialect: Dialect) -> ServerInfo {
 /// What is said where a signature is wanted of a server that tells none.
 pub(crate) fn no_signature(dialect: Dialect, function: &str) -> Error {
     let name = dialect.name();
-    Error::invalid_definition(format!("a server of dialect \"{name}\" does not say the signature of function \"{function}\""))
+    Error::invalid_definition(format!(
+        "a server of dialect \"{name}\" does not say the signature of function \"{function}\""
+    ))
 }
 
 fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch) -> String {
@@ -282,10 +285,14 @@ fn read_reply(dialect: Dialect, function: &str, rows: usize, answer: &Answer) ->
     let body = parse(&answer.body);
     let status = answer.status;
     if status != StatusCode::OK {
-        let text = body.as_ref().and_then(words_of).unwrap_or_else(|| String::from_utf8_lossy(&answer.body).into_owned());
+        let text =
+            body.as_ref().and_then(words_of).unwrap_or_else(|| String::from_utf8_lossy(&answer.body).into_owned());
         // These say that the request was not answered, whatever it was.
         if matches!(status.as_u16(), 408 | 429 | 502 | 503 | 504) {
-            return Err(Error::connection_lost(function, &format!("It answered with HTTP status {status}: {}", short(text))));
+            return Err(Error::connection_lost(
+                function,
+                format!("It answered with HTTP status {status}: {}", short(text)),
+            ));
         }
         let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Value::as_str).map(str::to_string);
         return Err(Error::user_code(function, &short(text), None, trace.map(short)));
@@ -329,7 +336,8 @@ fn read_reply(dialect: Dialect, function: &str, rows: usize, answer: &Answer) ->
 
 /// A body as JSON: with Python's words for what JSON lacks, and out of the string that some frameworks put it into.
 fn parse(body: &[u8]) -> Option<Value> {
-    let parsed = serde_json::from_slice(body).or_else(|_| serde_json::from_str(&quote_bare_words(std::str::from_utf8(body).unwrap_or(""))));
+    let parsed = serde_json::from_slice(body)
+        .or_else(|_| serde_json::from_str(&quote_bare_words(std::str::from_utf8(body).unwrap_or(""))));
     match parsed.ok()? {
         Value::String(text) if text.starts_with(['{', '[']) => parse(text.as_bytes()),
         value => Some(value),
@@ -347,7 +355,11 @@ fn quote_bare_words(text: &str) -> String {
             rest = &rest[word.len()..];
             continue;
         }
-        let length = if is_inside && first == '\\' { 1 + rest[1..].chars().next().map_or(0, char::len_utf8) } else { first.len_utf8() };
+        let length = if is_inside && first == '\\' {
+            1 + rest[1..].chars().next().map_or(0, char::len_utf8)
+        } else {
+            first.len_utf8()
+        };
         is_inside ^= first == '"';
         quoted.push_str(&rest[..length]);
         rest = &rest[length..];
@@ -468,14 +480,23 @@ mod tests {
         ] {
             assert_eq!(request(dialect, &types, &rows), expected, "{}", dialect.name());
         }
-        assert!(request(Dialect::Bigquery, &types, &rows).ends_with(r#""calls":[["9007199254740993","NaN","x"],[null,1.5,null]]}"#));
+        assert!(
+            request(Dialect::Bigquery, &types, &rows)
+                .ends_with(r#""calls":[["9007199254740993","NaN","x"],[null,1.5,null]]}"#)
+        );
         let redshift = request(Dialect::Redshift, &types, &rows);
-        assert!(redshift.contains(r#""external_function":"f""#) && redshift.contains(r#""num_records":2,"arguments":[[9007199254740993,"#));
+        assert!(
+            redshift.contains(r#""external_function":"f""#)
+                && redshift.contains(r#""num_records":2,"arguments":[[9007199254740993,"#)
+        );
         assert_eq!(request(Dialect::Snowflake, &[], &["[]", "[]"]), r#"{"data":[[0],[1]]}"#);
         assert_eq!(request(Dialect::Bigquery, &[], &["[]"]).split("\"calls\":").nth(1), Some("[[]]}"));
         let special = [("t", Type::Timestamp), ("n", Type::Numeric), ("j", Type::Json), ("b", Type::Bytea)];
         let row = r#"["2016-01-01T16:00:00", "1.50", "{\"k\": 1}", "AP8="]"#;
-        assert_eq!(request(Dialect::Snowflake, &special, &[row]), r#"{"data":[[0,"2016-01-01 16:00:00.000000",1.50,{"k": 1},"00FF"]]}"#);
+        assert_eq!(
+            request(Dialect::Snowflake, &special, &[row]),
+            r#"{"data":[[0,"2016-01-01 16:00:00.000000",1.50,{"k": 1},"00FF"]]}"#
+        );
     }
 
     fn reply(dialect: Dialect, result: Type, rows: usize, status: u16, body: &str) -> Result<Vec<Value>> {
@@ -493,18 +514,33 @@ mod tests {
             (Dialect::Snowflake, Type::Bytea, r#"{"data": [[0, "00ff"]]}"#, "[\"AP8=\"]"),
             (Dialect::Snowflake, Type::Json, r#"{"data": [[0, {"City": "Warsaw"}]]}"#, r#"[{"City": "Warsaw"}]"#),
             (Dialect::Singlestore, Type::Bool, r#"{"data": [[0, 1], [1, 0]]}"#, "[true, false]"),
-            (Dialect::Redshift, Type::Int8, r#"{"success": true, "num_records": 2, "results": [1, null]}"#, "[1, null]"),
+            (
+                Dialect::Redshift,
+                Type::Int8,
+                r#"{"success": true, "num_records": 2, "results": [1, null]}"#,
+                "[1, null]",
+            ),
             // json.dumps of what the framework dumps again, and no more than the results.
             (Dialect::Redshift, Type::Int8, r#""{\"results\": [1]}""#, "[1]"),
             (Dialect::Bigquery, Type::Int8, r#"{"replies": ["9007199254740993"]}"#, "[\"9007199254740993\"]"),
-            (Dialect::Mlflow, Type::Float8, r#"{"predictions": [2.0, NaN, -Infinity]}"#, "[2.0, \"NaN\", \"-Infinity\"]"),
+            (
+                Dialect::Mlflow,
+                Type::Float8,
+                r#"{"predictions": [2.0, NaN, -Infinity]}"#,
+                "[2.0, \"NaN\", \"-Infinity\"]",
+            ),
             (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"p": 1.0}, {"p": NaN}]}"#, "[1.0, null]"),
             (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"g": 2, "f": 1}]}"#, "[1]"),
             (Dialect::Mlflow, Type::Text, r#"{"predictions": ["a \" NaN"]}"#, r#"["a \" NaN"]"#),
             (Dialect::MlflowSplit, Type::Int8, "[1, 0]", "[1, 0]"),
             (Dialect::Array, Type::Int4, "[1, 0]", "[1, 0]"),
             (Dialect::AzureMl, Type::Float8, "\"[1.5, 2.5]\"", "[1.5, 2.5]"),
-            (Dialect::Snowflake, Type::Timestamp, r#"{"data": [[0, "2016-01-01 16:00:00"]]}"#, "[\"2016-01-01T16:00:00\"]"),
+            (
+                Dialect::Snowflake,
+                Type::Timestamp,
+                r#"{"data": [[0, "2016-01-01 16:00:00"]]}"#,
+                "[\"2016-01-01T16:00:00\"]",
+            ),
         ] {
             let rows = json(expected).len();
             assert_eq!(reply(dialect, result, rows, 200, body).unwrap(), json(expected), "{} {body}", dialect.name());

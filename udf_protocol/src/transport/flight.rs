@@ -21,15 +21,15 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::tls::Tls;
-use super::{connect_unix, innermost};
 use super::{
-    CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
-    WireError,
+    CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply,
+    ServerInfo, Transport, WireError,
 };
+use super::{connect_unix, innermost};
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::adapt::adapt;
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
 use crate::transport::check_reply;
 
@@ -129,7 +129,13 @@ impl Flight {
             }
             _ => builder.connect_lazy(),
         };
-        Flight { endpoint, channel, secrets: Secrets(MetadataMap::from_headers(credentials.headers())), may_be_foreign: false, protocol: OnceCell::new() }
+        Flight {
+            endpoint,
+            channel,
+            secrets: Secrets(MetadataMap::from_headers(credentials.headers())),
+            may_be_foreign: false,
+            protocol: OnceCell::new(),
+        }
     }
 
     pub(super) fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
@@ -145,17 +151,19 @@ impl Flight {
         Ok(first.map(|result| result.body.to_vec()).unwrap_or_default())
     }
 
+    fn read_greeting(body: &[u8]) -> Result<ServerInfo> {
+        let info: ServerInfo = serde_json::from_slice(body)
+            .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
+        // docs/protocol.md §2: "a client refuses a version that it does not know".
+        if info.protocol > PROTOCOL_VERSION {
+            return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
+        }
+        Ok(info)
+    }
+
     async fn say_hello(&self) -> Result<ServerInfo> {
         match self.action("transship.hello").await {
-            Ok(body) => {
-                let info: ServerInfo = serde_json::from_slice(&body)
-                    .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
-                // docs/protocol.md §2: "a client refuses a version that it does not know".
-                if info.protocol > PROTOCOL_VERSION {
-                    return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
-                }
-                Ok(info)
-            }
+            Ok(body) => Flight::read_greeting(&body),
             Err(status) if is_transport_failure(&status) => {
                 Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
             }
@@ -187,7 +195,7 @@ impl Flight {
         let schema = info
             .try_decode_schema()
             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
-        if self.is_foreign().await? {
+        if self.is_foreign(function).await? {
             let inputs = foreign_inputs(&schema, total);
             let signature = Signature::from_foreign_schema(function, &schema, inputs)?;
             let arguments = Arc::new(Schema::new(schema.fields()[..inputs].to_vec()));
@@ -199,13 +207,21 @@ impl Flight {
     }
 
     /// Whether the server does not speak this protocol; it is asked once.
-    async fn is_foreign(&self) -> Result<bool> {
-        let ask = async || self.say_hello().await.map(|info| info.protocol);
+    async fn is_foreign(&self, function: &str) -> Result<bool> {
+        let ask = async || match self.action("transship.hello").await {
+            Ok(body) => Flight::read_greeting(&body).map(|info| info.protocol),
+            Err(status) if is_transport_failure(&status) => Err(status_error(function, &status)),
+            Err(_) => Ok(0),
+        };
         Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
-        let foreign = if self.is_foreign().await? { self.describe(&signature.function).await?.1 } else { None };
+        let foreign = if self.is_foreign(&signature.function).await? {
+            self.describe(&signature.function).await?.1
+        } else {
+            None
+        };
         let foreign = foreign.as_ref();
         if let Some(foreign) = foreign {
             // The columns would not fit what the server says it takes.
@@ -262,7 +278,7 @@ impl Flight {
                         let metadata = CallMetadata { batch: batch.number, step: batch.step };
                         let columns = match foreign {
                             Some(foreign) => adapt_columns(&batch.columns, foreign.arguments.clone())
-                                .map_err(|fact| Error::invalid_definition(format!("a value does not fit function \"{function}\"")).with_detail(fact))?,
+                                .map_err(|fact| Error::new(Kind::OutOfRange, format!("container function \"{function}\" cannot take a value")).with_detail(fact))?,
                             None => batch.columns,
                         };
                         let message = encoder

@@ -64,7 +64,8 @@ impl PutGet {
     async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
         let function = signature.function.as_str();
         let lost = |status: Status| status_error(function, &status);
-        let malformed = |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
+        let malformed =
+            |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
         let _lock = self.acquire().await?;
         let mut client = self.flight.client();
         let descriptor = FlightDescriptor::new_path(vec!["scoreit".to_string()]);
@@ -81,7 +82,9 @@ impl PutGet {
             bytes_received += message.data_body.len() + message.data_header.len();
             match &schema {
                 None => schema = Some(decode_schema(&message).map_err(|cause| malformed(&cause))?),
-                Some(schema) => batches.push(decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?),
+                Some(schema) => {
+                    batches.push(decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?)
+                }
             }
         }
         let schema = schema.ok_or_else(|| malformed(&"it has no schema"))?;
@@ -113,7 +116,8 @@ fn adapt_reply(signature: &Signature, table: RecordBatch) -> Result<RecordBatch>
     if table.num_columns() != 1 {
         return Err(Error::protocol(function, format!("Its reply has {} columns, not 1.", table.num_columns())));
     }
-    let column = adapt(table.column(0), &signature.result.data_type()).map_err(|fact| Error::bad_result(function, fact))?;
+    let column =
+        adapt(table.column(0), &signature.result.data_type()).map_err(|fact| Error::bad_result(function, fact))?;
     let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
     RecordBatch::try_new(schema.into(), vec![column]).map_err(|cause| Error::bad_result(function, format!("{cause}.")))
 }

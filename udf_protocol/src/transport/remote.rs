@@ -32,8 +32,9 @@ impl Remote {
         }
         paths.retain(|path| !path.is_empty());
         paths.dedup();
-        let refuse =
-            |fact: &str| Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail(fact.to_string()));
+        let refuse = |fact: &str| {
+            Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail(fact.to_string()))
+        };
         let transport = endpoints[0].transport_name();
         if endpoints.iter().any(|endpoint| endpoint.transport_name() != transport) {
             return refuse("All addresses must be of the same kind.");
@@ -102,7 +103,8 @@ fn split_path(address: &str) -> (String, String) {
     for (scheme, port) in [("http://", 80), ("https://", 443)] {
         let Some(rest) = address.strip_prefix(scheme) else { continue };
         let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
-        let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+        let has_port =
+            authority.rsplit_once(':').is_some_and(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
         let authority = if has_port { authority.to_string() } else { format!("{authority}:{port}") };
         let path = if path == "/" { String::new() } else { path.to_string() };
         return (format!("{scheme}{authority}"), path);
@@ -129,6 +131,8 @@ mod tests {
             let error = Remote::parse(text, dialect).unwrap_err();
             assert!(error.detail().unwrap().contains(fact), "{error}");
         }
-        assert!(Remote::parse("grpc://a", Dialect::Transship).is_err() && Remote::parse("", Dialect::Transship).is_err());
+        assert!(
+            Remote::parse("grpc://a", Dialect::Transship).is_err() && Remote::parse("", Dialect::Transship).is_err()
+        );
     }
 }

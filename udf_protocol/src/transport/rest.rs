@@ -74,7 +74,11 @@ impl Rest {
         let answer = self.http.get(&path_of(function)).await?;
         if answer.status == StatusCode::NOT_FOUND {
             let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
-            return Err(Error::function_not_found(function, &format!("the server at \"{}\"", self.http.endpoint()), &offered));
+            return Err(Error::function_not_found(
+                function,
+                &format!("the server at \"{}\"", self.http.endpoint()),
+                &offered,
+            ));
         }
         let info: FunctionInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
@@ -126,7 +130,10 @@ impl Rest {
             inbox.deliver(Ok(Event::Reply(reply)));
         }
         // The server forgets the groups by itself later, if this does not reach it.
-        let _ = self.http.request(Method::DELETE, &format!("/v1/exchanges/{exchange}"), HeaderMap::new(), String::new()).await;
+        let _ = self
+            .http
+            .request(Method::DELETE, &format!("/v1/exchanges/{exchange}"), HeaderMap::new(), String::new())
+            .await;
         Ok(())
     }
 
