@@ -9,7 +9,7 @@ source "$ROOT/scripts/environment.sh"
 build_image examples/samples
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
-sed 's/^name = .*/name = "team\/networked_udf"/; $a [limits]\nnetwork = true' examples/samples/transship.toml > "$folder/transship.toml"
+sed '0,/^name = .*/s//name = "team\/networked_udf"/; $a [limits]\nnetwork = true' examples/samples/transship.toml > "$folder/transship.toml"
 cp examples/samples/handler.py "$folder/"
 build_image "$folder"
 for image in samples:1.0 team/networked_udf:1.0; do

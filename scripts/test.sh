@@ -25,6 +25,7 @@ done
 RUNTIME=docker "$ROOT/scripts/templates.sh"
 RUNTIME=docker "$ROOT/scripts/versions.sh"
 RUNTIME=docker "$ROOT/scripts/deploy.sh"
+RUNTIME=docker "$ROOT/scripts/spark.sh"
 RUNTIME=docker "$ROOT/scripts/registry.sh"
 "$ROOT/scripts/mssql.sh"
 say "Testing the packaged extension, which is linked otherwise"

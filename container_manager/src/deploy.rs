@@ -56,12 +56,12 @@ fn compose(manifest: &Manifest, reference: &str, name: &str) -> String {
          TRANSSHIP_HTTP_PORT: \"{JSON_PORT}\"\n    expose: [\"{FLIGHT_PORT}\", \"{JSON_PORT}\"]\n    \
          user: \"{REPLICA_ID}:{REPLICA_ID}\"\n    read_only: true\n    tmpfs: [/tmp]\n    cap_drop: [ALL]\n    \
          security_opt: [\"no-new-privileges:true\"]\n    init: true\n    restart: unless-stopped\n    \
-         stop_grace_period: 15s\n    deploy:\n      replicas: {replicas}\n      resources:\n        limits:\n          \
-         cpus: \"{}\"\n          memory: {}M\n          pids: {}\n",
+         pids_limit: {}\n    stop_grace_period: 15s\n    deploy:\n      replicas: {replicas}\n      resources:\n        limits:\n          \
+         cpus: \"{}\"\n          memory: {}M\n",
         quote(reference),
+        limits.pids,
         limits.cpus,
-        limits.memory_mb,
-        limits.pids
+        limits.memory_mb
     );
     if !limits.network {
         file.push_str("    networks: [functions]\nnetworks:\n  # The functions asked for no network: none leads out of this one.\n  functions:\n    internal: true\n");

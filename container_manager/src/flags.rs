@@ -106,6 +106,9 @@ pub enum Command {
         /// The schema of the functions; the engine's usual one if left out.
         #[arg(long)]
         schema: Option<String>,
+        /// Where a server of the image answers Flight, for Spark, which knows no manager.
+        #[arg(long, default_value = "grpc://localhost:8815")]
+        endpoint: String,
     },
     /// Write a file that runs an image's functions elsewhere, for engines that call them by endpoint.
     Deploy {
@@ -183,4 +186,6 @@ pub enum Engine {
     Postgres,
     /// SQL Server.
     Mssql,
+    /// Spark: a Python module.
+    Spark,
 }

@@ -54,11 +54,11 @@ fn run(flags: CliFlags) -> Result<bool> {
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
-        Command::Ddl { image, engine, schema } => {
+        Command::Ddl { image, engine, schema, endpoint } => {
             let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
-            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &place)?);
+            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &place)?);
             Ok(true)
         }
         Command::Deploy { image, target, reference } => {
@@ -110,10 +110,17 @@ fn run(flags: CliFlags) -> Result<bool> {
 }
 
 /// The statements, as the engine's own client takes them.
-fn write_ddl(manifest: &Manifest, engine: Engine, schema: Option<&str>, place: &PlaceFlags) -> Result<String> {
+fn write_ddl(
+    manifest: &Manifest,
+    engine: Engine,
+    schema: Option<&str>,
+    endpoint: &str,
+    place: &PlaceFlags,
+) -> Result<String> {
     let (statements, end) = match engine {
         Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"), &ddl::Pin::default())?, ";\n"),
         Engine::Mssql => (ddl::mssql(manifest, schema.unwrap_or("dbo"), &place.socket.to_string_lossy())?, "\nGO\n"),
+        Engine::Spark => (ddl::spark(manifest, endpoint)?, "\n\n\n"),
     };
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
 }

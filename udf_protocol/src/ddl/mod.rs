@@ -2,9 +2,11 @@
 
 mod mssql;
 mod postgres;
+mod spark;
 
 pub use mssql::mssql;
 pub use postgres::{Pin, postgres};
+pub use spark::spark;
 
 /// A text as a function body's TOML writes it.
 fn toml_string(text: &str) -> String {

@@ -1,0 +1,31 @@
+"""The functions that scripts/spark.sh calls from Spark."""
+
+import datetime
+
+import pyarrow.compute
+
+
+def add(a, b):
+    return None if a is None or b is None else a + b
+
+
+def shout(text):
+    return pyarrow.compute.utf8_upper(text)
+
+
+def day_after(moment):
+    return None if moment is None else moment + datetime.timedelta(days=1)
+
+
+def total(values):
+    return None if values is None else {"sum": sum(values), "count": len(values)}
+
+
+def fail_at(x):
+    if x == 13:
+        raise ValueError("13 is bad")
+    return x
+
+
+def count_all():
+    return 1
