@@ -32,6 +32,10 @@ fails() { ! "$@" 2>&1 || { echo "$* did not fail" >&2; exit 1; }; }
 
 build_image examples/samples
 digest=$("$transship" build examples/samples 2> /dev/null | cut -d' ' -f2)
+# An unchanged project builds nothing, and its files have a tag of their own.
+[ -z "$("$transship" build examples/samples 2>&1 > /dev/null)" ] || { echo "an unchanged project was built again" >&2; exit 1; }
+content=$(docker image inspect --format '{{index .Config.Labels "org.transship.content"}}' samples:1.0)
+[ "$(docker image inspect --format '{{.Id}}' "samples:${content:0:16}")" = "$digest" ]
 expect "docker login" "$(fails "$transship" push samples:1.0 "$reference:1.0")"
 docker login --username founder --password-stdin "localhost:$port" <<< s3cret > /dev/null 2>&1
 pushed=$("$transship" push samples:1.0 "$reference:1.0")
@@ -40,7 +44,7 @@ expect "does not exist" "$(fails "$transship" push no_such:1 "$reference:2")"
 expect "is not a reference" "$(fails "$transship" pull -- --all-tags)"
 
 # The image goes, and comes back by its digest as what it was.
-docker image rm --force samples:1.0 "$reference:1.0" > /dev/null
+docker image rm --force "$digest" > /dev/null
 expect "does not exist" "$(fails "$transship" ddl samples:1.0)"
 expect "samples:1.0 $digest" "$("$transship" pull "$pushed")"
 expect "largest_prime_factor" "$("$transship" ddl samples:1.0)"

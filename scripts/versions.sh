@@ -65,7 +65,8 @@ expect "SELECT a.package_version(), b.package_version(), count(a.word(i)), count
 say "Registering a new version under load, and taking it back"
 # Every answer must be one of the two words; a query that runs meanwhile gives one of them only.
 load() {
-  for _ in $(seq 60); do
+  for _ in $(seq 1000); do
+    [ ! -e "$folder/done" ] || break
     ask "SELECT string_agg(DISTINCT a.word(i), ',') FROM generate_series(1, 2000) i" || echo failed
   done > "$folder/load-$1"
 }
@@ -81,6 +82,8 @@ register rollback version_a a
 expect "SELECT a.word(1), a.only_in_first(), a.package_version(), to_regprocedure('a.only_in_second()') IS NULL" 'first|first|1.15.0|t'
 register rollback version_a a
 expect "SELECT a.word(1), a.only_in_second()" 'second|second'
+sleep 0.5
+touch "$folder/done"
 register rollback version_a a
 # shellcheck disable=SC2086
 wait $slow $loads

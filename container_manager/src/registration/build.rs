@@ -4,6 +4,7 @@
 //! files that a Dockerfile can copy one by one, so that each layer depends on no more than it needs.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -68,6 +69,43 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     let context = stage(&template, &manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
     runtime.build(context.path(), &manifest, &template, false)
+}
+
+/// The SHA-256, in hexadecimal, of the files of a staged context: paths, whether they can be run, contents.
+pub fn content_of(context: &Path) -> Result<String> {
+    fn add(hash: &mut Sha256, folder: &Path, inside: &str) -> std::io::Result<()> {
+        let mut entries = fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let path = format!("{inside}/{}", entry.file_name().to_string_lossy());
+            let metadata = entry.metadata()?;
+            if metadata.is_dir() {
+                add(hash, &entry.path(), &path)?;
+                continue;
+            }
+            let is_program = metadata.permissions().mode() & 0o100 != 0;
+            hash.update(format!("{path}\0{}\0{is_program}\0", metadata.len()));
+            std::io::copy(&mut fs::File::open(entry.path())?, &mut HashWriter(hash))?;
+        }
+        Ok(())
+    }
+    let mut hash = Sha256::new();
+    add(&mut hash, context, "").map_err(staging_failed)?;
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Writes into a hash.
+pub(super) struct HashWriter<'a>(pub(super) &'a mut Sha256);
+
+impl std::io::Write for HashWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A tag made from the content of an image.
@@ -156,6 +194,28 @@ fn staging_failed(cause: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn content_is_told_by_paths_modes_and_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let content = || content_of(folder.path()).unwrap();
+        fs::create_dir(folder.path().join("a")).unwrap();
+        let file = folder.path().join("a/x");
+        fs::write(&file, "1").unwrap();
+        let first = content();
+        assert_eq!(first.len(), 64);
+        fs::write(&file, "2").unwrap();
+        let second = content();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        let third = content();
+        fs::rename(&file, folder.path().join("a/y")).unwrap();
+        let all = [first.clone(), second, third, content()];
+        assert!((0..4).all(|i| (0..i).all(|j| all[i] != all[j])));
+        fs::rename(folder.path().join("a/y"), &file).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&file, "1").unwrap();
+        assert_eq!(content(), first);
+    }
 
     #[test]
     fn types_are_trees() {

@@ -16,7 +16,7 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::Manifest;
 use udf_protocol::{Error, Kind, Result};
 
-use super::build::{build_files, tag_of};
+use super::build::{HashWriter, build_files, tag_of};
 use crate::runtime::Runtime;
 
 /// Most bytes of a project's files together.
@@ -96,19 +96,6 @@ pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upl
         return Ok(image);
     }
     build_files(runtime, templates, folder, &manifest, false)
-}
-
-struct HashWriter<'a>(&'a mut Sha256);
-
-impl Write for HashWriter<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]

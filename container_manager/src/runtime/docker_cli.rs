@@ -11,10 +11,15 @@ use udf_protocol::{Error, Kind, Result};
 
 use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image, run};
 use crate::flags::PlaceFlags;
+use crate::registration::build::content_of;
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
 
 const MANAGER_LABEL: &str = "org.transship.manager";
+/// The files that an image was built of.
+const CONTENT_LABEL: &str = "org.transship.content";
+/// So many digits of it are a tag.
+const CONTENT_TAG_DIGITS: usize = 16;
 const DIGEST_LABEL: &str = "org.transship.digest";
 const SOCKETS_LABEL: &str = "org.transship.sockets";
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
@@ -34,10 +39,22 @@ pub struct DockerCli {
 #[serde(rename_all = "PascalCase")]
 struct InspectedImage {
     id: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
     /// `repository@digest` for each registry that it was pushed to or pulled from.
     #[serde(default)]
     repo_digests: Option<Vec<String>>,
     config: InspectedConfig,
+}
+
+impl InspectedImage {
+    fn udf_image(&self, name: &str) -> Result<ImageInfo> {
+        let labels = self.config.labels.as_ref();
+        let label = labels.and_then(|labels| labels.get(MANIFEST_LABEL)).ok_or_else(|| not_a_udf_image(name))?;
+        // podman leaves the algorithm out.
+        let hex = self.id.trim_start_matches("sha256:");
+        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,16 +116,16 @@ impl DockerCli {
         run(&mut command, Kind::ContainerFailed, &format!("name image \"{image}\" \"{name}\"")).map(drop)
     }
 
-    /// One `docker build`. The second of a project finds every layer in the cache and only adds the label.
-    fn build_once(&self, context: &Path, image: &str, label: Option<&str>, shows_progress: bool) -> Result<()> {
+    /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
+    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
             }
         }
-        if let Some(label) = label {
-            command.arg("--label").arg(format!("{MANIFEST_LABEL}={label}"));
+        for (name, value) in labels {
+            command.arg("--label").arg(format!("{name}={value}"));
         }
         command.arg(context);
         let what = format!("build image \"{image}\"");
@@ -139,12 +156,7 @@ impl Runtime for DockerCli {
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
-        let inspected = self.inspect_image(image)?;
-        let labels = inspected.config.labels.unwrap_or_default();
-        let label = labels.get(MANIFEST_LABEL).ok_or_else(|| not_a_udf_image(image))?;
-        // podman leaves the algorithm out.
-        let hex = inspected.id.trim_start_matches("sha256:");
-        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+        self.inspect_image(image)?.udf_image(image)
     }
 
     fn images(&self) -> Result<Vec<ImageInfo>> {
@@ -154,8 +166,17 @@ impl Runtime for DockerCli {
         let text = run(&mut command, Kind::ContainerFailed, "list images")?;
         let mut images: Vec<ImageInfo> = Vec::new();
         for digest in text.split_whitespace() {
-            if images.iter().all(|image| image.digest != digest) {
-                images.push(self.resolve(digest)?);
+            if images.iter().any(|image| image.digest == digest) {
+                continue;
+            }
+            let inspected = self.inspect_image(digest)?;
+            let image = inspected.udf_image(digest)?;
+            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names.
+            let name = image.manifest.image();
+            let has_name =
+                |tag: &String| *tag == name || tag.strip_suffix(&name).is_some_and(|host| host.ends_with('/'));
+            if inspected.repo_tags.iter().flatten().any(has_name) {
+                images.push(image);
             }
         }
         Ok(images)
@@ -163,14 +184,29 @@ impl Runtime for DockerCli {
 
     fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
         let image = manifest.image();
-        self.build_once(context, &image, None, shows_progress)?;
+        let content = content_of(context)?;
+        // What was built of the same files need not even be asked of the builder's cache.
+        if let Ok(labels) = self.inspect_image(&image).map(|found| found.config.labels.unwrap_or_default())
+            && labels.get(CONTENT_LABEL) == Some(&content)
+        {
+            return self.resolve(&image);
+        }
+        self.build_once(context, &image, &[], shows_progress)?;
         let mut describe = self.command(["run", "--rm"]);
         describe
             .args(container_arguments(&udf_protocol::manifest::Limits { network: false, ..manifest.limits.clone() }));
         describe.args([&image, "describe"]);
         let described = run(&mut describe, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
         let manifest = Manifest::from_label(&described)?;
-        self.build_once(context, &image, Some(&manifest.to_label()), false)?;
+        let labels = [
+            (MANIFEST_LABEL, manifest.to_label()),
+            (CONTENT_LABEL, content.clone()),
+            ("org.opencontainers.image.title", manifest.name.clone()),
+            ("org.opencontainers.image.version", manifest.version.clone()),
+        ];
+        self.build_once(context, &image, &labels, false)?;
+        // The same files have the same tag, wherever they are built.
+        self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
         self.resolve(&image)
     }
 

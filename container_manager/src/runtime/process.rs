@@ -23,6 +23,7 @@ use udf_protocol::{Error, Kind, Result};
 use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, run};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
+use crate::registration::build::content_of;
 use crate::registration::template::{ProcessTemplate, Template};
 use crate::sandbox::{REPLICA_ID, process_prefix};
 
@@ -195,9 +196,7 @@ impl Runtime for ProcessRuntime {
             return Err(Error::new(Kind::BuildFailed, "the process runtime cannot install system packages")
                 .with_hint("Use the docker or podman runtime."));
         }
-        let mut hash = Sha256::new();
-        hash_folder(context, context, &mut hash)?;
-        let digest = format!("sha256:{}", hex(&hash.finalize()));
+        let digest = format!("sha256:{}", content_of(context)?);
         let root = self.image_dir(&digest);
         if !root.join("label.json").exists() {
             if root.exists() {
@@ -356,26 +355,6 @@ fn hex(bytes: &[u8]) -> String {
 fn is_for_package_clients(name: &str) -> bool {
     let lower = name.to_ascii_lowercase();
     lower.starts_with("pip_") || lower.starts_with("ssl_cert_") || lower.ends_with("_proxy")
-}
-
-/// Hashes names and contents, in the order of names.
-fn hash_folder(base: &Path, folder: &Path, hash: &mut Sha256) -> Result<()> {
-    let entries = fs::read_dir(folder).map_err(|cause| io_error(folder, &cause))?;
-    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    for path in paths {
-        if path.is_dir() {
-            hash_folder(base, &path, hash)?;
-            continue;
-        }
-        let name = path.strip_prefix(base).expect("the folder lies in its base").to_string_lossy().into_owned();
-        let content = fs::read(&path).map_err(|cause| io_error(&path, &cause))?;
-        hash.update((name.len() as u64).to_le_bytes());
-        hash.update(name);
-        hash.update((content.len() as u64).to_le_bytes());
-        hash.update(content);
-    }
-    Ok(())
 }
 
 /// Copies a folder so that the replica's user may read all of it.
