@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <semaphore>
 #include <sstream>
 #include <string>
 #include <sys/stat.h>
@@ -34,6 +35,7 @@ namespace {
 
 constexpr int64_t max_safe_integer = int64_t{1} << 53;
 constexpr std::size_t max_body_bytes = std::size_t{1} << 30;
+constexpr std::ptrdiff_t max_connections = 96;
 constexpr auto exchange_idle = std::chrono::minutes(10);
 constexpr auto stop_patience = std::chrono::seconds(10);
 
@@ -387,11 +389,21 @@ struct Groups {
   }
 };
 
-/// A thread per connection: each lasts as long as its client keeps it.
+/// A thread per connection: each lasts as long as its client keeps it. A container has 128 of them, and what comes on top
+/// waits.
 class Threads : public httplib::TaskQueue {
 public:
-  void enqueue(std::function<void()> work) override { std::thread(std::move(work)).detach(); }
+  void enqueue(std::function<void()> work) override {
+    room_.acquire();
+    std::thread([this, work = std::move(work)] {
+      work();
+      room_.release();
+    }).detach();
+  }
   void shutdown() override {}
+
+private:
+  std::counting_semaphore<max_connections> room_{max_connections};
 };
 
 class Server {

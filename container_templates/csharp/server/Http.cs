@@ -17,22 +17,25 @@ namespace Transship
         public Func<bool> IsCancelled;
     }
 
+    /// <summary>Status and body of an answer.</summary>
+    struct HttpReply
+    {
+        public int Status;
+        public string Body;
+    }
+
     /// <summary>As much of an HTTP/1.1 server as docs/protocol.md §6 asks for: Mono's own has no Unix sockets.</summary>
     sealed class HttpServer
     {
         const int MaxBodyBytes = 1 << 30;
         const int MaxLineBytes = 64 << 10;
-        readonly Func<HttpRequest, KeyValue> answer;
+        /// <summary>Connections at a time; a container has 128 threads, and what comes on top waits.</summary>
+        const int MaxConnections = 96;
+        readonly Func<HttpRequest, HttpReply> answer;
+        readonly SemaphoreSlim room = new SemaphoreSlim(MaxConnections);
         int running;
 
-        /// <summary>Status and body of an answer.</summary>
-        public struct KeyValue
-        {
-            public int Status;
-            public string Body;
-        }
-
-        public HttpServer(Func<HttpRequest, KeyValue> answer)
+        public HttpServer(Func<HttpRequest, HttpReply> answer)
         {
             this.answer = answer;
         }
@@ -49,9 +52,20 @@ namespace Transship
             {
                 while (true)
                 {
+                    room.Wait();
                     var socket = listener.Accept();
                     if (place is IPEndPoint) socket.NoDelay = true;
-                    new Thread(() => Serve(socket)) { IsBackground = true }.Start();
+                    new Thread(() =>
+                    {
+                        try
+                        {
+                            Serve(socket);
+                        }
+                        finally
+                        {
+                            room.Release();
+                        }
+                    }) { IsBackground = true }.Start();
                 }
             }) { IsBackground = true }.Start();
         }

@@ -86,17 +86,17 @@ namespace Transship
             return 0;
         }
 
-        static HttpServer.KeyValue Answer(HttpRequest request)
+        static HttpReply Answer(HttpRequest request)
         {
             try
             {
-                return new HttpServer.KeyValue { Status = 200, Body = Reply(request) };
+                return new HttpReply { Status = 200, Body = Reply(request) };
             }
             catch (Exception cause) when (!(cause is Cancelled))
             {
                 var error = cause as CallError ?? CallError.Violation(cause.GetType().Name + ": " + cause.Message);
                 var status = error.Kind == "function_not_found" ? 404 : error.Kind == "protocol_violation" ? 400 : 500;
-                return new HttpServer.KeyValue { Status = status, Body = new JObject { { "error", error.ToWire() } }.ToString(Formatting.None) };
+                return new HttpReply { Status = status, Body = new JObject { { "error", error.ToWire() } }.ToString(Formatting.None) };
             }
         }
 

@@ -11,6 +11,8 @@ import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
 import org.apache.arrow.flight.FlightServer;
 import org.apache.arrow.flight.Location;
@@ -19,10 +21,14 @@ import org.apache.arrow.memory.RootAllocator;
 import org.eclipse.jetty.server.Server;
 import org.eclipse.jetty.server.ServerConnector;
 import org.eclipse.jetty.unixdomain.server.UnixDomainServerConnector;
+import org.eclipse.jetty.util.thread.QueuedThreadPool;
 
 /** Starts the server: Main [serve | describe], docs/protocol.md §7. */
 public final class Main {
     private static final long STOP_PATIENCE_S = 10;
+    /** With those of the JVM and of Netty they stay below a container's 128; what comes on top waits. */
+    private static final int REST_THREADS = 32;
+    private static final int FLIGHT_THREADS = 48;
 
     private Main() {}
 
@@ -57,7 +63,8 @@ public final class Main {
         BufferAllocator allocator = new RootAllocator();
         Producer producer = new Producer(functions, allocator, greeting);
         List<FlightServer> flights = new ArrayList<>();
-        Server rest = new Server();
+        Server rest = new Server(new QueuedThreadPool(REST_THREADS));
+        ExecutorService exchanges = Executors.newFixedThreadPool(FLIGHT_THREADS);
         rest.setHandler(new Rest(functions, allocator, greeting));
 
         String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
@@ -83,7 +90,7 @@ public final class Main {
         }
         if (rest.getConnectors().length > 0) rest.start();
         for (Location location : locations) {
-            flights.add(FlightServer.builder(allocator, location, producer).maxInboundMessageSize(1 << 30).build().start());
+            flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).maxInboundMessageSize(1 << 30).build().start());
         }
         if (folder != null) {
             // The engine that connects is another user than this one; the directory around the socket decides who gets here.
@@ -101,6 +108,7 @@ public final class Main {
                 rest.setStopTimeout(TimeUnit.SECONDS.toMillis(STOP_PATIENCE_S));
                 rest.stop();
                 for (FlightServer flight : flights) flight.awaitTermination(STOP_PATIENCE_S, TimeUnit.SECONDS);
+                exchanges.shutdown();
             } catch (Exception cause) {
                 System.err.println("transship: " + cause);
             }
