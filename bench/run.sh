@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the questions of bench/ on the private cluster, on Docker where a daemon answers: run.sh [overhead|sqlserver [ROWS [ROUNDS]]]
+# Runs the questions of bench/ on the private cluster, on Docker where a daemon answers: run.sh [overhead|sqlserver|remote [ROWS [ROUNDS]]]
 source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" postgresql-plpython3-15
@@ -12,6 +12,6 @@ build_image bench/overhead/image
 build_image sql/functions
 say "Measuring; each contender in turn, round by round"
 export BENCH_RUNTIME=$("$BUILD/transship" doctor | sed -n 's/^ok *runtime: *\([^:]*\):.*/\1/p')
-questions=${1:-overhead sqlserver}
+questions=${1:-overhead sqlserver remote}
 shift || true
 for question in $questions; do "$ROOT/target/venv/bin/python" "bench/$question/run.py" "$@"; done

@@ -15,6 +15,9 @@ for template in "${templates[@]}"; do
   build_image "container_templates/$template/conformance"
   verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed=yes
   echo "$verdicts"
+  if [ "$TRANSSHIP_RUNTIME" = docker ]; then
+    /usr/bin/python3 scripts/graceful_stop.py "conformance-$template:1.0" || failed=yes
+  fi
   matrix+="| $template | $(grep ' passed, ' <<< "$verdicts" | sed 's/^ *//' | paste -sd'|' | sed 's/|/ | /') |\n"
 done
 printf "$matrix"

@@ -611,4 +611,32 @@ mod tests {
         let found = std::fs::read_to_string(path).unwrap_or_default();
         assert!(found == types_document(), "docs/types.md is stale; run the tests with TRANSSHIP_WRITE_DOCS=1");
     }
+
+    #[test]
+    fn foreign_fields_hold_the_types_of_this_protocol() {
+        let field = |data_type: DataType, key: &str, value: &str| {
+            let metadata =
+                if key.is_empty() { HashMap::new() } else { HashMap::from([(key.to_string(), value.to_string())]) };
+            Field::new("x", data_type, false).with_metadata(metadata)
+        };
+        let list = DataType::LargeList(Arc::new(Field::new("element", DataType::LargeUtf8, false)));
+        for (foreign, expected) in [
+            (field(DataType::LargeUtf8, "", ""), "text"),
+            (field(DataType::LargeBinary, "", ""), "bytea"),
+            (field(DataType::LargeBinary, "Extension", "Variant"), "json"),
+            // Version 1 of arrow-udf.
+            (field(DataType::LargeBinary, EXTENSION_KEY, "arrowudf.decimal"), "numeric"),
+            (field(DataType::LargeUtf8, EXTENSION_KEY, "arrowudf.json"), "json"),
+            (field(DataType::Utf8, EXTENSION_KEY, "arrowudf.decimal"), "numeric"),
+            (field(DataType::Decimal128(18, 2), "", ""), "numeric"),
+            (field(DataType::UInt64, "", ""), "numeric"),
+            (field(DataType::UInt32, "", ""), "int8"),
+            (field(DataType::Int8, "", ""), "int2"),
+            (field(DataType::Timestamp(TimeUnit::Millisecond, Some("Europe/Berlin".into())), "", ""), "timestamptz"),
+            (field(list, "", ""), "text[]"),
+        ] {
+            assert_eq!(Type::from_foreign_field(&foreign).unwrap().to_string(), expected, "{foreign}");
+        }
+        assert!(Type::from_foreign_field(&field(DataType::Duration(TimeUnit::Second), "", "")).is_err());
+    }
 }

@@ -73,17 +73,29 @@ namespace Transship
 #endif
             }
             if (port != null) server.Listen(new IPEndPoint(IPAddress.Any, int.Parse(port)));
+            Console.Error.WriteLine("transship: ready, " + functions.Count + " functions");
+            WaitForSignal();
+            // What is running is finished.
+            var patience = Stopwatch.StartNew();
+            while (server.Running > 0 && patience.Elapsed < StopPatience) Thread.Sleep(10);
+            return 0;
+        }
+
+        /// <summary>Returns on SIGTERM and SIGINT.</summary>
+        static void WaitForSignal()
+        {
+#if NET
             var stopped = new ManualResetEvent(false);
-            // SIGTERM and SIGINT: what is running is finished.
-            AppDomain.CurrentDomain.ProcessExit += (sender, arguments) =>
+            Action<PosixSignalContext> stop = context =>
             {
-                var patience = Stopwatch.StartNew();
-                while (server.Running > 0 && patience.Elapsed < StopPatience) Thread.Sleep(10);
+                context.Cancel = true;
                 stopped.Set();
             };
-            Console.Error.WriteLine("transship: ready, " + functions.Count + " functions");
-            stopped.WaitOne();
-            return 0;
+            using (PosixSignalRegistration.Create(PosixSignal.SIGTERM, stop))
+            using (PosixSignalRegistration.Create(PosixSignal.SIGINT, stop)) stopped.WaitOne();
+#else
+            Mono.Unix.UnixSignal.WaitAny(new[] { new Mono.Unix.UnixSignal(Mono.Unix.Native.Signum.SIGTERM), new Mono.Unix.UnixSignal(Mono.Unix.Native.Signum.SIGINT) });
+#endif
         }
 
         static HttpReply Answer(HttpRequest request)

@@ -19,6 +19,8 @@ _PREFIX = "/v1/functions/"
 _MAX_BODY_BYTES = 1 << 30
 # How long an exchange of an aggregate function is kept that nobody asks for.
 _EXCHANGE_IDLE_S = 600
+# How long calls may still run when the server is asked to end.
+_STOP_PATIENCE_S = 10
 _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 
@@ -48,6 +50,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return self._answer(200, description | {"returns": function.result.name})
 
     def do_POST(self):
+        with self.server.running:
+            self._answer_call()
+
+    def _answer_call(self):
         try:
             body = self._read_body()
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
@@ -114,6 +120,28 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class _Running:
+    """Counts the calls that are being answered."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def __enter__(self):
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_):
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self, seconds):
+        """Waits until no call is being answered, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._count == 0, seconds)
+
+
 class _Exchanges:
     """The exchanges of aggregate functions: the groups of each, by the name that its client gave it."""
 
@@ -175,7 +203,15 @@ def _only_chunk(column):
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
 
-class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class _Graceful:
+    """What is running when a server is shut down is finished."""
+
+    def shutdown(self):
+        super().shutdown()
+        self.running.wait_for_none(_STOP_PATIENCE_S)
+
+
+class TcpServer(_Graceful, socketserver.ThreadingMixIn, socketserver.TCPServer):
     """One thread per connection."""
 
     allow_reuse_address = True
@@ -183,16 +219,16 @@ class TcpServer(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 128
 
     def __init__(self, address, functions):
-        self.functions, self.exchanges = functions, _Exchanges()
+        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
         super().__init__(address, _Handler)
 
 
-class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class UnixServer(_Graceful, socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     """One thread per connection."""
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, path, functions):
-        self.functions, self.exchanges = functions, _Exchanges()
+        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
         super().__init__(path, _Handler)

@@ -80,8 +80,11 @@ serve <- function(functions) {
   }
   if (port != "") httpuv::startServer("0.0.0.0", as.integer(port), app)
   message("transship: ready, ", length(functions), " functions")
-  # R runs one call at a time; SIGTERM is heeded between them.
-  repeat httpuv::service(Inf)
+  # R runs one call at a time, and looks between them whether it is to end (run.sh).
+  stop_file <- Sys.getenv("TRANSSHIP_STOP_FILE")
+  while (stop_file == "" || !file.exists(stop_file)) httpuv::service(200)
+  # What was answered last may still be on its way.
+  for (i in 1:5) httpuv::service(20)
 }
 
 # What the handler prints is a log, not an answer.
