@@ -65,7 +65,8 @@ public final class Main {
         List<FlightServer> flights = new ArrayList<>();
         Server rest = new Server(new QueuedThreadPool(REST_THREADS));
         ExecutorService exchanges = Executors.newFixedThreadPool(FLIGHT_THREADS);
-        rest.setHandler(new Rest(functions, allocator, greeting));
+        Rest answering = new Rest(functions, allocator, greeting);
+        rest.setHandler(answering);
 
         String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
         String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
@@ -105,7 +106,7 @@ public final class Main {
             // What is running is finished.
             flights.forEach(FlightServer::shutdown);
             try {
-                rest.setStopTimeout(TimeUnit.SECONDS.toMillis(STOP_PATIENCE_S));
+                answering.awaitNone(STOP_PATIENCE_S);
                 rest.stop();
                 for (FlightServer flight : flights) flight.awaitTermination(STOP_PATIENCE_S, TimeUnit.SECONDS);
                 exchanges.shutdown();

@@ -9,6 +9,7 @@ import java.nio.ByteBuffer;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.FieldVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
@@ -31,6 +32,7 @@ final class Rest extends Handler.Abstract {
     private final Map<String, UserFunction> functions;
     private final BufferAllocator allocator;
     private final JsonNode greeting;
+    private final AtomicInteger running = new AtomicInteger();
     private final Map<String, Groups> exchanges = new ConcurrentHashMap<>();
 
     Rest(Map<String, UserFunction> functions, BufferAllocator allocator, JsonNode greeting) {
@@ -39,8 +41,16 @@ final class Rest extends Handler.Abstract {
         this.greeting = greeting;
     }
 
+    /** Waits until no request is being answered, at most so long. */
+    void awaitNone(long seconds) throws InterruptedException {
+        long deadline = System.nanoTime() + seconds * 1_000_000_000L;
+        while (running.get() > 0 && System.nanoTime() < deadline) Thread.sleep(10);
+    }
+
     @Override
     public boolean handle(Request request, Response response, Callback callback) throws Exception {
+        running.incrementAndGet();
+        callback = Callback.from(callback, running::decrementAndGet);
         JsonNode body;
         try {
             body = answer(request);
