@@ -12,6 +12,6 @@ build_image bench/overhead/image
 build_image sql/functions
 say "Measuring; each contender in turn, round by round"
 export BENCH_RUNTIME=$("$BUILD/transship" doctor | sed -n 's/^ok *runtime: *\([^:]*\):.*/\1/p')
-questions=${1:-overhead sqlserver remote}
+questions=${1:-overhead sqlserver}
 shift || true
 for question in $questions; do "$ROOT/target/venv/bin/python" "bench/$question/run.py" "$@"; done
