@@ -23,7 +23,7 @@ use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
-use udf_protocol::transport::rest::Rest;
+use udf_protocol::transport::rest::{Form, Rest};
 use udf_protocol::transport::{Credentials, Endpoint, PROTOCOL_VERSION};
 use udf_protocol::types::{TABLE, Type};
 use udf_protocol::{Error, Kind, Result};
@@ -446,7 +446,7 @@ impl Judge {
         if !self.is_json() {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials);
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json);
         let post = |path: &str, body: String| block_on(rest.post(path, body)).map_err(|error| say(&error));
         for (case, body) in [
             ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),

@@ -34,6 +34,9 @@ pub struct PlaceFlags {
     /// Folder of the replicas' sockets; a short path, since a socket's path has at most 107 bytes.
     #[arg(long, env = "TRANSSHIP_RUN_DIR", default_value = "/run/transship/replicas", global = true)]
     pub run_dir: PathBuf,
+    /// Folder in memory, for the segments that engines and replicas share; /dev/shm is one everywhere.
+    #[arg(long, env = "TRANSSHIP_SHM_DIR", default_value = "/dev/shm", global = true)]
+    pub shm_dir: PathBuf,
     /// Folder of the templates.
     #[arg(long, env = "TRANSSHIP_TEMPLATES", default_value = "/usr/share/transship/templates", global = true)]
     pub templates: PathBuf,

@@ -12,7 +12,7 @@ use nix::unistd::Uid;
 use tokio::net::UnixStream;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::{Manifest, TransportName};
-use udf_protocol::transport::{Credentials, Endpoint};
+use udf_protocol::transport::{Credentials, Endpoint, ServerInfo};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
@@ -74,15 +74,17 @@ impl Pool {
             let name = found.name.clone();
             let greeting = greet(&found.socket_dir).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
-            if let (Some(offers_flight), Some(ImageInfo { manifest, .. })) = (greeting, image) {
+            if let (Some(server), Some(ImageInfo { manifest, .. })) = (greeting, image) {
+                let segment_dir = self.segment_dir(&found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
-                replica.offers_flight = offers_flight;
+                replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
+                replica.server = server;
                 replica.become_state(State::Ready)?;
                 self.lock().replicas.insert(name, replica);
                 adopted += 1;
             } else {
                 self.blocking(move |pool| pool.runtime.stop(&name)).await?;
-                let _ = fs::remove_dir_all(&found.socket_dir);
+                self.remove_dirs(&found.socket_dir);
             }
         }
         Ok(adopted)
@@ -178,6 +180,12 @@ impl Pool {
         if let Some(replica) = self.lock().replicas.get_mut(name) {
             replica.leases = replica.leases.saturating_sub(1);
             replica.used = Instant::now();
+            if let (0, Some(directory)) = (replica.leases, &replica.segment_dir) {
+                // An engine that was killed leaves its segments; nobody else can have any now.
+                for segment in fs::read_dir(directory).into_iter().flatten().flatten() {
+                    let _ = fs::remove_file(segment.path());
+                }
+            }
         }
     }
 
@@ -274,20 +282,28 @@ impl Pool {
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
         };
         let kept_dir = socket_dir.clone();
-        let spec = ReplicaSpec { name: name.clone(), digest: digest.clone(), socket_dir, limits };
+        let segment_dir = self.make_segment_dir(&socket_dir);
+        let spec = ReplicaSpec {
+            name: name.clone(),
+            digest: digest.clone(),
+            socket_dir,
+            segment_dir: segment_dir.clone(),
+            limits,
+        };
         let error = match self.start_and_wait(spec).await {
-            Ok(offers_flight) => {
+            Ok(server) => {
                 let is_kept = {
                     let mut state = self.lock();
                     state.replicas.get_mut(&name).is_some_and(|replica| {
-                        replica.offers_flight = offers_flight;
+                        replica.segment_dir = segment_dir;
+                        replica.server = server;
                         replica.become_state(State::Ready).is_ok()
                     })
                 };
                 if !is_kept {
                     // It was discarded while it started; what has come up since must not stay.
                     let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
-                    let _ = fs::remove_dir_all(&kept_dir);
+                    self.remove_dirs(&kept_dir);
                 }
                 return;
             }
@@ -301,8 +317,34 @@ impl Pool {
         self.discard(name, Some(error)).await;
     }
 
-    /// Whether the replica's server, which answers now, offers Flight.
-    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<bool> {
+    /// Where the segments of the replica with that socket folder are.
+    fn segment_dir(&self, socket_dir: &Path) -> PathBuf {
+        let name = socket_dir.file_name().unwrap_or_default().to_string_lossy();
+        self.config.place.shm_dir.join(format!("transship-{name}"))
+    }
+
+    /// Makes that folder. Anybody who knows its path may add files and remove their own, but not list it; the files'
+    /// own modes say who may write them. Without it, batches travel otherwise.
+    fn make_segment_dir(&self, socket_dir: &Path) -> Option<PathBuf> {
+        let directory = self.segment_dir(socket_dir);
+        let made = fs::create_dir(&directory)
+            .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o1733)));
+        match made {
+            Ok(()) => Some(directory),
+            Err(cause) => {
+                eprintln!("transshipd: no memory is shared with replicas: \"{}\": {cause}", directory.display());
+                None
+            }
+        }
+    }
+
+    fn remove_dirs(&self, socket_dir: &Path) {
+        let _ = fs::remove_dir_all(socket_dir);
+        let _ = fs::remove_dir_all(self.segment_dir(socket_dir));
+    }
+
+    /// What the replica's server, which answers now, says of itself.
+    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<ServerInfo> {
         make_dir(&spec.socket_dir)?;
         let failed = |cause| {
             Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()))
@@ -320,7 +362,7 @@ impl Pool {
         let mut next_status = Instant::now();
         loop {
             match greet(&socket_dir).await {
-                Ok(offers_flight) => return Ok(offers_flight),
+                Ok(server) => return Ok(server),
                 Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
                 Err(_) => {}
             }
@@ -359,7 +401,7 @@ impl Pool {
         if let Err(error) = self.blocking(move |pool| pool.runtime.stop(&asked)).await {
             eprintln!("transshipd: {error}");
         }
-        let _ = fs::remove_dir_all(&socket_dir);
+        self.remove_dirs(&socket_dir);
         if let Some(replica) = self.lock().leaving.remove(&name) {
             let _ = replica.become_state(State::Gone(None));
         }
@@ -465,8 +507,8 @@ impl Pool {
     }
 }
 
-/// Asks a server whether it is there; gives whether it offers Flight beside JSON.
-async fn greet(socket_dir: &Path) -> Result<bool> {
+/// Asks a server whether it is there, with all that it offers.
+async fn greet(socket_dir: &Path) -> Result<ServerInfo> {
     let say_hello = async |endpoint: Endpoint| {
         let hello = async { endpoint.transport(&Credentials::default()).hello().await };
         tokio::time::timeout(PROBE_TIMEOUT, hello).await.unwrap_or_else(|_| {
@@ -474,13 +516,17 @@ async fn greet(socket_dir: &Path) -> Result<bool> {
         })
     };
     let no_flight = match say_hello(flight_endpoint(socket_dir)).await {
-        Ok(_) => return Ok(true),
+        // One socket may be there before the other.
+        Ok(info) if info.offers(TransportName::Shm) || info.offers(TransportName::Socket) => {
+            return say_hello(json_endpoint(socket_dir)).await;
+        }
+        Ok(info) => return Ok(info),
         Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
         Err(error) => error,
     };
     // A server with both may have opened one socket only so far.
     let info = say_hello(json_endpoint(socket_dir)).await?;
-    if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok(false) }
+    if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok(info) }
 }
 
 /// 128 random bits.

@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use tokio::sync::watch;
 use udf_protocol::control::{LeaseInfo, ReplicaInfo};
-use udf_protocol::transport::Endpoint;
+use udf_protocol::manifest::TransportName;
+use udf_protocol::transport::{Endpoint, ServerInfo};
 use udf_protocol::{Error, Kind, Result};
 
 /// Where in its life a replica is.
@@ -65,8 +66,10 @@ pub struct Replica {
     pub digest: String,
     /// Folder of its sockets.
     pub socket_dir: PathBuf,
-    /// Whether its server offers Flight beside JSON; known once it is Ready.
-    pub offers_flight: bool,
+    /// Folder of its segments; none where no memory can be shared.
+    pub segment_dir: Option<PathBuf>,
+    /// What its server says of itself; known once it is Ready.
+    pub server: ServerInfo,
     /// Leases on it.
     pub leases: usize,
     /// When it was started or adopted.
@@ -80,8 +83,18 @@ impl Replica {
     /// A replica that is being started.
     pub fn new(name: String, image: String, digest: String, socket_dir: PathBuf) -> Replica {
         let now = Instant::now();
-        let state = watch::Sender::new(State::Starting);
-        Replica { name, image, digest, socket_dir, offers_flight: false, leases: 0, since: now, used: now, state }
+        Replica {
+            name,
+            image,
+            digest,
+            socket_dir,
+            segment_dir: None,
+            server: ServerInfo::default(),
+            leases: 0,
+            since: now,
+            used: now,
+            state: watch::Sender::new(State::Starting),
+        }
     }
 
     /// Its state now.
@@ -110,8 +123,10 @@ impl Replica {
         LeaseInfo {
             replica: self.name.clone(),
             image: self.image.clone(),
-            flight: self.offers_flight.then(|| flight_endpoint(&self.socket_dir).to_string()),
+            flight: self.server.offers(TransportName::Flight).then(|| flight_endpoint(&self.socket_dir).to_string()),
             json: json_endpoint(&self.socket_dir).to_string(),
+            columns: self.server.offers(TransportName::Socket),
+            segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }
     }
 

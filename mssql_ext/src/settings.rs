@@ -49,7 +49,7 @@ impl Default for Settings {
         Settings {
             socket: PathBuf::from("/run/transship/transshipd.sock"),
             allowed: "*".to_string(),
-            transport: TransportName::Flight,
+            transport: TransportName::default(),
             batch_rows: 10_000,
             batch_bytes: 8 << 20,
             batch_window: 3,
@@ -97,11 +97,8 @@ impl Settings {
             "socket" => return Err(invalid(name, value, "an absolute path")),
             "allowed" => self.allowed = value.to_string(),
             "transport" => {
-                self.transport = match value {
-                    "flight" => TransportName::Flight,
-                    "json" => TransportName::Json,
-                    _ => return Err(invalid(name, value, "flight or json")),
-                }
+                self.transport = TransportName::from_name(value)
+                    .ok_or_else(|| invalid(name, value, "auto, shm, flight, socket or json"))?;
             }
             "batch_rows" => self.batch_rows = size(1, 1_000_000)?,
             "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,

@@ -173,8 +173,8 @@ impl Function {
     /// How its batches travel.
     pub fn transport(&self) -> TransportName {
         match self.remote() {
-            Some(Ok(remote)) => remote.transport_name(),
-            Some(Err(_)) => TransportName::Flight,
+            Some(Ok(remote)) => remote.transport_for(self.body.transport.unwrap_or_else(settings::transport)),
+            Some(Err(_)) => TransportName::Auto,
             None => self.body.transport.unwrap_or_else(settings::transport),
         }
     }

@@ -10,8 +10,14 @@ use udf_protocol::manifest::TransportName;
 /// Values of `transship.transport`.
 #[derive(Debug, Clone, Copy, PostgresGucEnum)]
 enum Transport {
+    #[name = c"auto"]
+    Auto,
+    #[name = c"shm"]
+    Shm,
     #[name = c"flight"]
     Flight,
+    #[name = c"socket"]
+    Socket,
     #[name = c"json"]
     Json,
 }
@@ -26,7 +32,7 @@ static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(3);
 static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
 static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
-static TRANSPORT: GucSetting<Transport> = GucSetting::<Transport>::new(Transport::Flight);
+static TRANSPORT: GucSetting<Transport> = GucSetting::<Transport>::new(Transport::Auto);
 
 /// Defines the settings.
 pub fn define() {
@@ -163,7 +169,10 @@ pub fn build_timeout() -> Duration {
 /// The transport of functions that name none.
 pub fn transport() -> TransportName {
     match TRANSPORT.get() {
+        Transport::Auto => TransportName::Auto,
+        Transport::Shm => TransportName::Shm,
         Transport::Flight => TransportName::Flight,
+        Transport::Socket => TransportName::Socket,
         Transport::Json => TransportName::Json,
     }
 }

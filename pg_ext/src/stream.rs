@@ -9,6 +9,7 @@ use udf_protocol::Result;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::client::{Exchange, MapEvent};
 use udf_protocol::dispatch::Call;
+use udf_protocol::manifest::TransportName;
 use udf_protocol::transport::Reply;
 
 use crate::host::Backend;
@@ -38,6 +39,11 @@ impl Stream {
     /// Batches sent and not yet answered.
     pub fn in_flight(&self) -> usize {
         self.exchange.in_flight()
+    }
+
+    /// How batches travel; known once the first is answered.
+    pub fn transport(&self) -> Option<TransportName> {
+        self.exchange.transport()
     }
 
     /// Waits for the reply to the oldest batch in flight, or for the next part of it.

@@ -95,6 +95,7 @@ impl Client {
             next_number: 0,
             untaken: 0,
             attempts: 0,
+            transport: None,
             ready_at: None,
             failure: None,
         }
@@ -252,6 +253,7 @@ pub struct Exchange {
     untaken: usize,
     /// How often a server was reached.
     attempts: u64,
+    transport: Option<TransportName>,
     /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
     /// reached.
     ready_at: Option<Instant>,
@@ -293,7 +295,7 @@ impl Exchange {
         loop {
             let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached) => self.attempts += 1,
+                Some(Event::Reached(transport)) => self.note_reached(transport),
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
@@ -313,6 +315,16 @@ impl Exchange {
         let what = format!("container function \"{}\"", self.call.signature.function);
         Error::timeout(&what, self.call.batch_timeout.as_millis())
             .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body.")
+    }
+
+    fn note_reached(&mut self, transport: TransportName) {
+        self.attempts += 1;
+        self.transport = Some(transport);
+    }
+
+    /// How batches travel; known once a server was reached.
+    pub fn transport(&self) -> Option<TransportName> {
+        self.transport
     }
 
     /// Batches sent and not yet received.
@@ -353,8 +365,8 @@ impl Exchange {
                 None => sent_at + self.call.start_timeout + timeout,
             };
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached) => {
-                    self.attempts += 1;
+                Some(Event::Reached(transport)) => {
+                    self.note_reached(transport);
                     self.ready_at = Some(Instant::now());
                 }
                 // Parts of one answer come one after the other.

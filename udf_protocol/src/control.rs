@@ -13,6 +13,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, TransportName};
+use crate::signature::FunctionKind;
+use crate::transport::Form;
 
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -147,16 +149,49 @@ pub struct LeaseInfo {
     /// Where it answers Flight; none if its server does not offer it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flight: Option<String>,
-    /// Where it answers JSON.
+    /// Where it answers JSON, and the forms below.
     pub json: String,
+    /// Whether it takes columns as they lie in memory.
+    #[serde(default)]
+    pub columns: bool,
+    /// Folder of the segments, if it takes those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<PathBuf>,
 }
 
 impl LeaseInfo {
-    /// The endpoint for a transport; JSON's where the server offers no other.
+    /// How batches of a kind of function travel if `wanted` is asked for: that, where the server offers it for the kind,
+    /// otherwise the fastest that it offers.
+    pub fn choose(&self, wanted: TransportName, kind: FunctionKind) -> TransportName {
+        let offers = |transport| match transport {
+            TransportName::Auto => false,
+            TransportName::Shm => self.segments.is_some(),
+            TransportName::Flight => self.flight.is_some(),
+            TransportName::Socket => self.columns,
+            TransportName::Json => true,
+        };
+        use TransportName::{Flight, Json, Shm, Socket};
+        // Only Flight gives a table function's results in parts, takes an aggregate function's batches before the ones
+        // before are answered, and has map functions.
+        let order = if kind == FunctionKind::Scalar { [Shm, Flight, Socket, Json] } else { [Flight, Shm, Socket, Json] };
+        let best = order.into_iter().find(|transport| offers(*transport)).unwrap_or(Json);
+        if offers(wanted) { wanted } else { best }
+    }
+
+    /// Where the server answers a transport that it offers.
     pub fn endpoint(&self, transport: TransportName) -> &str {
         match (transport, &self.flight) {
             (TransportName::Flight, Some(flight)) => flight,
-            (TransportName::Flight | TransportName::Json, _) => &self.json,
+            _ => &self.json,
+        }
+    }
+
+    /// The form of columns over HTTP.
+    pub fn form(&self, transport: TransportName) -> Form {
+        match (transport, &self.segments) {
+            (TransportName::Shm, Some(directory)) => Form::Segments(directory.clone()),
+            (TransportName::Socket, _) => Form::Columns,
+            _ => Form::Json,
         }
     }
 }

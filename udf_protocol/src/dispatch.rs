@@ -43,7 +43,7 @@ pub enum Target {
 pub struct Call {
     /// Who answers.
     pub target: Target,
-    /// How batches travel; for a [`Target::Remote`] its addresses say it.
+    /// How batches are to travel; for a [`Target::Remote`] its addresses say whether over Flight or HTTP.
     pub transport: TransportName,
     /// What is called.
     pub signature: Signature,
@@ -55,7 +55,15 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
-type Transports = HashMap<(Remote, Credentials), Arc<dyn Transport>>;
+type Transports = HashMap<(Remote, Credentials, TransportName), Arc<dyn Transport>>;
+
+/// Who answers a call, and the way there.
+struct Reached {
+    endpoint: Endpoint,
+    name: TransportName,
+    transport: Arc<dyn Transport>,
+    lease: Option<Arc<Lease>>,
+}
 
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
@@ -77,10 +85,12 @@ impl Connections {
         self.leases.lock().expect("no holder panics").is_empty()
     }
 
-    fn transport(&self, remote: &Remote, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
-        let mut transports = self.transports.lock().expect("no holder panics");
-        let key = (remote.at(endpoint), credentials.clone());
-        transports.entry(key).or_insert_with(|| remote.transport(endpoint, credentials)).clone()
+    fn transport(
+        &self,
+        key: (Remote, Credentials, TransportName),
+        make: impl FnOnce() -> Arc<dyn Transport>,
+    ) -> Arc<dyn Transport> {
+        self.transports.lock().expect("no holder panics").entry(key).or_insert_with(make).clone()
     }
 
     async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
@@ -94,27 +104,27 @@ impl Connections {
 
     fn forget(&self, target: &Target, endpoint: &Endpoint) {
         self.leases.lock().expect("no holder panics").remove(target);
-        self.transports.lock().expect("no holder panics").retain(|(known, _), _| known.endpoints[0] != *endpoint);
+        self.transports.lock().expect("no holder panics").retain(|(known, ..), _| known.endpoints[0] != *endpoint);
     }
 
-    /// A transport to whoever answers `target`, and the lease if there is one.
-    async fn reach(
-        &self,
-        target: &Target,
-        name: TransportName,
-    ) -> Result<(Endpoint, Arc<dyn Transport>, Option<Arc<Lease>>)> {
+    /// A transport to whoever answers `target`, the one that is wanted if it is offered for the kind of function.
+    async fn reach(&self, target: &Target, wanted: TransportName, kind: FunctionKind) -> Result<Reached> {
         match target {
             Target::Remote { remote, credentials } => {
                 let endpoint = self.balance.choose(&remote.endpoints).await;
-                Ok((endpoint.clone(), self.transport(remote, &endpoint, credentials), None))
+                let name = remote.transport_for(wanted);
+                let key = (remote.at(&endpoint), credentials.clone(), name);
+                let transport = self.transport(key, || remote.transport(&endpoint, name, credentials));
+                Ok(Reached { endpoint, name, transport, lease: None })
             }
             Target::Image { manager, digest } => {
                 let lease = self.lease(manager, digest, target).await?;
+                let name = lease.info.choose(wanted, kind);
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                let key = (Remote::from(endpoint.clone()), Credentials::default());
-                let mut transports = self.transports.lock().expect("no holder panics");
-                let transport = transports.entry(key).or_insert_with(|| endpoint.transport(&Credentials::default()));
-                Ok((endpoint, transport.clone(), Some(lease)))
+                let nobody = Credentials::default();
+                let key = (Remote::from(endpoint.clone()), nobody.clone(), name);
+                let transport = self.transport(key, || endpoint.transport_in(lease.info.form(name), &nobody));
+                Ok(Reached { endpoint, name, transport, lease: Some(lease) })
             }
         }
     }
@@ -123,10 +133,10 @@ impl Connections {
     pub async fn signature(&self, target: &Target, name: TransportName, function: &str) -> Result<Signature> {
         let mut attempt = 1;
         loop {
-            let (endpoint, transport, _lease) = self.reach(target, name).await?;
+            let reached = self.reach(target, name, FunctionKind::Scalar).await?;
             // docs/protocol.md §2: "a client refuses a version that it does not know".
-            let error = match transport.hello().await {
-                Ok(_) => return transport.signature(function).await,
+            let error = match reached.transport.hello().await {
+                Ok(_) => return reached.transport.signature(function).await,
                 Err(error) => error,
             };
             let is_lost = error.is_retryable() || error.kind() == Kind::Unreachable;
@@ -134,7 +144,7 @@ impl Connections {
                 return Err(error);
             }
             // Another of the servers may be there.
-            self.balance.note_loss(&endpoint);
+            self.balance.note_loss(&reached.endpoint);
             attempt += 1;
         }
     }
@@ -157,14 +167,15 @@ impl Connections {
     }
 
     async fn attempt(&self, call: &Call, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
-        let reached = tokio::time::timeout(call.start_timeout, self.reach(&call.target, call.transport)).await;
-        let (endpoint, transport, lease) = reached.map_err(|_| {
+        let reaching = self.reach(&call.target, call.transport, call.signature.kind);
+        let reached = tokio::time::timeout(call.start_timeout, reaching).await.map_err(|_| {
             Error::timeout(
                 &format!("the container of function \"{}\"", call.signature.function),
                 call.start_timeout.as_millis(),
             )
         })??;
-        inbox.deliver(Ok(Event::Reached));
+        let Reached { endpoint, name, transport, lease } = reached;
+        inbox.deliver(Ok(Event::Reached(name)));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
             self.balance.note_answer(&endpoint);

@@ -23,6 +23,7 @@ const CONTENT_TAG_DIGITS: usize = 16;
 const DIGEST_LABEL: &str = "org.transship.digest";
 const SOCKETS_LABEL: &str = "org.transship.sockets";
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
+const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
 /// Seconds between asking a container to end and killing it.
 const STOP_PATIENCE_S: &str = "3";
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
@@ -240,6 +241,10 @@ impl Runtime for DockerCli {
         command.args(container_arguments(&spec.limits));
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
+        if let Some(directory) = &spec.segment_dir {
+            command.arg(format!("--volume={}:{SEGMENT_DIR_INSIDE}", directory.display()));
+            command.arg(format!("--env=TRANSSHIP_SEGMENT_DIR={SEGMENT_DIR_INSIDE}"));
+        }
         command.arg(format!("--label={MANAGER_LABEL}={}", self.manager));
         command.arg(format!("--label={DIGEST_LABEL}={}", spec.digest));
         command.arg(format!("--label={SOCKETS_LABEL}={}", spec.socket_dir.display()));

@@ -25,6 +25,8 @@ pub struct ReplicaSpec {
     pub digest: String,
     /// Folder in which the server makes its sockets.
     pub socket_dir: PathBuf,
+    /// Folder of the segments that it shares with engines, if there is one.
+    pub segment_dir: Option<PathBuf>,
     /// What it may use.
     pub limits: Limits,
 }

@@ -244,6 +244,9 @@ impl Runtime for ProcessRuntime {
         let mut command = self.sandboxed(&spec.limits, &substitute(&template.serve, &root, &environment));
         set_environment(&mut command, &template, &root, &environment);
         command.env("TRANSSHIP_SOCKET_DIR", &spec.socket_dir).stdout(log).stderr(second);
+        if let Some(directory) = &spec.segment_dir {
+            command.env("TRANSSHIP_SEGMENT_DIR", directory);
+        }
         let child = command.spawn().map_err(|cause| {
             Error::new(Kind::ContainerFailed, format!("could not start replica \"{}\": {cause}", spec.name))
         })?;

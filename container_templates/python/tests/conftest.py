@@ -1,4 +1,5 @@
 import json
+import os
 import pathlib
 import sys
 
@@ -80,6 +81,15 @@ class Sum:
     def finish(self):
         return self.total
 
+KEPT = []
+
+def keep(x):
+    KEPT.append(x)
+    return x + 1
+
+def same(x):
+    return x
+
 def text_of(x):
     return [str(value) for value in x.to_pylist()]
 '''
@@ -102,6 +112,8 @@ MANIFEST = {
         {"name": "running", "arguments": ["int8"], "returns": "int8", "kind": "map"},
         {"name": "longest", "arguments": ["int8"], "returns": "int8", "kind": "map", "batch": "pandas"},
         {"name": "Sum", "arguments": ["int8"], "returns": "int8", "kind": "aggregate"},
+        {"name": "keep", "arguments": ["float8"], "returns": "float8", "batch": "numpy"},
+        {"name": "same", "arguments": ["int8"], "returns": "int8", "batch": "arrow"},
         {"name": "text_of", "arguments": ["x double precision"], "returns": "text", "batch": "arrow"},
     ],
 }
@@ -123,7 +135,14 @@ def flight_location(functions, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def http_address(functions):
+def segment_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("segments")
+    os.environ["TRANSSHIP_SEGMENT_DIR"] = str(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def http_address(functions, segment_dir):
     import threading
 
     server = rest.TcpServer(("127.0.0.1", 0), functions)

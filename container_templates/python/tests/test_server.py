@@ -138,7 +138,7 @@ def test_process_answers_and_ends(tmp_path):
     assert json.loads(described.stdout)["functions"][0]["arguments"] == ["a int8", "b int8"]
     process = subprocess.Popen([*command, "serve"], env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        assert "ready, 16 functions" in process.stderr.readline()
+        assert "ready, 18 functions" in process.stderr.readline()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "http.sock"))
             connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")

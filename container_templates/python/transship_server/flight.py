@@ -1,6 +1,7 @@
 """The Flight form of docs/protocol.md: handshake, discovery and exchange."""
 
 import json
+import os
 import time
 
 import pyarrow as pa
@@ -118,4 +119,6 @@ def _name_of(descriptor):
 
 def greeting(functions):
     """docs/protocol.md §2."""
-    return {"protocol": 1, "server": f"transship-python/{__version__}", "functions": list(functions)}
+    transports = ["flight", "json", "socket"] + (["shm"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
+    server = f"transship-python/{__version__}"
+    return {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}

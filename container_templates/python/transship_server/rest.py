@@ -1,7 +1,9 @@
-"""The JSON form of docs/protocol.md §6, over HTTP/1.1 on a TCP or a Unix socket."""
+"""The forms of docs/protocol.md §6 and §7, over HTTP/1.1 on a TCP or a Unix socket."""
 
 import http.server
 import json
+import os
+import select
 import socket
 import socketserver
 import threading
@@ -10,10 +12,11 @@ import urllib.parse
 
 import pyarrow as pa
 
-from . import dialects, types
+from . import columns, dialects, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
+from .function import Cancelled
 
 _PREFIX = "/v1/functions/"
 _MAX_BODY_BYTES = 1 << 30
@@ -33,7 +36,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def setup(self):
         # A Unix socket has no Nagle algorithm to disable.
         self.disable_nagle_algorithm = self.request.family != socket.AF_UNIX
+        self.segments = columns.Segments(os.environ.get("TRANSSHIP_SEGMENT_DIR"))
         super().setup()
+
+    def finish(self):
+        self.segments.close()
+        super().finish()
 
     def do_GET(self):
         if self.path == "/v1":
@@ -59,20 +67,41 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
                 return self._answer(*answered)
             function = self._find()
+            if self.headers.get("Content-Type") == columns.CONTENT_TYPE:
+                request = columns.Request(body, self.segments)
+                reply, micros = self._call(function, request.header, request.batch(function.call_columns))
+                request.write(reply, function.reply_columns)
+                del reply
+                return self._send(200, columns.CONTENT_TYPE, request.body(micros))
             body = _read_request(body)
-            number, batch = _read_batch(function, body)
-            start = time.perf_counter_ns()
-            if isinstance(function, AggregateFunction):
-                answers = [self.server.exchanges.answer(function, body, number, batch)]
-            else:
-                answers = function.answer(batch)
-            reply = pa.Table.from_batches(answers, function.reply_schema).combine_chunks()
+            reply, micros = self._call(function, body, _read_batch(function, body))
             encoded = zip(function.reply_columns, reply.columns)
-            columns = [types.encode_json(entry, _only_chunk(column)) for (_, entry), column in encoded]
+            encoded = [types.encode_json(entry, column) for (_, entry), column in encoded]
         except CallError as error:
             return self._fail(error)
-        micros = (time.perf_counter_ns() - start) // 1000
-        return self._answer(200, {"batch": number, "rows": reply.num_rows, "micros": micros, "columns": columns})
+        except Cancelled:
+            self.close_connection = True
+            return None
+        answer = {"batch": body.get("batch", 0), "rows": reply.num_rows, "micros": micros, "columns": encoded}
+        return self._answer(200, answer)
+
+    def _call(self, function, request, batch):
+        """The reply as one batch, and the microseconds that it took."""
+        start = time.perf_counter_ns()
+        if isinstance(function, AggregateFunction):
+            reply = self.server.exchanges.answer(function, request, request.get("batch", 0), batch, self._is_cancelled)
+        else:
+            answers = list(function.answer(batch, self._is_cancelled))
+            reply = answers[0] if len(answers) == 1 else _joined(answers, function.reply_schema)
+        return reply, (time.perf_counter_ns() - start) // 1000
+
+    def _is_cancelled(self):
+        """Whether the client has gone. What it may have sent meanwhile stays where it is."""
+        readable, _, _ = select.select([self.connection], [], [], 0)
+        try:
+            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
+        except OSError:
+            return True
 
     def _answer_dialect(self, body):
         try:
@@ -109,12 +138,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(_STATUS.get(error.kind, 500), {"error": error.to_wire()})
 
     def _answer(self, status, body):
-        payload = json.dumps(body, allow_nan=False).encode()
+        self._send(status, "application/json", json.dumps(body, allow_nan=False).encode())
+
+    def _send(self, status, content_type, payload):
         self.send_response_only(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(payload)))
-        self.end_headers()
-        self.wfile.write(payload)
+        # The header and a short body travel together.
+        self._headers_buffer.append(b"\r\n")
+        head = b"".join(self._headers_buffer)
+        self._headers_buffer.clear()
+        self.wfile.write(head + payload if len(payload) < 65536 else head)
+        if len(payload) >= 65536:
+            self.wfile.write(payload)
 
     def log_message(self, format, *args):
         pass
@@ -149,7 +185,7 @@ class _Exchanges:
         self._lock = threading.Lock()
         self._groups = {}
 
-    def answer(self, function, request, number, batch):
+    def answer(self, function, request, number, batch, is_cancelled):
         """The reply to one batch. Raises CallError."""
         name = request.get("exchange")
         with self._lock:
@@ -161,7 +197,7 @@ class _Exchanges:
             if found is not function:
                 raise CallError("protocol_violation", f"there is no exchange {name!r} of {function.name}")
             self._groups[name] = (function, groups, now)
-        return groups.answer(batch, request.get("step"))
+        return groups.answer(batch, request.get("step"), is_cancelled)
 
     def end(self, name):
         """Forgets an exchange."""
@@ -182,7 +218,7 @@ def _read_request(body):
 
 def _read_batch(function, request):
     try:
-        number, rows, columns = request.get("batch", 0), request["rows"], request["columns"]
+        rows, columns = request["rows"], request["columns"]
         if len(columns) != len(function.call_columns) or any(len(column) != rows for column in columns):
             raise ValueError("columns and rows do not match the function's arguments")
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
@@ -194,13 +230,15 @@ def _read_batch(function, request):
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
     if arrays:
-        return number, pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
+        return pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
     # pyarrow makes a batch of rows without columns only by dropping columns.
-    return number, pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
+    return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
 
 
-def _only_chunk(column):
-    return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+def _joined(batches, schema):
+    """Batches as one."""
+    columns = pa.Table.from_batches(batches, schema).combine_chunks().columns
+    return pa.RecordBatch.from_arrays([pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in columns], schema=schema)
 
 
 class _Graceful:

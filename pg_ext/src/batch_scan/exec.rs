@@ -390,10 +390,12 @@ fn receive(inner: &mut Inner) {
 pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
     let start = Instant::now();
     let call = &mut inner.calls[i];
-    let outcome = call.stream.as_mut()?.receive();
+    let stream = call.stream.as_mut()?;
+    let outcome = stream.receive();
     inner.counters.wait_us += start.elapsed().as_micros() as u64;
     match outcome {
         Ok(reply) => {
+            inner.counters.transports |= stream.transport().map_or(0, |transport| 1 << transport as u8);
             inner.counters.bytes_sent += reply.bytes_sent as u64;
             inner.counters.bytes_received += reply.bytes_received as u64;
             Some(reply)

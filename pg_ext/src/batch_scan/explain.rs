@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
+use udf_protocol::manifest::TransportName;
 
 use super::private::Private;
 use super::state::{BatchScanState, Counters, SharedCounters};
@@ -109,7 +110,11 @@ pub unsafe extern "C-unwind" fn explain(
             }
             // A function that was dropped since, or whose body is broken, has nothing to add.
             if let Ok(function) = function::lookup((*(*entry).expr.cast::<pg_sys::FuncExpr>()).funcid) {
-                line.push_str(&format!(" in {} over {}", function.body.place(), function.transport().name()));
+                line.push_str(&format!(" in {}", function.body.place()));
+                // Which transport a container offers is known once it is called.
+                if function.transport() != TransportName::Auto {
+                    line.push_str(&format!(" over {}", function.transport().name()));
+                }
             }
             let line = CString::new(line).unwrap_or_default();
             pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), line.as_ptr(), es);
@@ -124,6 +129,11 @@ pub unsafe extern "C-unwind" fn explain(
             let unit = if unit.is_empty() { std::ptr::null() } else { unit.as_ptr() };
             pg_sys::ExplainPropertyInteger(label.as_ptr(), unit, i64::try_from(value).unwrap_or(i64::MAX), es);
         };
+        let used = TransportName::ALL.into_iter().filter(|transport| total.transports & (1 << *transport as u8) != 0);
+        let used = used.map(TransportName::name).collect::<Vec<_>>().join(", ");
+        if let (false, Ok(used)) = (used.is_empty(), CString::new(used)) {
+            pg_sys::ExplainPropertyText(c"Transport".as_ptr(), used.as_ptr(), es);
+        }
         count(c"Calls", c"", total.calls);
         count(c"Batches", c"", total.batches);
         count(c"Sent", c"bytes", total.bytes_sent);

@@ -145,6 +145,8 @@ pub struct Counters {
     pub bytes_sent: u64,
     pub bytes_received: u64,
     pub wait_us: u64,
+    /// Transports used: a bit for each of [`TransportName::ALL`].
+    pub transports: u8,
 }
 
 impl Counters {
@@ -155,6 +157,7 @@ impl Counters {
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;
         self.wait_us += other.wait_us;
+        self.transports |= other.transports;
     }
 }
 

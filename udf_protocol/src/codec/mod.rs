@@ -2,4 +2,5 @@
 
 pub mod adapt;
 pub mod arrow_ipc;
+pub mod columns;
 pub mod json;

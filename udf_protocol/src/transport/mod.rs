@@ -8,6 +8,7 @@ mod http;
 mod put_get;
 mod remote;
 pub mod rest;
+mod segment;
 mod tls;
 
 use std::collections::VecDeque;
@@ -34,6 +35,7 @@ use crate::signature::{FunctionKind, Signature};
 
 pub use credentials::{Credentials, Token};
 pub use remote::Remote;
+pub use rest::Form;
 
 /// Version of `docs/protocol.md` that this crate speaks.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -76,7 +78,7 @@ pub struct ServerInfo {
     /// Names of its functions.
     #[serde(default)]
     pub functions: Vec<String>,
-    /// Names of the transports it offers; none given means all.
+    /// Names of the transports it offers; none given means Flight and JSON.
     #[serde(default)]
     pub transports: Option<Vec<String>>,
 }
@@ -84,7 +86,10 @@ pub struct ServerInfo {
 impl ServerInfo {
     /// Whether the server offers a transport.
     pub fn offers(&self, transport: TransportName) -> bool {
-        self.transports.as_ref().is_none_or(|names| names.iter().any(|name| name == transport.name()))
+        match &self.transports {
+            Some(names) => names.iter().any(|name| name == transport.name()),
+            None => matches!(transport, TransportName::Flight | TransportName::Json),
+        }
     }
 }
 
@@ -132,13 +137,18 @@ impl Endpoint {
 
     /// The transport to it. Nothing is connected before the first request.
     pub fn transport(&self, credentials: &Credentials) -> Arc<dyn Transport> {
+        self.transport_in(Form::Json, credentials)
+    }
+
+    /// The same, with columns of a form where it is reached over HTTP.
+    pub fn transport_in(&self, form: Form, credentials: &Credentials) -> Arc<dyn Transport> {
         match self.transport_name() {
             TransportName::Flight => Arc::new(flight::Flight::new(self.clone(), credentials)),
-            TransportName::Json => Arc::new(rest::Rest::new(self.clone(), credentials)),
+            _ => Arc::new(rest::Rest::new(self.clone(), credentials, form)),
         }
     }
 
-    /// How batches travel there.
+    /// How batches travel there, if nothing else is asked for.
     pub fn transport_name(&self) -> TransportName {
         match self {
             Endpoint::FlightUnix(_) | Endpoint::FlightTcp(_) | Endpoint::FlightTls(_) => TransportName::Flight,
@@ -260,8 +270,8 @@ pub struct Reply {
 /// What an engine finds in its queue.
 #[derive(Debug)]
 pub enum Event {
-    /// A server was reached: from now on it has its time to answer.
-    Reached,
+    /// A server was reached, by this transport: from now on it has its time to answer.
+    Reached(TransportName),
     /// A reply.
     Reply(Reply),
     /// A map function's server took another batch.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::envelope::Envelope;
 use super::flight::Flight;
 use super::put_get::PutGet;
-use super::{Credentials, Endpoint, Transport};
+use super::{Credentials, Endpoint, Form, Transport};
 use crate::dialect::Dialect;
 use crate::error::{Error, Result};
 use crate::manifest::TransportName;
@@ -59,9 +59,17 @@ impl Remote {
         Remote { endpoints: vec![endpoint.clone()], ..self.clone() }
     }
 
-    /// How batches travel.
+    /// How batches travel if nothing else is asked for.
     pub fn transport_name(&self) -> TransportName {
         self.endpoints[0].transport_name()
+    }
+
+    /// How batches travel if `wanted` is asked for. The addresses decide, but for the form of columns over HTTP.
+    pub fn transport_for(&self, wanted: TransportName) -> TransportName {
+        match self.transport_name() {
+            TransportName::Json if wanted == TransportName::Socket && self.dialect == Dialect::Transship => wanted,
+            name => name,
+        }
     }
 
     /// What the servers speak.
@@ -69,13 +77,21 @@ impl Remote {
         self.dialect
     }
 
-    /// The transport to the server at one of the addresses.
-    pub fn transport(&self, endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
+    /// The transport to the server at one of the addresses; `name` is one that [`Self::transport_for`] gave.
+    pub fn transport(
+        &self,
+        endpoint: &Endpoint,
+        name: TransportName,
+        credentials: &Credentials,
+    ) -> Arc<dyn Transport> {
         match self.dialect {
             Dialect::Transship if endpoint.transport_name() == TransportName::Flight => {
                 Arc::new(Flight::of_any(endpoint.clone(), credentials))
             }
-            Dialect::Transship => endpoint.transport(credentials),
+            Dialect::Transship => {
+                let form = if name == TransportName::Socket { Form::Columns } else { Form::Json };
+                endpoint.transport_in(form, credentials)
+            }
             Dialect::PutGet => Arc::new(PutGet::new(endpoint.clone(), credentials)),
             dialect => Arc::new(Envelope::new(endpoint.clone(), &self.path, dialect, credentials)),
         }

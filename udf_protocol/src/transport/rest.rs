@@ -1,30 +1,50 @@
-//! Columnar JSON over HTTP/1.1, over TCP or a Unix socket (`docs/protocol.md` §6).
+//! Batches as requests of HTTP/1.1, over TCP or a Unix socket: columns in JSON (`docs/protocol.md` §6), or as they lie in
+//! memory (§7), in the request itself or in segments that both sides see.
 //!
 //! Replies may come out of order here: [`crate::client::Exchange`] restores it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::PathBuf;
 
+use arrow_buffer::Buffer;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Method, StatusCode};
 use serde::Deserialize;
 
-use super::http::Http;
+use super::http::{Answer, Connection, Http, JSON};
+use super::segment::Segments;
 use super::{
-    Credentials, Endpoint, Event, Inbox, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError, answer_each,
+    Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError, answer_each,
 };
 use crate::batch::CallBatch;
+use crate::codec::columns::{self, CallHeader, Layout, frame, inline_body, read_frame};
 use crate::codec::json;
 use crate::error::{Error, Result};
 use crate::signature::{Argument, FunctionKind, Signature};
 use crate::transport::check_reply;
 use crate::types::Type;
 
-/// A JSON server.
+/// A server that is called over HTTP.
 #[derive(Debug)]
 pub struct Rest {
     http: Http,
+    form: Form,
 }
+
+/// How columns are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Form {
+    /// As JSON.
+    Json,
+    /// As they lie in memory, in the body of the request.
+    Columns,
+    /// As they lie in memory, in segments in this folder.
+    Segments(PathBuf),
+}
+
+/// The content type of columns as they lie in memory.
+const COLUMNS: &str = "application/vnd.transship.columns";
 
 /// A function as `GET /v1/functions/NAME` describes it, `docs/protocol.md` §6.
 #[derive(Debug, Deserialize)]
@@ -50,8 +70,8 @@ struct ErrorBody {
 
 impl Rest {
     /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Rest {
-        Rest { http: Http::new(endpoint, credentials) }
+    pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form) -> Rest {
+        Rest { http: Http::new(endpoint, credentials), form }
     }
 
     /// Posts a body as it is; status and body of the answer. For those who judge servers.
@@ -93,24 +113,38 @@ impl Rest {
 
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<Reply> {
+        let lost = |error: Error| {
+            if error.is_retryable() { Error::connection_lost(&signature.function, error.message()) } else { error }
+        };
+        let mut connection = self.http.take().await.map_err(lost)?;
+        let reply = match &self.form {
+            Form::Json => self.call_json(&mut connection, signature, batch, exchange).await,
+            Form::Columns => self.call_columns(&mut connection, signature, batch, exchange, None).await,
+            Form::Segments(directory) => {
+                self.call_columns(&mut connection, signature, batch, exchange, Some(directory)).await
+            }
+        }
+        .map_err(lost)?;
+        self.http.keep(connection);
+        check_reply(signature, batch, &reply.columns)?;
+        Ok(reply)
+    }
+
+    async fn call_json(
+        &self,
+        connection: &mut Connection,
+        signature: &Signature,
+        batch: &CallBatch,
+        exchange: &str,
+    ) -> Result<Reply> {
         let function = signature.function.as_str();
         let body = json::encode_call(signature, batch, exchange);
         let bytes_sent = body.len();
-        let answer = self.http.post(&path_of(function), body).await.map_err(|error| {
-            if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
-        })?;
-        if answer.status != StatusCode::OK {
-            let error: ErrorBody = serde_json::from_slice(&answer.body)
-                .map_err(|_| Error::protocol(function, format!("It answered with HTTP status {}.", answer.status)))?;
-            return Err(error.error.into_error(function));
-        }
+        let answer = self.post_batch(connection, function, JSON, body.into()).await?;
         let reply: json::Reply = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
-        if reply.batch.is_some_and(|number| number != batch.number) {
-            return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
-        }
+        check_number(function, batch, reply.batch)?;
         let columns = json::decode_reply(signature, &reply).map_err(|fact| Error::bad_result(function, fact))?;
-        check_reply(signature, batch, &columns)?;
         Ok(Reply {
             number: batch.number,
             columns,
@@ -119,6 +153,70 @@ impl Rest {
             bytes_received: answer.body.len(),
             compute_us: reply.micros,
         })
+    }
+
+    async fn call_columns(
+        &self,
+        connection: &mut Connection,
+        signature: &Signature,
+        batch: &CallBatch,
+        exchange: &str,
+        directory: Option<&PathBuf>,
+    ) -> Result<Reply> {
+        let function = signature.function.as_str();
+        let layout = Layout::of(&signature.call_types(), &batch.columns);
+        if let (Some(directory), None) = (directory, &connection.segments) {
+            connection.segments = Segments::create(directory).ok();
+        }
+        // Where there is no memory left for segments, the data goes with the request.
+        let written = connection.segments.take().filter(|segments| segments.write(&layout).is_ok());
+        let header = CallHeader::new(batch, &layout, exchange);
+        let body = match &written {
+            Some(segments) => frame(&header.with_segments(segments.calls(), segments.replies()), 0),
+            None => inline_body(&header, &layout),
+        };
+        let bytes_sent = if written.is_some() { body.len() + layout.size } else { body.len() };
+        let answer = self.post_batch(connection, function, COLUMNS, body.into()).await?;
+        if answer.content_type.is_none_or(|found| found != COLUMNS) {
+            return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
+        }
+        let unreadable = |fact: String| Error::protocol(function, format!("A reply cannot be read: {fact}."));
+        let (header, inline) = read_frame(&answer.body).map_err(unreadable)?;
+        check_number(function, batch, header.batch)?;
+        let (data, bytes_received) = match (&header.segment, &written) {
+            (None, _) => (Buffer::from(inline), answer.body.len()),
+            (Some(name), Some(segments)) if *name == segments.replies() => {
+                let extent = header.extent().filter(|extent| *extent <= MAX_MESSAGE_BYTES);
+                let size = extent.ok_or_else(|| unreadable("it is larger than 1 GiB".to_string()))?;
+                let data = segments.read(size).map_err(|_| unreadable("its segment is too short".to_string()))?;
+                (data, answer.body.len() + size)
+            }
+            (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
+        };
+        let columns =
+            columns::decode_reply(signature, &header, &data).map_err(|fact| Error::bad_result(function, fact))?;
+        // A handler that still looks at its arguments must go on seeing them.
+        connection.segments = written.filter(|_| !header.retained);
+        let compute_us = header.micros;
+        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received, compute_us })
+    }
+
+    /// Posts a batch; an answer that is an error becomes one.
+    async fn post_batch(
+        &self,
+        connection: &mut Connection,
+        function: &str,
+        content_type: &'static str,
+        body: Bytes,
+    ) -> Result<Answer> {
+        let (path, headers) = (path_of(function), HeaderMap::new());
+        let answer = self.http.request_on(connection, Method::POST, &path, headers, content_type, body).await?;
+        if answer.status == StatusCode::OK {
+            return Ok(answer);
+        }
+        let error: ErrorBody = serde_json::from_slice(&answer.body)
+            .map_err(|_| Error::protocol(function, format!("It answered with HTTP status {}.", answer.status)))?;
+        Err(error.error.into_error(function))
     }
 
     /// An aggregate function's exchange: its batches go one after the other, since its groups change with each.
@@ -139,7 +237,8 @@ impl Rest {
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         if signature.kind == FunctionKind::Map {
-            let message = format!("map function \"{}\" cannot be called over JSON", signature.function);
+            let form = if self.form == Form::Json { "JSON" } else { "HTTP" };
+            let message = format!("map function \"{}\" cannot be called over {form}", signature.function);
             return Err(Error::invalid_definition(message).with_hint(
                 "Set transport = \"flight\" in the function body, or transship.transport, if its server offers Flight.",
             ));
@@ -149,6 +248,13 @@ impl Rest {
         }
         answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "").await })).await
     }
+}
+
+fn check_number(function: &str, batch: &CallBatch, answered: Option<u64>) -> Result<()> {
+    if answered.is_some_and(|number| number != batch.number) {
+        return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
+    }
+    Ok(())
 }
 
 /// 128 bits that no other exchange has, from the keys of the standard library's hash maps.

@@ -1,0 +1,173 @@
+"""Columns as they lie in memory (docs/protocol.md §7), as a client writes and reads them."""
+
+import http.client
+import json
+import secrets
+
+import numpy
+import pyarrow as pa
+import pytest
+from transship_server import columns, types
+
+ROWS = {
+    "bool": [True, None, False] * 5,
+    "int2": [1, None, -(2**15)],
+    "int8": [2**63 - 1, None, -1],
+    "float4": [0.5, None, float("inf")],
+    "float8": [-0.0, 1e300, None],
+    "text": ["", None, "größer", "x" * 1000],
+    "bytea": [b"", b"\0\xff", None],
+    "uuid": [bytes(range(16)), None],
+    "interval": [pa.MonthDayNano([1, -2, 3]), None],
+    "timestamptz": [0, None, 2**62],
+    "time": [86_399_999_999, None],
+    "numeric": ["1.50", None, "NaN"],
+    "int4[]": [[1, None], [], None, [2]],
+    "text[]": [["a", "bc"], None, [None]],
+    "(a int4, b text[])": [{"a": 1, "b": ["x", None]}, None, {"a": None, "b": None}],
+    "range(int8)": [{"lower": 1, "upper": None, "lower_inc": True, "upper_inc": False, "empty": False}, None],
+}
+
+
+def body_of(header, pieces=b""):
+    text = json.dumps(header).encode()
+    head = len(text).to_bytes(4, "little") + text
+    return head + bytes(-len(head) % 8) + pieces
+
+
+def lay_out(pairs):
+    """(places, bytes) of arrays with their types, by the writer of replies."""
+    request = columns.Request(body_of({"rows": 0, "buffers": []}), None)
+    batch = pa.RecordBatch.from_arrays([array for _, array in pairs], [str(i) for i in range(len(pairs))])
+    request.write(batch, [("", entry) for entry, _ in pairs])
+    return request._reply["buffers"], request._inline
+
+
+def read_back(entry, array):
+    places, data = lay_out([(entry, array)])
+    request = columns.Request(body_of({"rows": len(array), "buffers": places}, data), None)
+    return request.batch([("x", entry)]).column(0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("shape", ["whole", "sliced", "empty", "no nulls"])
+def test_values_come_back(name, shape):
+    entry = types.by_name(name)
+    array = pa.array(ROWS[name], entry.arrow)
+    if shape == "sliced":
+        array = pa.concat_arrays([array, array, array])[1 : 2 * len(array)]
+    elif shape == "empty":
+        array = array[:0]
+    elif shape == "no nulls":
+        array = array.drop_null()
+    found = read_back(entry, array)
+    found.validate(full=True)
+    assert found.cast(entry.arrow) == array
+
+
+def test_parts_of_nested_arrays_may_be_slices():
+    entry = types.by_name("(a int4, b text[])")
+    parts = [pa.array(range(10), pa.int32())[3:5], pa.array([["x"], ["y"], None, ["z", "w"]], pa.list_(pa.utf8()))[2:]]
+    array = pa.StructArray.from_arrays(parts, fields=list(entry.arrow))
+    assert read_back(entry, array).to_pylist() == [{"a": 3, "b": None}, {"a": 4, "b": ["z", "w"]}]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "buffers", "data"),
+    [
+        ("float8", 2, [0, 0, 0, 16], bytes(8)),  # outside
+        ("float8", 2, [0, 0, 4, 8], bytes(64)),  # not aligned
+        ("float8", 2, [0, 0, 0, 8], bytes(64)),  # too short
+        ("float8", 2, [0, 0], bytes(64)),  # too few
+        ("float8", 2, [0, 0, 0, 16, 0, 0], bytes(64)),  # too many
+        ("float8", 2, [0, 0, 0], bytes(64)),
+        ("float8", 2, [0, 0, -8, 16], bytes(64)),
+        ("float8", 2, [0, 0, 0, "16"], bytes(64)),
+        ("float8", 2**62, [0, 0, 0, 16], bytes(64)),
+        ("float8", -1, [0, 0, 0, 16], bytes(64)),
+        ("float8", 100, [0, 8, 0, 800], bytes(800)),  # short validity
+        ("text", 1, [0, 0, 0, 8, 8, 1], b"\0\0\0\0\1\0\0\0\xff"),  # not UTF-8
+        ("text", 2, [0, 0, 0, 12, 16, 4], b"\0\0\0\0\4\0\0\0\2\0\0\0\0\0\0\0abcd"),  # descends
+        ("text", 1, [0, 0, 0, 8, 8, 1], b"\0\0\0\0\xff\xff\xff\xffx"),  # negative
+        ("int4[]", 1, [0, 0, 0, 8, 0, 0, 8, 4], b"\0\0\0\0\x09\0\0\0\1\0\0\0"),  # too few elements
+    ],
+)
+def test_broken_buffers_are_refused(name, rows, buffers, data):
+    with pytest.raises(columns.CallError) as caught:
+        columns.Request(body_of({"rows": rows, "buffers": buffers}, data), None).batch([("x", types.by_name(name))])
+    assert caught.value.kind == "protocol_violation"
+
+
+@pytest.mark.parametrize("body", [b"", b"\1", b"\xff\xff\xff\xff{}", body_of([]), body_of({"rows": 1}), body_of({"rows": 1, "buffers": 3})])
+def test_broken_headers_are_refused(body):
+    with pytest.raises(columns.CallError):
+        columns.Request(body, None)
+
+
+class Client:
+    """One connection with its two segments."""
+
+    def __init__(self, address, directory):
+        self.connection = http.client.HTTPConnection(*address, timeout=10)
+        self.directory = directory
+        self.names = [secrets.token_hex(16) for _ in range(2)]
+        for name in self.names:
+            (directory / name).touch()
+
+    def call(self, function, arrays, **more):
+        places, data = lay_out([(types.by_name("float8" if pa.types.is_float64(array.type) else "int8"), array) for array in arrays])
+        (self.directory / self.names[0]).write_bytes(data) if data else None
+        header = {"batch": 3, "rows": len(arrays[0]), "segment": self.names[0], "reply_segment": self.names[1], "buffers": places} | more
+        self.connection.request("POST", f"/v1/functions/{function}", body_of(header), {"Content-Type": columns.CONTENT_TYPE})
+        response = self.connection.getresponse()
+        body = response.read()
+        if response.status != 200:
+            return response.status, json.loads(body)["error"]
+        return 200, json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
+
+    def reply(self, header, kind):
+        _, _, offset, length = header["buffers"]
+        return numpy.frombuffer((self.directory / self.names[1]).read_bytes()[offset : offset + length], kind).tolist()
+
+
+@pytest.fixture
+def client(http_address, segment_dir):
+    return Client(http_address, segment_dir)
+
+
+def test_calls_through_segments(client):
+    for count in (3, 5000, 2):
+        status, header = client.call("array", [pa.array(range(count), pa.float64())])
+        assert (status, header["batch"], header["rows"], header["segment"]) == (200, 3, count, client.names[1])
+        assert "retained" not in header
+        assert client.reply(header, "f8") == [x + 1 for x in range(count)]
+
+
+def test_arguments_that_a_handler_keeps_are_left_alone(client):
+    status, header = client.call("keep", [pa.array([1.0, 2.0])])
+    assert status == 200 and header["retained"] is True
+    # A result that is the argument itself is no reason to keep it.
+    status, header = client.call("same", [pa.array([1, 2])])
+    assert status == 200 and "retained" not in header
+    assert client.reply(header, "i8") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"segment": "0" * 32}, "cannot be opened"),
+        ({"segment": "../http.sock"}, "there is no segment"),
+        ({"segment": 5}, "there is no segment"),
+        ({"reply_segment": "f" * 32}, "cannot be opened"),
+        ({"buffers": [0, 0, 0, 1 << 40]}, "not 1099511627776"),
+    ],
+)
+def test_broken_segments_are_refused(client, more, message):
+    status, error = client.call("array", [pa.array([1.0, 2.0])], **more)
+    assert (status, error["kind"]) == (400, "protocol_violation") and message in error["message"]
+    assert client.call("array", [pa.array([1.0])])[0] == 200
+
+
+def test_greeting_names_the_forms(client):
+    client.connection.request("GET", "/v1")
+    assert json.loads(client.connection.getresponse().read())["transports"] == ["flight", "json", "socket", "shm"]

@@ -1,0 +1,232 @@
+"""Columns as they lie in memory (docs/protocol.md §7): Arrow's buffers one after the other, described by a JSON header.
+
+Arguments are read where they lie: the arrays that a handler gets look into the client's segment, without a copy. A
+handler may keep them; then the reply says so, and the client leaves that segment alone.
+"""
+
+import json
+import mmap
+import os
+import re
+import sys
+
+import pyarrow as pa
+
+from . import types
+from .errors import CallError
+
+CONTENT_TYPE = "application/vnd.transship.columns"
+_ALIGNMENT = 64
+# Every buffer begins at a multiple of this, which is all that 64-bit values need.
+_READ_ALIGNMENT = 8
+
+
+class Segments:
+    """The segments that one connection names, opened once. Not for several threads."""
+
+    # A client has two per connection, and makes new ones for those that a handler keeps.
+    _MOST = 8
+
+    def __init__(self, directory):
+        self._directory = directory
+        self._open = {}  # name -> (file descriptor, mapping or None)
+
+    def _descriptor(self, name, flags):
+        if name in self._open:
+            return self._open[name][0]
+        if self._directory is None or not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
+            raise CallError("protocol_violation", f"there is no segment {name!r}")
+        if len(self._open) >= self._MOST:
+            self.close()
+        try:
+            descriptor = os.open(f"{self._directory}/{name}", flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise CallError("protocol_violation", f"segment {name} cannot be opened: {error.strerror}") from None
+        self._open[name] = (descriptor, None)
+        return descriptor
+
+    def read(self, name, size):
+        """The first bytes of a segment, at least size of them, where they lie."""
+        descriptor = self._descriptor(name, os.O_RDONLY)
+        mapping = self._open[name][1]
+        if mapping is None or len(mapping) < size:
+            length = os.fstat(descriptor).st_size
+            if length < size:
+                raise CallError("protocol_violation", f"segment {name} has {length} bytes, not {size}")
+            mapping = mmap.mmap(descriptor, length, prot=mmap.PROT_READ) if length else b""
+            self._open[name] = (descriptor, mapping)
+        return memoryview(mapping)
+
+    def write(self, name, pieces):
+        """Writes (offset, buffer) pairs."""
+        descriptor = self._descriptor(name, os.O_RDWR)
+        for offset, piece in pieces:
+            rest = memoryview(piece).cast("B")
+            while rest:
+                written = os.pwrite(descriptor, rest, offset)
+                rest, offset = rest[written:], offset + written
+
+    def close(self):
+        """Closes them; what a handler still looks at stays mapped."""
+        for descriptor, _ in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
+
+
+class Request:
+    """A batch of calls in this form."""
+
+    def __init__(self, body, segments):
+        self._segments = segments
+        self._data = None
+        try:
+            length = int.from_bytes(body[:4], "little")
+            self.header = json.loads(body[4 : 4 + length])
+            buffers = self._places = self.header["buffers"]
+            if not all(type(place) is int and place >= 0 for place in buffers) or len(buffers) % 2:
+                raise ValueError("buffers are pairs of integers")
+        except (ValueError, KeyError, TypeError) as cause:
+            raise CallError("protocol_violation", f"the request cannot be read: {cause!r}") from None
+        name = self.header.get("segment")
+        if name is None:
+            start = (4 + length + _READ_ALIGNMENT - 1) // _READ_ALIGNMENT * _READ_ALIGNMENT
+            # A copy of its own, which begins where 64-bit values may.
+            self._data = memoryview(pa.py_buffer(body[start:]))
+        else:
+            self._data = segments.read(name, max(map(sum, zip(buffers[::2], buffers[1::2])), default=0))
+
+    def batch(self, columns):
+        """The batch of calls, whose columns are (name, Type) pairs. Raises CallError."""
+        rows = self.header.get("rows")
+        if type(rows) is not int or rows < 0:
+            raise CallError("protocol_violation", "the request has no number of rows")
+        reader = _Reader(pa.py_buffer(self._data), self._places)
+        try:
+            arrays = [reader.array(entry, rows) for _, entry in columns]
+            if reader.position != len(self._places):
+                raise ValueError("it has more buffers than columns")
+        except (ValueError, OverflowError, pa.ArrowException) as cause:
+            raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
+        if arrays:
+            return pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(columns))
+        # pyarrow makes a batch of rows without columns only by dropping columns.
+        return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
+
+    def write(self, batch, columns):
+        """Writes the reply's data; its columns are (name, Type) pairs."""
+        places, pieces, size = [], [], 0
+        for buffer in (buffer for (_, entry), array in zip(columns, batch.columns) for buffer in _buffers(entry, array)):
+            if buffer is None or buffer.size == 0:
+                places += (0, 0)
+                continue
+            size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+            places += (size, buffer.size)
+            pieces.append((size, buffer))
+            size += buffer.size
+        name = self.header.get("reply_segment")
+        if name is not None:
+            self._segments.write(name, pieces)
+            self._inline = b""
+        else:
+            self._inline = _joined(pieces)
+        self._reply = {"batch": self.header.get("batch", 0), "rows": batch.num_rows, "buffers": places}
+
+    def body(self, micros):
+        """The body of the reply that was written. No array of the batch is left by now but those that a handler keeps."""
+        header = self._reply | {"micros": micros}
+        if name := self.header.get("reply_segment"):
+            header["segment"] = name
+        # One reference is this object's, one is the argument's.
+        if self.header.get("segment") is not None and sys.getrefcount(self._data) > 2:
+            header["retained"] = True
+        text = json.dumps(header).encode()
+        head = len(text).to_bytes(4, "little") + text
+        return b"".join([head, bytes(-len(head) % _READ_ALIGNMENT), self._inline]) if self._inline else head
+
+
+def _joined(pieces):
+    parts, end = [], 0
+    for offset, piece in pieces:
+        parts += (bytes(offset - end), piece)
+        end = offset + piece.size
+    return b"".join(parts)
+
+
+class _Reader:
+    """Reads arrays out of bytes that nobody has checked."""
+
+    def __init__(self, data, places):
+        self._data = data
+        self._places = places
+        self.position = 0
+
+    def _buffer(self, least):
+        places, position = self._places, self.position
+        if position == len(places):
+            raise ValueError("it has fewer buffers than columns")
+        offset, length = places[position], places[position + 1]
+        self.position = position + 2
+        if offset % _READ_ALIGNMENT or offset + length > self._data.size:
+            raise ValueError(f"no buffer of {length} bytes can be at {offset}")
+        if length < least:
+            raise ValueError(f"a buffer has {length} bytes, not {least}")
+        return self._data.slice(offset, length)
+
+    def array(self, entry, rows):
+        validity = self._buffer(0)
+        if validity.size == 0:
+            validity = None
+        elif validity.size < (rows + 7) // 8:
+            raise ValueError(f"a validity buffer has {validity.size} bytes for {rows} rows")
+        kind = entry.arrow
+        if isinstance(entry, types.CompositeType):
+            parts = [self.array(part, rows) for _, part in entry.attributes]
+            return pa.StructArray.from_buffers(kind, rows, [validity], children=parts)
+        if isinstance(entry, types.ArrayType):
+            offsets = self._offsets(rows)
+            elements = self.array(entry.element, _last_offset(offsets, rows))
+            array = pa.ListArray.from_buffers(kind, rows, [validity, offsets], children=[elements])
+        elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+            offsets = self._offsets(rows)
+            array = pa.Array.from_buffers(kind, rows, [validity, offsets, self._buffer(_last_offset(offsets, rows))])
+        else:
+            width = (rows + 7) // 8 if entry.name == "bool" else rows * kind.bit_width // 8
+            return pa.Array.from_buffers(kind, rows, [validity, self._buffer(width)])
+        # Offsets that descend, and text that is not UTF-8.
+        array.validate(full=True)
+        return array
+
+    def _offsets(self, rows):
+        offsets = self._buffer(4 * (rows + 1) if rows else 0)
+        return offsets if offsets.size else pa.py_buffer(bytes(4))
+
+
+def _last_offset(offsets, rows):
+    end = int.from_bytes(offsets[4 * rows : 4 * rows + 4].to_pybytes(), "little", signed=True)
+    if end < 0:
+        raise ValueError("an offset is negative")
+    return end
+
+
+def _buffers(entry, array):
+    """The buffers of an array, those of its children behind them."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.offset:
+        # Concatenation makes a new array, which begins where its buffers do.
+        array = pa.concat_arrays([array, array[:0]])
+    rows = len(array)
+    buffers = array.buffers()
+    yield buffers[0] if array.null_count else None
+    if isinstance(entry, types.CompositeType):
+        for position, (_, part) in enumerate(entry.attributes):
+            yield from _buffers(part, array.field(position))
+    elif isinstance(entry, types.ArrayType):
+        yield buffers[1][: 4 * (rows + 1)] if rows else None
+        end = _last_offset(buffers[1], rows) if rows else 0
+        yield from _buffers(entry.element, array.values[:end])
+    elif pa.types.is_string(entry.arrow) or pa.types.is_binary(entry.arrow):
+        yield buffers[1][: 4 * (rows + 1)] if rows else None
+        yield buffers[2][: _last_offset(buffers[1], rows)] if rows and buffers[2] else None
+    else:
+        yield buffers[1][: (rows + 7) // 8 if entry.name == "bool" else rows * entry.arrow.bit_width // 8]

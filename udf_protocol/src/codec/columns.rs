@@ -1,0 +1,322 @@
+//! Columns as they lie in memory (`docs/protocol.md` §7): the buffers of the Arrow columnar format one after the other,
+//! and a header in JSON that says where each begins.
+//!
+//! In: a record batch, or a header and bytes that nobody has checked. Out: buffers and the header that describes them, or
+//! a record batch that is valid. Nothing here reads or writes a file.
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNanoType,
+    Time64MicrosecondType, TimestampMicrosecondType,
+};
+use arrow_array::{
+    Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, ListArray, PrimitiveArray, RecordBatch,
+    RecordBatchOptions, StringArray, StructArray,
+};
+use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::Schema;
+use serde::{Deserialize, Serialize};
+
+use crate::batch::{AggregateStep, CallBatch};
+use crate::signature::Signature;
+use crate::textual_type;
+use crate::types::Type;
+
+/// Every buffer begins at a multiple of so many bytes.
+pub const ALIGNMENT: usize = 64;
+
+/// What a reader asks of a buffer's place, which is all that 64-bit values need.
+const READ_ALIGNMENT: usize = 8;
+
+/// The header of a batch of calls.
+#[derive(Debug, Serialize)]
+pub struct CallHeader<'a> {
+    batch: u64,
+    rows: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exchange: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<AggregateStep>,
+    /// The segment that holds the data; none if it follows the header.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segment: Option<&'a str>,
+    /// The segment into which the data of the reply may be written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reply_segment: Option<&'a str>,
+    buffers: &'a [usize],
+}
+
+impl<'a> CallHeader<'a> {
+    /// The header of a batch whose data follows it.
+    pub fn new(batch: &CallBatch, layout: &'a Layout, exchange: &'a str) -> CallHeader<'a> {
+        CallHeader {
+            batch: batch.number,
+            rows: batch.columns.num_rows(),
+            exchange: batch.step.map(|_| exchange),
+            step: batch.step,
+            segment: None,
+            reply_segment: None,
+            buffers: &layout.places,
+        }
+    }
+
+    /// Says that the data lies in a segment, and offers another one for the reply's.
+    pub fn with_segments(self, segment: &'a str, reply_segment: &'a str) -> CallHeader<'a> {
+        CallHeader { segment: Some(segment), reply_segment: Some(reply_segment), ..self }
+    }
+}
+
+/// The header of a reply.
+#[derive(Debug, Deserialize)]
+pub struct ReplyHeader {
+    /// The number of the batch it answers.
+    #[serde(default)]
+    pub batch: Option<u64>,
+    /// Rows of the reply.
+    pub rows: usize,
+    /// How long the server computed, in microseconds.
+    #[serde(default)]
+    pub micros: u64,
+    /// The segment that holds the data; none if it follows the header.
+    #[serde(default)]
+    pub segment: Option<String>,
+    /// Whether the server keeps the segment of the calls, which must not be written again then.
+    #[serde(default)]
+    pub retained: bool,
+    /// Offset and length of each buffer, in bytes.
+    pub buffers: Vec<usize>,
+}
+
+impl ReplyHeader {
+    /// Bytes that the buffers reach to; none if that cannot be.
+    pub fn extent(&self) -> Option<usize> {
+        let mut ends = self.buffers.chunks(2).map(|place| place[0].checked_add(*place.get(1)?));
+        ends.try_fold(0, |extent, end| Some(extent.max(end?)))
+    }
+}
+
+/// Where a batch's buffers go.
+#[derive(Debug, Default)]
+pub struct Layout {
+    /// The bytes of each buffer, and where it begins. Empty ones are left out.
+    pub pieces: Vec<(usize, Buffer)>,
+    /// Offset and length of each buffer, the empty ones included.
+    places: Vec<usize>,
+    /// Bytes of all.
+    pub size: usize,
+}
+
+impl Layout {
+    /// Lays out a batch whose columns have the Arrow types of `types`.
+    pub fn of(types: &[Type], batch: &RecordBatch) -> Layout {
+        let mut layout = Layout::default();
+        for (ty, column) in types.iter().zip(batch.columns()) {
+            layout.add_column(ty, column);
+        }
+        layout
+    }
+
+    fn add(&mut self, buffer: Buffer) {
+        if buffer.is_empty() {
+            self.places.extend([0, 0]);
+            return;
+        }
+        let offset = self.size.next_multiple_of(ALIGNMENT);
+        self.size = offset + buffer.len();
+        self.places.extend([offset, buffer.len()]);
+        self.pieces.push((offset, buffer));
+    }
+
+    fn add_values<T: ArrowPrimitiveType>(&mut self, column: &ArrayRef) {
+        self.add(column.as_primitive::<T>().values().inner().clone());
+    }
+
+    fn add_column(&mut self, ty: &Type, column: &ArrayRef) {
+        match column.nulls().filter(|nulls| nulls.null_count() > 0) {
+            Some(nulls) => self.add(nulls.inner().sliced()),
+            None => self.add(Buffer::default()),
+        }
+        match ty {
+            Type::Bool => self.add(column.as_boolean().values().sliced()),
+            Type::Int2 => self.add_values::<Int16Type>(column),
+            Type::Int4 => self.add_values::<Int32Type>(column),
+            Type::Int8 => self.add_values::<Int64Type>(column),
+            Type::Float4 => self.add_values::<Float32Type>(column),
+            Type::Float8 => self.add_values::<Float64Type>(column),
+            Type::Date => self.add_values::<Date32Type>(column),
+            Type::Timestamp | Type::TimestampTz => self.add_values::<TimestampMicrosecondType>(column),
+            Type::Time => self.add_values::<Time64MicrosecondType>(column),
+            Type::Interval => self.add_values::<IntervalMonthDayNanoType>(column),
+            Type::Uuid => self.add(column.as_fixed_size_binary().values().clone()),
+            textual_type!() => {
+                self.add(column.as_string::<i32>().offsets().inner().inner().clone());
+                self.add(column.as_string::<i32>().values().clone());
+            }
+            Type::Bytea => {
+                self.add(column.as_binary::<i32>().offsets().inner().inner().clone());
+                self.add(column.as_binary::<i32>().values().clone());
+            }
+            Type::Array(element) => {
+                self.add(column.as_list::<i32>().offsets().inner().inner().clone());
+                self.add_column(element, column.as_list::<i32>().values());
+            }
+            Type::Range(_) | Type::Composite(_) => {
+                for (attribute, part) in ty.attributes().iter().zip(column.as_struct().columns()) {
+                    self.add_column(&attribute.ty, part);
+                }
+            }
+        }
+    }
+}
+
+/// What precedes the data in the body of a request or reply: length of the header (u32, little-endian), header, zeros up
+/// to a multiple of 8.
+pub fn frame(header: &CallHeader<'_>, capacity: usize) -> Vec<u8> {
+    let json = serde_json::to_vec(header).expect("headers hold nothing that JSON cannot");
+    let mut body = Vec::with_capacity(json.len() + 16 + capacity);
+    // A header is far below 4 GiB: it has two numbers per buffer.
+    body.extend_from_slice(&u32::try_from(json.len()).unwrap_or(u32::MAX).to_le_bytes());
+    body.extend_from_slice(&json);
+    body.resize(body.len().next_multiple_of(READ_ALIGNMENT), 0);
+    body
+}
+
+/// The whole body, with the data behind the header.
+pub fn inline_body(header: &CallHeader<'_>, layout: &Layout) -> Vec<u8> {
+    let mut body = frame(header, layout.size);
+    let start = body.len();
+    for (offset, piece) in &layout.pieces {
+        body.resize(start + offset, 0);
+        body.extend_from_slice(piece);
+    }
+    body
+}
+
+/// Splits a body into its header and the data that follows it. The error says what is wrong.
+pub fn read_frame(body: &[u8]) -> Result<(ReplyHeader, &[u8]), String> {
+    let length = body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize).ok_or("it has no header")?;
+    let json = body[4..].get(..length).ok_or("its header is cut off")?;
+    let header = serde_json::from_slice(json).map_err(|cause| cause.to_string())?;
+    Ok((header, body.get((4 + length).next_multiple_of(READ_ALIGNMENT)..).unwrap_or_default()))
+}
+
+/// Reads a reply's columns as `signature` says, out of `data`, which begins at a multiple of 8 in memory. The error says
+/// what does not fit.
+pub fn decode_reply(signature: &Signature, header: &ReplyHeader, data: &Buffer) -> Result<RecordBatch, String> {
+    let mut reader = Reader { places: header.buffers.chunks(2), data };
+    let (mut fields, mut columns) = (Vec::new(), Vec::new());
+    for ty in signature.reply_types() {
+        columns.push(reader.column(&ty, header.rows)?);
+        fields.push(ty.field(&signature.function));
+    }
+    if reader.places.next().is_some() {
+        return Err("The reply has more buffers than its columns.".to_string());
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(header.rows));
+    RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), columns, &options).map_err(malformed)
+}
+
+fn malformed(cause: impl std::fmt::Display) -> String {
+    format!("The reply is malformed: {cause}.")
+}
+
+fn too_short(length: usize, bytes: usize) -> String {
+    format!("A buffer of the reply has {length} bytes, not {bytes}.")
+}
+
+struct Reader<'a> {
+    places: std::slice::Chunks<'a, usize>,
+    data: &'a Buffer,
+}
+
+impl Reader<'_> {
+    /// The next buffer, of at least `bytes` bytes.
+    fn buffer(&mut self, bytes: Option<usize>) -> Result<Buffer, String> {
+        let Some(&[offset, length]) = self.places.next() else {
+            return Err("The reply has fewer buffers than its columns.".to_string());
+        };
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.data.len());
+        if !is_inside || !offset.is_multiple_of(READ_ALIGNMENT) {
+            return Err(format!("The reply has {length} bytes at {offset}, where no buffer can be."));
+        }
+        match bytes {
+            Some(bytes) if bytes > length => Err(too_short(length, bytes)),
+            None => Err("The reply has too many rows.".to_string()),
+            Some(_) => Ok(self.data.slice_with_length(offset, length)),
+        }
+    }
+
+    fn bits(&mut self, rows: usize) -> Result<BooleanBuffer, String> {
+        Ok(BooleanBuffer::new(self.buffer(Some(rows.div_ceil(8)))?, 0, rows))
+    }
+
+    fn values<T: ArrowPrimitiveType>(&mut self, ty: &Type, rows: usize, nulls: Option<NullBuffer>) -> Result<ArrayRef, String> {
+        let buffer = self.buffer(rows.checked_mul(size_of::<T::Native>()))?;
+        let array = PrimitiveArray::<T>::try_new(ScalarBuffer::new(buffer, 0, rows), nulls).map_err(malformed)?;
+        Ok(Arc::new(array.with_data_type(ty.data_type())))
+    }
+
+    fn offsets(&mut self, rows: usize) -> Result<OffsetBuffer<i32>, String> {
+        if rows == 0 {
+            self.buffer(Some(0))?;
+            return Ok(OffsetBuffer::new_empty());
+        }
+        let buffer = self.buffer(rows.checked_add(1).and_then(|count| count.checked_mul(4)))?;
+        let offsets = ScalarBuffer::<i32>::new(buffer, 0, rows + 1);
+        if offsets[0] < 0 || offsets.windows(2).any(|pair| pair[0] > pair[1]) {
+            return Err("The reply has offsets that descend.".to_string());
+        }
+        Ok(OffsetBuffer::new(offsets))
+    }
+
+    fn column(&mut self, ty: &Type, rows: usize) -> Result<ArrayRef, String> {
+        let validity = self.buffer(Some(0))?;
+        let nulls = match validity.len() {
+            0 => None,
+            length if length < rows.div_ceil(8) => return Err(too_short(length, rows.div_ceil(8))),
+            _ => Some(NullBuffer::new(BooleanBuffer::new(validity, 0, rows))),
+        };
+        Ok(match ty {
+            Type::Bool => Arc::new(BooleanArray::new(self.bits(rows)?, nulls)),
+            Type::Int2 => self.values::<Int16Type>(ty, rows, nulls)?,
+            Type::Int4 => self.values::<Int32Type>(ty, rows, nulls)?,
+            Type::Int8 => self.values::<Int64Type>(ty, rows, nulls)?,
+            Type::Float4 => self.values::<Float32Type>(ty, rows, nulls)?,
+            Type::Float8 => self.values::<Float64Type>(ty, rows, nulls)?,
+            Type::Date => self.values::<Date32Type>(ty, rows, nulls)?,
+            Type::Timestamp | Type::TimestampTz => self.values::<TimestampMicrosecondType>(ty, rows, nulls)?,
+            Type::Time => self.values::<Time64MicrosecondType>(ty, rows, nulls)?,
+            Type::Interval => self.values::<IntervalMonthDayNanoType>(ty, rows, nulls)?,
+            Type::Uuid => {
+                let bytes = rows.checked_mul(16);
+                let values = self.buffer(bytes)?.slice_with_length(0, rows * 16);
+                Arc::new(FixedSizeBinaryArray::try_new(16, values, nulls).map_err(malformed)?)
+            }
+            textual_type!() => {
+                let offsets = self.offsets(rows)?;
+                Arc::new(StringArray::try_new(offsets, self.buffer(Some(0))?, nulls).map_err(malformed)?)
+            }
+            Type::Bytea => {
+                let offsets = self.offsets(rows)?;
+                Arc::new(BinaryArray::try_new(offsets, self.buffer(Some(0))?, nulls).map_err(malformed)?)
+            }
+            Type::Array(element) => {
+                let offsets = self.offsets(rows)?;
+                let elements = usize::try_from(offsets.last()).unwrap_or(0);
+                let values = self.column(element, elements)?;
+                let field = Arc::new(element.field("item"));
+                Arc::new(ListArray::try_new(field, offsets, values, nulls).map_err(malformed)?)
+            }
+            Type::Range(_) | Type::Composite(_) => {
+                let (mut fields, mut parts) = (Vec::new(), Vec::new());
+                for attribute in ty.attributes().iter() {
+                    parts.push(self.column(&attribute.ty, rows)?);
+                    fields.push(attribute.ty.field(&attribute.name));
+                }
+                Arc::new(StructArray::try_new_with_length(fields.into(), parts, nulls, rows).map_err(malformed)?)
+            }
+        })
+    }
+}
