@@ -41,7 +41,11 @@ BEGIN
     FROM (SELECT v, echo_%1$s(v) AS e, pass_%1$s(v) AS p FROM v_%1$s OFFSET 0) s', kind) INTO n, echo, pass;
 END
 $$;
+SET transship.transport = shm;
+SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;
 SET transship.transport = flight;
+SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;
+SET transship.transport = socket;
 SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;
 SET transship.transport = json;
 SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;

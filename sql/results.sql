@@ -35,8 +35,11 @@ SELECT x, divisors(add_one(x)), add_one(-x) FROM numbers WHERE x <= 3;
 SELECT x, (words(t || ' and ' || t)).* FROM numbers WHERE x <= 2;
 SELECT x, divisors(x), generate_series(1, 3) FROM numbers WHERE x BETWEEN 4 AND 5;
 SELECT divisors(6);
--- Large sets come in parts, over both transports; nothing is lost or doubled.
+-- Large sets come in parts over Flight and whole otherwise; nothing is lost or doubled.
 SELECT count(*), sum(c) FROM numbers n, count_to(n.x % 3000) c WHERE n.x <= 6000;
+SET transship.transport = shm;
+SELECT count(*), sum(c) FROM numbers n, count_to(n.x % 300) c WHERE n.x <= 3000;
+SELECT v.t, w.* FROM (VALUES ('to be'), (''), ('or not')) v (t), words(v.t) w;
 SET transship.transport = json;
 SELECT count(*), sum(c) FROM numbers n, count_to(n.x % 300) c WHERE n.x <= 3000;
 SELECT v.t, w.* FROM (VALUES ('to be'), (''), ('or not')) v (t), words(v.t) w;

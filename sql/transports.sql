@@ -1,4 +1,24 @@
--- Flight and JSON give the same answers.
+-- Every transport gives the same answers.
+CREATE FUNCTION first_seen(x bigint) RETURNS bigint LANGUAGE container STABLE AS 'image = "regress:1.0"';
+CREATE FUNCTION over(transport text, query text, OUT used text, OUT answer text) LANGUAGE plpgsql AS $$
+DECLARE line text;
+BEGIN
+  PERFORM set_config('transship.transport', transport, true);
+  EXECUTE query INTO answer;
+  FOR line IN EXECUTE 'EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) ' || query LOOP
+    IF line LIKE '%Transport: %' THEN used := split_part(line, ': ', 2); END IF;
+  END LOOP;
+END
+$$;
+SELECT t, (over(t, $$SELECT sum(add_one(x)) || max(shout(t)) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT sum(seven()) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT count(*) FILTER (WHERE is_null(nullif(x, 7))) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT sum(length(shout(repeat(t, x::int % 3000)))) FROM numbers WHERE x < 3000$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT shout(repeat('x', 20000000 * x::int)) = repeat('X', 20000000) || '!' FROM numbers WHERE x = 1$$)).* FROM unnest('{shm,flight,socket}'::text[]) t;
+-- A function that keeps its arguments, which later batches must not change.
+SELECT t, (over(t, $$SELECT max(first_seen(x)) FROM numbers$$)).* FROM unnest('{shm,flight,socket,json}'::text[]) t;
+DROP FUNCTION over, first_seen;
+-- Flight and JSON in one query.
 CREATE FUNCTION add_one_json(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS $$
 image = "regress:1.0"
 function = "add_one"
@@ -8,6 +28,11 @@ EXPLAIN (VERBOSE, COSTS OFF) SELECT add_one_json(x), add_one(x) FROM numbers;
 SELECT sum(add_one_json(x)) = sum(add_one(x)), count(add_one_json(x)) FROM numbers;
 SELECT add_one_json(x) FROM numbers ORDER BY x LIMIT 3;
 SELECT add_one_json(41);
+SET transship.transport = shm;
+\x on
+SELECT code, message, context FROM failure('SELECT fail_at(x, 20000) FROM numbers');
+SELECT code, message, detail FROM failure('SELECT exit_at(x, 20000) FROM numbers');
+\x off
 SET transship.transport = json;
 SELECT sum(add_one(x)), max(shout(t)) FROM numbers;
 SELECT sum(seven()) FROM numbers;

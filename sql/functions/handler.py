@@ -17,6 +17,16 @@ def add_one_arrow(x):
     return pyarrow.compute.add(x, 1)
 
 
+_first = []
+
+
+def first_seen(x):
+    """The first value that it was ever given, out of an array that it keeps."""
+    if not _first:
+        _first.append(x)
+    return pyarrow.array([_first[0][0].as_py()] * len(x))
+
+
 def add_one_numpy(x):
     return x + 1
 

@@ -8,13 +8,13 @@ use arrow_array::{
     Int64Array, IntervalMonthDayNanoArray, ListArray, RecordBatch, RecordBatchOptions, StructArray,
     Time64MicrosecondArray, TimestampMicrosecondArray,
 };
-use arrow_buffer::{IntervalMonthDayNano, NullBuffer, OffsetBuffer};
+use arrow_buffer::{Buffer, IntervalMonthDayNano, NullBuffer, OffsetBuffer};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
-use udf_protocol::codec::json;
+use udf_protocol::codec::{columns, json};
 use udf_protocol::signature::{Argument, Signature};
 use udf_protocol::textual_type;
 use udf_protocol::types::{TABLE, Type};
@@ -113,6 +113,25 @@ fn any_column() -> impl Strategy<Value = (Type, ArrayRef)> {
     any_type().prop_flat_map(|ty| column_of(ty.clone()).prop_map(move |column| (ty.clone(), column)))
 }
 
+/// A column as a reply would bring it, and the signature of a function that would.
+fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffer, Signature) {
+    let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
+    let columns = RecordBatch::try_new(signature.call_schema(), vec![column.clone()]).unwrap();
+    let layout = columns::Layout::of(&signature.call_types(), &columns);
+    let batch = CallBatch { number: 7, columns, step: None };
+    let body = columns::inline_body(&columns::CallHeader::new(&batch, &layout, ""), &layout);
+    let (header, data) = columns::read_frame(&body).unwrap();
+    assert!(header.extent() <= Some(data.len()));
+    let data = Buffer::from(data);
+    (header, data, signature)
+}
+
+fn text_of(ty: &Type, column: &ArrayRef) -> String {
+    let mut text = String::new();
+    json::encode_column(&mut text, ty, column);
+    text
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -126,6 +145,49 @@ proptest! {
         let read = decode_batch(&message, read_schema).unwrap();
         // Bit for bit, so that -0 and NaN count.
         prop_assert_eq!(read.column(0).to_data(), batch.column(0).to_data());
+    }
+
+    #[test]
+    fn columns_give_back_what_they_took((ty, column) in any_column(), slice in any::<(prop::sample::Index, prop::sample::Index)>()) {
+        let start = slice.0.index(column.len() + 1);
+        let column = column.slice(start, slice.1.index(column.len() - start + 1));
+        let (header, data, signature) = through_columns(&ty, &column);
+        let read = columns::decode_reply(&signature, &header, &data).unwrap();
+        // Bit for bit, as text that says so.
+        prop_assert_eq!(text_of(&ty, read.column(0)), text_of(&ty, &column));
+        prop_assert_eq!(read.num_rows(), column.len());
+    }
+
+    #[test]
+    fn columns_reader_survives_damage(
+        (ty, column) in any_column(),
+        rows in option::of(0..40_usize),
+        places in vec((any::<prop::sample::Index>(), prop_oneof![0..80_usize, any::<usize>()]), 0..3),
+        bytes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let (mut header, data, signature) = through_columns(&ty, &column);
+        header.rows = rows.unwrap_or(header.rows);
+        let count = header.buffers.len();
+        places.iter().for_each(|(at, value)| header.buffers[at.index(count)] = *value);
+        let mut damaged = data.to_vec();
+        if !damaged.is_empty() {
+            let size = damaged.len();
+            bytes.iter().for_each(|(at, byte)| damaged[at.index(size)] = *byte);
+        }
+        // An error or other values, each of which can be read, but no panic.
+        if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged)) {
+            text_of(&ty, read.column(0));
+        }
+    }
+
+    #[test]
+    fn frame_reader_survives_anything(mut body in vec(any::<u8>(), 0..64), length in option::of(0..80_u8)) {
+        if let (Some(first), Some(length)) = (body.get_mut(..4), length) {
+            first.copy_from_slice(&[length, 0, 0, 0]);
+        }
+        if let Ok((header, _)) = columns::read_frame(&body) {
+            header.extent();
+        }
     }
 
     #[test]

@@ -10,6 +10,9 @@ import signal
 import sys
 import threading
 
+# Arrow's allocator would reserve 1 GiB at its first large buffer, which a limit on a process's memory counts; in KiB.
+os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")
+
 
 def main(command):
     root = os.environ.get("TRANSSHIP_ROOT", "/opt/transship")

@@ -202,10 +202,13 @@ pub fn read_frame(body: &[u8]) -> Result<(ReplyHeader, &[u8]), String> {
     Ok((header, body.get((4 + length).next_multiple_of(READ_ALIGNMENT)..).unwrap_or_default()))
 }
 
-/// Reads a reply's columns as `signature` says, out of `data`, which begins at a multiple of 8 in memory. The error says
-/// what does not fit.
+/// Reads a reply's columns as `signature` says, out of the data that its header describes. The error says what does not
+/// fit.
 pub fn decode_reply(signature: &Signature, header: &ReplyHeader, data: &Buffer) -> Result<RecordBatch, String> {
-    let mut reader = Reader { places: header.buffers.chunks(2), data };
+    let is_aligned = data.as_ptr().align_offset(READ_ALIGNMENT) == 0;
+    // A copy begins where any value may.
+    let data = if is_aligned { data.clone() } else { Buffer::from(data.as_slice()) };
+    let mut reader = Reader { places: header.buffers.chunks(2), data: &data };
     let (mut fields, mut columns) = (Vec::new(), Vec::new());
     for ty in signature.reply_types() {
         columns.push(reader.column(&ty, header.rows)?);

@@ -259,9 +259,9 @@ pub struct Reply {
     pub columns: RecordBatch,
     /// Whether this ends the answer: a table function may answer a batch in parts.
     pub is_last: bool,
-    /// Bytes of the request on the wire.
+    /// Bytes of the request: those of its data, of JSON all.
     pub bytes_sent: usize,
-    /// Bytes of the reply on the wire.
+    /// Bytes of the reply, counted likewise.
     pub bytes_received: usize,
     /// How long the server says that it computed, in microseconds; 0 if it does not say it.
     pub compute_us: u64,

@@ -175,7 +175,6 @@ impl Rest {
             Some(segments) => frame(&header.with_segments(segments.calls(), segments.replies()), 0),
             None => inline_body(&header, &layout),
         };
-        let bytes_sent = if written.is_some() { body.len() + layout.size } else { body.len() };
         let answer = self.post_batch(connection, function, COLUMNS, body.into()).await?;
         if answer.content_type.is_none_or(|found| found != COLUMNS) {
             return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
@@ -183,13 +182,12 @@ impl Rest {
         let unreadable = |fact: String| Error::protocol(function, format!("A reply cannot be read: {fact}."));
         let (header, inline) = read_frame(&answer.body).map_err(unreadable)?;
         check_number(function, batch, header.batch)?;
-        let (data, bytes_received) = match (&header.segment, &written) {
-            (None, _) => (Buffer::from(inline), answer.body.len()),
+        let data = match (&header.segment, &written) {
+            (None, _) => Buffer::from(inline),
             (Some(name), Some(segments)) if *name == segments.replies() => {
                 let extent = header.extent().filter(|extent| *extent <= MAX_MESSAGE_BYTES);
                 let size = extent.ok_or_else(|| unreadable("it is larger than 1 GiB".to_string()))?;
-                let data = segments.read(size).map_err(|_| unreadable("its segment is too short".to_string()))?;
-                (data, answer.body.len() + size)
+                segments.read(size).map_err(|_| unreadable("its segment is too short".to_string()))?
             }
             (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
         };
@@ -197,8 +195,14 @@ impl Rest {
             columns::decode_reply(signature, &header, &data).map_err(|fact| Error::bad_result(function, fact))?;
         // A handler that still looks at its arguments must go on seeing them.
         connection.segments = written.filter(|_| !header.retained);
-        let compute_us = header.micros;
-        Ok(Reply { number: batch.number, columns, is_last: true, bytes_sent, bytes_received, compute_us })
+        Ok(Reply {
+            number: batch.number,
+            columns,
+            is_last: true,
+            bytes_sent: layout.size,
+            bytes_received: data.len(),
+            compute_us: header.micros,
+        })
     }
 
     /// Posts a batch; an answer that is an error becomes one.
