@@ -68,24 +68,30 @@ def chunked(function, argument, width):
         (SELECT *, row_number() OVER () / 10000 AS chunk FROM bench_rows) s GROUP BY chunk) t"""
 
 
-FLIGHT, JSON = "SET transship.transport = flight", "SET transship.transport = json"
+SHM, FLIGHT, SOCKET, JSON = (f"SET transship.transport = {name}" for name in ("shm", "flight", "socket", "json"))
 # UDF -> [(contender, setting, query, factor by which its time is multiplied)]; the first container is the baseline.
 CONTENDERS = {
     "x + 1": [
-        ("container, Flight, handler per row", FLIGHT, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
+        ("container, shared memory, handler per batch", SHM, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
+        ("container, shared memory, handler per row", SHM, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
         ("container, Flight, handler per batch", FLIGHT, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
+        ("container, Flight, handler per row", FLIGHT, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
+        ("container, columns over a socket, handler per batch", SOCKET, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
         ("container, JSON, handler per batch", JSON, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
-        ("SQL expression", FLIGHT, "SELECT sum(f0 + 1) FROM bench_rows", 1),
-        ("PL/Python per row", FLIGHT, "SELECT sum(py_add_one(f0)) FROM bench_rows", 1),
-        ("PL/Python by hand in arrays", FLIGHT, chunked("py_add_one_array", "f0", 1), 1),
+        ("SQL expression", SHM, "SELECT sum(f0 + 1) FROM bench_rows", 1),
+        ("PL/Python per row", SHM, "SELECT sum(py_add_one(f0)) FROM bench_rows", 1),
+        ("PL/Python by hand in arrays", SHM, chunked("py_add_one_array", "f0", 1), 1),
     ],
     "random forest, 10 trees, 28 inputs": [
+        ("container, shared memory", SHM, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
         ("container, Flight", FLIGHT, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
+        ("container, columns over a socket", SOCKET, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
         ("container, JSON", JSON, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("SQL: sum of the 28 inputs (no forest)", FLIGHT, f"SELECT sum({' + '.join(COLUMNS)}) FROM bench_rows", 1),
-        (f"PL/Python per row (on {FOREST_ROW_SAMPLE:,} rows, scaled)", FLIGHT,
+        ("plain Python, no engine, no container", None, FLOOR, 1),
+        ("SQL: sum of the 28 inputs (no forest)", SHM, f"SELECT sum({' + '.join(COLUMNS)}) FROM bench_rows", 1),
+        (f"PL/Python per row (on {FOREST_ROW_SAMPLE:,} rows, scaled)", SHM,
          f"SELECT sum(py_forest({LIST})) FROM (SELECT * FROM bench_rows LIMIT {FOREST_ROW_SAMPLE}) s", ROWS / FOREST_ROW_SAMPLE),
-        ("PL/Python by hand in arrays", FLIGHT, chunked("py_forest_array", f"ARRAY[{LIST}]", 28), 1),
+        ("PL/Python by hand in arrays", SHM, chunked("py_forest_array", f"ARRAY[{LIST}]", 28), 1),
     ],
 }  # fmt: skip
 

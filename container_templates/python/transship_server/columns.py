@@ -24,8 +24,8 @@ _READ_ALIGNMENT = 8
 class Segments:
     """The segments that one connection names, opened once. Not for several threads."""
 
-    # A client has two per connection, and makes new ones for those that a handler keeps.
-    _MOST = 8
+    # A client has two per batch in flight, and makes new ones for those that a handler keeps.
+    _MOST = 128
 
     def __init__(self, directory):
         self._directory = directory

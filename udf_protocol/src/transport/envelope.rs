@@ -500,7 +500,7 @@ mod tests {
     }
 
     fn reply(dialect: Dialect, result: Type, rows: usize, status: u16, body: &str) -> Result<Vec<Value>> {
-        let answer = Answer { status: StatusCode::from_u16(status).unwrap(), content_type: None, body: body.to_string().into() };
+        let answer = Answer { status: StatusCode::from_u16(status).unwrap(), body: body.to_string().into() };
         let signature = signature(&[], result);
         let values = read_reply(dialect, "f", rows, &answer)?;
         Ok(values.into_iter().map(|value| normalize(dialect, &signature, value)).collect())

@@ -1,4 +1,4 @@
-//! HTTP/1.1 over TCP, TLS or a Unix socket, for JSON and for columns.
+//! HTTP/1.1 over TCP, TLS or a Unix socket, for the transports that speak JSON, and the streams below it.
 //!
 //! It answers one request per connection at a time, so each batch in flight has a connection; connections are kept and
 //! used again.
@@ -6,20 +6,24 @@
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
+use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-use super::segment::Segments;
 use super::tls::Tls;
 use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, connect_unix, innermost};
 use crate::error::{Error, Result};
 
-/// The content type of JSON.
-pub(crate) const JSON: &str = "application/json";
+/// A connection, of whatever kind.
+pub(crate) type Stream = Box<dyn ReadWrite>;
+
+/// What a connection can do.
+pub(crate) trait ReadWrite: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> ReadWrite for S {}
 
 /// A client of one server.
 #[derive(Debug)]
@@ -28,22 +32,13 @@ pub(crate) struct Http {
     secrets: HeaderMap,
     /// For an endpoint that is reached over TLS.
     tls: Option<Tls>,
-    idle: Mutex<Vec<Connection>>,
-}
-
-/// A connection, on which one request at a time is answered.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    sender: SendRequest<Full<Bytes>>,
-    /// The segments through which its batches go, once there are any.
-    pub(crate) segments: Option<Segments>,
+    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
 /// What a server answered.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
-    pub(crate) content_type: Option<HeaderValue>,
     pub(crate) body: Bytes,
 }
 
@@ -62,30 +57,40 @@ impl Http {
         &self.endpoint
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
-        match &self.endpoint {
-            Endpoint::JsonUnix(path) => self.shake_hands(connect_unix(path).await).await,
+    /// Connects to the server.
+    pub(crate) async fn open(&self) -> Result<Stream> {
+        let unreachable = |cause: std::io::Error| Error::unreachable(&self.endpoint.to_string(), cause);
+        Ok(match &self.endpoint {
+            Endpoint::JsonUnix(path) => Box::new(connect_unix(path).await.map_err(unreachable)?),
             Endpoint::JsonTcp(authority) => {
-                let stream = TcpStream::connect(authority).await.and_then(|stream| {
-                    stream.set_nodelay(true)?;
-                    Ok(stream)
-                });
-                self.shake_hands(stream).await
+                let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
+                stream.set_nodelay(true).map_err(unreachable)?;
+                Box::new(stream)
             }
             _ => match &self.tls {
-                Some(tls) => self.shake_hands(tls.connect().await).await,
-                None => Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
+                Some(tls) => Box::new(tls.connect().await.map_err(unreachable)?),
+                None => return Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
             },
+        })
+    }
+
+    /// The value of the header `Host`.
+    pub(crate) fn host(&self) -> &str {
+        match &self.endpoint {
+            Endpoint::JsonTcp(authority) | Endpoint::JsonTls(authority) => authority,
+            _ => "localhost",
         }
     }
 
-    async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-        &self,
-        stream: std::io::Result<S>,
-    ) -> Result<SendRequest<Full<Bytes>>> {
-        let unreachable = |cause: &dyn std::fmt::Display| Error::unreachable(&self.endpoint.to_string(), cause);
-        let stream = stream.map_err(|cause| unreachable(&cause))?;
-        let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|cause| unreachable(&cause))?;
+    /// Headers that each request has.
+    pub(crate) fn secrets(&self) -> &HeaderMap {
+        &self.secrets
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>> {
+        let stream = TokioIo::new(self.open().await?);
+        let (sender, connection) =
+            handshake(stream).await.map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?;
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -102,64 +107,38 @@ impl Http {
 
     /// Sends a request with further headers. A retryable error means that the connection was lost.
     pub(crate) async fn request(&self, method: Method, path: &str, headers: HeaderMap, body: String) -> Result<Answer> {
-        let mut connection = self.take().await?;
-        let answer = self.request_on(&mut connection, method, path, headers, JSON, Bytes::from(body)).await?;
-        self.keep(connection);
-        Ok(answer)
-    }
-
-    /// A connection that nobody is using.
-    pub(crate) async fn take(&self) -> Result<Connection> {
-        loop {
-            let kept = self.idle.lock().expect("no holder panics").pop();
-            match kept {
-                Some(connection) if connection.sender.is_closed() => continue,
-                Some(connection) => return Ok(connection),
-                None => return Ok(Connection { sender: self.connect().await?, segments: None }),
-            }
-        }
-    }
-
-    /// Keeps a connection, whose requests are answered, for the next who needs one.
-    pub(crate) fn keep(&self, connection: Connection) {
-        if !connection.sender.is_closed() {
-            self.idle.lock().expect("no holder panics").push(connection);
-        }
-    }
-
-    /// Sends a request on a connection. A retryable error means that it was lost.
-    pub(crate) async fn request_on(
-        &self,
-        connection: &mut Connection,
-        method: Method,
-        path: &str,
-        headers: HeaderMap,
-        content_type: &'static str,
-        body: Bytes,
-    ) -> Result<Answer> {
-        let host = match &self.endpoint {
-            Endpoint::JsonTcp(authority) | Endpoint::JsonTls(authority) => authority.as_str(),
-            _ => "localhost",
-        };
         let mut request = Request::builder()
             .method(method)
             .uri(path)
-            .header(header::HOST, host)
-            .header(header::CONTENT_TYPE, content_type)
-            .body(Full::new(body))
+            .header(header::HOST, self.host())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
             .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
         request.headers_mut().extend(headers);
         request.headers_mut().extend(self.secrets.clone());
         let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
-        connection.sender.ready().await.map_err(lost)?;
-        let response = connection.sender.send_request(request).await.map_err(lost)?;
+        let kept = loop {
+            let kept = self.idle.lock().expect("no holder panics").pop();
+            match kept {
+                Some(connection) if connection.is_closed() => continue,
+                other => break other,
+            }
+        };
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        connection.ready().await.map_err(lost)?;
+        let response = connection.send_request(request).await.map_err(lost)?;
         let status = response.status();
-        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
             .collect()
             .await
             .map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?
             .to_bytes();
-        Ok(Answer { status, content_type, body })
+        if !connection.is_closed() {
+            self.idle.lock().expect("no holder panics").push(connection);
+        }
+        Ok(Answer { status, body })
     }
 }

@@ -5,6 +5,7 @@ pub mod credentials;
 mod envelope;
 pub mod flight;
 mod http;
+mod pipeline;
 mod put_get;
 mod remote;
 pub mod rest;

@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use super::rest::random_name;
 use crate::codec::columns::Layout;
 
-/// A segment of a connection. Dropping it removes its name.
+/// A segment. Dropping it removes its name.
 #[derive(Debug)]
 struct Segment {
     name: String,
@@ -44,7 +44,7 @@ impl Drop for Segment {
     }
 }
 
-/// The two segments of one connection: one for calls, which others can only read, and one for replies.
+/// The two segments of a batch: one for calls, which others can only read, and one for replies.
 #[derive(Debug)]
 pub(crate) struct Segments {
     calls: Segment,

@@ -1,0 +1,294 @@
+//! Columns as they lie in memory (`docs/protocol.md` §7), over HTTP/1.1 that is pipelined: an exchange has a connection of
+//! its own, on which batches are sent before the first is answered, and answered in order, one after the other.
+//!
+//! HTTP libraries do not pipeline, so the little that an exchange needs of HTTP/1.1 is written and read here.
+
+use std::collections::VecDeque;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use arrow_buffer::Buffer;
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::FutureExt;
+use http::StatusCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+
+use super::http::{Http, Stream};
+use super::rest::error_of;
+use super::segment::Segments;
+use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, check_reply, innermost};
+use crate::batch::CallBatch;
+use crate::codec::columns::{CallHeader, Layout, ReplyHeader, decode_reply, frame, inline_body, read_frame};
+use crate::error::{Error, Result};
+use crate::signature::Signature;
+
+/// The content type of columns as they lie in memory.
+const COLUMNS: &str = "application/vnd.transship.columns";
+
+/// Longest head of an answer, in bytes.
+const MAX_HEAD_BYTES: usize = 16 << 10;
+const MAX_HEADERS: usize = 64;
+
+/// The connections to one server that no exchange is using.
+#[derive(Debug)]
+pub(crate) struct Pipelines {
+    /// Folder of the segments; none if columns go with the request.
+    directory: Option<PathBuf>,
+    idle: Mutex<Vec<Pipeline>>,
+}
+
+impl Pipelines {
+    pub(crate) fn new(directory: Option<PathBuf>) -> Pipelines {
+        Pipelines { directory, idle: Mutex::default() }
+    }
+
+    /// Runs an exchange of a function at `path`. An aggregate function's is named `name`.
+    pub(crate) async fn exchange(
+        &self,
+        http: &Http,
+        path: &str,
+        signature: &Signature,
+        name: &str,
+        outbox: &mut Outbox,
+        inbox: &Inbox,
+    ) -> Result<()> {
+        let lost = |error: Error| {
+            if error.is_retryable() { Error::connection_lost(&signature.function, error.message()) } else { error }
+        };
+        let mut pipeline = self.take(http).await.map_err(lost)?;
+        let call = PipelinedCall { signature, head: head_of(http, path), name, directory: self.directory.as_deref() };
+        call.run(&mut pipeline, outbox, inbox).await?;
+        if pipeline.is_reusable {
+            self.idle.lock().expect("no holder panics").push(pipeline);
+        }
+        Ok(())
+    }
+
+    async fn take(&self, http: &Http) -> Result<Pipeline> {
+        loop {
+            let kept = self.idle.lock().expect("no holder panics").pop();
+            let Some(mut pipeline) = kept else { return Ok(Pipeline::new(http.open().await?)) };
+            if pipeline.is_alive() {
+                return Ok(pipeline);
+            }
+        }
+    }
+}
+
+/// A connection, with the segments through which its batches go.
+struct Pipeline {
+    reader: ReadHalf<Stream>,
+    writer: WriteHalf<Stream>,
+    received: BytesMut,
+    /// Those that no batch is using.
+    segments: Vec<Segments>,
+    /// Whether the server will answer another request on it.
+    is_reusable: bool,
+}
+
+impl Pipeline {
+    fn new(stream: Stream) -> Pipeline {
+        let (reader, writer) = tokio::io::split(stream);
+        Pipeline { reader, writer, received: BytesMut::new(), segments: Vec::new(), is_reusable: true }
+    }
+
+    /// Whether the server has not closed it while nobody was looking. It has nothing to say either.
+    fn is_alive(&mut self) -> bool {
+        self.reader.read_buf(&mut self.received).now_or_never().is_none()
+    }
+}
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipeline").field("segments", &self.segments).finish_non_exhaustive()
+    }
+}
+
+/// The head of every request of an exchange, up to the length of its body.
+fn head_of(http: &Http, path: &str) -> Vec<u8> {
+    let mut head = format!("POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {COLUMNS}\r\n", http.host()).into_bytes();
+    for (name, value) in http.secrets() {
+        head.extend_from_slice(name.as_str().as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(value.as_bytes());
+        head.extend_from_slice(b"\r\n");
+    }
+    head.extend_from_slice(b"Content-Length: ");
+    head
+}
+
+/// An exchange on a connection.
+struct PipelinedCall<'a> {
+    signature: &'a Signature,
+    head: Vec<u8>,
+    name: &'a str,
+    directory: Option<&'a Path>,
+}
+
+/// A batch that was sent.
+struct Awaited {
+    batch: CallBatch,
+    segments: Option<Segments>,
+    bytes_sent: usize,
+}
+
+impl PipelinedCall<'_> {
+    fn function(&self) -> &str {
+        &self.signature.function
+    }
+
+    async fn run(&self, pipeline: &mut Pipeline, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let lost = |cause: std::io::Error| Error::connection_lost(self.function(), innermost(&cause));
+        let mut awaited: VecDeque<Awaited> = VecDeque::new();
+        let mut sending: VecDeque<Bytes> = VecDeque::new();
+        let mut is_open = true;
+        while is_open || !awaited.is_empty() {
+            tokio::select! {
+                batch = outbox.next(), if is_open && sending.is_empty() => match batch {
+                    Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch)),
+                    None => is_open = false,
+                },
+                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => written.map_err(lost)?,
+                read = pipeline.reader.read_buf(&mut pipeline.received) => {
+                    if read.map_err(lost)? == 0 {
+                        return Err(Error::connection_lost(self.function(), "the server closed it"));
+                    }
+                    while let Some(answer) = self.next_answer(&mut pipeline.received)? {
+                        let Some(call) = awaited.pop_front() else {
+                            return Err(Error::protocol(self.function(), "It answered more than it was asked."));
+                        };
+                        pipeline.is_reusable &= !answer.is_last;
+                        let number = call.batch.number;
+                        let event = match self.receive(pipeline, call, answer) {
+                            Ok(reply) => Event::Reply(reply),
+                            Err(error) => Event::Failure(number, error),
+                        };
+                        outbox.answer(number);
+                        inbox.deliver(Ok(event));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a batch's data to where it travels, and its request to `sending`.
+    fn send(&self, pipeline: &mut Pipeline, sending: &mut VecDeque<Bytes>, batch: CallBatch) -> Awaited {
+        let layout = Layout::of(&self.signature.call_types(), &batch.columns);
+        // Where there is no memory left for segments, the data goes with the request.
+        let segments = self
+            .directory
+            .and_then(|directory| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()))
+            .filter(|segments| segments.write(&layout).is_ok());
+        let header = CallHeader::new(&batch, &layout, self.name);
+        let body = match &segments {
+            Some(segments) => frame(&header.with_segments(segments.calls(), segments.replies()), 0),
+            None => inline_body(&header, &layout),
+        };
+        let mut head = self.head.clone();
+        head.extend_from_slice(format!("{}\r\n\r\n", body.len()).as_bytes());
+        if segments.is_some() {
+            // One packet for what is short.
+            head.extend_from_slice(&body);
+            sending.push_back(head.into());
+        } else {
+            sending.extend([Bytes::from(head), Bytes::from(body)]);
+        }
+        Awaited { batch, segments, bytes_sent: layout.size }
+    }
+
+    /// The next whole answer; none if there is more of it to come.
+    fn next_answer(&self, received: &mut BytesMut) -> Result<Option<Answer>> {
+        let unreadable = |fact: &str| Error::protocol(self.function(), format!("Its answer is not HTTP: {fact}."));
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut parsed = httparse::Response::new(&mut headers);
+        let head = match parsed.parse(received).map_err(|cause| unreadable(&cause.to_string()))? {
+            httparse::Status::Complete(length) => length,
+            httparse::Status::Partial if received.len() > MAX_HEAD_BYTES => return Err(unreadable("its head is too long")),
+            httparse::Status::Partial => return Ok(None),
+        };
+        let value = |name: &str| {
+            let found = parsed.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+            found.and_then(|header| std::str::from_utf8(header.value).ok())
+        };
+        let length = value("content-length").and_then(|length| length.parse::<usize>().ok());
+        let length = length.ok_or_else(|| unreadable("it does not say its length"))?;
+        if length > MAX_MESSAGE_BYTES {
+            return Err(unreadable("it is longer than 1 GiB"));
+        }
+        let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
+        let answer = Answer {
+            status: status.ok_or_else(|| unreadable("it has no status"))?,
+            is_columns: value("content-type") == Some(COLUMNS),
+            is_last: value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
+            body: Bytes::new(),
+        };
+        if received.len() < head + length {
+            received.reserve(head + length - received.len());
+            return Ok(None);
+        }
+        received.advance(head);
+        Ok(Some(Answer { body: received.split_to(length).freeze(), ..answer }))
+    }
+
+    fn receive(&self, pipeline: &mut Pipeline, call: Awaited, answer: Answer) -> Result<Reply> {
+        let function = self.function();
+        let Awaited { batch, segments, bytes_sent } = call;
+        if answer.status != StatusCode::OK {
+            return Err(error_of(function, answer.status, &answer.body));
+        }
+        if !answer.is_columns {
+            return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
+        }
+        let unreadable = |fact: String| Error::protocol(function, format!("A reply cannot be read: {fact}."));
+        let (header, inline) = read_frame(&answer.body).map_err(unreadable)?;
+        if header.batch.is_some_and(|number| number != batch.number) {
+            return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
+        }
+        let data = match (&header.segment, &segments) {
+            (None, _) => Buffer::from(inline),
+            (Some(name), Some(segments)) if *name == segments.replies() => {
+                read_segment(segments, &header).map_err(unreadable)?
+            }
+            (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
+        };
+        let columns = decode_reply(self.signature, &header, &data).map_err(|fact| Error::bad_result(function, fact))?;
+        check_reply(self.signature, &batch, &columns)?;
+        // A handler that still looks at its arguments must go on seeing them.
+        pipeline.segments.extend(segments.filter(|_| !header.retained));
+        Ok(Reply {
+            number: batch.number,
+            columns,
+            is_last: true,
+            bytes_sent,
+            bytes_received: data.len(),
+            compute_us: header.micros,
+        })
+    }
+}
+
+fn read_segment(segments: &Segments, header: &ReplyHeader) -> std::result::Result<Buffer, String> {
+    let size = header.extent().filter(|size| *size <= MAX_MESSAGE_BYTES).ok_or("it is larger than 1 GiB")?;
+    segments.read(size).map_err(|_| "its segment is too short".to_string())
+}
+
+/// What a server answered.
+struct Answer {
+    status: StatusCode,
+    is_columns: bool,
+    /// Whether the server closes the connection behind it.
+    is_last: bool,
+    body: Bytes,
+}
+
+/// Writes of the first piece what the connection takes now. Cancel-safe.
+async fn write_some(writer: &mut WriteHalf<Stream>, sending: &mut VecDeque<Bytes>) -> std::io::Result<()> {
+    let Some(first) = sending.front_mut() else { return Ok(()) };
+    if writer.write_buf(first).await? == 0 {
+        return Err(std::io::ErrorKind::WriteZero.into());
+    }
+    if !first.has_remaining() {
+        sending.pop_front();
+    }
+    Ok(())
+}
