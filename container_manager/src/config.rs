@@ -47,7 +47,8 @@ impl Config {
 
 /// Makes the paths absolute: replicas run elsewhere than the manager.
 pub fn absolute_place(mut place: PlaceFlags) -> Result<PlaceFlags> {
-    for path in [&mut place.socket, &mut place.state_dir, &mut place.run_dir, &mut place.shm_dir, &mut place.templates] {
+    for path in [&mut place.socket, &mut place.state_dir, &mut place.run_dir, &mut place.shm_dir, &mut place.templates]
+    {
         let absolute: PathBuf = std::path::absolute(&*path)
             .map_err(|cause| invalid(format!("invalid path \"{}\": {cause}", path.display())))?;
         *path = absolute;

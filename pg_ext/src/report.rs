@@ -63,8 +63,6 @@ pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
             arg: std::ptr::null_mut(),
         };
         pg_sys::error_context_stack = &raw mut callback;
-        // What an error before left behind.
-        set_reading(None);
         let result = work();
         pg_sys::error_context_stack = callback.previous;
         result

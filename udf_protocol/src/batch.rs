@@ -256,7 +256,7 @@ impl ColumnBuilder {
     }
 
     /// Bytes of values so far, validity left out.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             ColumnBuilder::Bool(builder) => builder.len() / 8,
             ColumnBuilder::Int2(builder) => builder.len() * 2,
@@ -319,12 +319,28 @@ impl BatchBuilder {
         self.columns.iter().map(ColumnBuilder::bytes).sum()
     }
 
+    /// Cuts the batch here, which has `rows` rows. Columns that the caller has made take the place of the builder's.
+    ///
+    /// # Panics
+    /// If a column is not of the signature's type, or has not so many rows.
+    pub fn finish_batch_with(&mut self, rows: usize, columns: Vec<Option<ArrayRef>>) -> CallBatch {
+        let columns =
+            self.columns.iter_mut().zip(columns).map(|(builder, given)| given.unwrap_or_else(|| builder.finish()));
+        let columns = columns.collect();
+        self.rows = rows;
+        self.cut(columns)
+    }
+
     /// Cuts the batch here.
     ///
     /// # Panics
     /// If the columns differ in length, that is, if a caller appended too few or too many values to a row.
     pub fn finish_batch(&mut self) -> CallBatch {
-        let columns: Vec<ArrayRef> = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
+        let columns = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
+        self.cut(columns)
+    }
+
+    fn cut(&mut self, columns: Vec<ArrayRef>) -> CallBatch {
         let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
         let columns = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
             .expect("each row appends one value of the signature's type to every column");

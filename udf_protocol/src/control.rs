@@ -173,7 +173,8 @@ impl LeaseInfo {
         use TransportName::{Flight, Json, Shm, Socket};
         // Only Flight gives a table function's results in parts, takes an aggregate function's batches before the ones
         // before are answered, and has map functions.
-        let order = if kind == FunctionKind::Scalar { [Shm, Flight, Socket, Json] } else { [Flight, Shm, Socket, Json] };
+        let order =
+            if kind == FunctionKind::Scalar { [Shm, Flight, Socket, Json] } else { [Flight, Shm, Socket, Json] };
         let best = order.into_iter().find(|transport| offers(*transport)).unwrap_or(Json);
         if offers(wanted) { wanted } else { best }
     }

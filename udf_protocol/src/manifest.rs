@@ -326,13 +326,8 @@ pub enum TransportName {
 
 impl TransportName {
     /// Every one of them, the default first.
-    pub const ALL: [TransportName; 5] = [
-        TransportName::Auto,
-        TransportName::Shm,
-        TransportName::Flight,
-        TransportName::Socket,
-        TransportName::Json,
-    ];
+    pub const ALL: [TransportName; 5] =
+        [TransportName::Auto, TransportName::Shm, TransportName::Flight, TransportName::Socket, TransportName::Json];
 
     /// The name in SQL and in EXPLAIN.
     pub fn name(self) -> &'static str {

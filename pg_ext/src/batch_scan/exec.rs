@@ -7,18 +7,20 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
+use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
 use udf_protocol::transport::Reply;
 
+use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
 use super::sets::{find_result, part_of};
-use super::state::{Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
-use crate::datum::from_arrow::ResultReader;
+use super::state::{Argument, Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
+use crate::datum::argument_column::ArgumentColumn;
+use crate::datum::result_column::ResultColumn;
 use crate::datum::to_arrow;
 use crate::function::Role;
-use crate::pg::memory::{OwnedContext, within};
-use crate::pg::{catalog, list, nodes};
+use crate::pg::memory::OwnedContext;
+use crate::pg::{catalog, list, nodes, raw};
 use crate::stream::Stream;
 use crate::{function, report, settings};
 
@@ -61,8 +63,12 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             }
             let arguments: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
                 .into_iter()
-                .map(|argument| pg_sys::ExecInitExpr(argument, planstate))
+                .map(|argument| match nodes::outer_column(argument) {
+                    Some(position) => Argument::Column(position),
+                    None => Argument::Expression(pg_sys::ExecInitExpr(argument, planstate)),
+                })
                 .collect();
+            let columns: Vec<_> = function.arguments.iter().map(ArgumentColumn::new).collect();
             max_rows = max_rows.min(function.max_batch_rows());
             let empty = pg_sys::NullableDatum { value: pg_sys::Datum::from(0usize), isnull: true };
             let values = vec![empty; arguments.len()];
@@ -70,21 +76,38 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
             calls.push(Call {
-                function,
                 oid: (*expression).funcid,
                 condition,
-                is_wanted: true,
+                is_strict: function.is_strict,
                 arguments,
                 values,
+                needs_builder: columns.iter().any(|column| matches!(column, ArgumentColumn::Built)),
+                columns,
+                bytes: 0,
                 builder,
+                builder_bytes: 0,
                 stream: None,
+                function,
             });
         }
-        let child_descriptor = pg_sys::ExecGetResultType((*planstate).lefttree);
+        // What is not kept is NULL in every row.
+        let nulls = (*(*css).ss.ss_ScanTupleSlot).tts_isnull;
+        (0..private.child_columns).for_each(|i| *nulls.add(i) = true);
+        let descriptor = PgTupleDesc::from_pg_copy(pg_sys::ExecGetResultType((*planstate).lefttree));
+        let kept: Vec<_> = used_columns(scan, &private)
+            .into_iter()
+            .filter_map(|position| Some(KeptColumn::new(position, descriptor.get(position)?)))
+            .collect();
+        let looked_at = calls.iter().flat_map(|call| &call.arguments).filter_map(|argument| match argument {
+            Argument::Column(position) => Some(*position),
+            Argument::Expression(_) => None,
+        });
+        let last = looked_at.chain(kept.iter().map(KeptColumn::position)).max();
         let inner = Inner {
             child_columns: private.child_columns,
             window: settings::batch_window(),
-            row_slot: pg_sys::ExecInitExtraTupleSlot(estate, child_descriptor, &raw const pg_sys::TTSOpsMinimalTuple),
+            kept,
+            deformed: last.map_or(0, |last| last as i16 + 1),
             query_context: (*estate).es_query_cxt,
             calls,
             counters: Counters::default(),
@@ -95,17 +118,28 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             is_child_done: false,
             rows_read: 0,
             rows_emitted: 0,
+            rows_ready: 0,
             spare_contexts: Vec::new(),
         };
         (*node).inner = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(inner);
     }
 }
 
+/// The child's columns that the node's target list or filter refers to, and nobody has said that they are not used.
+unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private) -> Vec<usize> {
+    // SAFETY: the caller passes a node of a valid plan, whose target list and filter refer to the scan tuple by INDEX_VAR.
+    let used = unsafe {
+        let plan = &raw const (*scan).scan.plan;
+        nodes::columns_of(&[(*plan).targetlist.cast(), (*plan).qual.cast()], pg_sys::INDEX_VAR)
+    };
+    (0..private.child_columns).filter(|i| used.contains(i) && !private.unused.contains(i)).collect()
+}
+
 /// ExecCustomScan: returns the next row that passes the filter.
 ///
-/// This function and `read_row` call the executor as C code would: an error raised there jumps straight over their
-/// frames, which hold nothing to be dropped, and arrives above as it was raised, its context included. Everything that
-/// owns memory happens in the guarded functions that they call.
+/// This function and those below it up to [`advance`] call the executor as C code would: an error raised there jumps
+/// straight over their frames, which hold nothing to be dropped, and arrives above as it was raised, its context included
+/// ([`raw`]). What is done once per batch happens in the guarded functions that they call.
 pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the executor passes a begun node. The scan slot is virtual, with one column per entry of
     // custom_scan_tlist; its values stay valid until the next call, since a batch is let go only there.
@@ -120,8 +154,11 @@ unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTable
         let context = (*planstate).ps_ExprContext;
         let slot = (*css).ss.ss_ScanTupleSlot;
         loop {
-            match advance(inner) {
-                Step::ReadRow => read_row(inner, planstate),
+            // A filter may remove every row, and results may always be there already: then nothing below waits.
+            raw::check_for_interrupts();
+            let step = if (*inner).rows_ready > 0 { Step::Emit } else { advance(inner) };
+            match step {
+                Step::ReadRows => read_rows(inner, planstate),
                 Step::Emit => {
                     load_row(inner, slot, (*context).ecxt_per_tuple_memory);
                     (*context).ecxt_scantuple = slot;
@@ -142,59 +179,100 @@ unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTable
     }
 }
 
-/// Reads one row of the child into the batch that is being formed.
-unsafe fn read_row(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
-    // SAFETY: as in exec. Argument values live in the per-tuple memory until add_row has appended them.
+/// Reads rows of the child into the batch that is being formed, until it is full or there are no more.
+unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
+    // SAFETY: as in exec. Argument values live in the per-tuple memory until they are appended; rows are kept in the
+    // batch's own. The batch is there, since advance asked for its rows, and nobody else looks at the state meanwhile.
     unsafe {
+        let Some(batch) = (*inner).forming.as_mut().map(|batch| &raw mut *batch) else { return };
         let context = (*planstate).ps_ExprContext;
-        let slot = raw::exec_proc_node((*planstate).lefttree);
-        if slot.is_null() || (*slot).tts_flags & pg_sys::TTS_FLAG_EMPTY as u16 != 0 {
-            (*inner).is_child_done = true;
-            return;
-        }
-        raw::memory_context_reset((*context).ecxt_per_tuple_memory);
-        (*context).ecxt_outertuple = slot;
-        let before = pg_sys::CurrentMemoryContext;
-        pg_sys::CurrentMemoryContext = (*context).ecxt_per_tuple_memory;
+        let child = (*planstate).lefttree;
         let (calls, count) = ((*inner).calls.as_mut_ptr(), (*inner).calls.len());
-        for i in 0..count {
-            let call = calls.add(i);
-            if !(*call).condition.is_null() {
-                let mut is_null = false;
-                let holds = raw::exec_eval_expr((*call).condition, context, &raw mut is_null);
-                (*call).is_wanted = !is_null && holds.value() as u8 != 0;
-                if !(*call).is_wanted {
-                    continue;
-                }
+        let before = pg_sys::CurrentMemoryContext;
+        loop {
+            raw::check_for_interrupts();
+            let slot = raw::exec_proc_node(child);
+            if slot.is_null() || (*slot).tts_flags & pg_sys::TTS_FLAG_EMPTY as u16 != 0 {
+                (*inner).is_child_done = true;
+                return;
             }
-            let (values, arguments) = ((*call).values.as_mut_ptr(), (*call).arguments.as_ptr());
-            for j in 0..(*call).arguments.len() {
-                let value = values.add(j);
-                (*value).value = raw::exec_eval_expr(*arguments.add(j), context, &raw mut (*value).isnull);
+            raw::memory_context_reset((*context).ecxt_per_tuple_memory);
+            (*context).ecxt_outertuple = slot;
+            raw::deform(slot, (*inner).deformed);
+            pg_sys::CurrentMemoryContext = (*context).ecxt_per_tuple_memory;
+            let mut sent_bytes = 0;
+            for i in 0..count {
+                let call = &mut *calls.add(i);
+                add_call(call, &mut *(*batch).sent.as_mut_ptr().add(i), (*batch).rows.count, slot, context);
+                sent_bytes += call.bytes + call.builder_bytes;
+            }
+            pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
+            (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
+            pg_sys::CurrentMemoryContext = before;
+            if (*inner).sizer.is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
+                return;
             }
         }
-        add_row(inner, slot);
-        pg_sys::CurrentMemoryContext = before;
     }
 }
 
-/// The executor's functions without pgrx's guard, for frames that an error may jump over.
-mod raw {
-    use pgrx::pg_sys::{Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot};
+/// Adds one call for the child's row, if it is to be made.
+unsafe fn add_call(
+    call: &mut Call,
+    sent: &mut Sent,
+    row: usize,
+    slot: *mut pg_sys::TupleTableSlot,
+    context: *mut pg_sys::ExprContext,
+) {
+    // SAFETY: as in read_rows. There is a value for each argument, and a column for each value.
+    unsafe {
+        if !call.condition.is_null() {
+            let mut is_null = false;
+            let holds = raw::exec_eval_expr(call.condition, context, &raw mut is_null);
+            if is_null || holds.value() as u8 == 0 {
+                return sent.push_skipped(row);
+            }
+        }
+        let mut has_null = false;
+        for (value, argument) in call.values.iter_mut().zip(&call.arguments) {
+            match argument {
+                Argument::Column(position) => {
+                    value.value = *(*slot).tts_values.add(*position);
+                    value.isnull = *(*slot).tts_isnull.add(*position);
+                }
+                Argument::Expression(state) => {
+                    value.value = raw::exec_eval_expr(*state, context, &raw mut value.isnull);
+                }
+            }
+            has_null |= value.isnull;
+        }
+        if has_null && call.is_strict {
+            return sent.push_skipped(row);
+        }
+        for (column, value) in call.columns.iter_mut().zip(&call.values) {
+            call.bytes += column.push(value.value, value.isnull);
+        }
+        if call.needs_builder {
+            build(call);
+        }
+        sent.push_sent();
+    }
+}
 
-    unsafe extern "C-unwind" {
-        #[link_name = "ExecProcNode__pgrx_cshim"]
-        pub fn exec_proc_node(node: *mut PlanState) -> *mut TupleTableSlot;
-        #[link_name = "ExecEvalExpr__pgrx_cshim"]
-        pub fn exec_eval_expr(state: *mut ExprState, context: *mut ExprContext, is_null: *mut bool) -> Datum;
-        #[link_name = "ExecQual__pgrx_cshim"]
-        pub fn exec_qual(state: *mut ExprState, context: *mut ExprContext) -> bool;
-        #[link_name = "ExecProject__pgrx_cshim"]
-        pub fn exec_project(projection: *mut ProjectionInfo) -> *mut TupleTableSlot;
-        #[link_name = "ExecClearTuple__pgrx_cshim"]
-        pub fn exec_clear_tuple(slot: *mut TupleTableSlot) -> *mut TupleTableSlot;
-        #[link_name = "MemoryContextReset"]
-        pub fn memory_context_reset(context: MemoryContext);
+/// Appends the values that the builder has.
+#[pg_guard]
+unsafe extern "C-unwind" fn build(call: *mut Call) {
+    // SAFETY: the caller passes a call whose values are of the argument types, since the parser made them so.
+    unsafe {
+        let call = &mut *call;
+        call.builder_bytes = 0;
+        for (i, value) in call.values.iter().enumerate() {
+            if matches!(call.columns[i], ArgumentColumn::Built) {
+                let column = call.builder.column(i);
+                to_arrow::append(column, &call.function.arguments[i], value.value, value.isnull);
+                call.builder_bytes += column.bytes();
+            }
+        }
     }
 }
 
@@ -212,10 +290,12 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
             max_rows = max_rows.min(call.function.max_batch_rows());
             // Batches are numbered per stream, and a half-formed one is void.
             let is_idle = call.stream.as_ref().is_some_and(|stream| stream.in_flight() == 0);
-            if !is_idle || call.builder.rows() > 0 {
+            if !is_idle || call.builder_bytes > 0 {
                 call.stream = None;
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
+            call.columns.iter_mut().for_each(ArgumentColumn::clear);
+            (call.bytes, call.builder_bytes) = (0, 0);
         }
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
@@ -224,6 +304,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_emitted = 0;
+        inner.rows_ready = 0;
         let child = (*css).ss.ps.lefttree;
         // A child whose parameters changed is rescanned by its next call.
         if (*child).chgParam.is_null() {
@@ -255,8 +336,8 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 enum Step {
-    /// Read a row of the child, and ask again.
-    ReadRow,
+    /// Read rows of the child, and ask again.
+    ReadRows,
     /// Emit the next row of the oldest batch.
     Emit,
     /// There are no more rows.
@@ -265,16 +346,14 @@ enum Step {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
-    // A filter may remove every row, and results may always be there already: then nothing below waits.
-    pg_sys::check_for_interrupts!();
+    // What an error before left behind.
+    report::set_reading(None);
     // SAFETY: the caller passes the state of a begun node.
     let inner = unsafe { &mut *inner };
     loop {
         if let Some(forming) = &inner.forming {
-            let sent_bytes: usize = inner.calls.iter().map(|call| call.builder.bytes()).sum();
-            let is_full = inner.sizer.is_full(forming.rows.len(), sent_bytes.max(forming.bytes));
-            if !is_full && !inner.is_child_done {
-                return Step::ReadRow;
+            if forming.rows.count == 0 && !inner.is_child_done {
+                return Step::ReadRows;
             }
             send_batch(inner);
         }
@@ -283,7 +362,10 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
         {
             let has_more = match inner.set {
                 Some(_) => find_result(inner),
-                None => batch.next_row < batch.rows.len(),
+                None => {
+                    inner.rows_ready = batch.rows.count - batch.next_row;
+                    inner.rows_ready > 0
+                }
             };
             if has_more {
                 return Step::Emit;
@@ -311,7 +393,7 @@ fn start_batch(inner: &mut Inner) {
     });
     inner.forming = Some(Batch {
         context: memory,
-        rows: Vec::new(),
+        rows: KeptRows::default(),
         bytes: 0,
         first_row: inner.rows_read + 1,
         sent: inner.calls.iter().map(|_| Sent::default()).collect(),
@@ -320,39 +402,14 @@ fn start_batch(inner: &mut Inner) {
     });
 }
 
-/// Adds the child's row, and the argument values that were evaluated over it, to the batch that is being formed.
-#[pg_guard]
-unsafe extern "C-unwind" fn add_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot) {
-    // SAFETY: the caller passes the state of a begun node and the child's row; values are of the argument types, since
-    // the parser made them so. The row is copied into the batch's own context.
-    unsafe {
-        let inner = &mut *inner;
-        let Some(batch) = &mut inner.forming else { return };
-        for (call, sent) in inner.calls.iter_mut().zip(&mut batch.sent) {
-            if !call.is_wanted || (call.function.is_strict && call.values.iter().any(|value| value.isnull)) {
-                sent.push_skipped(batch.rows.len());
-                continue;
-            }
-            for (i, value) in call.values.iter().enumerate() {
-                to_arrow::append(call.builder.column(i), &call.function.arguments[i], value.value, value.isnull);
-            }
-            call.builder.finish_row();
-            sent.push_sent();
-        }
-        let tuple = within(batch.context.as_ptr(), || pg_sys::ExecCopySlotMinimalTuple(slot));
-        batch.bytes += (*tuple).t_len as usize;
-        batch.rows.push(tuple);
-    }
-}
-
 /// Sends the calls of the batch that was formed.
 fn send_batch(inner: &mut Inner) {
     let Some(batch) = inner.forming.take() else { return };
-    if batch.rows.is_empty() {
+    if batch.rows.count == 0 {
         inner.spare_contexts.push(batch.context);
         return;
     }
-    inner.rows_read += batch.rows.len() as u64;
+    inner.rows_read += batch.rows.count as u64;
     inner.counters.batches += 1;
     inner.sizer.grow();
     for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
@@ -364,7 +421,10 @@ fn send_batch(inner: &mut Inner) {
             Some(stream) => stream,
             None => Stream::open(call.oid, report::unwrap(call.function.call())),
         };
-        call.stream.insert(stream).send(call.builder.finish_batch());
+        let types = &call.function.arguments;
+        let columns = call.columns.iter_mut().zip(types).map(|(column, sql_type)| column.take(sql_type)).collect();
+        (call.bytes, call.builder_bytes) = (0, 0);
+        call.stream.insert(stream).send(call.builder.finish_batch_with(sent.count, columns));
     }
     inner.queue.push_back(batch);
 }
@@ -378,7 +438,7 @@ fn receive(inner: &mut Inner) {
         let function = &inner.calls[i].function;
         match &mut inner.set {
             Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
-            None => results.push(reply.map(|reply| ResultReader::new(function, reply.columns.column(0).clone()))),
+            None => results.push(reply.map(|reply| ResultColumn::new(function, reply.columns.column(0).clone()))),
         }
     }
     if let Some(batch) = inner.queue.front_mut() {
@@ -408,7 +468,7 @@ pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
                     format!("container function \"{name}\", row {row}")
                 }
                 None => {
-                    let last_row = batch.first_row + batch.rows.len() as u64 - 1;
+                    let last_row = batch.first_row + batch.rows.count as u64 - 1;
                     format!("container function \"{name}\", rows {} to {last_row}", batch.first_row)
                 }
             });
@@ -418,14 +478,8 @@ pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
 }
 
 /// Stores the oldest batch's next row in the scan slot: the child's columns, then the calls' results in `memory`.
-#[pg_guard]
-unsafe extern "C-unwind" fn load_row(
-    inner: *mut Inner,
-    slot: *mut pg_sys::TupleTableSlot,
-    memory: pg_sys::MemoryContext,
-) {
-    // SAFETY: the caller passes the state and scan slot of a begun node. The kept rows have the child's descriptor,
-    // whose columns come first in the scan slot.
+unsafe fn load_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot, memory: pg_sys::MemoryContext) {
+    // SAFETY: as in exec. The child's columns come first in the scan slot, then one per call.
     unsafe {
         let inner = &mut *inner;
         let Some(batch) = inner.queue.front_mut() else { return };
@@ -435,38 +489,39 @@ unsafe extern "C-unwind" fn load_row(
             batch.next_row += 1;
         }
         inner.rows_emitted += 1;
-        pg_sys::MemoryContextReset(memory);
-        pg_sys::ExecStoreMinimalTuple(batch.rows[row], inner.row_slot, false);
-        pg_sys::slot_getallattrs(inner.row_slot);
-        pg_sys::ExecClearTuple(slot);
+        inner.rows_ready = inner.rows_ready.saturating_sub(1);
+        raw::memory_context_reset(memory);
+        if (*slot).tts_flags & pg_sys::TTS_FLAG_SHOULDFREE as u16 != 0 {
+            raw::exec_clear_tuple(slot);
+        }
         let (values, nulls) = ((*slot).tts_values, (*slot).tts_isnull);
-        values.copy_from_nonoverlapping((*inner.row_slot).tts_values, inner.child_columns);
-        nulls.copy_from_nonoverlapping((*inner.row_slot).tts_isnull, inner.child_columns);
-        within(memory, || {
-            if let Some(set) = &inner.set {
-                let result = set.emits.zip(set.part.as_ref());
-                let datum = result.and_then(|(position, part)| part.results.datum(position));
-                *values.add(inner.child_columns) = datum.unwrap_or(pg_sys::Datum::from(0usize));
-                *nulls.add(inner.child_columns) = datum.is_none();
-            }
-            for (i, (result, sent)) in batch.results.iter().flatten().zip(&batch.sent).enumerate() {
-                let datum = match (result, sent.position(row)) {
-                    (Some(reader), Some(position)) => reader.datum(position),
-                    _ => None,
+        batch.rows.load(&inner.kept, row, values, nulls);
+        let before = pg_sys::CurrentMemoryContext;
+        pg_sys::CurrentMemoryContext = memory;
+        let (values, nulls) = (values.add(inner.child_columns), nulls.add(inner.child_columns));
+        let null = (pg_sys::Datum::from(0usize), true);
+        if let Some(set) = &inner.set {
+            (*values, *nulls) = match (set.emits, &set.part) {
+                (Some(position), Some(part)) => part.results.datum(position),
+                _ => null,
+            };
+        } else if let Some(results) = &batch.results {
+            for (i, (result, sent)) in results.iter().zip(&batch.sent).enumerate() {
+                (*values.add(i), *nulls.add(i)) = match (result, sent.position(row)) {
+                    (Some(results), Some(position)) => results.datum(position),
+                    _ => null,
                 };
-                let column = inner.child_columns + i;
-                *values.add(column) = datum.unwrap_or(pg_sys::Datum::from(0usize));
-                *nulls.add(column) = datum.is_none();
             }
-        });
-        pg_sys::ExecStoreVirtualTuple(slot);
+        }
+        pg_sys::CurrentMemoryContext = before;
+        // ExecStoreVirtualTuple.
+        (*slot).tts_flags &= !(pg_sys::TTS_FLAG_EMPTY as u16);
+        (*slot).tts_nvalid = (*(*slot).tts_tupleDescriptor).natts as i16;
     }
 }
 
 /// Lets a batch go, and keeps its memory context for another.
 fn retire(inner: &mut Inner, batch: Batch) {
-    // SAFETY: clearing a slot that does not own its tuple frees nothing; it must not point into the batch any longer.
-    unsafe { pg_sys::ExecClearTuple(inner.row_slot) };
     batch.context.reset();
     inner.spare_contexts.push(batch.context);
 }

@@ -10,6 +10,7 @@
 
 mod exec;
 mod explain;
+mod kept;
 mod private;
 mod sets;
 mod state;

@@ -13,6 +13,8 @@ use crate::pg::list;
 pub struct Private {
     /// Columns of the child. In `custom_scan_tlist` they come first; each further entry is a lifted call.
     pub child_columns: usize,
+    /// Those of them, by position, that nobody above looks at.
+    pub unused: Vec<usize>,
     /// Of a call that returns a set, which then is the only one: what becomes of a row without results.
     pub set: Option<SetJoin>,
 }

@@ -14,7 +14,7 @@ use udf_protocol::{Error, Kind};
 use super::exec::receive_reply;
 use super::private::SetJoin;
 use super::state::{Inner, Part};
-use crate::datum::from_arrow::ResultReader;
+use crate::datum::result_column::ResultColumn;
 use crate::function::Function;
 use crate::report;
 
@@ -26,14 +26,14 @@ pub(super) fn part_of(function: &Rc<Function>, reply: &Reply) -> Part {
         _ => reply.columns.column(0).as_primitive().clone(),
     };
     let results = reply.columns.columns().last().cloned().unwrap_or_else(|| Arc::new(rows.clone()));
-    Part { rows, results: ResultReader::new(function, results), next: 0, is_last: reply.is_last }
+    Part { rows, results: ResultColumn::new(function, results), next: 0, is_last: reply.is_last }
 }
 
 /// Goes on to the oldest batch's next result of a call that returns a set; false if it has no more.
 pub(super) fn find_result(inner: &mut Inner) -> bool {
     loop {
         let (Some(batch), Some(set)) = (inner.queue.front_mut(), &mut inner.set) else { return false };
-        let is_done = batch.next_row >= batch.rows.len();
+        let is_done = batch.next_row >= batch.rows.count;
         let position = if is_done { None } else { batch.sent[0].position(batch.next_row) };
         if let Some(part) = &mut set.part {
             let next = (part.next < part.rows.len()).then(|| part.rows.value(part.next));

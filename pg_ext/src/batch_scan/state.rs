@@ -7,8 +7,10 @@ use arrow_array::Int32Array;
 use pgrx::pg_sys;
 use udf_protocol::batch::{BatchBuilder, BatchSizer};
 
+use super::kept::{KeptColumn, KeptRows};
 use super::private::SetJoin;
-use crate::datum::from_arrow::ResultReader;
+use crate::datum::argument_column::ArgumentColumn;
+use crate::datum::result_column::ResultColumn;
 use crate::function::Function;
 use crate::pg::memory::OwnedContext;
 use crate::stream::Stream;
@@ -34,8 +36,10 @@ pub struct Inner {
     pub child_columns: usize,
     /// Most batches in flight.
     pub window: usize,
-    /// Holds one kept row of the child while it is read.
-    pub row_slot: *mut pg_sys::TupleTableSlot,
+    /// The columns of the child that the node hands on.
+    pub kept: Vec<KeptColumn>,
+    /// How many of the child's columns are looked at, counted from the first.
+    pub deformed: i16,
     /// The query's context, parent of the batches' contexts.
     pub query_context: pg_sys::MemoryContext,
     /// The lifted calls.
@@ -58,6 +62,8 @@ pub struct Inner {
     pub rows_read: u64,
     /// Rows handed to the node's own filter so far.
     pub rows_emitted: u64,
+    /// Rows of the oldest batch that can be emitted without looking for more.
+    pub rows_ready: usize,
     /// Memory contexts of batches that are done, for the next ones.
     pub spare_contexts: Vec<OwnedContext>,
 }
@@ -81,11 +87,20 @@ pub struct Part {
     /// For each result the position, among the rows that were sent, of the row that it belongs to.
     pub rows: Int32Array,
     /// The results.
-    pub results: ResultReader,
+    pub results: ResultColumn,
     /// The next result.
     pub next: usize,
     /// Whether it ends the answer.
     pub is_last: bool,
+}
+
+/// Where an argument's value is.
+#[derive(Debug, Clone, Copy)]
+pub enum Argument {
+    /// The child's column at this position.
+    Column(usize),
+    /// To be evaluated.
+    Expression(*mut pg_sys::ExprState),
 }
 
 /// One lifted call.
@@ -96,24 +111,32 @@ pub struct Call {
     pub oid: pg_sys::Oid,
     /// When it is made, over the child's row; null for every row.
     pub condition: *mut pg_sys::ExprState,
+    /// Whether it is made only where no argument is NULL.
+    pub is_strict: bool,
     /// Its arguments, over the child's row.
-    pub arguments: Vec<*mut pg_sys::ExprState>,
-    /// Whether the condition holds for the row at hand.
-    pub is_wanted: bool,
+    pub arguments: Vec<Argument>,
     /// The values of one row's arguments.
     pub values: Vec<pg_sys::NullableDatum>,
-    /// The batch that is being formed.
+    /// Their values in the batch that is being formed.
+    pub columns: Vec<ArgumentColumn>,
+    /// Bytes of these.
+    pub bytes: usize,
+    /// Whether the builder has some of them.
+    pub needs_builder: bool,
+    /// Those that `columns` leaves to it, and the batches' numbers.
     pub builder: BatchBuilder,
+    /// Bytes that the builder has.
+    pub builder_bytes: usize,
     /// The stream to the container; none before the first batch.
     pub stream: Option<Stream>,
 }
 
 /// One batch of rows of the child.
 pub struct Batch {
-    /// Holds the rows.
+    /// Holds what the rows point to.
     pub context: OwnedContext,
     /// The rows.
-    pub rows: Vec<pg_sys::MinimalTuple>,
+    pub rows: KeptRows,
     /// Their size.
     pub bytes: usize,
     /// The number of the first row, counted from 1 over the scan.
@@ -121,7 +144,7 @@ pub struct Batch {
     /// Per call, what was sent.
     pub sent: Vec<Sent>,
     /// Per call, the results; none before they were received.
-    pub results: Option<Vec<Option<ResultReader>>>,
+    pub results: Option<Vec<Option<ResultColumn>>>,
     /// The next row to emit.
     pub next_row: usize,
 }

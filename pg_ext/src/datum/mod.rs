@@ -1,6 +1,8 @@
 //! PostgreSQL's types to the type table, and values both ways.
 
+pub mod argument_column;
 pub mod from_arrow;
+pub mod result_column;
 pub mod to_arrow;
 
 use std::cell::Cell;
@@ -82,6 +84,11 @@ impl SqlType {
     /// The SQL type with this oid.
     pub fn new(oid: pg_sys::Oid) -> Result<SqlType> {
         SqlType::at_depth(oid, -1, 0)
+    }
+
+    /// Whether every value of the type it travels as is one of this type, as it is.
+    pub fn has_any_value(&self) -> bool {
+        self.domain.is_none() && self.typmod < 0
     }
 
     /// The composite type that a tuple descriptor describes.

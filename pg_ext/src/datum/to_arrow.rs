@@ -28,21 +28,8 @@ pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_s
         ColumnBuilder::Float4(builder) => builder.append_value(f32::from_bits(bits as u32)),
         ColumnBuilder::Float8(builder) => builder.append_value(f64::from_bits(bits as u64)),
         ColumnBuilder::Time(builder) => builder.append_value(bits as i64),
-        ColumnBuilder::Date(builder) => builder.append_value(match bits as i32 {
-            // PostgreSQL's infinities, which are also ours.
-            infinity @ (i32::MIN | i32::MAX) => infinity,
-            days => days + EPOCH_DAYS,
-        }),
-        ColumnBuilder::Timestamp(builder) => builder.append_value(match bits as i64 {
-            infinity @ (i64::MIN | i64::MAX) => infinity,
-            // PostgreSQL's range ends above Arrow's: 294276-12-31 against 294247-01-10.
-            micros => micros.checked_add(EPOCH_MICROS).filter(|micros| *micros != i64::MAX).unwrap_or_else(|| {
-                refuse(
-                    "timestamp out of range for a container function",
-                    "Timestamps travel as microseconds since 1970 and end with the year 294247.",
-                )
-            }),
-        }),
+        ColumnBuilder::Date(builder) => builder.append_value(days_since_1970(bits as i32)),
+        ColumnBuilder::Timestamp(builder) => builder.append_value(micros_since_1970(bits as i64)),
         // SAFETY: an interval points to its struct.
         ColumnBuilder::Interval(builder) => unsafe {
             builder.append_value(to_interval(*datum.cast_mut_ptr::<pg_sys::Interval>()));
@@ -83,6 +70,29 @@ pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_s
                 _ => unreachable!("a struct column is made for composite types and ranges"),
             }
         },
+    }
+}
+
+/// A date of PostgreSQL's as Arrow's.
+pub(super) fn days_since_1970(days: i32) -> i32 {
+    match days {
+        // PostgreSQL's infinities, which are also ours.
+        infinity @ (i32::MIN | i32::MAX) => infinity,
+        days => days + EPOCH_DAYS,
+    }
+}
+
+/// A timestamp of PostgreSQL's as Arrow's; raises an error if Arrow cannot hold it.
+pub(super) fn micros_since_1970(micros: i64) -> i64 {
+    match micros {
+        infinity @ (i64::MIN | i64::MAX) => infinity,
+        // PostgreSQL's range ends above Arrow's: 294276-12-31 against 294247-01-10.
+        micros => micros.checked_add(EPOCH_MICROS).filter(|micros| *micros != i64::MAX).unwrap_or_else(|| {
+            refuse(
+                "timestamp out of range for a container function",
+                "Timestamps travel as microseconds since 1970 and end with the year 294247.",
+            )
+        }),
     }
 }
 

@@ -4,3 +4,4 @@ pub mod catalog;
 pub mod list;
 pub mod memory;
 pub mod nodes;
+pub mod raw;

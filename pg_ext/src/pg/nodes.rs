@@ -1,5 +1,6 @@
 //! Expression trees: node tags and replacing parts of a tree.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 
 use pgrx::{pg_guard, pg_sys};
@@ -23,6 +24,49 @@ pub unsafe fn make<T>(tag: pg_sys::NodeTag) -> *mut T {
         let node = pg_sys::palloc0(size_of::<T>()).cast::<pg_sys::Node>();
         (*node).type_ = tag;
         node.cast()
+    }
+}
+
+/// The position of the child's column that an expression is; none if it is more than a column.
+///
+/// # Safety
+/// `expression` is a valid expression of a finished plan.
+pub unsafe fn outer_column<T>(expression: *const T) -> Option<usize> {
+    // SAFETY: the tag says which struct the node is.
+    unsafe {
+        if tag(expression) != pg_sys::NodeTag::T_Var {
+            return None;
+        }
+        let column = expression.cast::<pg_sys::Var>();
+        if (*column).varno != pg_sys::OUTER_VAR {
+            None
+        } else {
+            usize::try_from((*column).varattno).ok()?.checked_sub(1)
+        }
+    }
+}
+
+/// The positions of the columns of `varno` that expressions refer to.
+///
+/// # Safety
+/// Each is null or a valid expression tree or list of them.
+pub unsafe fn columns_of(expressions: &[*mut pg_sys::Node], varno: i32) -> HashSet<usize> {
+    let mut found = std::ptr::null_mut();
+    let mut columns = HashSet::new();
+    // SAFETY: the caller says so; the set is PostgreSQL's own, and its members are attribute numbers above an offset.
+    unsafe {
+        for expression in expressions {
+            pg_sys::pull_varattnos(*expression, varno as pg_sys::Index, &mut found);
+        }
+        let mut member = -1;
+        loop {
+            member = pg_sys::bms_next_member(found, member);
+            if member < 0 {
+                return columns;
+            }
+            let position = member + pg_sys::FirstLowInvalidHeapAttributeNumber - 1;
+            columns.extend(usize::try_from(position).ok());
+        }
     }
 }
 

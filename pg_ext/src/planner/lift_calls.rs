@@ -26,6 +26,8 @@
 //! the child's target list or in custom_scan_tlist, so whatever gets a new child must get new Vars, and a node whose
 //! target list keeps its length and order needs nothing changed above it.
 
+use std::collections::HashSet;
+
 use pgrx::pg_sys;
 
 use super::columns::{Columns, column, distinct_calls, entry_of, position_of};
@@ -218,8 +220,8 @@ impl Lifter {
             let new_targets = rewritten.split_off(filters.len() - kept);
             let mut entries = columns.outer_entries();
             entries.extend(columns.call_entries());
-            let private = Private { child_columns: columns.atoms.len(), set: None };
-            let scan = self.make_node(plan, private, &entries, &columns.conditions());
+            let private = Private { child_columns: columns.atoms.len(), unused: Vec::new(), set: None };
+            let scan = self.make_node(plan, &private, &entries, &columns.conditions());
             (*scan).scan.plan.targetlist = list::from_elements(&new_targets);
             (*scan).scan.plan.qual = list::from_elements(&rewritten);
             (*plan).targetlist = list::from_elements(&columns.child_targets());
@@ -279,8 +281,8 @@ impl Lifter {
                     passed.push(entry_of(column(pg_sys::INDEX_VAR, width + j, call.cast()).cast(), width + j));
                     conditions.push(pg_sys::copyObjectImpl(lifted.condition().cast()).cast());
                 }
-                let private = Private { child_columns: width, set: None };
-                let scan = self.make_node(child, private, &outer, &conditions);
+                let mut private = Private { child_columns: width, unused: Vec::new(), set: None };
+                let scan = self.make_node(child, &private, &outer, &conditions);
                 (*scan).scan.plan.targetlist = list::from_elements(&passed);
                 (*plan).lefttree = scan.cast();
                 let mut to_column = |node: *mut pg_sys::Node| {
@@ -299,6 +301,10 @@ impl Lifter {
                 for part in parts(plan) {
                     *part = rewrite(*part, &mut to_column);
                 }
+                if let Some(used) = used_by_aggregate(plan) {
+                    private.unused = (0..width).filter(|i| !used.contains(i)).collect();
+                    (*scan).custom_private = private.to_list();
+                }
             }
         }
     }
@@ -307,7 +313,7 @@ impl Lifter {
     pub(super) unsafe fn make_node(
         &mut self,
         child: *mut pg_sys::Plan,
-        private: Private,
+        private: &Private,
         entries: &[*mut pg_sys::TargetEntry],
         conditions: &[*mut pg_sys::Node],
     ) -> *mut pg_sys::CustomScan {
@@ -362,6 +368,25 @@ impl Lifter {
             (*top).lefttree = plan;
             material.cast()
         }
+    }
+}
+
+/// The child's columns that an aggregate node looks at; none if the node is no such node, or one that is not so simple.
+unsafe fn used_by_aggregate(plan: *mut pg_sys::Plan) -> Option<HashSet<usize>> {
+    // SAFETY: the caller passes a valid plan; the tag says which struct it is, and its array has numCols numbers.
+    unsafe {
+        let aggregate = plan.cast::<pg_sys::Agg>();
+        if nodes::tag(plan) != pg_sys::NodeTag::T_Agg
+            || !(*aggregate).chain.is_null()
+            || !(*aggregate).groupingSets.is_null()
+        {
+            return None;
+        }
+        let expressions = [(*plan).targetlist.cast(), (*plan).qual.cast()];
+        let mut used = nodes::columns_of(&expressions, pg_sys::OUTER_VAR);
+        let groups = usize::try_from((*aggregate).numCols).unwrap_or(0);
+        used.extend((0..groups).map(|i| *(*aggregate).grpColIdx.add(i) as usize - 1));
+        Some(used)
     }
 }
 

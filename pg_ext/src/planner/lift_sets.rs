@@ -176,9 +176,9 @@ impl Lifter {
             for (i, target) in list::elements::<pg_sys::TargetEntry>((*child).targetlist).into_iter().enumerate() {
                 entries.push(entry_of(column(pg_sys::OUTER_VAR, i, (*target).expr.cast()).cast(), i));
             }
-            let private = Private { child_columns: entries.len(), set };
+            let private = Private { child_columns: entries.len(), unused: Vec::new(), set };
             entries.push(entry_of(call.cast(), entries.len()));
-            self.make_node(child, private, &entries, &[std::ptr::null_mut::<pg_sys::Node>()])
+            self.make_node(child, &private, &entries, &[std::ptr::null_mut::<pg_sys::Node>()])
         }
     }
 }

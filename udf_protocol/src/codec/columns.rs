@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
-    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNanoType,
-    Time64MicrosecondType, TimestampMicrosecondType,
+    ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type,
+    IntervalMonthDayNanoType, Time64MicrosecondType, TimestampMicrosecondType,
 };
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, ListArray, PrimitiveArray, RecordBatch,
@@ -255,7 +255,12 @@ impl Reader<'_> {
         Ok(BooleanBuffer::new(self.buffer(Some(rows.div_ceil(8)))?, 0, rows))
     }
 
-    fn values<T: ArrowPrimitiveType>(&mut self, ty: &Type, rows: usize, nulls: Option<NullBuffer>) -> Result<ArrayRef, String> {
+    fn values<T: ArrowPrimitiveType>(
+        &mut self,
+        ty: &Type,
+        rows: usize,
+        nulls: Option<NullBuffer>,
+    ) -> Result<ArrayRef, String> {
         let buffer = self.buffer(rows.checked_mul(size_of::<T::Native>()))?;
         let array = PrimitiveArray::<T>::try_new(ScalarBuffer::new(buffer, 0, rows), nulls).map_err(malformed)?;
         Ok(Arc::new(array.with_data_type(ty.data_type())))

@@ -204,7 +204,9 @@ impl PipelinedCall<'_> {
         let mut parsed = httparse::Response::new(&mut headers);
         let head = match parsed.parse(received).map_err(|cause| unreadable(&cause.to_string()))? {
             httparse::Status::Complete(length) => length,
-            httparse::Status::Partial if received.len() > MAX_HEAD_BYTES => return Err(unreadable("its head is too long")),
+            httparse::Status::Partial if received.len() > MAX_HEAD_BYTES => {
+                return Err(unreadable("its head is too long"));
+            }
             httparse::Status::Partial => return Ok(None),
         };
         let value = |name: &str| {

@@ -78,12 +78,7 @@ impl Remote {
     }
 
     /// The transport to the server at one of the addresses; `name` is one that [`Self::transport_for`] gave.
-    pub fn transport(
-        &self,
-        endpoint: &Endpoint,
-        name: TransportName,
-        credentials: &Credentials,
-    ) -> Arc<dyn Transport> {
+    pub fn transport(&self, endpoint: &Endpoint, name: TransportName, credentials: &Credentials) -> Arc<dyn Transport> {
         match self.dialect {
             Dialect::Transship if endpoint.transport_name() == TransportName::Flight => {
                 Arc::new(Flight::of_any(endpoint.clone(), credentials))

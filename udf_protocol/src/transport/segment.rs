@@ -29,7 +29,8 @@ impl Segment {
         let name = random_name();
         let path = directory.join(&name);
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits();
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
         let segment = Segment { name, path, file };
         // Not by the mode above, from which the process's mask is taken away.
         segment.file.set_permissions(Permissions::from_mode(mode))?;

@@ -1,0 +1,127 @@
+//! The results of one call for a batch, as Datums at hand where the type allows it, so that a row costs a load.
+
+use std::rc::Rc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef};
+use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer};
+use pgrx::pg_sys;
+use udf_protocol::types::Type;
+
+use super::Form;
+use super::from_arrow::ResultReader;
+use crate::function::Function;
+use crate::pg::raw;
+
+/// Bytes of a varlena's header (varatt.h).
+const HEADER_BYTES: usize = 4;
+
+/// The results of one call.
+#[derive(Debug)]
+pub struct ResultColumn {
+    values: Values,
+    nulls: Option<NullBuffer>,
+}
+
+#[derive(Debug)]
+enum Values {
+    /// Datums.
+    Fixed(Vec<pg_sys::Datum>),
+    /// Text in UTF-8 without NUL characters, or bytes.
+    Bytes { offsets: OffsetBuffer<i32>, data: Buffer },
+    /// What takes more than a copy.
+    Checked(ResultReader),
+}
+
+impl ResultColumn {
+    /// Reads `column`, which the protocol has checked to be of the function's result type.
+    pub fn new(function: &Rc<Function>, column: ArrayRef) -> ResultColumn {
+        let nulls = column.nulls().cloned();
+        let sql_type = &function.result;
+        let fixed = match &sql_type.ty {
+            _ if !matches!(sql_type.form, Form::Plain | Form::Text) || !sql_type.has_any_value() => None,
+            Type::Bool => Some(column.as_boolean().values().iter().map(pg_sys::Datum::from).collect()),
+            Type::Int2 => Some(datums::<Int16Type>(&column, pg_sys::Datum::from)),
+            Type::Int4 => Some(datums::<Int32Type>(&column, pg_sys::Datum::from)),
+            Type::Int8 => Some(datums::<Int64Type>(&column, pg_sys::Datum::from)),
+            Type::Float4 => Some(datums::<Float32Type>(&column, |value| pg_sys::Datum::from(value.to_bits()))),
+            Type::Float8 => Some(datums::<Float64Type>(&column, |value| pg_sys::Datum::from(value.to_bits()))),
+            Type::Text if matches!(sql_type.oid, pg_sys::TEXTOID | pg_sys::VARCHAROID) => {
+                let text = column.as_string::<i32>();
+                // SAFETY: reads a process-wide constant.
+                let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
+                if is_utf8 && !text.values().contains(&0) {
+                    let values = Values::Bytes { offsets: text.offsets().clone(), data: text.values().clone() };
+                    return ResultColumn { values, nulls };
+                }
+                None
+            }
+            Type::Bytea => {
+                let bytes = column.as_binary::<i32>();
+                let values = Values::Bytes { offsets: bytes.offsets().clone(), data: bytes.values().clone() };
+                return ResultColumn { values, nulls };
+            }
+            _ => None,
+        };
+        let values = match fixed {
+            Some(datums) => Values::Fixed(datums),
+            None => Values::Checked(ResultReader::new(function, column)),
+        };
+        ResultColumn { values, nulls }
+    }
+
+    /// The result of one row as `(value, is NULL)`, in the current memory context.
+    ///
+    /// # Safety
+    /// As for all that calls [`raw`]. There are more than `row` results.
+    pub unsafe fn datum(&self, row: usize) -> (pg_sys::Datum, bool) {
+        let null = (pg_sys::Datum::from(0usize), true);
+        if let Values::Checked(reader) = &self.values {
+            // SAFETY: both are plain values that outlive the call, which is guarded.
+            return match unsafe { checked_datum(reader, row) } {
+                CheckedDatum { datum, is_null: false } => (datum, false),
+                _ => null,
+            };
+        }
+        if self.nulls.as_ref().is_some_and(|nulls| nulls.is_null(row)) {
+            return null;
+        }
+        match &self.values {
+            // SAFETY: the caller says that the row is there.
+            Values::Fixed(datums) => (unsafe { *datums.get_unchecked(row) }, false),
+            // SAFETY: as above, and offsets lie within the data, ascending, which was checked when the array was made.
+            // PostgreSQL's varlena has its length, header included, above two bits that are zero.
+            Values::Bytes { offsets, data } => unsafe {
+                let (start, end) = (*offsets.get_unchecked(row) as usize, *offsets.get_unchecked(row + 1) as usize);
+                let size = end - start + HEADER_BYTES;
+                let varlena = raw::palloc(size).cast::<u8>();
+                varlena.cast::<u32>().write(if cfg!(target_endian = "little") {
+                    (size as u32) << 2
+                } else {
+                    size as u32
+                });
+                varlena.add(HEADER_BYTES).copy_from_nonoverlapping(data.as_ptr().add(start), end - start);
+                (pg_sys::Datum::from(varlena), false)
+            },
+            Values::Checked(_) => null,
+        }
+    }
+}
+
+fn datums<T: ArrowPrimitiveType>(column: &ArrayRef, datum: impl Fn(T::Native) -> pg_sys::Datum) -> Vec<pg_sys::Datum> {
+    column.as_primitive::<T>().values().iter().map(|value| datum(*value)).collect()
+}
+
+#[repr(C)]
+struct CheckedDatum {
+    datum: pg_sys::Datum,
+    is_null: bool,
+}
+
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn checked_datum(reader: *const ResultReader, row: usize) -> CheckedDatum {
+    // SAFETY: the caller passes a valid reader.
+    let datum = unsafe { (*reader).datum(row) };
+    CheckedDatum { datum: datum.unwrap_or(pg_sys::Datum::from(0usize)), is_null: datum.is_none() }
+}
