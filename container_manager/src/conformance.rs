@@ -24,7 +24,7 @@ use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::rest::{Form, Rest};
-use udf_protocol::transport::{Credentials, Endpoint, PROTOCOL_VERSION};
+use udf_protocol::transport::{COLUMNS, Credentials, Endpoint, PROTOCOL_VERSION};
 use udf_protocol::types::{TABLE, Type};
 use udf_protocol::{Error, Kind, Result};
 
@@ -67,9 +67,24 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Judges the server at an endpoint, case by case.
-pub fn judge(endpoint: &Endpoint, credentials: &Credentials) -> Result<Vec<Verdict>> {
-    let mut judge = Judge::new(endpoint.clone(), credentials.clone())?;
+/// Judges the server at an endpoint, over one of its transports, case by case. Segments need a lease: then it is of the
+/// image of `leased`.
+pub fn judge(
+    endpoint: &Endpoint,
+    transport: TransportName,
+    leased: Option<Target>,
+    credentials: &Credentials,
+) -> Result<Vec<Verdict>> {
+    let remote = || Target::Remote { remote: endpoint.clone().into(), credentials: credentials.clone() };
+    let mut judge = Judge {
+        endpoint: endpoint.clone(),
+        credentials: credentials.clone(),
+        transport,
+        target: leased.unwrap_or_else(remote),
+        client: Client::start()?,
+        functions: Vec::new(),
+        verdicts: Vec::new(),
+    };
     judge.judge_handshake();
     if judge.is_known() {
         judge.judge_signatures();
@@ -78,6 +93,7 @@ pub fn judge(endpoint: &Endpoint, credentials: &Credentials) -> Result<Vec<Verdi
         judge.judge_kinds();
         judge.judge_errors();
         judge.judge_json();
+        judge.judge_columns();
     }
     Ok(judge.verdicts)
 }
@@ -88,6 +104,8 @@ type Finding = std::result::Result<(), String>;
 struct Judge {
     endpoint: Endpoint,
     credentials: Credentials,
+    transport: TransportName,
+    target: Target,
     client: Client,
     /// Names of the server's functions.
     functions: Vec<String>,
@@ -95,18 +113,6 @@ struct Judge {
 }
 
 impl Judge {
-    fn new(endpoint: Endpoint, credentials: Credentials) -> Result<Judge> {
-        Ok(Judge { endpoint, credentials, client: Client::start()?, functions: Vec::new(), verdicts: Vec::new() })
-    }
-
-    fn is_json(&self) -> bool {
-        self.endpoint.transport_name() == TransportName::Json
-    }
-
-    fn target(&self) -> Target {
-        Target::Remote { remote: self.endpoint.clone().into(), credentials: self.credentials.clone() }
-    }
-
     fn is_known(&self) -> bool {
         !self.functions.is_empty()
     }
@@ -143,7 +149,7 @@ impl Judge {
     }
 
     fn signature(&self, function: &str) -> Result<Signature> {
-        self.client.signature(&PlainHost, &self.target(), self.endpoint.transport_name(), function, ANSWER_TIMEOUT)
+        self.client.signature(&PlainHost, &self.target, self.transport, function, ANSWER_TIMEOUT)
     }
 
     fn open(&self, signature: &Signature) -> Exchange {
@@ -152,8 +158,8 @@ impl Judge {
 
     fn open_with(&self, client: &Client, signature: &Signature) -> Exchange {
         client.open(Arc::new(Call {
-            target: self.target(),
-            transport: self.endpoint.transport_name(),
+            target: self.target.clone(),
+            transport: self.transport,
             signature: signature.clone(),
             // Nothing is sent twice: a server that drops a connection is found out.
             volatility: Volatility::Volatile,
@@ -341,14 +347,14 @@ impl Judge {
             }
             Ok(())
         });
-        if self.is_json() {
-            self.skip("4.6", "streams a map function", "JSON has no form for it");
+        if self.transport != TransportName::Flight {
+            self.skip("4.6", "streams a map function", "there is a form for it in Flight only");
         } else {
             let sums = Signature { kind: FunctionKind::Map, ..unary("running_sum", Type::Int8) };
             self.with("4.6", "streams a map function", sums, Judge::expect_running_sums);
         }
         let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
-        let clause = if self.is_json() { "6" } else { "4.7" };
+        let clause = if self.transport == TransportName::Flight { "4.7" } else { "6" };
         self.with(clause, "keeps an aggregate function's groups, and merges them", total, Judge::expect_totals);
     }
 
@@ -443,11 +449,13 @@ impl Judge {
     // §6
 
     fn judge_json(&mut self) {
-        if !self.is_json() {
+        if self.transport != TransportName::Json {
             return;
         }
         let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json);
-        let post = |path: &str, body: String| block_on(rest.post(path, body)).map_err(|error| say(&error));
+        let post = |path: &str, body: String| {
+            block_on(rest.post(path, "application/json", body.into())).map_err(|error| say(&error))
+        };
         for (case, body) in [
             ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),
             ("refuses JSON that is no call", "[1, 2]".to_string()),
@@ -486,6 +494,87 @@ impl Judge {
             }
             Err(format!("the status is {status}, the answer {answer}"))
         });
+    }
+
+    // §7
+
+    fn judge_columns(&mut self) {
+        if self.transport != TransportName::Socket {
+            return;
+        }
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns);
+        let framed = |header: Value, data: &[u8]| {
+            let header = header.to_string();
+            let mut body = (header.len() as u32).to_le_bytes().to_vec();
+            body.extend_from_slice(header.as_bytes());
+            body.resize(body.len().next_multiple_of(8), 0);
+            body.extend_from_slice(data);
+            body
+        };
+        let numbers = |buffers: Value| json!({"batch": 0, "rows": 1, "buffers": buffers});
+        let text_function =
+            Signature::scalar("echo_text", vec![Argument { name: String::new(), ty: Type::Text }], Type::Text);
+        let no_text: &[u8] = b"\0\0\0\0\x01\0\0\0\xff";
+        for (case, function, body) in [
+            ("refuses a header that is cut off", "add", vec![255, 0, 0, 0, b'{']),
+            ("refuses a header that is not JSON", "add", framed(json!("x"), &[])),
+            ("refuses buffers outside of the data", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 16])), &[0; 16])),
+            ("refuses buffers that are too short", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 4])), &[0; 16])),
+            (
+                "refuses buffers whose ends cannot be counted",
+                "add",
+                framed(numbers(json!([0, 0, 8, u64::MAX, 0, 0, 0, 8])), &[0; 16]),
+            ),
+            ("refuses too few buffers", "add", framed(numbers(json!([0, 0, 0, 8])), &[0; 16])),
+            ("refuses too many buffers", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 8, 0, 0])), &[0; 16])),
+            (
+                "refuses more rows than there are values",
+                "add",
+                framed(json!({"batch": 0, "rows": 1_u64 << 60, "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}), &[0; 16]),
+            ),
+            (
+                "refuses offsets that point outside",
+                "echo_text",
+                framed(numbers(json!([0, 0, 0, 8, 8, 1])), b"\0\0\0\0\x09\0\0\0x"),
+            ),
+            (
+                "refuses offsets that descend",
+                "echo_text",
+                framed(
+                    json!({"batch": 0, "rows": 2, "buffers": [0, 0, 0, 12, 16, 4]}),
+                    b"\0\0\0\0\x04\0\0\0\x02\0\0\0\0\0\0\0abcd",
+                ),
+            ),
+            ("refuses text that is not UTF-8", "echo_text", framed(numbers(json!([0, 0, 0, 8, 8, 1])), no_text)),
+            (
+                "refuses a segment that is not there",
+                "add",
+                framed(
+                    json!({"batch": 0, "rows": 1, "segment": "0".repeat(32), "reply_segment": "1".repeat(32), "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}),
+                    &[],
+                ),
+            ),
+            (
+                "refuses a segment outside of the folder",
+                "add",
+                framed(
+                    json!({"batch": 0, "rows": 1, "segment": "../http.sock", "reply_segment": "../http.sock", "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}),
+                    &[],
+                ),
+            ),
+        ] {
+            let signature = if function == "add" { binary("add") } else { text_function.clone() };
+            self.with("7", case, signature, |_, _| {
+                let path = format!("/v1/functions/{function}");
+                let (status, answer) = block_on(rest.post(&path, COLUMNS, body)).map_err(|error| say(&error))?;
+                let answer = serde_json::from_slice::<Value>(&answer).unwrap_or_default();
+                if status == 400 && answer.pointer("/error/kind") == Some(&json!("protocol_violation")) {
+                    Ok(())
+                } else {
+                    Err(format!("the status is {status}, the answer {answer}"))
+                }
+            });
+        }
     }
 
     fn call(
@@ -658,7 +747,7 @@ mod tests {
                 (200, json!({"batch": call["batch"], "columns": [column]}))
             }
         });
-        let verdicts = judge(&endpoint, &Credentials::default()).unwrap();
+        let verdicts = judge(&endpoint, TransportName::Json, None, &Credentials::default()).unwrap();
         assert_eq!(
             failed(&verdicts),
             [
@@ -692,7 +781,7 @@ mod tests {
             "GET /v1/functions/add" => describe("text", 2),
             _ => (404, json!({"error": {"kind": "function_not_found", "message": "no"}})),
         });
-        let verdicts = judge(&endpoint, &Credentials::default()).unwrap();
+        let verdicts = judge(&endpoint, TransportName::Json, None, &Credentials::default()).unwrap();
         assert_eq!(failed(&verdicts), Vec::<String>::new());
         let add = verdicts.iter().find(|verdict| verdict.clause == "4.3").unwrap();
         assert!(
@@ -704,7 +793,10 @@ mod tests {
     #[test]
     fn a_server_that_is_not_there_fails_once() {
         for address in ["unix:/nowhere/x.sock", "http+unix:/nowhere/x.sock"] {
-            let verdicts = judge(&Endpoint::parse(address).unwrap(), &Credentials::default()).unwrap();
+            let verdicts = {
+                let endpoint = Endpoint::parse(address).unwrap();
+                judge(&endpoint, endpoint.transport_name(), None, &Credentials::default()).unwrap()
+            };
             assert_eq!(failed(&verdicts), ["§2 says who it is and what it offers"]);
             assert_eq!(verdicts.len(), 1);
         }

@@ -6,7 +6,7 @@ use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
 use container_manager::config::absolute_place;
-use container_manager::conformance::{self, Outcome};
+use container_manager::conformance::{self, Outcome, Verdict};
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
@@ -14,7 +14,9 @@ use container_manager::runtime;
 use container_manager::{deploy, doctor};
 use udf_protocol::control::{Lease, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
-use udf_protocol::manifest::Manifest;
+use udf_protocol::dispatch::Target;
+use udf_protocol::manifest::{Manifest, TransportName};
+use udf_protocol::signature::FunctionKind;
 use udf_protocol::transport::credentials::Authorities;
 use udf_protocol::transport::{Credentials, Endpoint, Token};
 use udf_protocol::{Error, Kind, Result};
@@ -156,7 +158,14 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
-            has_failed |= !judge_server(server, &endpoint, credentials, quiet)?;
+            let hello = block_on(async { endpoint.transport(credentials).hello().await });
+            let has_columns = hello.is_ok_and(|info| info.offers(TransportName::Socket));
+            let is_http = endpoint.transport_name() == TransportName::Json;
+            let columns = (is_http && has_columns).then_some(TransportName::Socket);
+            for transport in [endpoint.transport_name()].into_iter().chain(columns) {
+                let verdicts = conformance::judge(&endpoint, transport, None, credentials)?;
+                has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
+            }
             continue;
         }
         let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
@@ -165,21 +174,22 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
         // The lease lasts as long as the runtime that holds its connection.
         let runtime = io_runtime()?;
         let lease = runtime.block_on(Lease::acquire(&place.socket, &image.digest))?;
-        for address in lease.info.flight.iter().chain([&lease.info.json]) {
-            has_failed |= !judge_server(
-                &format!("{server} at {address}"),
-                &Endpoint::parse(address)?,
-                &Credentials::default(),
-                quiet,
-            )?;
+        for transport in TransportName::ALL {
+            if lease.info.choose(transport, FunctionKind::Scalar) != transport {
+                continue;
+            }
+            let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
+            let leased = Target::Image { manager: place.socket.clone(), digest: image.digest.clone() };
+            let verdicts = conformance::judge(&endpoint, transport, Some(leased), &Credentials::default())?;
+            has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
     }
     Ok(!has_failed)
 }
 
-fn judge_server(name: &str, endpoint: &Endpoint, credentials: &Credentials, quiet: bool) -> Result<bool> {
+/// Prints what was found; whether nothing failed.
+fn print_verdicts(name: &str, verdicts: &[Verdict], quiet: bool) -> bool {
     println!("{name}");
-    let verdicts = conformance::judge(endpoint, credentials)?;
     for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
         println!("  {verdict}");
     }
@@ -187,7 +197,7 @@ fn judge_server(name: &str, endpoint: &Endpoint, credentials: &Credentials, quie
     let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
     let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
     println!("  {} passed, {failed} failed, {skipped} skipped", verdicts.len() - failed - skipped);
-    Ok(failed == 0)
+    failed == 0
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

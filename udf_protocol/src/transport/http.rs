@@ -106,14 +106,21 @@ impl Http {
     }
 
     /// Sends a request with further headers. A retryable error means that the connection was lost.
-    pub(crate) async fn request(&self, method: Method, path: &str, headers: HeaderMap, body: String) -> Result<Answer> {
+    pub(crate) async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: impl Into<Bytes>,
+    ) -> Result<Answer> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
             .header(header::HOST, self.host())
             .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
+            .body(Full::new(body.into()))
             .map_err(|cause| Error::invalid_definition(format!("a request could not be written: {cause}")))?;
+        // These replace what is there already.
         request.headers_mut().extend(headers);
         request.headers_mut().extend(self.secrets.clone());
         let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));

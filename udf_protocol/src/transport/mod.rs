@@ -35,6 +35,7 @@ use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature};
 
 pub use credentials::{Credentials, Token};
+pub use pipeline::COLUMNS;
 pub use remote::Remote;
 pub use rest::Form;
 

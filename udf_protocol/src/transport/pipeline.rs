@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::signature::Signature;
 
 /// The content type of columns as they lie in memory.
-const COLUMNS: &str = "application/vnd.transship.columns";
+pub const COLUMNS: &str = "application/vnd.transship.columns";
 
 /// Longest head of an answer, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde::Deserialize;
 
 use super::http::Http;
@@ -84,8 +84,10 @@ impl Rest {
     }
 
     /// Posts a body as it is; status and body of the answer. For those who judge servers.
-    pub async fn post(&self, path: &str, body: String) -> Result<(u16, Bytes)> {
-        let answer = self.http.post(path, body).await?;
+    pub async fn post(&self, path: &str, content_type: &'static str, body: Vec<u8>) -> Result<(u16, Bytes)> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        let answer = self.http.request(Method::POST, path, headers, body).await?;
         Ok((answer.status.as_u16(), answer.body))
     }
 
