@@ -1,5 +1,5 @@
 """Asks a container of the conformance suite to end while it answers a call, and expects the answer and an end in good order
-(docs/protocol.md §7): graceful_stop.py IMAGE"""
+(docs/protocol.md §8): graceful_stop.py IMAGE"""
 
 import http.client
 import json

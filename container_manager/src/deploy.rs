@@ -92,7 +92,7 @@ fn kubernetes(manifest: &Manifest, reference: &str, name: &str) -> String {
         limits.cpus,
         limits.memory_mb
     );
-    // A server is ready when it answers its greeting (docs/protocol.md §7), and alive as long as it does.
+    // A server is ready when it answers its greeting (docs/protocol.md §8), and alive as long as it does.
     for (probe, period, failures) in [("startupProbe", 1, 120), ("readinessProbe", 5, 2), ("livenessProbe", 10, 6)] {
         let _ = write!(
             file,

@@ -143,7 +143,7 @@ impl Replica {
     }
 }
 
-/// Where a server with that socket folder answers Flight (`docs/protocol.md` §7).
+/// Where a server with that socket folder answers Flight (`docs/protocol.md` §8).
 pub fn flight_endpoint(socket_dir: &Path) -> Endpoint {
     Endpoint::FlightUnix(socket_dir.join("flight.sock"))
 }

@@ -1,5 +1,5 @@
 //! What engines and the command line say to the container manager, and how: one JSON object per line over a Unix
-//! socket, request and response in turn (`docs/protocol.md` §8).
+//! socket, request and response in turn (`docs/protocol.md` §9).
 //!
 //! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
 

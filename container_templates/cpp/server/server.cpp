@@ -1,4 +1,4 @@
-// The server: the JSON form of docs/protocol.md, §6 and §7, for the functions of a shared library.
+// The server: the JSON form of docs/protocol.md, §6 to §8, for the functions of a shared library.
 
 #include <atomic>
 #include <chrono>

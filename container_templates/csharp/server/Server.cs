@@ -13,7 +13,7 @@ using Newtonsoft.Json.Linq;
 
 namespace Transship
 {
-    /// <summary>The JSON form of docs/protocol.md, §6 and §7.</summary>
+    /// <summary>The JSON form of docs/protocol.md, §6 to §8.</summary>
     public static class Server
     {
         const string FunctionsPath = "/v1/functions/";

@@ -23,7 +23,7 @@ import org.eclipse.jetty.server.ServerConnector;
 import org.eclipse.jetty.unixdomain.server.UnixDomainServerConnector;
 import org.eclipse.jetty.util.thread.QueuedThreadPool;
 
-/** Starts the server: Main [serve | describe], docs/protocol.md §7. */
+/** Starts the server: Main [serve | describe], docs/protocol.md §8. */
 public final class Main {
     private static final long STOP_PATIENCE_S = 10;
     /** With those of the JVM and of Netty they stay below a container's 128; what comes on top waits. */

@@ -1,4 +1,4 @@
-// Starts the server: main.js [serve | describe], the JSON form of docs/protocol.md §6 and §7.
+// Starts the server: main.js [serve | describe], the JSON form of docs/protocol.md §6 and §8.
 
 import { readFileSync, rmSync } from "node:fs";
 import { IncomingMessage, Server, ServerResponse, createServer } from "node:http";

@@ -1,6 +1,6 @@
 """Starts the server: python -m transship_server [serve | describe].
 
-serve answers on the sockets and ports of docs/protocol.md §7; describe prints the manifest as JSON with every
+serve answers on the sockets and ports of docs/protocol.md §8; describe prints the manifest as JSON with every
 signature filled in, which is what the image's label carries.
 """
 

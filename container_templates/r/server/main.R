@@ -1,4 +1,4 @@
-# Starts the server: main.R [serve | describe], the JSON form of docs/protocol.md §6 and §7.
+# Starts the server: main.R [serve | describe], the JSON form of docs/protocol.md §6 and §8.
 
 root <- Sys.getenv("TRANSSHIP_ROOT", "/opt/transship")
 for (file in c("values.R", "functions.R")) source(file.path(root, "server", file))
