@@ -35,6 +35,7 @@ interface Aggregate {
 }
 
 const ROWS_BETWEEN_CHECKS = 256;
+const INT4: Type = { type: "int4", text: "int4" };
 const INT8: Type = { type: "int8", text: "int8" };
 const BYTEA: Type = { type: "bytea", text: "bytea" };
 
@@ -46,6 +47,8 @@ export class UserFunction {
   readonly returns: Type;
   /** Types of the columns of a batch of calls. */
   readonly callTypes: Type[];
+  /** Types of a reply's columns. */
+  readonly replyTypes: Type[];
   private readonly readers: Convert[];
   private readonly write: Convert;
 
@@ -63,6 +66,7 @@ export class UserFunction {
     this.returns = declaration.returns;
     const types = this.arguments.map((argument) => argument.type);
     this.callTypes = kind === "aggregate" ? [INT8, ...types, BYTEA] : types;
+    this.replyTypes = kind === "aggregate" ? [this.returns, BYTEA] : kind === "table" ? [INT4, this.returns] : [this.returns];
     this.readers = this.callTypes.map(reader);
     this.write = writer(this.returns);
   }

@@ -1,7 +1,9 @@
-// Starts the server: main.js [serve | describe], the JSON form of docs/protocol.md §6 and §8.
+// Starts the server: main.js [serve | describe], the forms of docs/protocol.md §6 and §7 over HTTP.
 
 import { readFileSync, rmSync } from "node:fs";
 import { IncomingMessage, Server, ServerResponse, createServer } from "node:http";
+import { Socket } from "node:net";
+import { COLUMNS, ColumnsRequest } from "./columns";
 import { CallError, Cancelled, Groups, UserFunction, load } from "./functions";
 
 const MAX_BODY_BYTES = 2 ** 30;
@@ -10,6 +12,7 @@ const FUNCTIONS = "/v1/functions/";
 const EXCHANGES = "/v1/exchanges/";
 const STATUS: Record<string, number> = { function_not_found: 404, protocol_violation: 400 };
 
+const transports = ["json", "socket", ...(process.env.TRANSSHIP_SEGMENT_DIR ? ["shm"] : [])];
 const root = process.env.TRANSSHIP_ROOT ?? "/opt/transship";
 // What the handler prints is a log, not an answer.
 console.log = console.info = console.debug = console.error;
@@ -35,10 +38,10 @@ function serve(functions: Map<string, UserFunction>): void {
     return groups;
   }
 
-  async function answer(message: IncomingMessage, isCancelled: () => boolean): Promise<object> {
+  async function answer(message: IncomingMessage, isCancelled: () => boolean): Promise<object | Buffer> {
     const path = message.url ?? "";
     if (message.method === "GET" && path === "/v1") {
-      return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports: ["json"] };
+      return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports };
     }
     if (message.method === "DELETE" && path.startsWith(EXCHANGES)) {
       exchanges.delete(decodeURIComponent(path.slice(EXCHANGES.length)));
@@ -51,18 +54,20 @@ function serve(functions: Map<string, UserFunction>): void {
     }
     const body = await readBody(message);
     const found = findFunction(path);
-    const request = parse(body);
-    const columns = found.read(request.columns, request.rows);
+    const inMemory = message.headers["content-type"] === COLUMNS ? new ColumnsRequest(body) : null;
+    const request = inMemory?.header ?? parse(body);
+    const columns = found.read(inMemory?.columns(found.callTypes) ?? request.columns, request.rows);
     const start = process.hrtime.bigint();
     const reply = found.kind === "aggregate"
       ? await findGroups(request, found).answer(columns, request.rows, request.step, isCancelled)
       : await found.answer(columns, request.rows, isCancelled);
     const micros = Number((process.hrtime.bigint() - start) / 1000n);
+    if (inMemory) return inMemory.reply(found.replyTypes, reply, micros);
     return { batch: request.batch ?? 0, rows: reply[0].length, micros, columns: reply };
   }
 
   async function handle(message: IncomingMessage, response: ServerResponse): Promise<void> {
-    let [status, reply]: [number, object] = [200, {}];
+    let [status, reply]: [number, object | Buffer] = [200, {}];
     try {
       reply = await answer(message, () => response.destroyed);
     } catch (error) {
@@ -70,14 +75,22 @@ function serve(functions: Map<string, UserFunction>): void {
       const failure = error instanceof CallError ? error : new CallError("protocol_violation", String(error));
       [status, reply] = [STATUS[failure.kind] ?? 500, { error: failure.toWire() }];
     }
-    const payload = Buffer.from(JSON.stringify(reply));
-    response.writeHead(status, { "Content-Type": "application/json", "Content-Length": payload.length });
+    const payload = reply instanceof Buffer ? reply : Buffer.from(JSON.stringify(reply));
+    const contentType = reply instanceof Buffer ? COLUMNS : "application/json";
+    response.writeHead(status, { "Content-Type": contentType, "Content-Length": payload.length });
     response.end(payload);
+  }
+
+  // Requests of one connection run one after the other, also if they are sent at once.
+  const last = new WeakMap<Socket, Promise<void>>();
+  function enqueue(message: IncomingMessage, response: ServerResponse): void {
+    const before = last.get(message.socket);
+    last.set(message.socket, before ? before.then(() => handle(message, response)) : handle(message, response));
   }
 
   const servers: Server[] = [];
   const listen = (place: string | number) => {
-    const server = createServer({ keepAliveTimeout: 600_000, requestTimeout: 0 }, (message, response) => void handle(message, response));
+    const server = createServer({ keepAliveTimeout: 600_000, requestTimeout: 0 }, enqueue);
     servers.push(typeof place === "number" ? server.listen(place, "0.0.0.0") : server.listen(place));
   };
   // The engine that connects is another user than this one; the directory around the socket decides who gets here.

@@ -155,7 +155,8 @@ function writerOfValue(type: Type): Convert {
   }
 }
 
-function attributesOf(type: Type): { name: string; type: Type }[] {
+/** Attributes of a composite type, and parts of a range, by name. */
+export function attributesOf(type: Type): { name: string; type: Type }[] {
   if (type.type === "composite") return type.attributes!.map((attribute) => ({ name: attribute.name, type: attribute }));
   const bool: Type = { type: "bool", text: "bool" };
   return [

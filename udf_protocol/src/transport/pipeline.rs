@@ -148,7 +148,11 @@ impl PipelinedCall<'_> {
                     Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch)),
                     None => is_open = false,
                 },
-                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => written.map_err(lost)?,
+                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => if written.is_err() {
+                    // A server that is gone may have answered before: what it said is read to its end first.
+                    sending.clear();
+                    is_open = false;
+                },
                 read = pipeline.reader.read_buf(&mut pipeline.received) => {
                     if read.map_err(lost)? == 0 {
                         return Err(Error::connection_lost(self.function(), "the server closed it"));
