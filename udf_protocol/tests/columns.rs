@@ -397,7 +397,7 @@ fn a_server_that_dies_is_replaced_unless_the_function_is_volatile() {
             assert_eq!(exchange.retries(), 1);
         } else {
             let error = second.unwrap_err();
-            assert_eq!(error.kind(), Kind::Unreachable);
+            assert_eq!(error.kind(), Kind::ContainerFailed);
             assert!(error.detail().unwrap().contains("exited with status 3"), "{error}");
         }
     }
