@@ -1,8 +1,6 @@
-// The server: the JSON form of docs/protocol.md, §6 to §8, for the functions of a shared library.
+// The server: the forms of docs/protocol.md §6 and §7 over HTTP, for the functions of a shared library.
 
-#include <atomic>
 #include <chrono>
-#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <deque>
@@ -10,188 +8,25 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
-#include <semaphore>
-#include <sstream>
 #include <string>
 #include <sys/stat.h>
-#include <thread>
 #include <unistd.h>
 #include <vector>
 
-#define CPPHTTPLIB_TCP_NODELAY true
-#include <httplib.h>
-
+#include "columns.hpp"
+#include "http.hpp"
 #include "transship.h"
+#include "values.hpp"
 
-using json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
 namespace {
 
-constexpr int64_t max_safe_integer = int64_t{1} << 53;
-constexpr std::size_t max_body_bytes = std::size_t{1} << 30;
-constexpr std::ptrdiff_t max_connections = 96;
 constexpr auto exchange_idle = std::chrono::minutes(10);
 constexpr auto stop_patience = std::chrono::seconds(10);
-
-/// A call that failed; kind is one of docs/protocol.md §5, row counts from zero within the batch, below zero is none.
-struct CallError {
-  std::string kind;
-  std::string message;
-  int64_t row = -1;
-  std::string traceback;
-
-  json to_wire() const {
-    json wire = {{"kind", kind}, {"message", message}};
-    if (row >= 0) wire["row"] = row;
-    if (!traceback.empty()) wire["traceback"] = traceback;
-    return {{"error", wire}};
-  }
-};
-
-CallError violation(const std::string &message) { return {"protocol_violation", message, -1, ""}; }
-
-/// A type of docs/types.md, as functions.json describes it.
-struct Type {
-  std::string type;
-  std::string text;
-
-  explicit Type(const json &node) : type(node["type"]), text(node["text"]) {}
-  Type(const char *name) : type(name), text(name) {}
-
-  bool is_integer() const { return type == "int2" || type == "int4" || type == "int8"; }
-  bool is_real() const { return type == "float4" || type == "float8"; }
-  /// Whether values are JSON's arrays and objects, which a handler takes as text.
-  bool is_nested() const { return type == "array" || type == "range" || type == "composite" || type == "interval"; }
-};
-
-/// What the values of a batch point to.
-class Memory {
-public:
-  char *allocate(std::size_t size) {
-    blocks_.push_back(std::make_unique<char[]>(size + 1));
-    return blocks_.back().get();
-  }
-
-  void keep(transship_value &value, const std::string &text) {
-    char *copy = allocate(text.size());
-    text.copy(copy, text.size());
-    copy[text.size()] = 0;
-    value.data = copy;
-    value.size = text.size();
-  }
-
-private:
-  std::list<std::unique_ptr<char[]>> blocks_;
-};
-
-const std::string base64_digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-std::string encode_base64(const std::string &bytes) {
-  std::string text;
-  for (std::size_t at = 0; at < bytes.size(); at += 3) {
-    unsigned bits = 0;
-    for (std::size_t i = 0; i < 3; i++) bits = bits << 8 | (at + i < bytes.size() ? static_cast<unsigned char>(bytes[at + i]) : 0);
-    for (std::size_t i = 0; i < 4; i++) text += at + i > bytes.size() ? '=' : base64_digits[bits >> (18 - 6 * i) & 63];
-  }
-  return text;
-}
-
-std::string decode_base64(const std::string &text) {
-  std::string bytes;
-  unsigned bits = 0;
-  int count = 0;
-  for (char c : text) {
-    if (std::isspace(static_cast<unsigned char>(c))) continue;
-    if (c == '=') break;
-    const auto digit = base64_digits.find(c);
-    if (digit == std::string::npos) throw std::invalid_argument("it is not base64");
-    bits = bits << 6 | static_cast<unsigned>(digit);
-    count += 6;
-    if (count >= 8) bytes += static_cast<char>(bits >> (count -= 8) & 0xff);
-  }
-  return bytes;
-}
-
-transship_value read_value(const Type &type, const json &value, Memory &memory) {
-  transship_value read{};
-  const auto refuse = [&] { throw std::invalid_argument(value.dump().substr(0, 60) + ", which is not of type " + type.text); };
-  if (value.is_null()) {
-    read.is_null = 1;
-  } else if (type.type == "bool") {
-    if (!value.is_boolean()) refuse();
-    read.integer = value.get<bool>();
-  } else if (type.is_integer()) {
-    const int bits = type.type == "int2" ? 16 : type.type == "int4" ? 32 : 64;
-    if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) refuse();
-    if (value.is_number_integer()) {
-      read.integer = value.get<int64_t>();
-    } else if (value.is_number_float()) {
-      const double real = value.get<double>();
-      if (real != std::trunc(real) || std::fabs(real) > static_cast<double>(max_safe_integer)) refuse();
-      read.integer = static_cast<int64_t>(real);
-    } else if (value.is_string()) {
-      const std::string text = value;
-      char *end = nullptr;
-      errno = 0;
-      read.integer = std::strtoll(text.c_str(), &end, 10);
-      if (text.empty() || *end != 0 || errno != 0) refuse();
-    } else {
-      refuse();
-    }
-    if (bits < 64 && (read.integer < -(int64_t{1} << (bits - 1)) || read.integer >= int64_t{1} << (bits - 1))) refuse();
-  } else if (type.is_real()) {
-    if (value.is_number()) {
-      read.real = value.get<double>();
-    } else if (value.is_string()) {
-      const std::string text = value;
-      char *end = nullptr;
-      read.real = std::strtod(text.c_str(), &end);
-      if (text.empty() || *end != 0) refuse();
-    } else {
-      refuse();
-    }
-  } else if (type.is_nested()) {
-    if (!value.is_structured()) refuse();
-    memory.keep(read, value.dump());
-  } else {
-    if (!value.is_string()) refuse();
-    memory.keep(read, type.type == "bytea" ? decode_base64(value) : value.get<std::string>());
-  }
-  return read;
-}
-
-/// The JSON value of a result; std::exception if it does not fit its type.
-json write_value(const Type &type, const transship_value &value) {
-  if (value.is_null) return nullptr;
-  if (type.type == "bool") return value.integer != 0;
-  if (type.is_integer()) {
-    const int bits = type.type == "int2" ? 16 : type.type == "int4" ? 32 : 64;
-    if (bits < 64 && (value.integer < -(int64_t{1} << (bits - 1)) || value.integer >= int64_t{1} << (bits - 1))) {
-      throw std::out_of_range(std::to_string(value.integer));
-    }
-    if (value.integer > max_safe_integer || value.integer < -max_safe_integer) return std::to_string(value.integer);
-    return value.integer;
-  }
-  if (type.is_real()) {
-    if (std::isnan(value.real)) return "NaN";
-    if (std::isinf(value.real)) return value.real > 0 ? "Infinity" : "-Infinity";
-    if (type.type == "float4" && std::isinf(static_cast<float>(value.real))) throw std::out_of_range(std::to_string(value.real));
-    return value.real;
-  }
-  if (!value.data && value.size > 0) throw std::invalid_argument("a text without bytes");
-  const std::string text(value.data ? value.data : "", value.size);
-  if (type.type == "bytea") return encode_base64(text);
-  if (type.is_nested()) return json::parse(text);
-  // Refuses what is not UTF-8.
-  (void)json(text).dump();
-  return text;
-}
 
 /// The server's side of a call.
 struct Call : transship_call {
@@ -212,7 +47,11 @@ struct Call : transship_call {
   }
 };
 
-using Columns = std::vector<std::vector<transship_value>>;
+/// A reply's columns. A table function's results name their rows.
+struct Reply {
+  std::vector<std::pair<Type, Values>> columns;
+  std::size_t rows() const { return columns.front().second.size(); }
+};
 
 struct Function {
   std::string name;
@@ -289,54 +128,70 @@ struct Function {
     return columns;
   }
 
-  json write(const transship_value &value, std::size_t row) const {
+  /// A result that does not fit: `position` is its place in the reply.
+  CallError misfit(const Reply &reply, std::size_t position, const std::exception &error) const {
+    const auto row = kind == "table" ? reply.columns[0].second[position].integer : static_cast<int64_t>(position);
+    return {"bad_result", std::string("It returned ") + error.what() + "; the declared result is " + returns.text + ".", row, ""};
+  }
+
+  json to_json(const Reply &reply) const {
+    json columns = json::array();
+    std::size_t row = 0;
     try {
-      return write_value(returns, value);
+      for (const auto &[type, values] : reply.columns) {
+        json column = json::array();
+        for (row = 0; row < values.size(); row++) column.push_back(write_value(type, values[row]));
+        columns.push_back(std::move(column));
+      }
     } catch (const std::exception &error) {
-      throw CallError{"bad_result", std::string("It returned ") + error.what() + "; the declared result is " + returns.text + ".", static_cast<int64_t>(row), ""};
+      throw misfit(reply, row, error);
     }
+    return columns;
+  }
+
+  columns::Writer to_memory(const Reply &reply) const {
+    columns::Writer writer;
+    std::size_t row = 0;
+    try {
+      for (const auto &[type, values] : reply.columns) writer.column(type, values, row);
+    } catch (const std::exception &error) {
+      throw misfit(reply, row, error);
+    }
+    return writer;
   }
 
   void check(const Call &call, int64_t row) const {
     if (call.has_failed) throw CallError{"user_code", call.failure, row, "in function " + name + " of handler.so"};
   }
 
-  json answer(const Columns &columns, std::size_t rows) const {
-    Call call;
-    json results = json::array();
+  /// What results point to lives as long as the call.
+  Reply answer(const Columns &columns, std::size_t rows, Call &call) const {
     if (takes_columns) {
       std::vector<const transship_value *> pointers;
       for (const auto &column : columns) pointers.push_back(column.data());
-      std::vector<transship_value> values(rows);
-      column_function(&call, rows, pointers.data(), values.data());
+      Values results(rows);
+      column_function(&call, rows, pointers.data(), results.data());
       check(call, -1);
-      for (std::size_t row = 0; row < rows; row++) results.push_back(write(values[row], row));
-      return json::array({results});
+      return {{{returns, std::move(results)}}};
     }
-    json numbers = json::array();
-    std::vector<transship_value> values(columns.size());
+    Values numbers, results, arguments(columns.size());
     for (std::size_t row = 0; row < rows; row++) {
-      for (std::size_t i = 0; i < columns.size(); i++) values[i] = columns[i][row];
+      for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
       transship_value result{};
-      std::unique_ptr<CallError> misfit;
       if (kind == "table") {
-        // No exception crosses the handler.
         call.take = [&](const transship_value &emitted) {
-          try {
-            if (misfit) return;
-            results.push_back(write(emitted, row));
-            numbers.push_back(row);
-          } catch (const CallError &error) {
-            misfit = std::make_unique<CallError>(error);
-          }
+          results.push_back(emitted);
+          // What is emitted may point to what does not last.
+          if (emitted.data) call.memory.keep(results.back(), {emitted.data, emitted.size});
+          numbers.push_back({0, static_cast<int64_t>(row), 0, nullptr, 0});
         };
       }
-      row_function(&call, values.data(), &result);
+      row_function(&call, arguments.data(), &result);
       check(call, static_cast<int64_t>(row));
-      if (misfit) throw *misfit;
-      if (kind == "scalar") results.push_back(write(result, row));
+      if (kind == "scalar") results.push_back(result);
     }
-    return kind == "table" ? json::array({numbers, results}) : json::array({results});
+    if (kind == "table") return {{{Type("int4"), std::move(numbers)}, {returns, std::move(results)}}};
+    return {{{returns, std::move(results)}}};
   }
 };
 
@@ -353,11 +208,10 @@ struct Groups {
     return states.try_emplace(number, std::vector<char>(function.state_size)).first->second;
   }
 
-  json answer(const Columns &columns, std::size_t rows, const std::string &step) {
+  Reply answer(const Columns &columns, std::size_t rows, const std::string &step, Call &call) {
     const std::lock_guard guard(lock);
-    Call call;
-    json results = json::array(), bytes = json::array();
-    std::vector<transship_value> values(function.arguments.size());
+    Values results, bytes, values(function.arguments.size());
+    const transship_value null{1, 0, 0, nullptr, 0};
     for (std::size_t row = 0; row < rows; row++) {
       const int64_t number = columns[0][row].integer;
       if (step == "accumulate") {
@@ -372,12 +226,15 @@ struct Groups {
         transship_value result{};
         function.finish(&call, state(number).data(), &result);
         function.check(call, static_cast<int64_t>(row));
-        results.push_back(function.write(result, row));
-        bytes.push_back(nullptr);
+        // A result may point into the state, which the next call may change.
+        if (result.data) call.memory.keep(result, {result.data, result.size});
+        results.push_back(result);
+        bytes.push_back(null);
       } else if (step == "state") {
         const auto &found = state(number);
-        results.push_back(nullptr);
-        bytes.push_back(encode_base64(std::string(found.begin(), found.end())));
+        results.push_back(null);
+        bytes.push_back({});
+        call.memory.keep(bytes.back(), {found.data(), found.size()});
       } else if (step == "forget") {
         states.erase(number);
       } else {
@@ -385,25 +242,8 @@ struct Groups {
       }
       function.check(call, static_cast<int64_t>(row));
     }
-    return json::array({results, bytes});
+    return {{{function.returns, std::move(results)}, {Type("bytea"), std::move(bytes)}}};
   }
-};
-
-/// A thread per connection: each lasts as long as its client keeps it. A container has 128 of them, and what comes on top
-/// waits.
-class Threads : public httplib::TaskQueue {
-public:
-  void enqueue(std::function<void()> work) override {
-    room_.acquire();
-    std::thread([this, work = std::move(work)] {
-      work();
-      room_.release();
-    }).detach();
-  }
-  void shutdown() override {}
-
-private:
-  std::counting_semaphore<max_connections> room_{max_connections};
 };
 
 class Server {
@@ -432,66 +272,41 @@ public:
     const char *folder = std::getenv("TRANSSHIP_SOCKET_DIR");
     const char *port = std::getenv("TRANSSHIP_HTTP_PORT");
     if (!folder && !port) throw std::invalid_argument("set TRANSSHIP_SOCKET_DIR or TRANSSHIP_HTTP_PORT");
-    if (folder) {
-      const std::string path = std::string(folder) + "/http.sock";
-      unlink(path.c_str());
-      listen(path, 80, AF_UNIX);
-    }
-    if (port) listen("0.0.0.0", std::atoi(port), AF_INET);
+    if (folder) server_.listen_unix(std::string(folder) + "/http.sock");
+    if (port) server_.listen_tcp(std::atoi(port));
     std::cerr << "transship: ready, " << functions_.size() << " functions" << std::endl;
     int signal = 0;
     sigwait(&signals, &signal);
-    for (auto &server : servers_) server.stop();
     // What is running is finished.
-    for (const auto start = Clock::now(); running_ > 0 && Clock::now() - start < stop_patience;) usleep(10'000);
+    for (const auto start = Clock::now(); server_.running() > 0 && Clock::now() - start < stop_patience;) usleep(10'000);
     std::_Exit(0);
   }
 
 private:
-  void listen(const std::string &host, int port, int family) {
-    httplib::Server &server = servers_.emplace_back();
-    server.new_task_queue = [] { return new Threads; };
-    server.set_keep_alive_max_count(SIZE_MAX);
-    server.set_keep_alive_timeout(600);
-    server.set_read_timeout(600);
-    server.set_write_timeout(600);
-    server.set_payload_max_length(max_body_bytes);
-    server.set_address_family(family);
-    const auto answer = [this](const httplib::Request &request, httplib::Response &response) { respond(request, response); };
-    server.Get(".*", answer);
-    server.Post(".*", answer);
-    server.Delete(".*", answer);
-    std::thread([&server, host, port] {
-      if (!server.listen(host, port)) {
-        std::cerr << "transship: cannot listen on " << host << std::endl;
-        std::_Exit(1);
-      }
-    }).detach();
-  }
-
-  void respond(const httplib::Request &request, httplib::Response &response) {
-    running_++;
+  http::Response respond(const http::Request &request) {
+    const auto fail = [](int status, const CallError &error) {
+      return http::Response{status, "application/json", error.to_wire().dump(-1, ' ', false, json::error_handler_t::replace)};
+    };
     try {
-      response.set_content(answer(request).dump(), "application/json");
+      return answer(request);
     } catch (const CallError &error) {
-      response.status = error.kind == "function_not_found" ? 404 : error.kind == "protocol_violation" ? 400 : 500;
-      response.set_content(error.to_wire().dump(-1, ' ', false, json::error_handler_t::replace), "application/json");
+      return fail(error.kind == "function_not_found" ? 404 : error.kind == "protocol_violation" ? 400 : 500, error);
     } catch (const std::exception &error) {
-      response.status = 400;
-      response.set_content(violation(error.what()).to_wire().dump(-1, ' ', false, json::error_handler_t::replace), "application/json");
+      return fail(400, violation(error.what()));
     }
-    running_--;
   }
 
-  json answer(const httplib::Request &request) {
+  http::Response answer(const http::Request &request) {
     static const std::string prefix = "/v1/functions/", exchanges = "/v1/exchanges/";
     if (request.method == "GET" && request.path == "/v1") {
-      return {{"protocol", 1}, {"server", "transship-cpp/0.2.0"}, {"functions", names_}, {"transports", {"json"}}};
+      std::vector<std::string> transports = {"json", "socket"};
+      if (std::getenv("TRANSSHIP_SEGMENT_DIR")) transports.push_back("shm");
+      return of_json({{"protocol", 1}, {"server", "transship-cpp/0.2.0"}, {"functions", names_}, {"transports", transports}});
     }
     if (request.method == "DELETE" && request.path.starts_with(exchanges)) {
       const std::lock_guard guard(lock_);
       exchanges_.erase(request.path.substr(exchanges.size()));
-      return json::object();
+      return of_json(json::object());
     }
     const std::string name = request.path.starts_with(prefix) ? request.path.substr(prefix.size()) : request.path;
     const Function *function = nullptr;
@@ -500,17 +315,27 @@ private:
     if (request.method == "GET") {
       json arguments = json::array();
       for (const auto &[argument, type] : function->arguments) arguments.push_back({{"name", argument}, {"type", type.text}});
-      return {{"name", name}, {"kind", function->kind}, {"arguments", arguments}, {"returns", function->returns.text}};
+      return of_json({{"name", name}, {"kind", function->kind}, {"arguments", arguments}, {"returns", function->returns.text}});
     }
-    Memory memory;
-    const json call = json::parse(request.body);
-    const Columns columns = function->read(call, memory);
+    Call call;
+    if (request.content_type == columns_type) {
+      const columns::Request in_memory(request.body);
+      const auto [reply, micros] = run(*function, in_memory.header, in_memory.columns(function->call_types(), call.memory), call);
+      return {200, columns_type, in_memory.reply(function->to_memory(reply), reply.rows(), micros)};
+    }
+    const json asked = json::parse(request.body);
+    const auto [reply, micros] = run(*function, asked, function->read(asked, call.memory), call);
+    return of_json({{"batch", asked.value("batch", 0)}, {"rows", reply.rows()}, {"micros", micros}, {"columns", function->to_json(reply)}});
+  }
+
+  static http::Response of_json(const json &body) { return {200, "application/json", body.dump()}; }
+
+  /// The reply, and the microseconds that it took.
+  std::pair<Reply, int64_t> run(const Function &function, const json &asked, const Columns &columns, Call &call) {
     const auto start = Clock::now();
-    const std::size_t rows = call["rows"];
-    const json reply = function->kind == "aggregate" ? find_groups(call, *function)->answer(columns, rows, call.value("step", ""))
-                                                     : function->answer(columns, rows);
-    const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count();
-    return {{"batch", call.value("batch", 0)}, {"rows", reply[0].size()}, {"micros", micros}, {"columns", reply}};
+    const std::size_t rows = asked["rows"];
+    Reply reply = function.kind == "aggregate" ? find_groups(asked, function)->answer(columns, rows, asked.value("step", ""), call) : function.answer(columns, rows, call);
+    return {std::move(reply), std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - start).count()};
   }
 
   std::shared_ptr<Groups> find_groups(const json &call, const Function &function) {
@@ -526,8 +351,7 @@ private:
 
   std::deque<Function> functions_;
   std::vector<std::string> names_;
-  std::list<httplib::Server> servers_;
-  std::atomic<int> running_ = 0;
+  http::Server server_{[this](const http::Request &request) { return respond(request); }};
   std::mutex lock_;
   std::map<std::string, std::shared_ptr<Groups>> exchanges_;
 };
