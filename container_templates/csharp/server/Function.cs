@@ -95,6 +95,20 @@ namespace Transship
         /// <summary>How many columns a batch of calls has: an aggregate function's has a group and a state as well.</summary>
         public int ColumnCount { get { return Arguments.Count + (Kind == "aggregate" ? 2 : 0); } }
 
+        public IEnumerable<SqlType> CallTypes
+        {
+            get
+            {
+                var types = Arguments.Select(argument => argument.Value);
+                return Kind == "aggregate" ? new[] { new SqlType("int8") }.Concat(types).Concat(new[] { new SqlType("bytea") }) : types;
+            }
+        }
+
+        public IEnumerable<SqlType> ReplyTypes
+        {
+            get { return Kind == "table" ? new[] { new SqlType("int4"), Returns } : Kind == "aggregate" ? new[] { Returns, new SqlType("bytea") } : new[] { Returns }; }
+        }
+
         public static void CheckCancelled(int row, Func<bool> isCancelled)
         {
             if (row % RowsBetweenChecks == 0 && isCancelled()) throw new Cancelled();

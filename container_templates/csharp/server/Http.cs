@@ -13,6 +13,7 @@ namespace Transship
     {
         public string Method;
         public string Path;
+        public string ContentType;
         public byte[] Body;
         public Func<bool> IsCancelled;
     }
@@ -21,7 +22,14 @@ namespace Transship
     struct HttpReply
     {
         public int Status;
-        public string Body;
+        public string ContentType;
+        public byte[] Body;
+
+        /// <summary>An answer in JSON.</summary>
+        public static HttpReply Json(int status, string text)
+        {
+            return new HttpReply { Status = status, ContentType = "application/json", Body = Encoding.UTF8.GetBytes(text) };
+        }
     }
 
     /// <summary>As much of an HTTP/1.1 server as docs/protocol.md §6 asks for: Mono's own has no Unix sockets.</summary>
@@ -73,11 +81,13 @@ namespace Transship
         void Serve(Socket socket)
         {
             using (socket)
-            using (var stream = new BufferedStream(new NetworkStream(socket), 64 << 10))
+            using (var network = new NetworkStream(socket))
+            // Only for reading: the next request may be in it already while an answer is written.
+            using (var stream = new BufferedStream(network, 64 << 10))
             {
                 try
                 {
-                    while (ServeOne(socket, stream)) { }
+                    while (ServeOne(socket, network, stream)) { }
                 }
                 catch (IOException)
                 {
@@ -86,7 +96,7 @@ namespace Transship
             }
         }
 
-        bool ServeOne(Socket socket, Stream stream)
+        bool ServeOne(Socket socket, Stream network, Stream stream)
         {
             var line = ReadLine(stream);
             if (string.IsNullOrEmpty(line)) return false;
@@ -94,26 +104,27 @@ namespace Transship
             long length = 0;
             var isRight = words.Length == 3;
             var expects = false;
+            string contentType = null;
             while (!string.IsNullOrEmpty(line = ReadLine(stream)))
             {
                 var colon = line.IndexOf(':');
                 var name = colon < 0 ? "" : line.Substring(0, colon).Trim().ToLowerInvariant();
                 var value = line.Substring(colon + 1).Trim();
                 if (name == "content-length") isRight &= long.TryParse(value, NumberStyles.None, CultureInfo.InvariantCulture, out length);
+                if (name == "content-type") contentType = value;
                 // A body of pieces is not read.
                 if (name == "transfer-encoding") isRight = false;
                 if (name == "expect") expects = true;
             }
             if (!isRight || length > MaxBodyBytes)
             {
-                Reply(stream, 400, "{\"error\":{\"kind\":\"protocol_violation\",\"message\":\"a request needs a Content-Length of at most 1 GiB\"}}");
+                Reply(network, HttpReply.Json(400, "{\"error\":{\"kind\":\"protocol_violation\",\"message\":\"a request needs a Content-Length of at most 1 GiB\"}}"));
                 return false;
             }
             if (expects)
             {
                 var go = Encoding.ASCII.GetBytes("HTTP/1.1 100 Continue\r\n\r\n");
-                stream.Write(go, 0, go.Length);
-                stream.Flush();
+                network.Write(go, 0, go.Length);
             }
             var body = new byte[length];
             for (int read, at = 0; at < length; at += read)
@@ -124,9 +135,8 @@ namespace Transship
             Interlocked.Increment(ref running);
             try
             {
-                var request = new HttpRequest { Method = words[0], Path = words[1], Body = body, IsCancelled = () => HasGone(socket) };
-                var reply = answer(request);
-                Reply(stream, reply.Status, reply.Body);
+                var request = new HttpRequest { Method = words[0], Path = words[1], ContentType = contentType, Body = body, IsCancelled = () => HasGone(socket) };
+                Reply(network, answer(request));
             }
             catch (Cancelled)
             {
@@ -157,13 +167,14 @@ namespace Transship
             return null;
         }
 
-        static void Reply(Stream stream, int status, string body)
+        static void Reply(Stream stream, HttpReply reply)
         {
-            var bytes = Encoding.UTF8.GetBytes(body);
-            var head = Encoding.ASCII.GetBytes("HTTP/1.1 " + status + (status == 200 ? " OK" : " Error") + "\r\nContent-Type: application/json\r\nContent-Length: " + bytes.Length + "\r\n\r\n");
-            stream.Write(head, 0, head.Length);
+            var head = Encoding.ASCII.GetBytes("HTTP/1.1 " + reply.Status + (reply.Status == 200 ? " OK" : " Error") + "\r\nContent-Type: " + reply.ContentType + "\r\nContent-Length: " + reply.Body.Length + "\r\n\r\n");
+            // In one piece, so that a short body does not wait for the other side to have seen the head.
+            var bytes = new byte[head.Length + reply.Body.Length];
+            head.CopyTo(bytes, 0);
+            reply.Body.CopyTo(bytes, head.Length);
             stream.Write(bytes, 0, bytes.Length);
-            stream.Flush();
         }
     }
 

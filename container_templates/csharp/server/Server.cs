@@ -13,7 +13,7 @@ using Newtonsoft.Json.Linq;
 
 namespace Transship
 {
-    /// <summary>The JSON form of docs/protocol.md, §6 to §8.</summary>
+    /// <summary>The forms of docs/protocol.md §6 and §7 over HTTP.</summary>
     public static class Server
     {
         const string FunctionsPath = "/v1/functions/";
@@ -102,27 +102,28 @@ namespace Transship
         {
             try
             {
-                return new HttpReply { Status = 200, Body = Reply(request) };
+                return Reply(request);
             }
             catch (Exception cause) when (!(cause is Cancelled))
             {
                 var error = cause as CallError ?? CallError.Violation(cause.GetType().Name + ": " + cause.Message);
                 var status = error.Kind == "function_not_found" ? 404 : error.Kind == "protocol_violation" ? 400 : 500;
-                return new HttpReply { Status = status, Body = new JObject { { "error", error.ToWire() } }.ToString(Formatting.None) };
+                return HttpReply.Json(status, new JObject { { "error", error.ToWire() } }.ToString(Formatting.None));
             }
         }
 
-        static string Reply(HttpRequest request)
+        static HttpReply Reply(HttpRequest request)
         {
             if (request.Method == "GET" && request.Path == "/v1")
             {
-                var greeting = new JObject { { "protocol", 1 }, { "server", "transship-csharp/0.2.0" }, { "functions", new JArray(functions.Keys) }, { "transports", new JArray("json") } };
-                return greeting.ToString(Formatting.None);
+                var greeting = new JObject { { "protocol", 1 }, { "server", "transship-csharp/0.2.0" }, { "functions", new JArray(functions.Keys) }, { "transports", new JArray("json", "socket") } };
+                if (Environment.GetEnvironmentVariable("TRANSSHIP_SEGMENT_DIR") != null) ((JArray)greeting["transports"]).Add("shm");
+                return HttpReply.Json(200, greeting.ToString(Formatting.None));
             }
             if (request.Method == "DELETE" && request.Path.StartsWith(ExchangesPath, StringComparison.Ordinal))
             {
                 lock (exchanges) exchanges.Remove(request.Path.Substring(ExchangesPath.Length));
-                return "{}";
+                return HttpReply.Json(200, "{}");
             }
             var name = request.Path.StartsWith(FunctionsPath, StringComparison.Ordinal) ? Uri.UnescapeDataString(request.Path.Substring(FunctionsPath.Length)) : request.Path;
             Function function;
@@ -130,9 +131,15 @@ namespace Transship
             if (request.Method == "GET")
             {
                 var arguments = function.Arguments.Select(argument => new JObject { { "name", argument.Key }, { "type", argument.Value.Text } });
-                return new JObject { { "name", name }, { "kind", function.Kind }, { "arguments", new JArray(arguments) }, { "returns", function.Returns.Text } }.ToString(Formatting.None);
+                return HttpReply.Json(200, new JObject { { "name", name }, { "kind", function.Kind }, { "arguments", new JArray(arguments) }, { "returns", function.Returns.Text } }.ToString(Formatting.None));
             }
-            return Call(function, Parse(request.Body), request.IsCancelled);
+            if (request.ContentType != ColumnsRequest.ContentType) return HttpReply.Json(200, Call(function, Parse(request.Body), request.IsCancelled));
+            var inMemory = new ColumnsRequest(request.Body);
+            int rows, count;
+            long micros;
+            var columns = inMemory.Columns(function.CallTypes, out rows);
+            var results = JsonText.Parse("[" + Run(function, inMemory.Header, columns, rows, request.IsCancelled, out count, out micros) + "]");
+            return new HttpReply { Status = 200, ContentType = ColumnsRequest.ContentType, Body = inMemory.Reply(function.ReplyTypes, (JArray)results, count, micros) };
         }
 
         static JObject Parse(byte[] body)
@@ -159,21 +166,33 @@ namespace Transship
             var columns = given.Select(column => column as JArray).ToArray();
             if (columns.Length != function.ColumnCount) throw CallError.Violation(function.Name + " takes " + function.ColumnCount + " columns, not " + columns.Length);
             if (rows < 0 || columns.Any(column => column == null || column.Count != rows)) throw CallError.Violation("columns and rows do not match");
-            var number = call["batch"] == null ? 0 : (long)call["batch"];
+            int count;
+            long micros;
+            var reply = Run(function, call, columns, rows, isCancelled, out count, out micros);
+            return "{\"batch\":" + Number(call) + ",\"rows\":" + count + ",\"micros\":" + micros + ",\"columns\":[" + reply + "]}";
+        }
+
+        static long Number(JObject call)
+        {
+            return call["batch"] == null ? 0 : (long)call["batch"];
+        }
+
+        /// <summary>The reply's columns in JSON, its number of rows, and the microseconds that it took.</summary>
+        static StringBuilder Run(Function function, JObject call, JArray[] columns, int rows, Func<bool> isCancelled, out int count, out long micros)
+        {
             var watch = Stopwatch.StartNew();
             var reply = new StringBuilder();
-            int count;
             if (function.Kind == "aggregate")
             {
-                var groups = FindGroups(function, (string)call["exchange"], number);
+                var groups = FindGroups(function, (string)call["exchange"], Number(call));
                 lock (groups) count = groups.Answer(columns, rows, (string)call["step"], isCancelled, reply);
             }
             else
             {
                 count = function.Answer(columns, rows, isCancelled, reply);
             }
-            var micros = watch.ElapsedTicks * 1000000 / Stopwatch.Frequency;
-            return "{\"batch\":" + number + ",\"rows\":" + count + ",\"micros\":" + micros + ",\"columns\":[" + reply + "]}";
+            micros = watch.ElapsedTicks * 1000000 / Stopwatch.Frequency;
+            return reply;
         }
 
         static Groups FindGroups(Function function, string name, long number)
