@@ -126,6 +126,7 @@ impl Replica {
             flight: self.server.offers(TransportName::Flight).then(|| flight_endpoint(&self.socket_dir).to_string()),
             json: json_endpoint(&self.socket_dir).to_string(),
             columns: self.server.offers(TransportName::Socket),
+            pipelining: self.server.pipelining.unwrap_or(true),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }
     }

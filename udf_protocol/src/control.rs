@@ -157,6 +157,9 @@ pub struct LeaseInfo {
     /// Folder of the segments, if it takes those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<PathBuf>,
+    /// Whether it takes requests before the last one is answered.
+    #[serde(default)]
+    pub pipelining: bool,
 }
 
 impl LeaseInfo {
@@ -190,8 +193,10 @@ impl LeaseInfo {
     /// The form of columns over HTTP.
     pub fn form(&self, transport: TransportName) -> Form {
         match (transport, &self.segments) {
-            (TransportName::Shm, Some(directory)) => Form::Segments(directory.clone()),
-            (TransportName::Socket, _) => Form::Columns,
+            (TransportName::Shm, Some(directory)) => {
+                Form::Segments { directory: directory.clone(), pipelining: self.pipelining }
+            }
+            (TransportName::Socket, _) => Form::Columns { pipelining: Some(self.pipelining) },
             _ => Form::Json,
         }
     }

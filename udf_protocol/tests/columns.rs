@@ -155,7 +155,7 @@ impl Stage {
                         let response = if line.contains("report_failure") {
                             json!({"response": "fate", "fate": "exited with status 3"})
                         } else {
-                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments})
+                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true})
                         };
                         writeln!(stream, "{response}").unwrap();
                     }

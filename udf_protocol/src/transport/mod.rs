@@ -83,6 +83,9 @@ pub struct ServerInfo {
     /// Names of the transports it offers; none given means Flight and JSON.
     #[serde(default)]
     pub transports: Option<Vec<String>>,
+    /// Whether it takes requests on a connection before the last one is answered (§7); left out means yes.
+    #[serde(default)]
+    pub pipelining: Option<bool>,
 }
 
 impl ServerInfo {

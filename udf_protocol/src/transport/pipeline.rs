@@ -12,6 +12,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt;
 use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::sync::OnceCell;
 
 use super::http::{Http, Stream};
 use super::rest::error_of;
@@ -34,12 +35,19 @@ const MAX_HEADERS: usize = 64;
 pub(crate) struct Pipelines {
     /// Folder of the segments; none if columns go with the request.
     directory: Option<PathBuf>,
+    /// Whether the server takes requests before the last one is answered.
+    pipelining: OnceCell<bool>,
     idle: Mutex<Vec<Pipeline>>,
 }
 
 impl Pipelines {
-    pub(crate) fn new(directory: Option<PathBuf>) -> Pipelines {
-        Pipelines { directory, idle: Mutex::default() }
+    pub(crate) fn new(directory: Option<PathBuf>, pipelining: Option<bool>) -> Pipelines {
+        Pipelines { directory, pipelining: OnceCell::new_with(pipelining), idle: Mutex::default() }
+    }
+
+    /// Asks the server whether it pipelines, unless that is known.
+    pub(crate) async fn learn(&self, ask: impl AsyncFnOnce() -> Result<bool>) -> Result<()> {
+        self.pipelining.get_or_try_init(ask).await.map(drop)
     }
 
     /// Runs an exchange of a function at `path`. An aggregate function's is named `name`.
@@ -56,7 +64,13 @@ impl Pipelines {
             if error.is_retryable() { Error::connection_lost(&signature.function, error.message()) } else { error }
         };
         let mut pipeline = self.take(http).await.map_err(lost)?;
-        let call = PipelinedCall { signature, head: head_of(http, path), name, directory: self.directory.as_deref() };
+        let call = PipelinedCall {
+            signature,
+            head: head_of(http, path),
+            name,
+            directory: self.directory.as_deref(),
+            pipelining: self.pipelining.get() != Some(&false),
+        };
         call.run(&mut pipeline, outbox, inbox).await?;
         if pipeline.is_reusable {
             self.idle.lock().expect("no holder panics").push(pipeline);
@@ -123,6 +137,7 @@ struct PipelinedCall<'a> {
     head: Vec<u8>,
     name: &'a str,
     directory: Option<&'a Path>,
+    pipelining: bool,
 }
 
 /// A batch that was sent.
@@ -144,7 +159,7 @@ impl PipelinedCall<'_> {
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
             tokio::select! {
-                batch = outbox.next(), if is_open && sending.is_empty() => match batch {
+                batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch)),
                     None => is_open = false,
                 },

@@ -37,9 +37,17 @@ pub enum Form {
     /// As JSON.
     Json,
     /// As they lie in memory, in the body of the request.
-    Columns,
-    /// As they lie in memory, in segments in this folder.
-    Segments(PathBuf),
+    Columns {
+        /// Whether the server takes requests before the last one is answered; none if it has not been asked yet.
+        pipelining: Option<bool>,
+    },
+    /// As they lie in memory, in segments.
+    Segments {
+        /// Where these are.
+        directory: PathBuf,
+        /// As above.
+        pipelining: bool,
+    },
 }
 
 /// A function as `GET /v1/functions/NAME` describes it, `docs/protocol.md` §6.
@@ -77,8 +85,8 @@ impl Rest {
     pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form) -> Rest {
         let pipelines = match form {
             Form::Json => None,
-            Form::Columns => Some(Pipelines::new(None)),
-            Form::Segments(directory) => Some(Pipelines::new(Some(directory))),
+            Form::Columns { pipelining } => Some(Pipelines::new(None, pipelining)),
+            Form::Segments { directory, pipelining } => Some(Pipelines::new(Some(directory), Some(pipelining))),
         };
         Rest { http: Http::new(endpoint, credentials), pipelines }
     }
@@ -178,6 +186,8 @@ impl Rest {
         }
         if let Some(pipelines) = &self.pipelines {
             let exchange = random_name();
+            let ask = async || Ok(self.say_hello().await?.pipelining.unwrap_or(true));
+            pipelines.learn(ask).await?;
             pipelines.exchange(&self.http, &path_of(&signature.function), signature, &exchange, outbox, inbox).await?;
             if signature.kind == FunctionKind::Aggregate {
                 self.end_groups(&exchange).await;
