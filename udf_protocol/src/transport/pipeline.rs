@@ -46,8 +46,8 @@ impl Pipelines {
     }
 
     /// Asks the server whether it pipelines, unless that is known.
-    pub(crate) async fn learn(&self, ask: impl AsyncFnOnce() -> Result<bool>) -> Result<()> {
-        self.pipelining.get_or_try_init(ask).await.map(drop)
+    pub(crate) async fn learn(&self, ask: impl Future<Output = Result<bool>>) -> Result<()> {
+        self.pipelining.get_or_try_init(|| ask).await.map(drop)
     }
 
     /// Runs an exchange of a function at `path`. An aggregate function's is named `name`.

@@ -186,7 +186,7 @@ impl Rest {
         }
         if let Some(pipelines) = &self.pipelines {
             let exchange = random_name();
-            let ask = async || Ok(self.say_hello().await?.pipelining.unwrap_or(true));
+            let ask = async { Ok(self.say_hello().await?.pipelining.unwrap_or(true)) };
             pipelines.learn(ask).await?;
             pipelines.exchange(&self.http, &path_of(&signature.function), signature, &exchange, outbox, inbox).await?;
             if signature.kind == FunctionKind::Aggregate {
