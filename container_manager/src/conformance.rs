@@ -502,7 +502,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns);
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns { pipelining: None });
         let framed = |header: Value, data: &[u8]| {
             let header = header.to_string();
             let mut body = (header.len() as u32).to_le_bytes().to_vec();

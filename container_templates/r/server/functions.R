@@ -19,6 +19,7 @@ guarded <- function(row, expression) {
     error = function(e) call_error("user_code", conditionMessage(e), if (is.null(row)) NULL else row - 1, trace))
 }
 
+int4 <- list(type = "int4", text = "int4")
 int8 <- list(type = "int8", text = "int8")
 bytea <- list(type = "bytea", text = "bytea")
 
@@ -46,6 +47,7 @@ bind <- function(entry, target) {
   }
   types <- lapply(entry$arguments, function(argument) argument$type)
   entry$call_types <- if (entry$kind == "aggregate") c(list(int8), types, list(bytea)) else types
+  entry$reply_types <- switch(entry$kind, table = list(int4, entry$returns), aggregate = list(entry$returns, bytea), list(entry$returns))
   entry$target <- target
   entry
 }

@@ -1,9 +1,10 @@
-# Starts the server: main.R [serve | describe], the JSON form of docs/protocol.md §6 and §8.
+# Starts the server: main.R [serve | describe], the forms of docs/protocol.md §6 and §7 over HTTP.
 
 root <- Sys.getenv("TRANSSHIP_ROOT", "/opt/transship")
-for (file in c("values.R", "functions.R")) source(file.path(root, "server", file))
+for (file in c("values.R", "functions.R", "columns.R")) source(file.path(root, "server", file))
 
 exchange_idle_s <- 600
+transports <- c("json", "socket", if (Sys.getenv("TRANSSHIP_SEGMENT_DIR") != "") "shm")
 exchanges <- new.env()
 
 to_json <- function(value) as.character(jsonlite::toJSON(value, auto_unbox = TRUE, null = "null"))
@@ -28,7 +29,7 @@ find_groups <- function(request, entry) {
 reply_to <- function(functions, asked) {
   path <- asked$PATH_INFO
   if (asked$REQUEST_METHOD == "GET" && path == "/v1") {
-    return(to_json(list(protocol = 1, server = "transship-r/0.2.0", functions = I(names(functions)), transports = I("json"))))
+    return(to_json(list(protocol = 1, server = "transship-r/0.2.0", functions = I(names(functions)), transports = I(transports), pipelining = FALSE)))
   }
   if (asked$REQUEST_METHOD == "DELETE" && startsWith(path, "/v1/exchanges/")) {
     rm(list = intersect(sub("^/v1/exchanges/", "", path), ls(exchanges)), envir = exchanges)
@@ -39,20 +40,31 @@ reply_to <- function(functions, asked) {
     arguments <- lapply(entry$arguments, function(argument) list(name = argument$name, type = argument$type$text))
     return(to_json(list(name = entry$name, kind = entry$kind, arguments = arguments, returns = entry$returns$text)))
   }
+  if (identical(asked$CONTENT_TYPE, columns_type)) {
+    frame <- read_frame(asked$rook.input$read())
+    done <- run(entry, frame$header, memory_columns(entry, frame))
+    return(memory_reply(entry, frame, done$reply, done$micros))
+  }
   body <- rawToChar(asked$rook.input$read())
   Encoding(body) <- "UTF-8"
   request <- tryCatch(jsonlite::parse_json(body, bigint_as_char = TRUE), error = function(e) call_error("protocol_violation", paste("the request cannot be read:", conditionMessage(e))))
   if (!is.list(request) || is.null(names(request))) call_error("protocol_violation", "the request cannot be read: it is not an object")
-  columns <- read_columns(entry, request)
+  done <- run(entry, request, read_columns(entry, request))
+  texts <- vapply(done$reply, function(column) paste0("[", paste(column, collapse = ","), "]"), "")
+  sprintf("{\"batch\":%.0f,\"rows\":%d,\"micros\":%.0f,\"columns\":[%s]}", if (is.null(request$batch)) 0 else request$batch, length(done$reply[[1]]), done$micros, paste(texts, collapse = ","))
+}
+
+# The reply's columns, as JSON texts, and the microseconds that they took.
+run <- function(entry, request, columns) {
+  # What is wrong with them is not the handler's doing.
+  force(columns)
   start <- Sys.time()
   reply <- if (entry$kind == "aggregate") {
     answer_groups(find_groups(request, entry), columns, request$rows, request$step)
   } else {
     answer(entry, columns, request$rows)
   }
-  micros <- as.numeric(difftime(Sys.time(), start, units = "secs")) * 1e6
-  texts <- vapply(reply, function(column) paste0("[", paste(column, collapse = ","), "]"), "")
-  sprintf("{\"batch\":%.0f,\"rows\":%d,\"micros\":%.0f,\"columns\":[%s]}", if (is.null(request$batch)) 0 else request$batch, length(reply[[1]]), micros, paste(texts, collapse = ","))
+  list(reply = reply, micros = as.numeric(difftime(Sys.time(), start, units = "secs")) * 1e6)
 }
 
 respond <- function(functions, asked) {
@@ -63,7 +75,7 @@ respond <- function(functions, asked) {
     error <- list(kind = kind, message = conditionMessage(e), row = e$row, traceback = e$traceback)
     to_json(list(error = Filter(Negate(is.null), error)))
   })
-  list(status = status, headers = list("Content-Type" = "application/json"), body = body)
+  list(status = status, headers = list("Content-Type" = if (is.raw(body)) columns_type else "application/json"), body = body)
 }
 
 serve <- function(functions) {
