@@ -16,7 +16,7 @@ unix_socket_directories = '$PRIVATE/s'
 session_preload_libraries = 'transship'
 transship.manager_socket = '$TRANSSHIP_SOCKET'
 fsync = off
-shared_buffers = 256MB
+shared_buffers = 1GB
 max_wal_size = 4GB
 CONF
     fi

@@ -25,6 +25,9 @@ CREATE FUNCTION mine(x bigint) RETURNS bigint LANGUAGE container AS E'server = "
 RESET ROLE;
 ALTER SERVER scorer OPTIONS (SET endpoint 'nonsense');
 ALTER SERVER scorer OPTIONS (ADD password 'x');
+ALTER SERVER scorer OPTIONS (ADD proxy 'proxy:3128');
+ALTER SERVER scorer OPTIONS (ADD compression 'zip');
+ALTER SERVER scorer OPTIONS (ADD compression 'none');
 CREATE FOREIGN DATA WRAPPER other;
 CREATE SERVER elsewhere FOREIGN DATA WRAPPER other;
 SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS 'server = "elsewhere"'$$);

@@ -8,6 +8,9 @@ CREATE USER MAPPING FOR postgres SERVER secure OPTIONS (token 's3cret', certific
 SET check_function_bodies = off;
 CREATE FUNCTION secure_token(x bigint) RETURNS bigint LANGUAGE container AS E'server = "secure"\nfunction = "token_length"';
 SELECT secure_token(1), sum(secure_token(x)) FROM numbers WHERE x <= 10;
+-- Compressed, which gRPC's servers read by themselves.
+ALTER SERVER secure OPTIONS (ADD compression 'gzip');
+SELECT sum(secure_token(x)) FROM numbers;
 -- Without the client's certificate the server ends the connection; the words are those of the system.
 ALTER USER MAPPING FOR postgres SERVER secure OPTIONS (DROP certificate, DROP key);
 SELECT code, message FROM failure('SELECT secure_token(1)');

@@ -6,17 +6,16 @@ results replace the part of bench/README.md between the markers.
 """
 
 import datetime
+import importlib.util
 import io
 import os
 import pathlib
-import pickle
 import platform
 import statistics
 import sys
 import sysconfig
 import time
 
-import numpy
 import psycopg
 import pyarrow.csv
 
@@ -47,7 +46,8 @@ CREATE EXTENSION IF NOT EXISTS transship;
 CREATE EXTENSION IF NOT EXISTS plpython3u;
 DROP TABLE IF EXISTS bench_rows;
 SELECT setseed(0.5);
-CREATE TABLE bench_rows AS SELECT {", ".join(f"random() AS {name}" for name in COLUMNS)} FROM generate_series(1, {ROWS});
+CREATE TABLE bench_rows AS SELECT {", ".join(f"random() AS {name}" for name in COLUMNS)},
+  (random() * 999999)::bigint + 1 AS n, substr(md5(random()::text), 1, 20) AS t FROM generate_series(1, {ROWS});
 VACUUM ANALYZE bench_rows;
 CREATE OR REPLACE FUNCTION py_add_one(x float8) RETURNS float8 LANGUAGE plpython3u IMMUTABLE STRICT AS 'return x + 1';
 CREATE OR REPLACE FUNCTION py_add_one_array(x float8[]) RETURNS float8[] LANGUAGE plpython3u IMMUTABLE STRICT
@@ -60,39 +60,72 @@ CREATE OR REPLACE FUNCTION py_forest_array(x float8[]) RETURNS float8[] LANGUAGE
 {PRELUDE}
   return model.predict(numpy.array(x).reshape(-1, 28)).tolist()
 $$;
+CREATE OR REPLACE FUNCTION py_upper(t text) RETURNS text LANGUAGE plpython3u IMMUTABLE STRICT AS 'return t.upper()';
+CREATE OR REPLACE FUNCTION py_upper_array(t text[]) RETURNS text[] LANGUAGE plpython3u IMMUTABLE STRICT
+  AS 'return [v.upper() for v in t]';
+CREATE OR REPLACE FUNCTION py_factor(n bigint) RETURNS bigint LANGUAGE plpython3u IMMUTABLE STRICT PARALLEL SAFE AS $$
+  rest, largest, divisor = n, 1, 2
+  while divisor * divisor <= rest:
+      if rest % divisor:
+          divisor += 1
+      else:
+          largest, rest = divisor, rest // divisor
+  return max(largest, rest)
+$$;
+CREATE OR REPLACE FUNCTION upper_batch(t text) RETURNS text LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0" function = "upper"';
+CREATE OR REPLACE FUNCTION factor(n bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT PARALLEL SAFE COST 1000
+  AS 'image = "bench-overhead:1.0" function = "largest_prime_factor"';
 CREATE OR REPLACE FUNCTION add_one(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
 CREATE OR REPLACE FUNCTION add_one_batch(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
-CREATE OR REPLACE FUNCTION forest({ARGUMENTS}) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
+CREATE OR REPLACE FUNCTION forest({ARGUMENTS}) RETURNS float8 LANGUAGE container IMMUTABLE STRICT PARALLEL SAFE COST 1000 AS 'image = "bench-overhead:1.0"';
 """.replace("\n  ", "\n")
 
 
-def chunked(function, argument, width):
+def chunked(function, argument, result="sum(r)"):
     """The hand-made batch: rows in chunks of 10,000 as arrays, results unnested."""
-    return f"""SELECT sum(r) FROM (SELECT unnest({function}(array_agg({argument}))) AS r FROM
+    return f"""SELECT {result} FROM (SELECT unnest({function}(array_agg({argument}))) AS r FROM
         (SELECT *, row_number() OVER () / 10000 AS chunk FROM bench_rows) s GROUP BY chunk) t"""
 
 
 SHM, FLIGHT, SOCKET, JSON = (f"SET transship.transport = {name}" for name in ("shm", "flight", "socket", "json"))
 
+# A process per worker, and none for the leader: one for each core here.
+WORKERS = "; ".join([
+    "SET max_parallel_workers_per_gather = 2", "SET parallel_leader_participation = off", "SET parallel_setup_cost = 0",
+    "SET parallel_tuple_cost = 0", "SET min_parallel_table_scan_size = 0",
+])  # fmt: skip
+
 
 class Floor:
-    """The forest in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
+    """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
 
-    def __init__(self):
-        self.model = self.batches = None
+    def __init__(self, columns, work):
+        self.columns, self.work, self.batches = columns, work, None
 
     def load(self):
-        self.model = pickle.loads((HERE / "image/model.pkl").read_bytes())
-        with psycopg.connect("") as connection, connection.cursor().copy(f"COPY (SELECT {LIST} FROM bench_rows) TO STDOUT (FORMAT csv)") as copy:
+        query = f"COPY (SELECT {', '.join(self.columns)} FROM bench_rows) TO STDOUT (FORMAT csv)"
+        with psycopg.connect("") as connection, connection.cursor().copy(query) as copy:
             text = io.BytesIO(b"".join(copy))
-        options = pyarrow.csv.ReadOptions(column_names=COLUMNS)
+        options = pyarrow.csv.ReadOptions(column_names=self.columns)
         self.batches = pyarrow.csv.read_csv(text, options).combine_chunks().to_batches(max_chunksize=10_000)
 
     def __call__(self):
-        return float(sum(self.model.predict(numpy.column_stack(batch.columns)).sum() for batch in self.batches))
+        return float(sum(self.work(batch) for batch in self.batches))
 
 
-FLOOR = Floor()
+def handler():
+    """The image's own functions."""
+    path = HERE / "image/handler.py"
+    spec = importlib.util.spec_from_file_location("handler", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HANDLER = handler()
+FOREST_FLOOR = Floor(COLUMNS, lambda batch: HANDLER.forest(*(column.to_numpy() for column in batch.columns)).sum())
+FACTOR_FLOOR = Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist())))
+PLAIN = "plain Python, no engine, no container"
 # UDF -> [(contender, setting, query or Python, factor by which its time is multiplied)]; the first is the baseline.
 CONTENDERS = {
     "x + 1": [
@@ -104,18 +137,35 @@ CONTENDERS = {
         ("container, JSON, handler per batch", JSON, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
         ("SQL expression", SHM, "SELECT sum(f0 + 1) FROM bench_rows", 1),
         ("PL/Python per row", SHM, "SELECT sum(py_add_one(f0)) FROM bench_rows", 1),
-        ("PL/Python by hand in arrays", SHM, chunked("py_add_one_array", "f0", 1), 1),
+        ("PL/Python by hand in arrays", SHM, chunked("py_add_one_array", "f0"), 1),
+    ],
+    "upper(text), 20 characters": [
+        ("container, shared memory, handler per batch", SHM, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
+        ("container, Flight, handler per batch", FLIGHT, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
+        ("container, JSON, handler per batch", JSON, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
+        ("SQL's own upper", SHM, "SELECT sum(length(upper(t))) FROM bench_rows", 1),
+        ("PL/Python per row", SHM, "SELECT sum(length(py_upper(t))) FROM bench_rows", 1),
+        ("PL/Python by hand in arrays", SHM, chunked("py_upper_array", "t", "sum(length(r))"), 1),
     ],
     "random forest, 10 trees, 28 inputs": [
         ("container, shared memory", SHM, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
+        (PLAIN, None, FOREST_FLOOR, 1),
+        ("container, shared memory, two workers and replicas", f"{SHM}; {WORKERS}", f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
         ("container, Flight", FLIGHT, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
         ("container, columns over a socket", SOCKET, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
         ("container, JSON", JSON, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("plain Python, no engine, no container", None, FLOOR, 1),
         ("SQL: sum of the 28 inputs (no forest)", SHM, f"SELECT sum({' + '.join(COLUMNS)}) FROM bench_rows", 1),
         (f"PL/Python per row (on {FOREST_ROW_SAMPLE:,} rows, scaled)", SHM,
          f"SELECT sum(py_forest({LIST})) FROM (SELECT * FROM bench_rows LIMIT {FOREST_ROW_SAMPLE}) s", ROWS / FOREST_ROW_SAMPLE),
-        ("PL/Python by hand in arrays", SHM, chunked("py_forest_array", f"ARRAY[{LIST}]", 28), 1),
+        ("PL/Python by hand in arrays", SHM, chunked("py_forest_array", f"ARRAY[{LIST}]"), 1),
+    ],
+    "largest prime factor, handler per row": [
+        ("container, shared memory", SHM, "SELECT sum(factor(n)) FROM bench_rows", 1),
+        (PLAIN, None, FACTOR_FLOOR, 1),
+        ("container, shared memory, two workers and replicas", f"{SHM}; {WORKERS}", "SELECT sum(factor(n)) FROM bench_rows", 1),
+        ("container, Flight", FLIGHT, "SELECT sum(factor(n)) FROM bench_rows", 1),
+        ("PL/Python per row", SHM, "SELECT sum(py_factor(n)) FROM bench_rows", 1),
+        ("PL/Python per row, two workers", f"{SHM}; {WORKERS}", "SELECT sum(py_factor(n)) FROM bench_rows", 1),
     ],
 }  # fmt: skip
 
@@ -131,19 +181,20 @@ def measure(contenders):
         if setting:
             connection.execute(setting)
         connections.append(connection)
-    if any(query is FLOOR for _, _, query, _ in contenders):
-        FLOOR.load()
+    for _, _, query, _ in contenders:
+        if isinstance(query, Floor):
+            query.load()
     seconds = [[] for _ in contenders]
     sums = {}
     for round_number in range(ROUNDS + 1):
         for i, (name, _, query, factor) in enumerate(contenders):
             start = time.perf_counter()
-            value = query() if callable(query) else connections[i].execute(query).fetchone()[0]
+            value = query() if isinstance(query, Floor) else connections[i].execute(query).fetchone()[0]
             elapsed = (time.perf_counter() - start) * factor
             if round_number:
                 seconds[i].append(elapsed)
             if factor == 1 and "no forest" not in name:
-                sums[name] = value
+                sums[name] = float(value)
     expected = next(iter(sums.values()))
     for name, value in sums.items():
         # The order of addition differs, so the last digits may.
@@ -169,7 +220,7 @@ def main():
         version = connection.execute("SHOW server_version").fetchone()[0].split()[0]
     parts = [
         f"{datetime.date.today()}, {ROWS:,} rows, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, "
-        f"Linux {platform.release()}, PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers."
+        f"Linux {platform.release()}, PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers but where it is said."
     ]
     for udf, contenders in CONTENDERS.items():
         print(f"==> {udf}", file=sys.stderr)

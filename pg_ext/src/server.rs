@@ -1,4 +1,4 @@
-//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ..., dialect ..., ca ...)`,
+//! Servers that run elsewhere: `CREATE SERVER ... FOREIGN DATA WRAPPER transship OPTIONS (endpoint ..., dialect ..., ca ..., ...)`,
 //! and what they ask for: `CREATE USER MAPPING ... OPTIONS (token ..., headers ..., certificate ..., key ...)`. So that no secret stands in a
 //! function's body. Certificates and keys are given as text, in PEM: no option names a file of the server's.
 
@@ -8,7 +8,7 @@ use pgrx::{pg_guard, pg_sys};
 use udf_protocol::dialect::Dialect;
 use udf_protocol::dispatch::Target;
 use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
-use udf_protocol::transport::{Credentials, Remote, Token};
+use udf_protocol::transport::{Credentials, Proxy, Remote, Token};
 use udf_protocol::{Error, Result};
 
 use crate::pg::{catalog, list};
@@ -51,6 +51,12 @@ pub fn target(name: &str) -> Result<Target> {
             authorities: option((*server).options, "ca").map(|pem| Authorities::from_pem(&pem)).transpose()?,
             identity,
             headers: of_user("headers").map(|lines| Headers::new(&lines)).transpose()?.unwrap_or_default(),
+            proxy: of_user("proxy")
+                .or_else(|| option((*server).options, "proxy"))
+                .map(|text| Proxy::new(&text))
+                .transpose()?,
+            compression: option((*server).options, "compression").map(|name| compression(&name)).transpose()?
+                == Some(true),
         };
         Ok(Target::Remote { remote: remote(name)?, credentials })
     }
@@ -83,6 +89,16 @@ fn any_dialect(address: &str) -> Dialect {
     }
 }
 
+/// Whether that is a compression, and not none.
+fn compression(name: &str) -> Result<bool> {
+    match name {
+        "gzip" => Ok(true),
+        "none" => Ok(false),
+        _ => Err(Error::invalid_definition(format!("unrecognized compression \"{name}\""))
+            .with_hint("A compression is gzip or none.")),
+    }
+}
+
 /// # Safety
 /// `options` is a list of DefElems with string values.
 unsafe fn option(options: *mut pg_sys::List, name: &str) -> Option<String> {
@@ -102,8 +118,8 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
         let arguments = (*fcinfo).args.as_slice(2);
         let catalog = pg_sys::Oid::from(arguments[1].value.value() as u32);
         let known: &[&str] = match catalog {
-            pg_sys::ForeignServerRelationId => &["endpoint", "dialect", "ca"],
-            pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key"],
+            pg_sys::ForeignServerRelationId => &["endpoint", "dialect", "ca", "proxy", "compression"],
+            pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key", "proxy"],
             _ => &[],
         };
         for element in list::elements::<pg_sys::DefElem>(pg_sys::untransformRelOptions(arguments[0].value)) {
@@ -126,6 +142,8 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
                 "dialect" => Dialect::from_name(&value).map(drop),
                 "headers" => Headers::new(&value).map(drop),
                 "token" => Token::new(&value).map(drop),
+                "proxy" => Proxy::new(&value).map(drop),
+                "compression" => compression(&value).map(drop),
                 // A key is looked at together with its certificate, when it is used.
                 "key" => Ok(()),
                 _ => Authorities::from_pem(&value).map(drop),

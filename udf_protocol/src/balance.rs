@@ -69,8 +69,8 @@ impl Balance {
         lost.insert(endpoint.clone(), Loss { times, until: Instant::now() + span });
     }
 
-    /// The addresses that a name stands for. Under TLS the name itself is kept, since the server must prove it; connecting
-    /// then tries each address.
+    /// The addresses that a name stands for. Under TLS the name itself is kept, since the server must prove it; its
+    /// addresses take turns when a connection is made.
     async fn addresses(&self, endpoint: &Endpoint) -> Vec<Endpoint> {
         let make = match endpoint {
             Endpoint::FlightTcp(_) => Endpoint::FlightTcp,

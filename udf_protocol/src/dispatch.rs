@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use crate::balance::Balance;
 use crate::control::Lease;
+use crate::dialect::Dialect;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
@@ -175,6 +176,18 @@ impl Connections {
             )
         })??;
         let Reached { endpoint, name, transport, lease } = reached;
+        // What must not be sent twice is sent to a server that is there.
+        if let Target::Remote { remote, .. } = &call.target
+            && call.volatility == Volatility::Volatile
+            && remote.endpoints.len() > 1
+            && remote.dialect() == Dialect::Transship
+            && let Err(error) = transport.hello().await
+            && error.is_retryable()
+        {
+            self.balance.note_loss(&endpoint);
+            self.forget(&call.target, &endpoint);
+            return Err(error);
+        }
         inbox.deliver(Ok(Event::Reached(name)));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {

@@ -15,5 +15,19 @@ def add_one_batch(x):
     return pyarrow.compute.add(x, 1)
 
 
+def upper(t):
+    return pyarrow.compute.utf8_upper(t)
+
+
+def largest_prime_factor(n: int) -> int:
+    largest, divisor = 1, 2
+    while divisor * divisor <= n:
+        if n % divisor:
+            divisor += 1
+        else:
+            largest, n = divisor, n // divisor
+    return max(largest, n)
+
+
 def forest(*columns):
     return _model.predict(numpy.column_stack(columns))

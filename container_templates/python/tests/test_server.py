@@ -1,5 +1,6 @@
 """The two forms of docs/protocol.md, as a client sees them."""
 
+import gzip
 import http.client
 import json
 import os
@@ -104,6 +105,17 @@ def test_json_call(http_address):
     status, answer = request(http_address, "POST", "/v1/functions/add", body)
     assert status == 200 and answer.pop("micros") >= 0
     assert answer == {"batch": 4, "rows": 2, "columns": [["9007199254740994", None]]}
+
+
+def test_long_answers_are_compressed_for_those_who_can_read_them(http_address):
+    body = json.dumps({"rows": 5000, "columns": [[1] * 5000, [2] * 5000]})
+    connection = http.client.HTTPConnection(*http_address)
+    connection.request("POST", "/v1/functions/add", body, {"Accept-Encoding": "gzip"})
+    response = connection.getresponse()
+    packed = response.read()
+    assert response.headers["Content-Encoding"] == "gzip" and len(packed) < 2000
+    assert json.loads(gzip.decompress(packed))["columns"] == [[3] * 5000]
+    assert request(http_address, "POST", "/v1/functions/add", body)[1]["columns"] == [[3] * 5000]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The forms of docs/protocol.md §6 and §7, over HTTP/1.1 on a TCP or a Unix socket."""
 
+import gzip
 import http.server
 import json
 import os
@@ -24,6 +25,8 @@ _MAX_BODY_BYTES = 1 << 30
 _EXCHANGE_IDLE_S = 600
 # How long calls may still run when the server is asked to end.
 _STOP_PATIENCE_S = 10
+# Shorter answers are not worth the time.
+_LEAST_GZIP_BYTES = 1024
 _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 
@@ -143,6 +146,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _send(self, status, content_type, payload):
         self.send_response_only(status)
         self.send_header("Content-Type", content_type)
+        if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
+            payload = gzip.compress(payload, 1)
+            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Length", str(len(payload)))
         # The header and a short body travel together.
         self._headers_buffer.append(b"\r\n")

@@ -1,4 +1,4 @@
-//! What a client shows to a server, and what it wants to see of the server: a token, certificates.
+//! What a client shows to a server, and what it wants to see of the server: a token, certificates; and the way there.
 
 use std::hash::{Hash, Hasher};
 
@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::tcp::Proxy;
 use crate::error::{Error, Result};
 
 /// What one user has for one server.
@@ -19,6 +20,10 @@ pub struct Credentials {
     pub identity: Option<Identity>,
     /// Headers that are sent with each request, such as an API key's.
     pub headers: Headers,
+    /// The proxy through which it is reached over TCP.
+    pub proxy: Option<Proxy>,
+    /// Whether Flight's messages and JSON's replies are compressed (gzip).
+    pub compression: bool,
 }
 
 impl Credentials {

@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_flight::flight_service_client::FlightServiceClient;
@@ -14,12 +15,14 @@ use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
+use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
+use super::tcp::Tcp;
 use super::tls::Tls;
 use super::{
     CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply,
@@ -37,12 +40,19 @@ use crate::transport::check_reply;
 /// while the one before is still being read.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 
+/// Between two questions whether a server is still there, while it is busy. gRPC's servers take a client that asks more often
+/// than every five minutes for a nuisance.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(330);
+/// Longest wait for the answer to that.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// A Flight server.
 #[derive(Debug)]
 pub struct Flight {
     endpoint: Endpoint,
     channel: Channel,
     secrets: Secrets,
+    compression: bool,
     /// Whether the server may be one that does not speak this protocol.
     may_be_foreign: bool,
     /// The protocol's version that the server said, once it was asked.
@@ -111,7 +121,8 @@ impl Flight {
             .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(STREAM_WINDOW_BYTES)
-            .tcp_nodelay(true);
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
         let channel = match &endpoint {
             Endpoint::FlightUnix(path) => {
                 let path = path.clone();
@@ -127,21 +138,33 @@ impl Flight {
                     async move { tls.connect().await.map(TokioIo::new) }
                 }))
             }
+            Endpoint::FlightTcp(authority) => {
+                let tcp = Tcp::new(authority, credentials);
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let tcp = tcp.clone();
+                    async move { tcp.connect().await.map(TokioIo::new) }
+                }))
+            }
             _ => builder.connect_lazy(),
         };
         Flight {
             endpoint,
             channel,
             secrets: Secrets(MetadataMap::from_headers(credentials.headers())),
+            compression: credentials.compression,
             may_be_foreign: false,
             protocol: OnceCell::new(),
         }
     }
 
     pub(super) fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
-        FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
+        let client = FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
-            .max_encoding_message_size(usize::MAX)
+            .max_encoding_message_size(usize::MAX);
+        if !self.compression {
+            return client;
+        }
+        client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip)
     }
 
     async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {

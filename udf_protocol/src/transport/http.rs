@@ -3,19 +3,21 @@
 //! It answers one request per connection at a time, so each batch in flight has a connection; connections are kept and
 //! used again.
 
+use std::io::Read;
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode, header};
+use flate2::read::MultiGzDecoder;
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
+use super::tcp::Tcp;
 use super::tls::Tls;
 use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, connect_unix, innermost};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// A connection, of whatever kind.
 pub(crate) type Stream = Box<dyn ReadWrite>;
@@ -32,6 +34,9 @@ pub(crate) struct Http {
     secrets: HeaderMap,
     /// For an endpoint that is reached over TLS.
     tls: Option<Tls>,
+    /// For one that is reached over TCP without it.
+    tcp: Option<Tcp>,
+    accepts_gzip: bool,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -49,7 +54,12 @@ impl Http {
             Endpoint::JsonTls(authority) => Some(Tls::new(authority, credentials, "http/1.1")),
             _ => None,
         };
-        Http { endpoint, secrets: credentials.headers(), tls, idle: Mutex::new(Vec::new()) }
+        let tcp = match &endpoint {
+            Endpoint::JsonTcp(authority) => Some(Tcp::new(authority, credentials)),
+            _ => None,
+        };
+        let accepts_gzip = credentials.compression;
+        Http { endpoint, secrets: credentials.headers(), tls, tcp, accepts_gzip, idle: Mutex::new(Vec::new()) }
     }
 
     /// Where the server listens.
@@ -60,17 +70,11 @@ impl Http {
     /// Connects to the server.
     pub(crate) async fn open(&self) -> Result<Stream> {
         let unreachable = |cause: std::io::Error| Error::unreachable(&self.endpoint.to_string(), cause);
-        Ok(match &self.endpoint {
-            Endpoint::JsonUnix(path) => Box::new(connect_unix(path).await.map_err(unreachable)?),
-            Endpoint::JsonTcp(authority) => {
-                let stream = TcpStream::connect(authority).await.map_err(unreachable)?;
-                stream.set_nodelay(true).map_err(unreachable)?;
-                Box::new(stream)
-            }
-            _ => match &self.tls {
-                Some(tls) => Box::new(tls.connect().await.map_err(unreachable)?),
-                None => return Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
-            },
+        Ok(match (&self.endpoint, &self.tcp, &self.tls) {
+            (Endpoint::JsonUnix(path), ..) => Box::new(connect_unix(path).await.map_err(unreachable)?),
+            (_, Some(tcp), _) => Box::new(tcp.connect().await.map_err(unreachable)?),
+            (_, _, Some(tls)) => Box::new(tls.connect().await.map_err(unreachable)?),
+            _ => return Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),
         })
     }
 
@@ -123,6 +127,9 @@ impl Http {
         // These replace what is there already.
         request.headers_mut().extend(headers);
         request.headers_mut().extend(self.secrets.clone());
+        if self.accepts_gzip {
+            request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+        }
         let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
         let kept = loop {
             let kept = self.idle.lock().expect("no holder panics").pop();
@@ -138,6 +145,7 @@ impl Http {
         connection.ready().await.map_err(lost)?;
         let response = connection.send_request(request).await.map_err(lost)?;
         let status = response.status();
+        let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
         let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
             .collect()
             .await
@@ -146,6 +154,20 @@ impl Http {
         if !connection.is_closed() {
             self.idle.lock().expect("no holder panics").push(connection);
         }
+        let body = if is_gzip && self.accepts_gzip { unpack(&body)? } else { body };
         Ok(Answer { status, body })
     }
+}
+
+/// A body without its compression. It may not be larger than any other.
+fn unpack(body: &[u8]) -> Result<Bytes> {
+    let mut unpacked = Vec::new();
+    let limit = MAX_MESSAGE_BYTES as u64 + 1;
+    let read = MultiGzDecoder::new(body).take(limit).read_to_end(&mut unpacked);
+    let fact = match read {
+        Ok(size) if size as u64 == limit => "It is larger than 1 GiB.".to_string(),
+        Ok(_) => return Ok(unpacked.into()),
+        Err(cause) => format!("It cannot be unpacked: {cause}."),
+    };
+    Err(Error::new(Kind::ProtocolViolation, "a compressed answer of a server cannot be read").with_detail(fact))
 }

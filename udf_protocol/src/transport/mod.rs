@@ -10,6 +10,7 @@ mod put_get;
 mod remote;
 pub mod rest;
 mod segment;
+mod tcp;
 mod tls;
 
 use std::collections::VecDeque;
@@ -38,6 +39,7 @@ pub use credentials::{Credentials, Token};
 pub use pipeline::COLUMNS;
 pub use remote::Remote;
 pub use rest::Form;
+pub use tcp::Proxy;
 
 /// Version of `docs/protocol.md` that this crate speaks.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -11,12 +11,12 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::credentials::Credentials;
+use super::tcp::Tcp;
 
 /// How to reach one server.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// Host and port.
-    authority: String,
+    tcp: Tcp,
     /// What is wrong with the credentials is said when they are used.
     config: std::result::Result<Arc<ClientConfig>, String>,
 }
@@ -25,24 +25,22 @@ impl Tls {
     /// TLS with the server at `authority`, which must speak `protocol` (ALPN, RFC 7301).
     pub(crate) fn new(authority: &str, credentials: &Credentials, protocol: &str) -> Tls {
         let config = client_config(credentials, protocol).map(Arc::new);
-        Tls { authority: authority.to_string(), config }
+        Tls { tcp: Tcp::new(authority, credentials), config }
     }
 
     /// Connects, and checks that the server is who it should be.
     pub(crate) async fn connect(&self) -> io::Result<TlsStream<TcpStream>> {
         let config = self.config.clone().map_err(io::Error::other)?;
-        let host = http::uri::Authority::try_from(self.authority.as_str()).map_err(io::Error::other)?;
+        let host = http::uri::Authority::try_from(self.tcp.authority()).map_err(io::Error::other)?;
         let host = host.host().trim_start_matches('[').trim_end_matches(']').to_string();
         let name = ServerName::try_from(host).map_err(io::Error::other)?;
-        let stream = TcpStream::connect(&self.authority).await?;
-        stream.set_nodelay(true)?;
-        TlsConnector::from(config).connect(name, stream).await
+        TlsConnector::from(config).connect(name, self.tcp.connect().await?).await
     }
 }
 
 impl std::fmt::Debug for Tls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tls").field("authority", &self.authority).finish_non_exhaustive()
+        f.debug_struct("Tls").field("tcp", &self.tcp).finish_non_exhaustive()
     }
 }
 

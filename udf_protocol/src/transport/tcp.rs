@@ -1,0 +1,148 @@
+//! A TCP connection to a server, straight or through a proxy.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base64::Engine as _;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, lookup_host};
+
+use super::credentials::Credentials;
+use super::{CONNECT_TIMEOUT, host_and_port};
+use crate::error::{Error, Result};
+
+/// Silence after which the kernel asks whether the other side is still there, and how often: what lies between forgets
+/// connections that are silent for longer.
+const KEEPALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15)).with_retries(4);
+
+/// Longest answer of a proxy, in bytes.
+const MAX_ANSWER_BYTES: usize = 8 << 10;
+
+/// An HTTP proxy that makes tunnels (CONNECT, RFC 9110 §9.3.6).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Proxy {
+    authority: String,
+    /// User and password.
+    login: Option<String>,
+}
+
+impl Proxy {
+    /// Reads `http://host:port` or `http://user:password@host:port`.
+    pub fn new(text: &str) -> Result<Proxy> {
+        let refuse = || {
+            Error::invalid_definition("invalid proxy")
+                .with_hint("A proxy is http://host:port, or http://user:password@host:port.")
+        };
+        let rest = text.trim().strip_prefix("http://").ok_or_else(refuse)?;
+        let (login, authority) = match rest.rsplit_once('@') {
+            Some((login, authority)) => (Some(login.to_string()), authority),
+            None => (None, rest),
+        };
+        Ok(Proxy { authority: host_and_port(text, authority).map_err(|_| refuse())?, login })
+    }
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proxy").field("authority", &self.authority).finish_non_exhaustive()
+    }
+}
+
+/// How to reach one server.
+#[derive(Debug, Clone)]
+pub(crate) struct Tcp {
+    /// Host and port.
+    authority: String,
+    proxy: Option<Proxy>,
+}
+
+impl Tcp {
+    /// The way to the server at `authority`.
+    pub(crate) fn new(authority: &str, credentials: &Credentials) -> Tcp {
+        Tcp { authority: authority.to_string(), proxy: credentials.proxy.clone() }
+    }
+
+    /// Host and port of the server.
+    pub(crate) fn authority(&self) -> &str {
+        &self.authority
+    }
+
+    /// Connects. The addresses of a name take turns, and those that do not answer leave theirs to the next.
+    pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
+        let connecting = async {
+            let Some(proxy) = &self.proxy else { return open(&self.authority).await };
+            let mut stream =
+                open(&proxy.authority).await.map_err(|cause| explain("could not reach the proxy", cause))?;
+            self.make_tunnel(&mut stream, proxy).await.map_err(|cause| explain("the proxy refused", cause))?;
+            Ok(stream)
+        };
+        tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    async fn make_tunnel(&self, stream: &mut TcpStream, proxy: &Proxy) -> io::Result<()> {
+        let login = proxy.login.as_ref().map(|login| base64::engine::general_purpose::STANDARD.encode(login));
+        let login = login.map(|login| format!("Proxy-Authorization: Basic {login}\r\n")).unwrap_or_default();
+        let authority = &self.authority;
+        let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{login}\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        // Byte by byte, since what follows is the server's.
+        while !answer.ends_with(b"\r\n\r\n") {
+            if answer.len() == MAX_ANSWER_BYTES {
+                return Err(io::Error::other("its answer is too long"));
+            }
+            answer.push(stream.read_u8().await?);
+        }
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut parsed = httparse::Response::new(&mut headers);
+        parsed.parse(&answer).map_err(io::Error::other)?;
+        match parsed.code {
+            Some(200..=299) => Ok(()),
+            code => Err(io::Error::other(format!("it answered with HTTP status {}", code.unwrap_or_default()))),
+        }
+    }
+}
+
+async fn open(authority: &str) -> io::Result<TcpStream> {
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    let mut addresses: Vec<_> = lookup_host(authority).await?.collect();
+    if !addresses.is_empty() {
+        // Processes begin anywhere, so that they do not all begin with the same server.
+        let turn = TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id() as usize);
+        let first = turn % addresses.len();
+        addresses.rotate_left(first);
+    }
+    let mut outcome = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    for address in addresses {
+        outcome = TcpStream::connect(address).await;
+        if let Ok(stream) = &outcome {
+            stream.set_nodelay(true)?;
+            SockRef::from(stream).set_tcp_keepalive(&KEEPALIVE)?;
+            break;
+        }
+    }
+    outcome
+}
+
+fn explain(what: &str, cause: io::Error) -> io::Error {
+    io::Error::new(cause.kind(), format!("{what}: {cause}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_read_and_do_not_show_their_passwords() {
+        let proxy = Proxy::new(" http://me:s3cret@proxy.example:3128 ").unwrap();
+        assert_eq!((proxy.authority.as_str(), proxy.login.as_deref()), ("proxy.example:3128", Some("me:s3cret")));
+        assert!(!format!("{proxy:?}").contains("s3cret"));
+        assert_eq!(Proxy::new("http://[::1]:80").unwrap().login, None);
+        for text in ["proxy:3128", "https://proxy:3128", "http://proxy", "http://:1", ""] {
+            assert!(Proxy::new(text).is_err(), "{text}");
+        }
+    }
+}
