@@ -13,7 +13,7 @@ import urllib.parse
 
 import pyarrow as pa
 
-from . import columns, dialects, types
+from . import columns, dialects, json_columns, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -76,8 +76,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 request.write(reply, function.reply_columns)
                 del reply
                 return self._send(200, columns.CONTENT_TYPE, request.body(micros))
-            body = _read_request(body)
-            reply, micros = self._call(function, body, _read_batch(function, body))
+            body, batch = json_columns.read(function, body) or (body, None)
+            if batch is None:
+                body = _read_request(body)
+                batch = _read_batch(function, body)
+            reply, micros = self._call(function, body, batch)
             encoded = zip(function.reply_columns, reply.columns)
             encoded = [types.encode_json(entry, column) for (_, entry), column in encoded]
         except CallError as error:

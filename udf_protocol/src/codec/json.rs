@@ -63,7 +63,60 @@ pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> 
 
 /// Writes one column as a JSON array. The array has the Arrow type of `ty`.
 pub fn encode_column(out: &mut String, ty: &Type, column: &ArrayRef) {
-    encode_values(out, ty, column, 0..column.len());
+    match ty {
+        // Of numbers there may be many, so their type is looked at once.
+        Type::Int2 => encode_numbers(out, column.as_primitive::<Int16Type>(), |out, value| {
+            out.push_str(itoa::Buffer::new().format(value));
+        }),
+        Type::Int4 => encode_numbers(out, column.as_primitive::<Int32Type>(), |out, value| {
+            out.push_str(itoa::Buffer::new().format(value));
+        }),
+        Type::Int8 => encode_numbers(out, column.as_primitive::<Int64Type>(), encode_int8),
+        Type::Float4 => encode_numbers(out, column.as_primitive::<Float32Type>(), encode_float4),
+        Type::Float8 => encode_numbers(out, column.as_primitive::<Float64Type>(), encode_float8),
+        _ => encode_values(out, ty, column, 0..column.len()),
+    }
+}
+
+fn encode_numbers<T: ArrowPrimitiveType>(
+    out: &mut String,
+    column: &PrimitiveArray<T>,
+    encode: impl Fn(&mut String, T::Native),
+) {
+    out.push('[');
+    for (row, value) in column.values().iter().enumerate() {
+        if row > 0 {
+            out.push(',');
+        }
+        if column.is_null(row) {
+            out.push_str("null");
+        } else {
+            encode(out, *value);
+        }
+    }
+    out.push(']');
+}
+
+fn encode_int8(out: &mut String, value: i64) {
+    let quote = if (-MAX_SAFE_INTEGER..=MAX_SAFE_INTEGER).contains(&value) { "" } else { "\"" };
+    out.push_str(quote);
+    out.push_str(itoa::Buffer::new().format(value));
+    out.push_str(quote);
+}
+
+fn encode_float4(out: &mut String, value: f32) {
+    // The shortest text that reads back as the same number, with ".0" or an exponent.
+    match value.is_finite() {
+        true => out.push_str(ryu::Buffer::new().format_finite(value)),
+        false => out.push_str(non_finite(f64::from(value))),
+    }
+}
+
+fn encode_float8(out: &mut String, value: f64) {
+    match value.is_finite() {
+        true => out.push_str(ryu::Buffer::new().format_finite(value)),
+        false => out.push_str(non_finite(value)),
+    }
 }
 
 fn encode_values(out: &mut String, ty: &Type, column: &ArrayRef, rows: std::ops::Range<usize>) {
@@ -94,22 +147,17 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
         Type::Int2 => write!(out, "{}", column.as_primitive::<Int16Type>().value(row)),
         Type::Int4 => write!(out, "{}", column.as_primitive::<Int32Type>().value(row)),
         Type::Int8 => {
-            let value = column.as_primitive::<Int64Type>().value(row);
-            if (-MAX_SAFE_INTEGER..=MAX_SAFE_INTEGER).contains(&value) {
-                write!(out, "{value}")
-            } else {
-                write!(out, "\"{value}\"")
-            }
+            encode_int8(out, column.as_primitive::<Int64Type>().value(row));
+            Ok(())
         }
-        Type::Float4 => match column.as_primitive::<Float32Type>().value(row) {
-            // {:?} is the shortest text that reads back as the same number, with ".0" or an exponent.
-            value if value.is_finite() => write!(out, "{value:?}"),
-            value => write!(out, "{}", non_finite(f64::from(value))),
-        },
-        Type::Float8 => match column.as_primitive::<Float64Type>().value(row) {
-            value if value.is_finite() => write!(out, "{value:?}"),
-            value => write!(out, "{}", non_finite(value)),
-        },
+        Type::Float4 => {
+            encode_float4(out, column.as_primitive::<Float32Type>().value(row));
+            Ok(())
+        }
+        Type::Float8 => {
+            encode_float8(out, column.as_primitive::<Float64Type>().value(row));
+            Ok(())
+        }
         textual_type!() => write_string(out, column.as_string::<i32>().value(row)),
         Type::Bytea => write!(out, "\"{}\"", BASE64.encode(column.as_binary::<i32>().value(row))),
         Type::Date => {
