@@ -153,7 +153,7 @@ def conversions():
 def main():
     parts = [
         f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, Linux {platform.release()}, "
-        f"runtime {os.environ['BENCH_RUNTIME']}, Flight over a Unix socket, batches of {BATCH:,} rows.",
+        f"runtime {os.environ['BENCH_RUNTIME']}, shared memory, batches of {BATCH:,} rows.",
         figure_10(),
         f"Conversions of nullable columns, {CONVERTED_ROWS:,} rows, one core:",
         conversions(),

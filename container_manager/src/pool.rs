@@ -30,6 +30,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// A segment that was not written for so long, of a replica without leases, is nobody's.
+const LEFT_SEGMENT_AGE: Duration = Duration::from_secs(600);
 /// After a replica failed to start, none is prewarmed for that long.
 const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -181,10 +183,7 @@ impl Pool {
             replica.leases = replica.leases.saturating_sub(1);
             replica.used = Instant::now();
             if let (0, Some(directory)) = (replica.leases, &replica.segment_dir) {
-                // An engine that was killed leaves its segments; nobody else can have any now.
-                for segment in fs::read_dir(directory).into_iter().flatten().flatten() {
-                    let _ = fs::remove_file(segment.path());
-                }
+                remove_left_segments(directory);
             }
         }
     }
@@ -507,6 +506,18 @@ impl Pool {
     }
 }
 
+/// Removes the segments that an engine left which was killed. One whose lease went with an earlier manager may be at work,
+/// and writes its segments with each batch.
+fn remove_left_segments(directory: &Path) {
+    for segment in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let written = segment.metadata().and_then(|metadata| metadata.modified()).ok();
+        let age = written.and_then(|written| written.elapsed().ok());
+        if age.is_some_and(|age| age > LEFT_SEGMENT_AGE) {
+            let _ = fs::remove_file(segment.path());
+        }
+    }
+}
+
 /// Asks a server whether it is there, with all that it offers.
 async fn greet(socket_dir: &Path) -> Result<ServerInfo> {
     let say_hello = async |endpoint: Endpoint| {
@@ -536,4 +547,21 @@ fn random_hex() -> Result<String> {
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_that_nobody_writes_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, age) in [("left", LEFT_SEGMENT_AGE + Duration::from_secs(60)), ("at work", Duration::ZERO)] {
+            let file = fs::File::create(directory.path().join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - age).unwrap();
+        }
+        remove_left_segments(directory.path());
+        let left: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["at work"]);
+    }
 }

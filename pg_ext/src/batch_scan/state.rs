@@ -209,7 +209,8 @@ impl Sent {
     /// Where row `row` of the batch is among the sent.
     pub fn position(&self, row: usize) -> Option<usize> {
         match &self.positions {
-            Some(positions) => positions[row].map(|position| position as usize),
+            // Without a panic, which must not leave the frames that ask.
+            Some(positions) => positions.get(row).copied().flatten().map(|position| position as usize),
             None => Some(row),
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! The guard costs more than most of these functions do. Without it, an error raised in one of them jumps straight over
 //! the Rust frames between it and the executor. So a frame that calls them owns nothing that has to be dropped, is not
-//! called by one that does, and is itself called by PostgreSQL, not from a guarded function. What such frames fill
-//! belongs to the node's state, which the query's memory context drops.
+//! called by one that does, does not panic, and is itself called by PostgreSQL, not from a guarded function. What such frames
+//! fill belongs to the node's state, which the query's memory context drops.
 
 use pgrx::pg_sys::{
     self, Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot, varlena,
