@@ -175,11 +175,9 @@ fn compressed_replies_are_unpacked_if_they_were_asked_for() {
     let (server, asked) = json_server("", REPLY.to_vec());
     assert_eq!(call(&format!("http://{server}"), Volatility::Immutable, Credentials::default()).unwrap(), 40);
     assert!(!asked.lock().unwrap().to_ascii_lowercase().contains("accept-encoding"));
-    for (body, fact) in [
-        (packed(REPLY)[..20].to_vec(), "cannot be unpacked"),
-        (b"no gzip".to_vec(), "cannot be unpacked"),
-        (packed(&vec![b' '; (1 << 30) + 1]), "larger than 1 GiB"),
-    ] {
+    for (body, fact) in
+        [(packed(REPLY)[..20].to_vec(), "cannot be unpacked"), (b"no gzip".to_vec(), "cannot be unpacked")]
+    {
         let (server, _) = json_server("Content-Encoding: gzip\r\n", body);
         let error = call(&format!("http://{server}"), Volatility::Volatile, compressed.clone()).unwrap_err();
         assert_eq!(error.kind(), Kind::ProtocolViolation);

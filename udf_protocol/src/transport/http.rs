@@ -154,20 +154,36 @@ impl Http {
         if !connection.is_closed() {
             self.idle.lock().expect("no holder panics").push(connection);
         }
-        let body = if is_gzip && self.accepts_gzip { unpack(&body)? } else { body };
+        let body = if is_gzip && self.accepts_gzip { unpack(&body, MAX_MESSAGE_BYTES)? } else { body };
         Ok(Answer { status, body })
     }
 }
 
-/// A body without its compression. It may not be larger than any other.
-fn unpack(body: &[u8]) -> Result<Bytes> {
+/// A body without its compression, which may then be of at most `most` bytes.
+fn unpack(body: &[u8], most: usize) -> Result<Bytes> {
     let mut unpacked = Vec::new();
-    let limit = MAX_MESSAGE_BYTES as u64 + 1;
-    let read = MultiGzDecoder::new(body).take(limit).read_to_end(&mut unpacked);
+    let read = MultiGzDecoder::new(body).take(most as u64 + 1).read_to_end(&mut unpacked);
     let fact = match read {
-        Ok(size) if size as u64 == limit => "It is larger than 1 GiB.".to_string(),
+        Ok(size) if size > most => format!("It is larger than {most} bytes."),
         Ok(_) => return Ok(unpacked.into()),
         Err(cause) => format!("It cannot be unpacked: {cause}."),
     };
     Err(Error::new(Kind::ProtocolViolation, "a compressed answer of a server cannot be read").with_detail(fact))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_grows_too_large_is_not_unpacked() {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&[b' '; 100_000]).unwrap();
+        let packed = encoder.finish().unwrap();
+        assert_eq!(unpack(&packed, 100_000).unwrap().len(), 100_000);
+        let error = unpack(&packed, 99_999).unwrap_err();
+        assert_eq!(error.detail(), Some("It is larger than 99999 bytes."));
+    }
 }

@@ -29,6 +29,8 @@ pub const COLUMNS: &str = "application/vnd.transship.columns";
 /// Longest head of an answer, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
+/// Least room for what is read at a time.
+const READ_BYTES: usize = 4 << 10;
 
 /// The connections to one server that no exchange is using.
 #[derive(Debug)]
@@ -158,6 +160,8 @@ impl PipelinedCall<'_> {
         let mut sending: VecDeque<Bytes> = VecDeque::new();
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
+            // So that a short answer comes in one piece.
+            pipeline.received.reserve(READ_BYTES);
             tokio::select! {
                 batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch)),
