@@ -13,3 +13,4 @@ pub mod registration;
 pub mod replica;
 pub mod runtime;
 pub mod sandbox;
+pub mod segments;

@@ -21,6 +21,7 @@ use crate::registration::library::{Upload, build_library};
 use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::REPLICA_ID;
+use crate::segments;
 
 /// Between two looks at whether a starting replica answers.
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
@@ -30,8 +31,6 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
-/// A segment that was not written for so long, of a replica without leases, is nobody's.
-const LEFT_SEGMENT_AGE: Duration = Duration::from_secs(600);
 /// After a replica failed to start, none is prewarmed for that long.
 const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
 
@@ -77,7 +76,7 @@ impl Pool {
             let greeting = greet(&found.socket_dir).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
             if let (Some(server), Some(ImageInfo { manifest, .. })) = (greeting, image) {
-                let segment_dir = self.segment_dir(&found.socket_dir);
+                let segment_dir = segments::dir_of(&self.config.place.shm_dir, &found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
                 replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
                 replica.server = server;
@@ -183,7 +182,7 @@ impl Pool {
             replica.leases = replica.leases.saturating_sub(1);
             replica.used = Instant::now();
             if let (0, Some(directory)) = (replica.leases, &replica.segment_dir) {
-                remove_left_segments(directory);
+                segments::remove_left(directory);
             }
         }
     }
@@ -281,7 +280,7 @@ impl Pool {
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
         };
         let kept_dir = socket_dir.clone();
-        let segment_dir = self.make_segment_dir(&socket_dir);
+        let segment_dir = segments::make_dir(&self.config.place.shm_dir, &socket_dir);
         let spec = ReplicaSpec {
             name: name.clone(),
             digest: digest.clone(),
@@ -316,30 +315,9 @@ impl Pool {
         self.discard(name, Some(error)).await;
     }
 
-    /// Where the segments of the replica with that socket folder are.
-    fn segment_dir(&self, socket_dir: &Path) -> PathBuf {
-        let name = socket_dir.file_name().unwrap_or_default().to_string_lossy();
-        self.config.place.shm_dir.join(format!("transship-{name}"))
-    }
-
-    /// Makes that folder. Anybody who knows its path may add files and remove their own, but not list it; the files'
-    /// own modes say who may write them. Without it, batches travel otherwise.
-    fn make_segment_dir(&self, socket_dir: &Path) -> Option<PathBuf> {
-        let directory = self.segment_dir(socket_dir);
-        let made = fs::create_dir(&directory)
-            .and_then(|()| fs::set_permissions(&directory, fs::Permissions::from_mode(0o1733)));
-        match made {
-            Ok(()) => Some(directory),
-            Err(cause) => {
-                eprintln!("transshipd: no memory is shared with replicas: \"{}\": {cause}", directory.display());
-                None
-            }
-        }
-    }
-
     fn remove_dirs(&self, socket_dir: &Path) {
         let _ = fs::remove_dir_all(socket_dir);
-        let _ = fs::remove_dir_all(self.segment_dir(socket_dir));
+        let _ = fs::remove_dir_all(segments::dir_of(&self.config.place.shm_dir, socket_dir));
     }
 
     /// What the replica's server, which answers now, says of itself.
@@ -506,18 +484,6 @@ impl Pool {
     }
 }
 
-/// Removes the segments that an engine left which was killed. One whose lease went with an earlier manager may be at work,
-/// and writes its segments with each batch.
-fn remove_left_segments(directory: &Path) {
-    for segment in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let written = segment.metadata().and_then(|metadata| metadata.modified()).ok();
-        let age = written.and_then(|written| written.elapsed().ok());
-        if age.is_some_and(|age| age > LEFT_SEGMENT_AGE) {
-            let _ = fs::remove_file(segment.path());
-        }
-    }
-}
-
 /// Asks a server whether it is there, with all that it offers.
 async fn greet(socket_dir: &Path) -> Result<ServerInfo> {
     let say_hello = async |endpoint: Endpoint| {
@@ -547,21 +513,4 @@ fn random_hex() -> Result<String> {
         .and_then(|mut file| file.read_exact(&mut bytes))
         .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_that_nobody_writes_are_removed() {
-        let directory = tempfile::tempdir().unwrap();
-        for (name, age) in [("left", LEFT_SEGMENT_AGE + Duration::from_secs(60)), ("at work", Duration::ZERO)] {
-            let file = fs::File::create(directory.path().join(name)).unwrap();
-            file.set_modified(std::time::SystemTime::now() - age).unwrap();
-        }
-        remove_left_segments(directory.path());
-        let left: Vec<_> = fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect();
-        assert_eq!(left, ["at work"]);
-    }
 }
