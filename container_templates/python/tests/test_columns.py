@@ -1,5 +1,6 @@
 """Columns as they lie in memory (docs/protocol.md §7), as a client writes and reads them."""
 
+import errno
 import http.client
 import json
 import secrets
@@ -123,7 +124,9 @@ class Client:
         body = response.read()
         if response.status != 200:
             return response.status, json.loads(body)["error"]
-        return 200, json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
+        end = 4 + int.from_bytes(body[:4], "little")
+        self.inline = body[end + -end % 8 :]
+        return 200, json.loads(body[4:end])
 
     def reply(self, header, kind):
         _, _, offset, length = header["buffers"]
@@ -141,6 +144,16 @@ def test_calls_through_segments(client):
         assert (status, header["batch"], header["rows"], header["segment"]) == (200, 3, count, client.names[1])
         assert "retained" not in header
         assert client.reply(header, "f8") == [x + 1 for x in range(count)]
+
+
+def test_data_goes_with_the_reply_where_there_is_no_memory(client, monkeypatch):
+    def write(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(columns.Segments, "write", write)
+    status, header = client.call("array", [pa.array([1.0, 2.0])])
+    assert status == 200 and "segment" not in header and header["buffers"][3] == 16
+    assert numpy.frombuffer(client.inline, "f8").tolist() == [2.0, 3.0]
 
 
 def test_arguments_that_a_handler_keeps_are_left_alone(client):

@@ -123,19 +123,22 @@ class Request:
             places += (size, buffer.size)
             pieces.append((size, buffer))
             size += buffer.size
-        name = self.header.get("reply_segment")
-        if name is not None:
-            self._segments.write(name, pieces)
-            self._inline = b""
-        else:
-            self._inline = _joined(pieces)
         self._reply = {"batch": self.header.get("batch", 0), "rows": batch.num_rows, "buffers": places}
+        self._inline = b""
+        name = self.header.get("reply_segment")
+        try:
+            if name is not None:
+                self._segments.write(name, pieces)
+                self._reply["segment"] = name
+                return
+        except OSError:
+            # There is no memory left for segments: the data goes with the reply.
+            pass
+        self._inline = _joined(pieces)
 
     def body(self, micros):
         """The body of the reply that was written. No array of the batch is left by now but those that a handler keeps."""
         header = self._reply | {"micros": micros}
-        if name := self.header.get("reply_segment"):
-            header["segment"] = name
         # One reference is this object's, one is the argument's.
         if self.header.get("segment") is not None and sys.getrefcount(self._data) > 2:
             header["retained"] = True

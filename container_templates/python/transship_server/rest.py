@@ -246,8 +246,8 @@ def _read_batch(function, request):
 
 def _joined(batches, schema):
     """Batches as one."""
-    columns = pa.Table.from_batches(batches, schema).combine_chunks().columns
-    return pa.RecordBatch.from_arrays([pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type) for column in columns], schema=schema)
+    joined = pa.Table.from_batches(batches, schema).combine_chunks().to_batches()
+    return joined[0] if joined else pa.RecordBatch.from_pylist([], schema=schema)
 
 
 class _Graceful:
