@@ -73,14 +73,30 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
 
 /// The SHA-256, in hexadecimal, of the files of a staged context: paths, whether they can be run, contents.
 pub fn content_of(context: &Path) -> Result<String> {
-    fn add(hash: &mut Sha256, folder: &Path, inside: &str) -> std::io::Result<()> {
+    content_without(context, &[])
+}
+
+/// `content_of` without the manifest's files that are no code: models and data, which do not change a signature. Code has
+/// the handler's extension.
+pub fn code_of(context: &Path, manifest: &Manifest) -> Result<String> {
+    let extension = Path::new(&manifest.handler).extension();
+    let is_data = |file: &&String| Path::new(file).extension() != extension;
+    let data: Vec<String> = manifest.files.iter().filter(is_data).map(|file| format!("/function/{file}")).collect();
+    content_without(context, &data)
+}
+
+fn content_without(context: &Path, left_out: &[String]) -> Result<String> {
+    fn add(hash: &mut Sha256, folder: &Path, inside: &str, left_out: &[String]) -> std::io::Result<()> {
         let mut entries = fs::read_dir(folder)?.collect::<std::io::Result<Vec<_>>>()?;
         entries.sort_by_key(fs::DirEntry::file_name);
         for entry in entries {
             let path = format!("{inside}/{}", entry.file_name().to_string_lossy());
             let metadata = entry.metadata()?;
             if metadata.is_dir() {
-                add(hash, &entry.path(), &path)?;
+                add(hash, &entry.path(), &path, left_out)?;
+                continue;
+            }
+            if left_out.contains(&path) {
                 continue;
             }
             let is_program = metadata.permissions().mode() & 0o100 != 0;
@@ -90,7 +106,7 @@ pub fn content_of(context: &Path) -> Result<String> {
         Ok(())
     }
     let mut hash = Sha256::new();
-    add(&mut hash, context, "").map_err(staging_failed)?;
+    add(&mut hash, context, "", left_out).map_err(staging_failed)?;
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -215,6 +231,29 @@ mod tests {
         fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
         fs::write(&file, "1").unwrap();
         assert_eq!(content(), first);
+    }
+
+    #[test]
+    fn a_model_is_no_code() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("function")).unwrap();
+        let write = |file: &str, text: &str| fs::write(folder.path().join("function").join(file), text).unwrap();
+        let manifest = Manifest::parse(
+            "name = 'a'\ntemplate = 'python'\nfiles = ['model.pkl', 'features.py']\nfunctions = [{ name = 'f' }]",
+        )
+        .unwrap();
+        for file in ["handler.py", "model.pkl", "features.py"] {
+            write(file, "1");
+        }
+        let both = || (content_of(folder.path()).unwrap(), code_of(folder.path(), &manifest).unwrap());
+        let first = both();
+        write("model.pkl", "2");
+        let second = both();
+        write("features.py", "2");
+        let third = both();
+        assert_ne!(first.0, second.0);
+        assert_eq!(first.1, second.1);
+        assert_ne!(second.1, third.1);
     }
 
     #[test]

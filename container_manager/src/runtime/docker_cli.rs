@@ -6,19 +6,21 @@ use std::process::{Command, Stdio};
 use serde::Deserialize;
 use std::collections::HashMap;
 use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_protocol::{Error, Kind, Result};
 
 use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image, run};
 use crate::flags::PlaceFlags;
-use crate::registration::build::content_of;
+use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
 const CONTENT_LABEL: &str = "org.transship.content";
-/// So many digits of it are a tag.
+/// Those of them that the functions' signatures depend on.
+const CODE_LABEL: &str = "org.transship.code";
+/// So many digits of the content are a tag.
 const CONTENT_TAG_DIGITS: usize = 16;
 const DIGEST_LABEL: &str = "org.transship.digest";
 const SOCKETS_LABEL: &str = "org.transship.sockets";
@@ -117,6 +119,15 @@ impl DockerCli {
         run(&mut command, Kind::ContainerFailed, &format!("name image \"{image}\" \"{name}\"")).map(drop)
     }
 
+    /// The manifest with the signatures that the image's handler has.
+    fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
+        let limits = Limits { network: false, ..manifest.limits.clone() };
+        let mut command = self.command(["run", "--rm"]);
+        command.args(container_arguments(&limits)).args([image, "describe"]);
+        let described = run(&mut command, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
+        Manifest::from_label(&described)
+    }
+
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
     fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
@@ -186,26 +197,30 @@ impl Runtime for DockerCli {
     fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
         let image = manifest.image();
         let content = content_of(context)?;
+        let code = code_of(context, manifest)?;
+        let before = self.inspect_image(&image).ok();
+        let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
         // What was built of the same files need not even be asked of the builder's cache.
-        if let Ok(labels) = self.inspect_image(&image).map(|found| found.config.labels.unwrap_or_default())
-            && labels.get(CONTENT_LABEL) == Some(&content)
-        {
+        if label(CONTENT_LABEL) == Some(&content) {
             return self.resolve(&image);
         }
-        self.build_once(context, &image, &[], shows_progress)?;
-        let mut describe = self.command(["run", "--rm"]);
-        describe
-            .args(container_arguments(&udf_protocol::manifest::Limits { network: false, ..manifest.limits.clone() }));
-        describe.args([&image, "describe"]);
-        let described = run(&mut describe, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
-        let manifest = Manifest::from_label(&described)?;
+        // Where only a model or data changed, the functions are what they were.
+        let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
+        let described = match known {
+            Some(described) => Manifest::from_label(described)?,
+            None => {
+                self.build_once(context, &image, &[], shows_progress)?;
+                self.describe(&image, manifest)?
+            }
+        };
         let labels = [
-            (MANIFEST_LABEL, manifest.to_label()),
+            (MANIFEST_LABEL, described.to_label()),
             (CONTENT_LABEL, content.clone()),
+            (CODE_LABEL, code),
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
-        self.build_once(context, &image, &labels, false)?;
+        self.build_once(context, &image, &labels, shows_progress && known.is_some())?;
         // The same files have the same tag, wherever they are built.
         self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
         self.resolve(&image)
