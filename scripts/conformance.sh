@@ -7,6 +7,7 @@ source "$ROOT/scripts/environment.sh"
 templates=("$@")
 [ $# -gt 0 ] || templates=($(cd container_templates && ls -d -- */conformance | cut -d/ -f1))
 matrix="| template | verdicts by transport |\n|---|---|\n" failed=
+"$ROOT/scripts/python.sh"
 [ "$TRANSSHIP_RUNTIME" != docker ] || "$ROOT/scripts/docker.sh" compilers
 for template in "${templates[@]}"; do
   # The process runtime starts only what a template says how to start.
@@ -16,7 +17,7 @@ for template in "${templates[@]}"; do
   verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed=yes
   echo "$verdicts"
   if [ "$TRANSSHIP_RUNTIME" = docker ]; then
-    /usr/bin/python3 scripts/graceful_stop.py "conformance-$template:1.0" || failed=yes
+    "$ROOT/target/venv/bin/python" scripts/judge_container.py "conformance-$template:1.0" || failed=yes
   fi
   # "name over shm" and, in the last line, its count.
   matrix+="| $template | $(awk '/ over /{name = $NF} / passed, /{sub(/^ */, ""); print name ": " $0}' <<< "$verdicts" | paste -sd';' | sed 's/;/; /g') |\n"

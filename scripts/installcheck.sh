@@ -6,7 +6,7 @@ source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/up.sh"
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
-"$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2
+"$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2 risingwave==0.1.1
 "$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2
 say "Building the image that the tests call"
 build_image sql/functions
@@ -19,8 +19,8 @@ tls_port=$(free_port) tls=$ROOT/target/tls
 "$ROOT/scripts/certificates.sh" "$tls"
 (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$tls_port" "$tls") &
 servers=$!
-port=$(free_port)
-"$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" > "$ROOT/target/arrow_udf.log" 2>&1 &
+port=$(free_port) old_port=$(free_port)
+"$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" "$old_port" > "$ROOT/target/arrow_udf.log" 2>&1 &
 servers="$servers $!"
 dialects=()
 for _ in 1 2 3 4 5 6; do dialects+=("$(free_port)"); done
@@ -31,13 +31,14 @@ trap 'kill $servers; rm -rf "$model"' EXIT
 export DATABEND_ENDPOINT=grpc://127.0.0.1:${dialects[0]} SINGLESTORE_ENDPOINT=http://127.0.0.1:${dialects[1]}
 export BIGQUERY_ENDPOINT=http://127.0.0.1:${dialects[2]} MLFLOW_ENDPOINT=http://127.0.0.1:${dialects[3]}
 export RECORDED_ENDPOINT=http://127.0.0.1:${dialects[4]} PUT_GET_ENDPOINT=grpc://127.0.0.1:${dialects[5]}
-for place in "$port" "${dialects[@]}"; do
+for place in "$port" "$old_port" "${dialects[@]}"; do
   for _ in $(seq 600); do
     [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$place") 2> /dev/null && break
     sleep 0.1
   done
 done
 export TLS_ENDPOINT=grpcs://localhost:$tls_port TLS_FOLDER=$tls MISBEHAVING_ENDPOINT=unix:$socket ARROW_UDF_ENDPOINT=grpc://127.0.0.1:$port
+export ARROW_UDF_1_ENDPOINT=grpc://127.0.0.1:$old_port
 
 tests=("$@")
 [ $# -gt 0 ] || tests=(language batching guarded nulls types built_types results map aggregates errors cancel transports arrow_udf dialects tls prepared parallel statements dba settings update)

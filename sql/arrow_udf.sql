@@ -19,4 +19,13 @@ SELECT code, message, detail ~ 'KeyError: 1' AS has_traceback, context FROM fail
 SELECT code, detail FROM failure(format('SELECT make_remote(%L, %L, %L)', 'common_divisor(bigint, int)', 'int', :'endpoint'));
 SELECT code, regexp_replace(message, '[0-9]+"', 'PORT"') AS message FROM failure(format('SELECT make_remote(%L, %L, %L)', 'nothing(int)', 'int', :'endpoint'));
 \x off
+-- Version 1 of the protocol: numeric and json have other Arrow types.
+\getenv old_endpoint ARROW_UDF_1_ENDPOINT
+SELECT make_remote('described(numeric, json, text)', 'json', :'old_endpoint'), make_remote('doubled(numeric)', 'numeric', :'old_endpoint'),
+  make_remote('below(int)', 'SETOF int', :'old_endpoint');
+SELECT described(1.50, '{"factor": [1, null]}', 'é'), described(NULL, NULL, NULL);
+SELECT sum(doubled(x + 0.5)), 2 * sum(x + 0.5) FROM numbers;
+SELECT n, array_agg(b) FROM (VALUES (3), (0), (2)) v (n), below(n) AS b GROUP BY n ORDER BY n;
+SELECT code, message ~ 'NoneType' AS says_why FROM failure('SELECT doubled(NULL)');
+DROP FUNCTION described, doubled, below;
 DROP FUNCTION common_divisor, reversed_text, scaled, forty, missing, make_remote;

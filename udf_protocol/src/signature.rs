@@ -133,7 +133,10 @@ impl Signature {
         let fields = schema.fields();
         let (result, kind) = match fields.get(inputs..) {
             Some([result]) => (result, FunctionKind::Scalar),
-            Some([row, result]) if row.name() == "row" && *row.data_type() == DataType::Int32 => {
+            // Version 1 of arrow-udf has another name for it.
+            Some([row, result])
+                if matches!(row.name().as_str(), "row" | "row_index") && *row.data_type() == DataType::Int32 =>
+            {
                 (result, FunctionKind::Table)
             }
             _ => {

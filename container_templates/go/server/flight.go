@@ -112,15 +112,20 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	call := callMetadata{}
 	for next := uint64(0); reader.Next(); next = call.Batch + 1 {
 		call = callMetadata{Batch: next}
+		hasMetadata := false
 		if metadata := reader.LatestAppMetadata(); len(metadata) > 0 {
 			if err := json.Unmarshal(metadata, &call); err != nil {
 				return status.Error(codes.InvalidArgument, err.Error())
 			}
+			hasMetadata = true
 		}
 		if err := s.answer(stream, writer, function, states, reader.RecordBatch(), call, name); err != nil {
 			var failure *CallError
 			if !errors.As(err, &failure) {
 				return err
+			}
+			if !hasMetadata {
+				return statusOf(failure)
 			}
 			metadata, _ := json.Marshal(errorMetadata{call.Batch, failure})
 			return writer.WriteMetadata(metadata)
@@ -130,6 +135,18 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	return nil
+}
+
+// statusOf is the error as clients know it that send no metadata, such as RisingWave's.
+func statusOf(failure *CallError) error {
+	code := codes.Unknown
+	switch failure.Kind {
+	case "function_not_found":
+		code = codes.NotFound
+	case "protocol_violation":
+		code = codes.InvalidArgument
+	}
+	return status.Error(code, failure.Message)
 }
 
 func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, batch arrow.RecordBatch, call callMetadata, name string) error {

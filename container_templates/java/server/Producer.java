@@ -95,6 +95,10 @@ final class Producer extends NoOpFlightProducer {
                     if (function == null) throw CallError.unknownFunction(name);
                     answer(new Exchange(context, writer, reply, function, groups, next), reader.getRoot(), metadata.path("step").asText());
                 } catch (CallError error) {
+                    if (metadata.isEmpty()) {
+                        writer.error(statusOf(error));
+                        return;
+                    }
                     ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", next);
                     wire.set("error", error.toWire());
                     writer.putMetadata(buffer(wire));
@@ -109,6 +113,16 @@ final class Producer extends NoOpFlightProducer {
         } catch (Exception cause) {
             writer.error(CallStatus.INTERNAL.withDescription(cause.toString()).withCause(cause).toRuntimeException());
         }
+    }
+
+    /** The error as clients know it that send no metadata, such as RisingWave's. */
+    private static Exception statusOf(CallError error) {
+        CallStatus status = switch (error.kind) {
+            case "function_not_found" -> CallStatus.NOT_FOUND;
+            case "protocol_violation" -> CallStatus.INVALID_ARGUMENT;
+            default -> CallStatus.UNKNOWN;
+        };
+        return status.withDescription(error.getMessage()).toRuntimeException();
     }
 
     private record Exchange(CallContext context, ServerStreamListener writer, VectorSchemaRoot reply, UserFunction function, Groups groups, long number) {}

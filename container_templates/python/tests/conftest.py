@@ -90,6 +90,9 @@ def keep(x):
 def same(x):
     return x
 
+def packed(n, j, t, c):
+    return {"n": n, "j": j, "t": t, "c": c}
+
 def text_of(x):
     return [str(value) for value in x.to_pylist()]
 '''
@@ -114,6 +117,11 @@ MANIFEST = {
         {"name": "Sum", "arguments": ["int8"], "returns": "int8", "kind": "aggregate"},
         {"name": "keep", "arguments": ["float8"], "returns": "float8", "batch": "numpy"},
         {"name": "same", "arguments": ["int8"], "returns": "int8", "batch": "arrow"},
+        {
+            "name": "packed",
+            "arguments": ["n numeric", "j json", "t text[]", "c time"],
+            "returns": "(n numeric, j json, t text[], c time)",
+        },
         {"name": "text_of", "arguments": ["x double precision"], "returns": "text", "batch": "arrow"},
     ],
 }

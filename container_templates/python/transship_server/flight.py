@@ -1,4 +1,8 @@
-"""The Flight form of docs/protocol.md: handshake, discovery and exchange."""
+"""The Flight form of docs/protocol.md: handshake, discovery and exchange.
+
+RisingWave's and Databend's clients call the same functions (docs/dialects.md). They send no metadata with their batches, and
+know errors only as statuses.
+"""
 
 import json
 import os
@@ -7,7 +11,7 @@ import time
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from . import __version__
+from . import __version__, databend
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .function import Cancelled
@@ -21,7 +25,7 @@ class Server(flight.FlightServerBase):
     """Answers Flight on one location for the given functions."""
 
     def __init__(self, location, functions):
-        super().__init__(location)
+        super().__init__(location, middleware={databend.NAME: databend.Headers()})
         self._functions = functions
 
     def do_action(self, context, action):
@@ -36,17 +40,22 @@ class Server(flight.FlightServerBase):
         return [("transship.hello", "Who answers."), ("protocol_version", "The arrow-udf version.")]
 
     def get_flight_info(self, context, descriptor):
-        return self._info(descriptor, self._find(descriptor))
+        function = self._find(descriptor)
+        if context.get_middleware(databend.NAME):
+            return self._info(descriptor, function, databend.schema(function))
+        return self._info(descriptor, function, function.schema)
 
     def list_flights(self, context, criteria):
         for name, function in self._functions.items():
-            yield self._info(flight.FlightDescriptor.for_path(name), function)
+            yield self._info(flight.FlightDescriptor.for_path(name), function, function.schema)
 
     def do_exchange(self, context, descriptor, reader, writer):
         function = self._functions.get(_name_of(descriptor))
         # An unknown function is answered like a failing one, once its first batch is read: a status would look like an
         # exception of the handler's.
-        writer.begin(function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())]))
+        is_databend = function is not None and context.get_middleware(databend.NAME) is not None
+        reply_schema = function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())])
+        writer.begin(databend.reply_schema(function) if is_databend else reply_schema)
         calls = _Calls(reader)
         try:
             if isinstance(function, MapFunction):
@@ -63,6 +72,8 @@ class Server(flight.FlightServerBase):
                 if function is None:
                     raise CallError("function_not_found", f'there is no function "{_name_of(descriptor)}"')
                 start = time.perf_counter_ns()
+                if is_databend:
+                    batch = _databend_arguments(function, batch)
                 if groups is not None:
                     parts = iter([groups.answer(batch, metadata.get("step"), context.is_cancelled)])
                 else:
@@ -75,12 +86,16 @@ class Server(flight.FlightServerBase):
                     metadata = {"batch": calls.number, "micros": (time.perf_counter_ns() - start) // 1000}
                     if following is not None:
                         metadata["more"] = True
+                    if is_databend:
+                        part = databend.reply(function, part)
                     writer.write_with_metadata(part, json.dumps(metadata).encode())
                     start = time.perf_counter_ns()
                     part = following
         except Cancelled:
             return
         except CallError as error:
+            if calls.are_foreign:
+                raise _status_of(error) from None
             writer.write_metadata(json.dumps({"batch": calls.number, "error": error.to_wire()}).encode())
 
     def _find(self, descriptor):
@@ -90,27 +105,45 @@ class Server(flight.FlightServerBase):
             raise KeyError(f'there is no function "{_name_of(descriptor)}"')
         return function
 
-    def _info(self, descriptor, function):
-        return flight.FlightInfo(function.schema, descriptor, [], len(function.arguments), 0)
+    def _info(self, descriptor, function, schema):
+        count = len(function.arguments)
+        return flight.FlightInfo(databend.with_input_count(schema, count), descriptor, [], count, 0)
 
 
 class _Calls:
-    """The batches of an exchange with their metadata; number is the last one's."""
+    """The batches of an exchange with their metadata; number is the last one's. Foreign ones have no metadata."""
 
     def __init__(self, reader):
         self._reader = reader
         self._next = 0
         self.number = 0
+        self.are_foreign = False
 
     def __iter__(self):
         return self
 
     def __next__(self):
         chunk = self._reader.read_chunk()
-        metadata = json.loads(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {}
+        self.are_foreign = not chunk.app_metadata
+        metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())
         self.number = metadata.get("batch", self._next)
         self._next = self.number + 1
         return chunk.data, metadata
+
+
+def _databend_arguments(function, batch):
+    try:
+        return databend.arguments(function, batch)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
+        raise CallError("protocol_violation", f"the arguments of {function.name} cannot be read: {cause}") from None
+
+
+def _status_of(error):
+    """The error as arrow-udf's servers give it."""
+    place = "" if error.row is None else f" (row {error.row + 1} of the batch)"
+    message = f"{error.message}{place}" + (f"\n{error.trace}" if error.trace else "")
+    kinds = {"function_not_found": KeyError, "protocol_violation": ValueError}
+    return kinds.get(error.kind, flight.FlightServerError)(message)
 
 
 def _name_of(descriptor):

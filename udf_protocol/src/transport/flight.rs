@@ -1,5 +1,6 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
+use std::collections::HashMap;
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use arrow_array::{RecordBatch, RecordBatchOptions};
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, FlightDescriptor};
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
@@ -35,6 +36,7 @@ use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
 use crate::transport::check_reply;
+use crate::types::EXTENSION_KEY;
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
@@ -220,7 +222,12 @@ impl Flight {
             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
         if self.is_foreign(function).await? {
             let inputs = foreign_inputs(&schema, total);
-            let signature = Signature::from_foreign_schema(function, &schema, inputs)?;
+            let signature = match first_arrow_udf_schema(&schema, total) {
+                Some(first) if !self.says_arrow_udf_version(function).await? => {
+                    Signature::from_foreign_schema(function, &first, inputs)?
+                }
+                _ => Signature::from_foreign_schema(function, &schema, inputs)?,
+            };
             let arguments = Arc::new(Schema::new(schema.fields()[..inputs].to_vec()));
             return Ok((signature.clone(), Some(Foreign { signature, arguments })));
         }
@@ -237,6 +244,15 @@ impl Flight {
             Err(_) => Ok(0),
         };
         Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
+    }
+
+    /// Whether an arrow-udf server is newer than version 1 of its protocol, which has no such action.
+    async fn says_arrow_udf_version(&self, function: &str) -> Result<bool> {
+        match self.action("protocol_version").await {
+            Ok(_) => Ok(true),
+            Err(status) if is_transport_failure(&status) => Err(status_error(function, &status)),
+            Err(_) => Ok(false),
+        }
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
@@ -424,13 +440,41 @@ async fn next_message(
     }
 }
 
+/// Databend's word for how many of a function's fields are its arguments.
+const DATABEND_INPUT_COUNT: &str = "x-databend-udf-input-count";
+
 /// How many of a foreign function's fields are its arguments: arrow-udf says it as the number of records, Databend in the
 /// schema's metadata, and Databend's older servers not at all.
 fn foreign_inputs(schema: &Schema, total: i64) -> usize {
     let fields = schema.fields().len();
-    let said = schema.metadata().get("x-databend-udf-input-count").and_then(|text| text.parse().ok());
+    let said = schema.metadata().get(DATABEND_INPUT_COUNT).and_then(|text| text.parse().ok());
     let inputs = said.or_else(|| usize::try_from(total).ok().filter(|total| *total < fields));
     inputs.unwrap_or(fields.saturating_sub(1)).min(fields)
+}
+
+/// An arrow-udf server's schema as version 1 of its protocol means it, where that differs from what later versions mean:
+/// there numeric is `LargeBinary` and json `LargeUtf8`, and nothing else says so.
+fn first_arrow_udf_schema(schema: &Schema, total: i64) -> Option<Schema> {
+    fn meant(field: &Field) -> Field {
+        let extension = match field.data_type() {
+            DataType::LargeBinary => "arrowudf.decimal",
+            DataType::LargeUtf8 => "arrowudf.json",
+            DataType::List(element) => return field.clone().with_data_type(DataType::List(Arc::new(meant(element)))),
+            DataType::Struct(fields) => {
+                let fields = fields.iter().map(|field| meant(field)).collect();
+                return field.clone().with_data_type(DataType::Struct(fields));
+            }
+            _ => return field.clone(),
+        };
+        if field.metadata().contains_key(EXTENSION_KEY) {
+            return field.clone();
+        }
+        field.clone().with_metadata(HashMap::from([(EXTENSION_KEY.to_string(), extension.to_string())]))
+    }
+    let is_databend = schema.metadata().contains_key(DATABEND_INPUT_COUNT)
+        || usize::try_from(total).is_ok_and(|total| total >= schema.fields().len());
+    let first = Schema::new(schema.fields().iter().map(|field| meant(field)).collect::<Vec<_>>());
+    (!is_databend && first.fields() != schema.fields()).then_some(first)
 }
 
 fn adapt_columns(columns: &RecordBatch, schema: SchemaRef) -> std::result::Result<RecordBatch, String> {

@@ -144,8 +144,13 @@ async fn run_exchange(
     sender: &Sender,
 ) -> Result<(), Status> {
     let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
-    let Some(opening) = calls.message().await? else { return Ok(()) };
+    let Some(mut opening) = calls.message().await? else { return Ok(()) };
     let name = name_of(opening.flight_descriptor.as_ref()).to_string();
+    // Arrow's C++ clients send the descriptor before they know the schema.
+    if opening.data_header.is_empty() {
+        let Some(message) = calls.message().await? else { return Ok(()) };
+        opening = message;
+    }
     let schema = decode_schema(&opening).map_err(|cause| malformed(&cause))?;
     if let Ok(function) = container.find(&name) {
         // The receiver is gone if the client is.
@@ -159,6 +164,7 @@ async fn run_exchange(
             true => CallMetadata::default(),
             false => serde_json::from_slice(&message.app_metadata).map_err(|cause| malformed(&cause))?,
         };
+        let is_foreign = message.app_metadata.is_empty();
         number = metadata.batch.unwrap_or(number);
         let batch = decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?;
         let (container, name, sender, groups) = (container.clone(), name.clone(), sender.clone(), groups.clone());
@@ -174,8 +180,13 @@ async fn run_exchange(
                 &sender,
             );
             answer.err().map(|error| {
-                let wire = json!({"batch": number, "error": error}).to_string();
-                let _ = sender.blocking_send(Ok(FlightData::new().with_app_metadata(wire)));
+                let told = if is_foreign {
+                    Err(status_of(&error))
+                } else {
+                    let wire = json!({"batch": number, "error": error}).to_string();
+                    Ok(FlightData::new().with_app_metadata(wire))
+                };
+                let _ = sender.blocking_send(told);
             })
         });
         if answered.await.map_err(|cause| Status::internal(cause.to_string()))?.is_some() {
@@ -184,6 +195,15 @@ async fn run_exchange(
         number += 1;
     }
     Ok(())
+}
+
+/// The error as clients know it that send no metadata, such as RisingWave's.
+fn status_of(error: &CallError) -> Status {
+    match error.kind {
+        "function_not_found" => Status::not_found(&error.message),
+        "protocol_violation" => Status::invalid_argument(&error.message),
+        _ => Status::unknown(&error.message),
+    }
 }
 
 fn answer(

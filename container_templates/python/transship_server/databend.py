@@ -1,0 +1,120 @@
+"""Databend's form of Flight: its types, and replies without row numbers.
+
+Databend declares functions itself and compares its types with those of GetFlightInfo to the letter. It knows no Transship
+metadata, so it is known by its headers. Types that it lacks (numeric without a scale, uuid, time, interval, ...) travel as
+VARCHAR, in the JSON form of docs/types.md.
+
+Source: the package databend-udf, and docs/dialects.md.
+"""
+
+import json
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from . import types
+
+NAME = "databend"
+_HEADER = "x-databend-"
+_INPUT_COUNT = b"x-databend-udf-input-count"
+_VARIANT = {b"Extension": b"Variant"}
+_LEAVES = {
+    "text": pa.large_utf8(), "bytea": pa.large_binary(), "json": pa.large_binary(), "timestamptz": pa.timestamp("us"),
+}  # fmt: skip
+_AS_THEY_ARE = ("bool", "int2", "int4", "int8", "float4", "float8", "date", "timestamp")
+
+
+class Headers(flight.ServerMiddlewareFactory):
+    """Marks the calls that come from Databend: get_middleware(NAME) is not None."""
+
+    def start_call(self, info, headers):
+        return flight.ServerMiddleware() if any(name.lower().startswith(_HEADER) for name in headers) else None
+
+
+def with_input_count(schema, count):
+    """The schema with the number of its fields that are arguments, which Databend's clients look for."""
+    return schema.with_metadata({**(schema.metadata or {}), _INPUT_COUNT: str(count).encode()})
+
+
+def schema(function):
+    """Fields of the arguments, then of the results, in Databend's types."""
+    return pa.schema([*(_field(name, entry) for name, entry in function.arguments), *reply_schema(function)])
+
+
+def reply_schema(function):
+    """Fields of a reply: one of a scalar function; all columns of a table function."""
+    return pa.schema([_field(name, entry) for name, entry in _results(function)])
+
+
+def arguments(function, batch):
+    """Databend's batch as the batch of calls that the function takes. ArrowInvalid or ValueError if it is none."""
+    if batch.num_columns != len(function.arguments) or not function.arguments:
+        return batch
+    columns = [_from(entry, column) for (_, entry), column in zip(function.arguments, batch.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=function.argument_schema)
+
+
+def reply(function, part):
+    """A part of the function's reply as Databend reads it."""
+    column = part.column(part.num_columns - 1)
+    if function.kind == "table" and isinstance(function.result, types.CompositeType):
+        columns = [_to(entry, values) for (_, entry), values in zip(function.result.attributes, column.flatten())]
+    else:
+        columns = [_to(function.result, column)]
+    return pa.RecordBatch.from_arrays(columns, schema=reply_schema(function))
+
+
+def _results(function):
+    if function.kind == "table" and isinstance(function.result, types.CompositeType):
+        return function.result.attributes
+    return [("output", function.result)]
+
+
+def _arrow(entry):
+    if isinstance(entry, types.ArrayType):
+        return pa.list_(_field("item", entry.element))
+    if isinstance(entry, types.CompositeType):
+        return pa.struct([_field(name, part) for name, part in entry.attributes])
+    return entry.arrow if entry.name in _AS_THEY_ARE else _LEAVES.get(entry.name, pa.large_utf8())
+
+
+def _field(name, entry):
+    return pa.field(name, _arrow(entry), metadata=_VARIANT if entry.name == "json" else None)
+
+
+def _to(entry, array):
+    """This protocol's values as Databend's."""
+    if isinstance(entry, types.ArrayType):
+        # Offsets of a slice do not start at zero; flatten() leaves out what lies below NULL.
+        lengths = array.value_lengths().fill_null(0).to_pylist()
+        return pa.ListArray.from_arrays(_offsets(lengths), _to(entry.element, array.flatten()), _arrow(entry), mask=array.is_null())
+    if isinstance(entry, types.CompositeType):
+        parts = [_to(part, values) for (_, part), values in zip(entry.attributes, array.flatten())]
+        return pa.StructArray.from_arrays(parts, fields=list(_arrow(entry)), mask=array.is_null())
+    if entry.name in _AS_THEY_ARE or entry.name in _LEAVES:
+        return array.cast(_arrow(entry))
+    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in types.encode_json(entry, array)]
+    return pa.array(texts, pa.large_utf8())
+
+
+def _from(entry, array):
+    """Databend's values as this protocol's."""
+    if isinstance(entry, types.ArrayType):
+        lengths = array.value_lengths().fill_null(0).to_pylist()
+        return pa.ListArray.from_arrays(_offsets(lengths), _from(entry.element, array.flatten()), entry.arrow, mask=array.is_null())
+    if isinstance(entry, types.CompositeType):
+        parts = [_from(part, values) for (_, part), values in zip(entry.attributes, array.flatten())]
+        return pa.StructArray.from_arrays(parts, fields=list(entry.arrow), mask=array.is_null())
+    if entry.name in _AS_THEY_ARE or entry.name in _LEAVES:
+        return array.cast(entry.arrow)
+    values = array.to_pylist()
+    if entry.name == "interval":
+        values = [v if v is None else json.loads(v) for v in values]
+    return types.decode_json(entry, values)
+
+
+def _offsets(lengths):
+    offsets = [0]
+    for length in lengths:
+        offsets.append(offsets[-1] + length)
+    return pa.array(offsets, pa.int32())
