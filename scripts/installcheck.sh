@@ -7,7 +7,9 @@ source "$(dirname "$0")/environment.sh"
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh"
 "$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2 risingwave==0.1.1
-"$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2
+"$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2 \
+  azureml-inference-server-http==1.5.1 awslambdaric==4.2.2
+"$ROOT/scripts/python.sh" venv-old-mlflow mlflow-skinny==1.30.1 'flask<3' 'pandas<2' 'numpy<2' 'setuptools<80'
 say "Building the image that the tests call"
 build_image sql/functions
 
@@ -23,14 +25,18 @@ port=$(free_port) old_port=$(free_port)
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" "$old_port" > "$ROOT/target/arrow_udf.log" 2>&1 &
 servers="$servers $!"
 dialects=()
-for _ in 1 2 3 4 5 6; do dialects+=("$(free_port)"); done
+for _ in 1 2 3 4 5 6 7 8 9; do dialects+=("$(free_port)"); done
 model=$(mktemp -d)
-"$ROOT/target/venv-dialects/bin/python" sql/functions/dialect_servers.py "$model" "${dialects[@]}" > "$ROOT/target/dialects.log" 2>&1 &
+"$ROOT/target/venv-dialects/bin/python" sql/functions/dialect_servers.py "$model" "${dialects[@]:0:8}" > "$ROOT/target/dialects.log" 2>&1 &
+servers="$servers $!"
+"$ROOT/target/venv-old-mlflow/bin/python" sql/functions/old_mlflow_server.py "$model" "${dialects[8]}" > "$ROOT/target/old_mlflow.log" 2>&1 &
 servers="$servers $!"
 trap 'kill $servers; rm -rf "$model"' EXIT
 export DATABEND_ENDPOINT=grpc://127.0.0.1:${dialects[0]} SINGLESTORE_ENDPOINT=http://127.0.0.1:${dialects[1]}
 export BIGQUERY_ENDPOINT=http://127.0.0.1:${dialects[2]} MLFLOW_ENDPOINT=http://127.0.0.1:${dialects[3]}
-export RECORDED_ENDPOINT=http://127.0.0.1:${dialects[4]} PUT_GET_ENDPOINT=grpc://127.0.0.1:${dialects[5]}
+export AZURE_ML_ENDPOINT=http://127.0.0.1:${dialects[4]} LAMBDA_ENDPOINT=http://127.0.0.1:${dialects[5]}
+export RECORDED_ENDPOINT=http://127.0.0.1:${dialects[6]} PUT_GET_ENDPOINT=grpc://127.0.0.1:${dialects[7]}
+export OLD_MLFLOW_ENDPOINT=http://127.0.0.1:${dialects[8]}
 for place in "$port" "$old_port" "${dialects[@]}"; do
   for _ in $(seq 600); do
     [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$place") 2> /dev/null && break

@@ -3,6 +3,9 @@
 \getenv singlestore SINGLESTORE_ENDPOINT
 \getenv bigquery BIGQUERY_ENDPOINT
 \getenv mlflow MLFLOW_ENDPOINT
+\getenv azure_ml AZURE_ML_ENDPOINT
+\getenv lambda LAMBDA_ENDPOINT
+\getenv old_mlflow OLD_MLFLOW_ENDPOINT
 \getenv recorded RECORDED_ENDPOINT
 \getenv put_get PUT_GET_ENDPOINT
 CREATE FUNCTION make_foreign(declaration text, result text, endpoint text, dialect text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -37,14 +40,15 @@ SELECT bool_and(model_split(x, 1) = 2 * x + 1), bool_and(model_records(x, 1) = 2
 SELECT model_split('NaN', 1), model_split(1.5, 'NaN');
 SELECT make_foreign('model_of_others(c float8)', 'float8', :'mlflow', 'mlflow');
 SELECT code FROM failure('SELECT model_of_others(1)');
-SELECT make_foreign('old_model(a float8, b float8)', 'float8', :'recorded', 'mlflow-split');
-SELECT old_model(1, 2.5);
--- Redshift's Lambda functions, behind the runtime interface emulator.
-SELECT make_foreign('redshift_sum(bigint, bigint)', 'bigint', :'recorded', 'redshift');
-SELECT redshift_sum(1, 2), redshift_sum(NULL, 1), (SELECT sum(redshift_sum(x, x)) - 2 * sum(x) FROM numbers WHERE x > 13);
+SELECT make_foreign('old_model(a float8, b float8)', 'float8', :'old_mlflow', 'mlflow-split');
+SELECT old_model(1, 2.5), old_model('NaN', 1), (SELECT bool_and(old_model(x, 1) = 2 * x + 1) FROM numbers WHERE x <= 500);
+-- Redshift's Lambda functions: Lambda's own runtime for Python, behind an emulator of its front.
+SELECT make_foreign('redshift_sum(bigint, bigint)', 'bigint', :'lambda', 'redshift');
+SELECT redshift_sum(1, 2), redshift_sum(NULL, 1), (SELECT sum(redshift_sum(x, x)) - 2 * sum(x) FROM numbers WHERE x > 14);
 SELECT code, message FROM failure('SELECT redshift_sum(13, 1)');
+SELECT code, message FROM failure('SELECT redshift_sum(14, 1)');
 -- Functions on Azure, and Azure ML.
-SELECT make_foreign('row_sum(float8, float8)', 'float8', :'recorded', 'array'), make_foreign('is_greater(float8, float8)', 'boolean', :'recorded', 'azure-ml');
+SELECT make_foreign('row_sum(float8, float8)', 'float8', :'recorded', 'array'), make_foreign('is_greater(float8, float8)', 'boolean', :'azure_ml', 'azure-ml');
 SELECT row_sum(1, 2.5), row_sum('Infinity', 1), row_sum('NaN', 1), is_greater(2, 1), is_greater(1, 2);
 -- Snowflake: results that are promised and asked for, with a secret header of the user's.
 CREATE SERVER snowflake FOREIGN DATA WRAPPER transship OPTIONS (endpoint :'recorded', dialect 'snowflake');
