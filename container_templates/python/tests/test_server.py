@@ -111,6 +111,18 @@ def test_json_call(http_address):
     assert answer == {"batch": 4, "rows": 2, "columns": [["9007199254740994", None]]}
 
 
+def test_many_connections_are_served_at_once(http_address):
+    connections = [http.client.HTTPConnection(*http_address) for _ in range(40)]
+    for number, connection in enumerate(connections):
+        body = json.dumps({"batch": number, "rows": 1, "columns": [[number], [1]]})
+        connection.request("POST", "/v1/functions/add", body)
+    # The last first: no connection waits for another to end.
+    answers = [json.loads(connection.getresponse().read()) for connection in reversed(connections)]
+    assert [answer["columns"] for answer in answers] == [[[number + 1]] for number in reversed(range(40))]
+    for connection in connections:
+        connection.close()
+
+
 def test_long_answers_are_compressed_for_those_who_can_read_them(http_address):
     body = json.dumps({"rows": 5000, "columns": [[1] * 5000, [2] * 5000]})
     connection = http.client.HTTPConnection(*http_address)

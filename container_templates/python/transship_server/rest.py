@@ -6,9 +6,9 @@ import json
 import os
 import select
 import socket
-import socketserver
 import threading
 import time
+import traceback
 import urllib.parse
 
 import pyarrow as pa
@@ -27,6 +27,10 @@ _EXCHANGE_IDLE_S = 600
 _STOP_PATIENCE_S = 10
 # Shorter answers are not worth the time.
 _LEAST_GZIP_BYTES = 1024
+_BACKLOG = 128
+# Threads that wait for a connection.
+_SPARE_THREADS = 4
+_ACCEPT_PAUSE_S = 0.1
 _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 
@@ -250,32 +254,83 @@ def _joined(batches, schema):
     return joined[0] if joined else pa.RecordBatch.from_pylist([], schema=schema)
 
 
-class _Graceful:
-    """What is running when a server is shut down is finished."""
+class _Server:
+    """Threads that wait for connections, one thread per connection. A few always wait, so that a connection meets a thread
+    that is there. What is running when the server is shut down is finished."""
+
+    def __init__(self, listener, functions):
+        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._stopped = threading.Event()
+
+    def serve_forever(self):
+        """Answers until shutdown() is called."""
+        for _ in range(_SPARE_THREADS):
+            self._start_thread()
+        self._stopped.wait()
 
     def shutdown(self):
-        super().shutdown()
+        """Takes no more connections, and waits for the calls that are running."""
+        self._stopped.set()
+        # This wakes the threads that wait.
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self.running.wait_for_none(_STOP_PATIENCE_S)
 
+    def _start_thread(self):
+        with self._lock:
+            self._waiting += 1
+        try:
+            threading.Thread(target=self._serve, daemon=True).start()
+        except RuntimeError:
+            # There are as many as there may be; connections wait for one of them.
+            with self._lock:
+                self._waiting -= 1
 
-class TcpServer(_Graceful, socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """One thread per connection."""
+    def _serve(self):
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                if self._stopped.is_set():
+                    return
+                # No descriptor is left, or the client has gone.
+                time.sleep(_ACCEPT_PAUSE_S)
+                continue
+            with self._lock:
+                self._waiting -= 1
+                is_last = self._waiting == 0
+            if is_last:
+                self._start_thread()
+            with connection:
+                try:
+                    _Handler(connection, address, self)
+                except OSError:
+                    # The client has gone.
+                    pass
+                except Exception:
+                    traceback.print_exc()
+            with self._lock:
+                if self._waiting >= _SPARE_THREADS:
+                    return
+                self._waiting += 1
 
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 128
+
+class TcpServer(_Server):
+    """A server at (host, port); server_address says which port that is if it is 0."""
 
     def __init__(self, address, functions):
-        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
-        super().__init__(address, _Handler)
+        super().__init__(socket.create_server(address, backlog=_BACKLOG), functions)
+        self.server_address = self._listener.getsockname()
 
 
-class UnixServer(_Graceful, socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """One thread per connection."""
-
-    daemon_threads = True
-    request_queue_size = 128
+class UnixServer(_Server):
+    """A server at a path."""
 
     def __init__(self, path, functions):
-        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
-        super().__init__(path, _Handler)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+        super().__init__(listener, functions)
