@@ -58,6 +58,17 @@ SELECT max(z) - min(z) < 400 FROM (SELECT min(c) AS z FROM (SELECT count_calls(x
   UNION ALL SELECT min(c) FROM (SELECT count_calls(x) AS c FROM numbers LIMIT 1) b) s;
 -- A VOLATILE function is called once per row.
 SELECT count(DISTINCT count_calls(x)) FROM numbers;
+-- Equal calls of a function that is not VOLATILE are sent once, where a look at the batch says that it pays. Errors name the
+-- row where the arguments first were.
+CREATE FUNCTION count_calls_stable(x bigint) RETURNS bigint LANGUAGE container STABLE STRICT
+AS $$ image = "regress:1.0" function = "count_calls" $$;
+SELECT count(DISTINCT c) < 3000 AS is_sent_once, count(*) FROM (SELECT count_calls_stable(x % 10) AS c FROM numbers) s;
+SELECT count(DISTINCT count_calls_stable(x)) FROM numbers;
+SELECT sum(add_one(y)) = sum(y + 1) AS is_right FROM numbers;
+SELECT count(*), sum(length(s)) FROM (SELECT shout(CASE WHEN y < 3 THEN NULL WHEN y < 6 THEN 'é' ELSE t END) AS s FROM numbers) s;
+SELECT code, context FROM failure('SELECT fail_at(y, 7) FROM numbers WHERE x > 20');
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(y)) FROM numbers WHERE x <= 100;
+DROP FUNCTION count_calls_stable;
 -- EXPLAIN ANALYZE counts; the batches grow from 128 rows to 10,000.
 EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(x)) FROM numbers;
 -- The size of batches changes no result.

@@ -20,10 +20,11 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::batch::CallBatch;
 use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
+use crate::duplicates::{Folded, Folding};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
-use crate::signature::{FunctionKind, Signature};
+use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::transport::{Event, Inbox, Outbox, Reply, ring};
 
 /// Longest single wait before the deadline is looked at again.
@@ -92,6 +93,8 @@ impl Client {
             cancel: Some(cancel),
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
+            folded: HashMap::new(),
+            folding: Folding::default(),
             next_number: 0,
             untaken: 0,
             attempts: 0,
@@ -248,6 +251,9 @@ pub struct Exchange {
     /// Replies and failures that overtook an earlier batch's.
     early: BTreeMap<u64, Result<Reply>>,
     sent_at: HashMap<u64, Instant>,
+    /// The batches of which only the distinct rows were sent.
+    folded: HashMap<u64, Folded>,
+    folding: Folding,
     next_number: u64,
     /// A map function's batches that its server did not take yet.
     untaken: usize,
@@ -263,7 +269,12 @@ pub struct Exchange {
 
 impl Exchange {
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
-    pub fn send(&mut self, batch: CallBatch) {
+    pub fn send(&mut self, mut batch: CallBatch) {
+        let may_fold = self.call.signature.kind == FunctionKind::Scalar && self.call.volatility != Volatility::Volatile;
+        if may_fold && let Some((distinct, folded)) = self.folding.fold(&batch.columns) {
+            batch.columns = distinct;
+            self.folded.insert(batch.number, folded);
+        }
         if self.call.signature.kind == FunctionKind::Map {
             self.untaken += 1;
         } else {
@@ -337,7 +348,7 @@ impl Exchange {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let outcome = self.wait_for_next(host);
+        let outcome = self.wait_for_next(host).and_then(|reply| self.unfold(reply)).map_err(|error| self.place(error));
         match &outcome {
             Ok(reply) => {
                 self.room.add_permits(1);
@@ -350,6 +361,32 @@ impl Exchange {
             Err(error) => self.failure = Some(error.clone()),
         }
         outcome
+    }
+
+    /// The reply for all rows of its batch.
+    fn unfold(&mut self, mut reply: Reply) -> Result<Reply> {
+        let rows = reply.columns.num_rows();
+        self.folding.note(rows, reply.compute_us);
+        if let Some(folded) = self.folded.remove(&reply.number) {
+            let function = &self.call.signature.function;
+            reply.columns = folded
+                .unfold(&reply.columns)
+                .map_err(|cause| Error::bad_result(function, format!("Its results cannot be repeated: {cause}.")))?;
+            reply.repeated = reply.columns.num_rows() - rows;
+        }
+        Ok(reply)
+    }
+
+    /// An error whose row is one of the batch that the engine sent.
+    fn place(&self, error: Error) -> Error {
+        let folded = self.folded.get(&self.next_number);
+        match (error.row(), folded) {
+            (Some(row), Some(folded)) => match folded.first(row) {
+                Some(first) => error.with_row(first),
+                None => error,
+            },
+            _ => error,
+        }
     }
 
     fn wait_for_next(&mut self, host: &dyn Host) -> Result<Reply> {

@@ -15,6 +15,7 @@ pub mod control;
 pub mod ddl;
 pub mod dialect;
 pub mod dispatch;
+mod duplicates;
 pub mod error;
 pub mod host;
 pub mod manifest;

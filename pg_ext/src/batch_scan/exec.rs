@@ -456,6 +456,7 @@ pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
     match outcome {
         Ok(reply) => {
             inner.counters.transports |= stream.transport().map_or(0, |transport| 1 << transport as u8);
+            inner.counters.repeated += reply.repeated as u64;
             inner.counters.bytes_sent += reply.bytes_sent as u64;
             inner.counters.bytes_received += reply.bytes_received as u64;
             Some(reply)

@@ -135,6 +135,9 @@ pub unsafe extern "C-unwind" fn explain(
             pg_sys::ExplainPropertyText(c"Transport".as_ptr(), used.as_ptr(), es);
         }
         count(c"Calls", c"", total.calls);
+        if total.repeated > 0 {
+            count(c"Repeated Calls", c"", total.repeated);
+        }
         count(c"Batches", c"", total.batches);
         count(c"Sent", c"bytes", total.bytes_sent);
         count(c"Received", c"bytes", total.bytes_received);

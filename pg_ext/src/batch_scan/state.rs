@@ -164,6 +164,8 @@ pub struct Sent {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Counters {
     pub calls: u64,
+    /// Calls that were not sent, since equal ones were.
+    pub repeated: u64,
     pub batches: u64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
@@ -176,6 +178,7 @@ impl Counters {
     /// Adds another process's.
     pub fn add(&mut self, other: &Counters) {
         self.calls += other.calls;
+        self.repeated += other.repeated;
         self.batches += other.batches;
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;

@@ -346,7 +346,7 @@ impl Flight {
                             let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
                             let number = call.map(|call| call.number).unwrap_or_default();
                             let columns = RecordBatch::new_empty(schema);
-                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0 })));
+                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0, repeated: 0 })));
                             return Ok(true);
                         }
                         if wire.is_none() && outbox.awaited() == 0 {
@@ -377,7 +377,7 @@ impl Flight {
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch { number: 0, columns: RecordBatch::new_empty(signature.call_schema()), step: None };
                         check_reply(signature, &call, &columns)?;
-                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros })));
+                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros, repeated: 0 })));
                         continue;
                     }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
@@ -404,6 +404,7 @@ impl Flight {
                         bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
                         bytes_received,
                         compute_us: metadata.micros,
+                        repeated: 0,
                     })));
                 }
             }

@@ -272,6 +272,8 @@ pub struct Reply {
     pub bytes_received: usize,
     /// How long the server says that it computed, in microseconds; 0 if it does not say it.
     pub compute_us: u64,
+    /// Rows that were not sent, since they equal others of the batch.
+    pub repeated: usize,
 }
 
 /// What an engine finds in its queue.

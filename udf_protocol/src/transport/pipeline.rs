@@ -288,6 +288,7 @@ impl PipelinedCall<'_> {
             bytes_sent,
             bytes_received: data.len(),
             compute_us: header.micros,
+            repeated: 0,
         })
     }
 }

@@ -155,6 +155,7 @@ impl Rest {
             bytes_sent,
             bytes_received: answer.body.len(),
             compute_us: reply.micros,
+            repeated: 0,
         })
     }
 
