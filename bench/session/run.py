@@ -1,0 +1,173 @@
+"""What does a container cost a session: time to its first call, memory, and what equal calls spare?  run.py [ROWS [ROUNDS]]
+
+Sessions are new connections, and contenders take turns. Memory is what the backend has for itself (RssAnon of /proc, which
+leaves shared buffers out) at its most, looked at every 2 ms. The results replace the part of bench/README.md between the
+markers.
+"""
+
+import datetime
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import psycopg
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from readme import write_section  # noqa: E402
+
+ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+SESSIONS = 10 * ROUNDS
+IMAGE = "bench-overhead:1.0"
+SETUP = f"""
+CREATE EXTENSION IF NOT EXISTS transship;
+CREATE OR REPLACE FUNCTION session_call(x float8) RETURNS float8 LANGUAGE container VOLATILE AS 'image = "{IMAGE}" function = "add_one"';
+CREATE OR REPLACE FUNCTION cheap(x float8) RETURNS float8 LANGUAGE container IMMUTABLE AS 'image = "{IMAGE}" function = "add_one_batch"';
+CREATE OR REPLACE FUNCTION cheap_all(x float8) RETURNS float8 LANGUAGE container VOLATILE AS 'image = "{IMAGE}" function = "add_one_batch"';
+CREATE OR REPLACE FUNCTION dear(n bigint) RETURNS bigint LANGUAGE container IMMUTABLE AS 'image = "{IMAGE}" function = "largest_prime_factor"';
+CREATE OR REPLACE FUNCTION dear_all(n bigint) RETURNS bigint LANGUAGE container VOLATILE AS 'image = "{IMAGE}" function = "largest_prime_factor"';
+DROP TABLE IF EXISTS session_rows;
+SELECT setseed(0.5);
+CREATE TABLE session_rows AS SELECT i::float8 AS x, (random() * 999999)::bigint + 1 AS n FROM generate_series(1, {ROWS}) i;
+VACUUM ANALYZE session_rows;
+"""
+
+
+def timed(connection, query):
+    start = time.perf_counter()
+    connection.execute(query).fetchall()
+    return time.perf_counter() - start
+
+
+def spread(values, scale=1):
+    values = [value * scale for value in values]
+    return f"{statistics.median(values):.3g} [{min(values):.3g}-{max(values):.3g}]"
+
+
+def first_calls():
+    """Milliseconds of a query of one row: a session's first, one of a later transaction, one of the same."""
+    queries = {
+        "container, warm replica": "SELECT session_call(x) FROM (VALUES (1.0::float8)) v (x)",
+        "SQL expression": "SELECT x + 1 FROM (VALUES (1.0::float8)) v (x)",
+    }
+    times = {name: ([], [], []) for name in queries}
+    for _ in range(SESSIONS):
+        for name, query in queries.items():
+            first, later, same = times[name]
+            with psycopg.connect("", autocommit=True, prepare_threshold=None) as connection:
+                connection.execute("SELECT 1")
+                first.append(timed(connection, query))
+                later.append(statistics.median(timed(connection, query) for _ in range(5)))
+                with connection.transaction():
+                    connection.execute(query)
+                    same.append(statistics.median(timed(connection, query) for _ in range(5)))
+    lines = ["| query of one row | first of a session, ms | of a later transaction, ms | of the same transaction, ms |", "|---|---|---|---|"]
+    for name, columns in times.items():
+        lines.append(f"| {name} | " + " | ".join(spread(column, 1000) for column in columns) + " |")
+    return "\n".join(lines)
+
+
+def cold_starts():
+    """Seconds of the first call of an image of which no container runs, and of a container that says what is in it."""
+    if os.environ["BENCH_RUNTIME"] != "docker":
+        return "Cold starts are measured on Docker."
+    cold, bare = [], []
+    with psycopg.connect("", autocommit=True) as connection:
+        for number in range(ROUNDS):
+            source = f"def cold_start(x: float) -> float:\n    return x + {number + time.time()}\n"
+            body = f'''template = "python"\nsource = \"\"\"\n{source}\"\"\"\n'''
+            connection.execute(f"CREATE OR REPLACE FUNCTION cold_start(x float8) RETURNS float8 LANGUAGE container AS $body${body}$body$")
+            cold.append(timed(connection, "SELECT cold_start(x) FROM (VALUES (1.0::float8)) v (x)"))
+            images = subprocess.run(["docker", "image", "ls", "--quiet", "transship-inline"], capture_output=True, check=True, text=True)
+            start = time.perf_counter()
+            subprocess.run(["docker", "run", "--rm", "--network=none", images.stdout.split()[0], "describe"], capture_output=True, check=True)
+            bare.append(time.perf_counter() - start)
+        connection.execute("DROP FUNCTION cold_start")
+    lines = ["| start | s |", "|---|---|", f"| first call, no container runs | {spread(cold)} |"]
+    return "\n".join([*lines, f"| `docker run` of the same image, which loads the handler and ends | {spread(bare)} |"])
+
+
+def resident(pid, what):
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(what + ":")) / 1024
+
+
+def peak_of(query):
+    """The most memory of its own that a backend has while it runs a query, in MB more than before its first."""
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute("SET max_parallel_workers_per_gather = 0")
+        before = resident(connection.info.backend_pid, "RssAnon")
+        peak, is_done = before, threading.Event()
+
+        def watch():
+            nonlocal peak
+            while not is_done.wait(0.002):
+                peak = max(peak, resident(connection.info.backend_pid, "RssAnon"))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        connection.execute(query).fetchall()
+        is_done.set()
+        watcher.join()
+        return peak - before
+
+
+def memory():
+    lines = ["| rows | backend's memory at its most, MB |", "|---|---|"]
+    for rows in (ROWS // 10, ROWS, 10 * ROWS):
+        # Repeated rows are as many; none of a VOLATILE function's are spared.
+        query = f"SELECT sum(cheap_all(x + k)) FROM session_rows, generate_series(1, {max(rows // ROWS, 1)}) k WHERE x <= {rows}"
+        lines.append(f"| {rows:,} | {spread([peak_of(query) for _ in range(3)])} |")
+    return "\n".join(lines)
+
+
+def duplicates():
+    """Seconds with equal calls sent once and with all sent, of a cheap function and of a dear one."""
+    lines = ["| function | distinct arguments | all calls sent, s | equal ones once, s | ratio |", "|---|---|---|---|---|"]
+    for title, once, argument in [("x + 1, handler per batch", "cheap", "x"), ("largest prime factor", "dear", "n")]:
+        for distinct in (10, 1000, None):
+            taken = f"mod({argument}::bigint, {distinct})::{'float8' if argument == 'x' else 'bigint'}" if distinct else argument
+            rows = ROWS if once == "cheap" else ROWS // 10
+            queries = [f"SELECT sum({name}({taken})) FROM session_rows WHERE x <= {rows}" for name in (f"{once}_all", once)]
+            times = [[], []]
+            with psycopg.connect("", autocommit=True) as connection:
+                connection.execute("SET max_parallel_workers_per_gather = 0")
+                for number in range(ROUNDS + 1):
+                    for place, query in enumerate(queries):
+                        seconds = timed(connection, query)
+                        if number:
+                            times[place].append(seconds)
+                results = {connection.execute(query).fetchone()[0] for query in queries}
+            if len(results) > 1:
+                sys.exit(f"{title}: {results}")
+            ratio = statistics.median(own / base for base, own in zip(*times))
+            lines.append(f"| {title} | {distinct or rows:,} | {spread(times[0])} | {spread(times[1])} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
+def main():
+    with psycopg.connect("", autocommit=True) as connection:
+        for statement in SETUP.split(";\n"):
+            if statement.strip():
+                connection.execute(statement)
+    head = (
+        f"{datetime.date.today()}, {ROWS:,} rows, {ROUNDS} rounds, {SESSIONS} sessions; {os.cpu_count()} cores, "
+        f"runtime {os.environ['BENCH_RUNTIME']}. Medians, with the least and the most."
+    )
+    parts = [head]
+    for title, measure in [
+        ("First calls", first_calls), ("Cold starts", cold_starts), ("Memory", memory), ("Equal calls", duplicates),
+    ]:  # fmt: skip
+        print(f"==> {title}", file=sys.stderr)
+        parts.append(f"### {title}\n\n{measure()}")
+    text = "\n\n".join(parts)
+    print(text)
+    write_section("session", text)
+
+
+if __name__ == "__main__":
+    main()
