@@ -26,7 +26,7 @@ const VALUE_US: f64 = 0.012;
 /// Batches that are not looked at after one that had too few equal rows.
 const REST: u32 = 7;
 /// So many calls at a time tell what one takes; with fewer, the server's work per batch hides it.
-const SURE_ROWS: usize = 256;
+const SURE_ROWS: usize = 4096;
 /// Longest that a batch may take which is sent whole to learn what a call takes, in microseconds.
 const LEARNING_US: f64 = 10_000.0;
 
@@ -107,9 +107,9 @@ impl Folding {
         if self.known_by == 0 {
             return share >= CERTAIN_SHARE;
         }
-        let may_learn = self.known_by < SURE_ROWS && rows >= SURE_ROWS && self.call_us * rows as f64 <= LEARNING_US;
+        let learns = self.known_by < SURE_ROWS && rows > self.known_by && self.call_us * rows as f64 <= LEARNING_US;
         let price_us = ROW_US + VALUE_US * columns as f64;
-        share >= LEAST_SHARE && !may_learn && share * self.call_us > price_us
+        share >= LEAST_SHARE && !learns && share * self.call_us > price_us
     }
 }
 
@@ -238,16 +238,18 @@ mod tests {
     #[test]
     fn what_a_call_takes_is_learnt_of_whole_batches() {
         let mut folding = unknown();
-        // Ten rows that took 50 us: most of it may be the server's. A short whole batch tells.
+        // Ten rows that took 50 us: most of it may be the server's. A whole batch that is short tells more.
         folding.note(10, 50);
-        assert!(folding.pays(0.9, 255, 1) && !folding.pays(0.9, 256, 1) && folding.pays(0.9, 10_000, 1));
-        folding.note(256, 20);
-        assert!(!folding.pays(0.5, 512, 1));
+        assert!(!folding.pays(0.9, 256, 1) && folding.pays(0.9, 10_000, 1));
+        folding.note(256, 60);
+        assert!(folding.pays(0.9, 256, 1) && !folding.pays(0.9, 512, 1));
+        folding.note(4096, 90);
+        assert!(!folding.pays(0.9, 10_000, 1));
         // Few rows do not tell it better.
         folding.note(10, 50);
-        assert!(!folding.pays(0.5, 512, 1));
-        folding.note(512, 5120);
-        assert!(folding.pays(0.5, 512, 1) && !folding.pays(0.05, 512, 1));
+        assert!(!folding.pays(0.9, 10_000, 1));
+        folding.note(4096, 40_960);
+        assert!(folding.pays(0.5, 10_000, 1) && !folding.pays(0.05, 10_000, 1));
     }
 
     #[test]
