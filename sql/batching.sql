@@ -62,7 +62,7 @@ SELECT count(DISTINCT count_calls(x)) FROM numbers;
 -- row where the arguments first were.
 CREATE FUNCTION count_calls_stable(x bigint) RETURNS bigint LANGUAGE container STABLE STRICT
 AS $$ image = "regress:1.0" function = "count_calls" $$;
-SELECT count(DISTINCT c) < 3000 AS is_sent_once, count(*) FROM (SELECT count_calls_stable(x % 10) AS c FROM numbers) s;
+SELECT count(DISTINCT c), count(*) FROM (SELECT count_calls_stable(x % 10) AS c FROM numbers WHERE x <= 100) s;
 SELECT count(DISTINCT count_calls_stable(x)) FROM numbers;
 SELECT sum(add_one(y)) = sum(y + 1) AS is_right FROM numbers;
 SELECT count(*), sum(length(s)) FROM (SELECT shout(CASE WHEN y < 3 THEN NULL WHEN y < 6 THEN 'é' ELSE t END) AS s FROM numbers) s;

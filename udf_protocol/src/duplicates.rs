@@ -27,7 +27,7 @@ const VALUE_US: f64 = 0.012;
 const REST: u32 = 7;
 /// So many calls at a time tell what one takes; with fewer, the server's work per batch hides it.
 const SURE_ROWS: usize = 4096;
-/// Longest that a batch may take which is sent whole to learn what a call takes, in microseconds.
+/// Longest that calls may take which are sent although equal ones are, to learn what a call takes, in microseconds.
 const LEARNING_US: f64 = 10_000.0;
 
 /// Which of the distinct rows each row of a batch is.
@@ -92,24 +92,31 @@ impl Folding {
         if share < LEAST_SHARE {
             self.resting = REST;
         }
-        if !self.pays(share, rows, batch.num_columns()) {
+        let whole = self.rows_to_learn_by();
+        if whole >= rows || !self.pays(share, batch.num_columns()) {
             return None;
         }
-        let (places, firsts) = places_of(&rows_of(&converter, batch.columns())?);
+        let (places, firsts) = places_of(&rows_of(&converter, batch.columns())?, whole);
         let firsts = UInt32Array::from(firsts);
         let distinct = take_record_batch(batch, &firsts).ok()?;
         Some((distinct, Folded { places: UInt32Array::from(places), firsts }))
     }
 
-    /// Whether it pays to find the distinct ones of `rows` rows, a `share` of which equal others.
-    #[expect(clippy::cast_precision_loss, reason = "a batch is small")]
-    fn pays(&self, share: f64, rows: usize, columns: usize) -> bool {
+    /// How many of a batch's first rows are sent in any case, so that it is known better what a call takes.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of rows, rounded down")]
+    fn rows_to_learn_by(&self) -> usize {
+        let is_known_badly = (1..SURE_ROWS).contains(&self.known_by);
+        if is_known_badly { (LEARNING_US / self.call_us) as usize } else { 0 }
+    }
+
+    /// Whether it pays to find the distinct rows of a batch, a `share` of which equal others.
+    #[expect(clippy::cast_precision_loss, reason = "columns are few")]
+    fn pays(&self, share: f64, columns: usize) -> bool {
         if self.known_by == 0 {
             return share >= CERTAIN_SHARE;
         }
-        let learns = self.known_by < SURE_ROWS && rows > self.known_by && self.call_us * rows as f64 <= LEARNING_US;
         let price_us = ROW_US + VALUE_US * columns as f64;
-        share >= LEAST_SHARE && !learns && share * self.call_us > price_us
+        share >= LEAST_SHARE && share * self.call_us > price_us
     }
 }
 
@@ -156,24 +163,28 @@ fn spread_places(rows: usize, count: usize) -> UInt32Array {
 
 #[expect(clippy::cast_precision_loss, reason = "a sample is small")]
 fn share_in(rows: &Rows) -> f64 {
-    let (places, firsts) = places_of(rows);
+    let (places, firsts) = places_of(rows, 0);
     1.0 - firsts.len() as f64 / places.len() as f64
 }
 
-/// For each row the number of its distinct row, and for each of those its first row.
+/// For each row the number of the row that is sent for it, and for each of those its first row. The first `whole` rows are
+/// sent themselves.
 #[expect(clippy::cast_possible_truncation, reason = "a batch has fewer than 2^32 rows")]
-fn places_of(rows: &Rows) -> (Vec<u32>, Vec<u32>) {
+fn places_of(rows: &Rows, whole: usize) -> (Vec<u32>, Vec<u32>) {
     let mut known = HashMap::with_capacity(rows.num_rows());
     let mut places = Vec::with_capacity(rows.num_rows());
     let mut firsts = Vec::new();
     for (number, row) in rows.iter().enumerate() {
-        places.push(match known.entry(row) {
-            Entry::Occupied(place) => *place.get(),
-            Entry::Vacant(free) => {
-                firsts.push(number as u32);
-                *free.insert(firsts.len() as u32 - 1)
-            }
-        });
+        let next = firsts.len() as u32;
+        let place = match known.entry(row) {
+            Entry::Occupied(place) if number >= whole => *place.get(),
+            Entry::Occupied(_) => next,
+            Entry::Vacant(free) => *free.insert(next),
+        };
+        if place == next {
+            firsts.push(number as u32);
+        }
+        places.push(place);
     }
     (places, firsts)
 }
@@ -236,20 +247,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_takes_is_learnt_of_whole_batches() {
+    fn what_a_call_takes_is_learnt_by_and_by() {
+        let equal = |rows: usize| batch(vec![Arc::new(Int64Array::from_value(1, rows))]);
         let mut folding = unknown();
-        // Ten rows that took 50 us: most of it may be the server's. A whole batch that is short tells more.
-        folding.note(10, 50);
-        assert!(!folding.pays(0.9, 256, 1) && folding.pays(0.9, 10_000, 1));
-        folding.note(256, 60);
-        assert!(folding.pays(0.9, 256, 1) && !folding.pays(0.9, 512, 1));
-        folding.note(4096, 90);
-        assert!(!folding.pays(0.9, 10_000, 1));
-        // Few rows do not tell it better.
-        folding.note(10, 50);
-        assert!(!folding.pays(0.9, 10_000, 1));
+        assert_eq!(folding.fold(&equal(128)).unwrap().0.num_rows(), 1);
+        // One row that took 50 us: most of it may be the server's. So more than one are sent, for 10 ms at most.
+        folding.note(1, 50);
+        assert!(folding.fold(&equal(128)).is_none());
+        let (sent, folded) = folding.fold(&equal(10_000)).unwrap();
+        assert_eq!((sent.num_rows(), folded.places.value(199), folded.places.value(200)), (200, 199, 0));
+        // A cheap function: now all are sent.
+        folding.note(200, 52);
+        assert!(folding.fold(&equal(10_000)).is_none());
+        folding.note(10_000, 80);
+        assert!(folding.fold(&equal(10_000)).is_none());
+        // Few rows do not tell it better. A dear one is not learnt of again.
+        folding.note(1, 50);
+        assert!(folding.fold(&equal(10_000)).is_none());
         folding.note(4096, 40_960);
-        assert!(folding.pays(0.5, 10_000, 1) && !folding.pays(0.05, 10_000, 1));
+        assert_eq!(folding.fold(&equal(10_000)).unwrap().0.num_rows(), 1);
     }
 
     #[test]
