@@ -19,6 +19,7 @@ CONTENT_TYPE = "application/vnd.transship.columns"
 _ALIGNMENT = 64
 # Every buffer begins at a multiple of this, which is all that 64-bit values need.
 _READ_ALIGNMENT = 8
+_EMPTY = pa.py_buffer(b"")
 
 
 class Segments:
@@ -164,11 +165,14 @@ class _Reader:
         self.position = 0
 
     def _buffer(self, least):
+        """The next buffer, of at least so many bytes; None if it may be empty and is."""
         places, position = self._places, self.position
         if position == len(places):
             raise ValueError("it has fewer buffers than columns")
         offset, length = places[position], places[position + 1]
         self.position = position + 2
+        if length == 0 == least:
+            return None
         if offset % _READ_ALIGNMENT or offset + length > self._data.size:
             raise ValueError(f"no buffer of {length} bytes can be at {offset}")
         if length < least:
@@ -177,11 +181,12 @@ class _Reader:
 
     def array(self, entry, rows):
         validity = self._buffer(0)
-        if validity.size == 0:
-            validity = None
-        elif validity.size < (rows + 7) // 8:
+        if validity is not None and validity.size < (rows + 7) // 8:
             raise ValueError(f"a validity buffer has {validity.size} bytes for {rows} rows")
         kind = entry.arrow
+        if entry.bits is not None:
+            values = self._buffer((rows * entry.bits + 7) // 8)
+            return pa.Array.from_buffers(kind, rows, [validity, values or _EMPTY])
         if isinstance(entry, types.CompositeType):
             parts = [self.array(part, rows) for _, part in entry.attributes]
             return pa.StructArray.from_buffers(kind, rows, [validity], children=parts)
@@ -189,19 +194,16 @@ class _Reader:
             offsets = self._offsets(rows)
             elements = self.array(entry.element, _last_offset(offsets, rows))
             array = pa.ListArray.from_buffers(kind, rows, [validity, offsets], children=[elements])
-        elif pa.types.is_string(kind) or pa.types.is_binary(kind):
-            offsets = self._offsets(rows)
-            array = pa.Array.from_buffers(kind, rows, [validity, offsets, self._buffer(_last_offset(offsets, rows))])
         else:
-            width = (rows + 7) // 8 if entry.name == "bool" else rows * kind.bit_width // 8
-            return pa.Array.from_buffers(kind, rows, [validity, self._buffer(width)])
+            offsets = self._offsets(rows)
+            values = self._buffer(_last_offset(offsets, rows))
+            array = pa.Array.from_buffers(kind, rows, [validity, offsets, values or _EMPTY])
         # Offsets that descend, and text that is not UTF-8.
         array.validate(full=True)
         return array
 
     def _offsets(self, rows):
-        offsets = self._buffer(4 * (rows + 1) if rows else 0)
-        return offsets if offsets.size else pa.py_buffer(bytes(4))
+        return self._buffer(4 * (rows + 1) if rows else 0) or pa.py_buffer(bytes(4))
 
 
 def _last_offset(offsets, rows):
@@ -228,8 +230,8 @@ def _buffers(entry, array):
         yield buffers[1][: 4 * (rows + 1)] if rows else None
         end = _last_offset(buffers[1], rows) if rows else 0
         yield from _buffers(entry.element, array.values[:end])
-    elif pa.types.is_string(entry.arrow) or pa.types.is_binary(entry.arrow):
+    elif entry.bits is None:
         yield buffers[1][: 4 * (rows + 1)] if rows else None
         yield buffers[2][: _last_offset(buffers[1], rows)] if rows and buffers[2] else None
     else:
-        yield buffers[1][: (rows + 7) // 8 if entry.name == "bool" else rows * entry.arrow.bit_width // 8]
+        yield buffers[1][: (rows * entry.bits + 7) // 8]

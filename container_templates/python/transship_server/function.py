@@ -82,6 +82,8 @@ class Function:
             raise CallError(
                 "protocol_violation", f"{self.name} takes {len(self.arguments)} columns, not {batch.num_columns}"
             )
+        if batch.schema.equals(self.argument_schema):
+            return batch
         columns = batch.columns
         for position, (_, entry) in enumerate(self.arguments):
             found = columns[position].type

@@ -7,6 +7,7 @@ Arrays, ranges and composite types are built of the table's types, and so are th
 import base64
 import datetime
 import decimal
+import functools
 import ipaddress
 import json
 import math
@@ -38,6 +39,8 @@ class Type:
         self.extension = extension
         self.to_python = to_python
         self.from_python = from_python
+        # Bits of a value where all have as many; None otherwise.
+        self.bits = None if arrow.num_fields or arrow in (pa.utf8(), pa.binary()) else arrow.bit_width
         # Values of exactly these classes need no from_python.
         self.plain = frozenset([*plain, type(None)])
 
@@ -331,6 +334,11 @@ def by_annotation(annotation):
 
 def schema_of(columns):
     """The Arrow schema of (name, Type) pairs."""
+    return _schema_of(tuple(columns))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema_of(columns):
     return pa.schema([entry.field(name) for name, entry in columns])
 
 
