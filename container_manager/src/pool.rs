@@ -93,6 +93,16 @@ impl Pool {
 
     /// The image that a name or digest stands for.
     pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
+        // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
+        // costs a process.
+        {
+            let state = self.lock();
+            let runs =
+                state.replicas.values().any(|replica| replica.digest == image && replica.state() == State::Ready);
+            if let (true, Some(manifest)) = (runs, state.images.get(&image)) {
+                return Ok(ImageInfo { digest: image, manifest: manifest.clone() });
+            }
+        }
         let info = self.blocking(move |pool| pool.runtime.resolve(&image)).await?;
         self.lock().images.insert(info.digest.clone(), info.manifest.clone());
         Ok(info)
