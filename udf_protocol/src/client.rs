@@ -24,7 +24,7 @@ use crate::duplicates::{Folded, Folding};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
-use crate::signature::{FunctionKind, Signature, Volatility};
+use crate::signature::{FunctionKind, Signature};
 use crate::transport::{Event, Inbox, Outbox, Reply, ring};
 
 /// Longest single wait before the deadline is looked at again.
@@ -270,8 +270,9 @@ pub struct Exchange {
 impl Exchange {
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
     pub fn send(&mut self, mut batch: CallBatch) {
-        let may_fold = self.call.signature.kind == FunctionKind::Scalar && self.call.volatility != Volatility::Volatile;
-        if may_fold && let Some((distinct, folded)) = self.folding.fold(&batch.columns) {
+        if Folding::is_for(&self.call.signature, self.call.volatility)
+            && let Some((distinct, folded)) = self.folding.fold(&batch.columns)
+        {
             batch.columns = distinct;
             self.folded.insert(batch.number, folded);
         }
@@ -369,9 +370,7 @@ impl Exchange {
         self.folding.note(rows, reply.compute_us);
         if let Some(folded) = self.folded.remove(&reply.number) {
             let function = &self.call.signature.function;
-            reply.columns = folded
-                .unfold(&reply.columns)
-                .map_err(|cause| Error::bad_result(function, format!("Its results cannot be repeated: {cause}.")))?;
+            reply.columns = folded.unfold(&reply.columns).map_err(|fact| Error::bad_result(function, fact))?;
             reply.repeated = reply.columns.num_rows() - rows;
         }
         Ok(reply)

@@ -7,10 +7,15 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow_row::{RowConverter, Rows, SortField};
-use arrow_schema::{ArrowError, SchemaRef};
+use arrow_schema::{DataType, SchemaRef};
 use arrow_select::take::{take, take_record_batch};
+
+use crate::signature::{FunctionKind, Signature, Volatility};
+use crate::transport::MAX_MESSAGE_BYTES;
+use crate::types::Type;
 
 /// Rows that are looked at, in a row and again spread over the batch: equal rows may come together or far apart.
 const SAMPLE_ROWS: usize = 256;
@@ -39,9 +44,30 @@ pub(crate) struct Folded {
 }
 
 impl Folded {
-    /// The results of the distinct rows as those of all rows.
-    pub(crate) fn unfold(&self, results: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-        take_record_batch(results, &self.places)
+    /// The results of the distinct rows as those of all rows. The error says what is wrong.
+    pub(crate) fn unfold(&self, results: &RecordBatch) -> Result<RecordBatch, String> {
+        if results.num_rows() != self.firsts.len() {
+            return Err(format!("It gave {} results for {} rows.", results.num_rows(), self.firsts.len()));
+        }
+        let bytes: usize = results.columns().iter().map(|column| self.bytes_of(column)).sum();
+        if bytes > MAX_MESSAGE_BYTES {
+            return Err(format!("Its results have {bytes} bytes, more than {MAX_MESSAGE_BYTES}."));
+        }
+        take_record_batch(results, &self.places).map_err(|cause| format!("{cause}."))
+    }
+
+    /// Bytes of the texts that all rows get.
+    fn bytes_of(&self, column: &ArrayRef) -> usize {
+        let offsets = match column.data_type() {
+            DataType::Utf8 => column.as_string::<i32>().offsets(),
+            DataType::Binary => column.as_binary::<i32>().offsets(),
+            _ => return 0,
+        };
+        let length = |place: &u32| {
+            let ends = offsets.get(*place as usize..*place as usize + 2);
+            ends.map_or(0, |ends| (ends[1] - ends[0]).unsigned_abs() as usize)
+        };
+        self.places.values().iter().map(length).sum()
     }
 
     /// Where a distinct row first was in the batch.
@@ -62,6 +88,13 @@ pub(crate) struct Folding {
 }
 
 impl Folding {
+    /// Whether equal calls of a function may be sent once. Results of nested types are not repeated: how large they would be is
+    /// not easily known.
+    pub(crate) fn is_for(signature: &Signature, volatility: Volatility) -> bool {
+        let is_nested = matches!(signature.result, Type::Array(_) | Type::Range(_) | Type::Composite(_));
+        signature.kind == FunctionKind::Scalar && volatility != Volatility::Volatile && !is_nested
+    }
+
     /// A batch of so many distinct rows took that long.
     #[expect(clippy::cast_precision_loss, reason = "a time per row need not be exact")]
     pub(crate) fn note(&mut self, rows: usize, us: u64) {
@@ -193,7 +226,6 @@ fn places_of(rows: &Rows, whole: usize) -> (Vec<u32>, Vec<u32>) {
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::cast::AsArray;
     use arrow_array::types::{Float64Type, UInt32Type};
     use arrow_array::{Float64Array, Int64Array, StringArray};
     use proptest::prelude::*;
@@ -276,6 +308,13 @@ mod tests {
         assert!(folding.fold(&distinct).is_none());
         let looks: Vec<bool> = (0..9).map(|_| folding.fold(&equal).is_some()).collect();
         assert_eq!(looks, [false, false, false, false, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn results_that_would_be_too_large_are_refused() {
+        let (_, folded) = unknown().fold(&batch(vec![Arc::new(Int64Array::from_value(1, 100))])).unwrap();
+        let results = batch(vec![Arc::new(StringArray::from(vec!["x".repeat(MAX_MESSAGE_BYTES / 90)]))]);
+        assert!(folded.unfold(&results).unwrap_err().contains("more than 1073741824"));
     }
 
     #[test]
