@@ -56,7 +56,9 @@ expect "$reference@sha256:" "$pushed"
 expect "does not exist" "$(fails "$transship" push no_such:1 "$reference:2")"
 expect "is not a reference" "$(fails "$transship" pull -- --all-tags)"
 
-# The image goes, and comes back by its digest as what it was.
+# The image goes, and comes back by its digest as what it was. Replicas that earlier tests left would keep it.
+"$ROOT/scripts/manager.sh" stop
+"$ROOT/scripts/manager.sh" start
 docker image rm --force "$digest" > /dev/null
 expect "does not exist" "$(fails "$transship" ddl samples:1.0)"
 expect "samples:1.0 $digest" "$("$transship" pull "$pushed")"
