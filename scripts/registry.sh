@@ -39,15 +39,17 @@ content=$(docker image inspect --format '{{index .Config.Labels "org.transship.c
 # A changed model builds the layer of the project's files, once, and keeps the functions' signatures.
 cp -r examples/samples "$place/project"
 sed -i 's/^name = "samples"/name = "changed-model"\nfiles = ["model.txt"]/' "$place/project/transship.toml"
-echo first > "$place/project/model.txt"
+# No builder has seen this model before.
+model=$(date +%s%N)
+echo "$model, first" > "$place/project/model.txt"
 "$transship" build "$place/project" > "$place/build" 2>&1
 before=$("$transship" ddl changed-model:1.0)
-echo second > "$place/project/model.txt"
+echo "$model, second" > "$place/project/model.txt"
 "$transship" build "$place/project" > "$place/build" 2>&1
 [ "$(grep --count 'Successfully built' "$place/build")" = 1 ]
 [ "$(grep --after-context 1 '^Step .* : [^LF]' "$place/build" | grep --count --invert-match 'Using cache\|^Step\|^--$')" = 1 ] \
   || { echo "a changed model built more than its layer:" >&2; cat "$place/build" >&2; exit 1; }
-[ "$(docker run --rm --entrypoint cat changed-model:1.0 /opt/transship/function/model.txt)" = second ]
+[ "$(docker run --rm --entrypoint cat changed-model:1.0 /opt/transship/function/model.txt)" = "$model, second" ]
 [ "$("$transship" ddl changed-model:1.0)" = "$before" ]
 expect "docker login" "$(fails "$transship" push samples:1.0 "$reference:1.0")"
 docker login --username founder --password-stdin "localhost:$port" <<< s3cret > /dev/null 2>&1
