@@ -64,6 +64,7 @@ expect "is not a reference" "$(fails "$transship" pull -- --all-tags)"
 docker image rm --force "$digest" > /dev/null
 expect "does not exist" "$(fails "$transship" ddl samples:1.0)"
 expect "samples:1.0 $digest" "$("$transship" pull "$pushed")"
+[ "$(docker image inspect --format '{{.Id}}' "samples:${content:0:16}")" = "$digest" ]
 expect "largest_prime_factor" "$("$transship" ddl samples:1.0)"
 expect "0 failed" "$("$transship" conformance --quiet samples:1.0)"
 # What is no UDF image is told so.

@@ -246,8 +246,16 @@ impl Runtime for DockerCli {
         let what = format!("pull image \"{reference}\"");
         run(&mut self.command(["pull", reference]), Kind::Unreachable, &what)
             .map_err(|error| advise_login(error, self.program))?;
-        let info = self.resolve(reference)?;
+        let inspected = self.inspect_image(reference)?;
+        let info = inspected.udf_image(reference)?;
         self.tag(reference, &info.manifest.image())?;
+        // Its other tag, as after a build. Whoever pushed it may have written anything there.
+        let content = inspected.config.labels.as_ref().and_then(|labels| labels.get(CONTENT_LABEL));
+        if let Some(digits) = content.and_then(|content| content.get(..CONTENT_TAG_DIGITS))
+            && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+        {
+            self.tag(reference, &format!("{}:{digits}", info.manifest.name))?;
+        }
         Ok(info)
     }
 
