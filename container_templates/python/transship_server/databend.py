@@ -84,29 +84,36 @@ def _field(name, entry):
 
 def _to(entry, array):
     """This protocol's values as Databend's."""
-    if isinstance(entry, types.ArrayType):
-        # Offsets of a slice do not start at zero; flatten() leaves out what lies below NULL.
-        lengths = array.value_lengths().fill_null(0).to_pylist()
-        return pa.ListArray.from_arrays(_offsets(lengths), _to(entry.element, array.flatten()), _arrow(entry), mask=array.is_null())
-    if isinstance(entry, types.CompositeType):
-        parts = [_to(part, values) for (_, part), values in zip(entry.attributes, array.flatten())]
-        return pa.StructArray.from_arrays(parts, fields=list(_arrow(entry)), mask=array.is_null())
-    if entry.name in _AS_THEY_ARE or entry.name in _LEAVES:
-        return array.cast(_arrow(entry))
-    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in types.encode_json(entry, array)]
-    return pa.array(texts, pa.large_utf8())
+    return _convert(entry, array, _arrow, _texts_of)
 
 
 def _from(entry, array):
     """Databend's values as this protocol's."""
+    return _convert(entry, array, lambda part: part.arrow, _values_of)
+
+
+def _convert(entry, array, arrow_of, convert_text):
+    kind = arrow_of(entry)
     if isinstance(entry, types.ArrayType):
+        # Offsets of a slice do not start at zero; flatten() leaves out what lies below NULL.
         lengths = array.value_lengths().fill_null(0).to_pylist()
-        return pa.ListArray.from_arrays(_offsets(lengths), _from(entry.element, array.flatten()), entry.arrow, mask=array.is_null())
+        elements = _convert(entry.element, array.flatten(), arrow_of, convert_text)
+        return pa.ListArray.from_arrays(_offsets(lengths), elements, kind, mask=array.is_null())
     if isinstance(entry, types.CompositeType):
-        parts = [_from(part, values) for (_, part), values in zip(entry.attributes, array.flatten())]
-        return pa.StructArray.from_arrays(parts, fields=list(entry.arrow), mask=array.is_null())
+        pairs = zip(entry.attributes, array.flatten())
+        parts = [_convert(part, values, arrow_of, convert_text) for (_, part), values in pairs]
+        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
     if entry.name in _AS_THEY_ARE or entry.name in _LEAVES:
-        return array.cast(entry.arrow)
+        return array.cast(kind)
+    return convert_text(entry, array)
+
+
+def _texts_of(entry, array):
+    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in types.encode_json(entry, array)]
+    return pa.array(texts, pa.large_utf8())
+
+
+def _values_of(entry, array):
     values = array.to_pylist()
     if entry.name == "interval":
         values = [v if v is None else json.loads(v) for v in values]
