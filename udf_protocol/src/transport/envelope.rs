@@ -112,15 +112,7 @@ impl Envelope {
         let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
         let columns = RecordBatch::try_new(schema.into(), vec![column])
             .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))?;
-        Ok(Reply {
-            number: batch.number,
-            columns,
-            is_last: true,
-            bytes_sent,
-            bytes_received,
-            compute_us: 0,
-            repeated: 0,
-        })
+        Ok(Reply::whole(batch.number, columns, bytes_sent, bytes_received))
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {

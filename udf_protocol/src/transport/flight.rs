@@ -1,15 +1,14 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
-use std::collections::HashMap;
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow_array::{RecordBatch, RecordBatchOptions};
+use arrow_array::RecordBatch;
 use arrow_flight::flight_service_client::FlightServiceClient;
 use arrow_flight::{Action, FlightData, FlightDescriptor};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{Schema, SchemaRef};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
@@ -23,6 +22,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
+use super::foreign::{adapt_columns, adapt_reply, first_arrow_udf_schema, foreign_inputs};
 use super::tcp::Tcp;
 use super::tls::Tls;
 use super::{
@@ -31,12 +31,10 @@ use super::{
 };
 use super::{connect_unix, innermost};
 use crate::batch::{AggregateStep, CallBatch};
-use crate::codec::adapt::adapt;
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
 use crate::transport::check_reply;
-use crate::types::EXTENSION_KEY;
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
@@ -439,62 +437,6 @@ async fn next_message(
         Some(replies) => replies.message().await,
         None => std::future::pending().await,
     }
-}
-
-/// Databend's word for how many of a function's fields are its arguments.
-const DATABEND_INPUT_COUNT: &str = "x-databend-udf-input-count";
-
-/// How many of a foreign function's fields are its arguments: arrow-udf says it as the number of records, Databend in the
-/// schema's metadata, and Databend's older servers not at all.
-fn foreign_inputs(schema: &Schema, total: i64) -> usize {
-    let fields = schema.fields().len();
-    let said = schema.metadata().get(DATABEND_INPUT_COUNT).and_then(|text| text.parse().ok());
-    let inputs = said.or_else(|| usize::try_from(total).ok().filter(|total| *total < fields));
-    inputs.unwrap_or(fields.saturating_sub(1)).min(fields)
-}
-
-/// An arrow-udf server's schema as version 1 of its protocol means it, where that differs from what later versions mean:
-/// there numeric is `LargeBinary` and json `LargeUtf8`, and nothing else says so.
-fn first_arrow_udf_schema(schema: &Schema, total: i64) -> Option<Schema> {
-    fn meant(field: &Field) -> Field {
-        let extension = match field.data_type() {
-            DataType::LargeBinary => "arrowudf.decimal",
-            DataType::LargeUtf8 => "arrowudf.json",
-            DataType::List(element) => return field.clone().with_data_type(DataType::List(Arc::new(meant(element)))),
-            DataType::Struct(fields) => {
-                let fields = fields.iter().map(|field| meant(field)).collect();
-                return field.clone().with_data_type(DataType::Struct(fields));
-            }
-            _ => return field.clone(),
-        };
-        if field.metadata().contains_key(EXTENSION_KEY) {
-            return field.clone();
-        }
-        field.clone().with_metadata(HashMap::from([(EXTENSION_KEY.to_string(), extension.to_string())]))
-    }
-    let is_databend = schema.metadata().contains_key(DATABEND_INPUT_COUNT)
-        || usize::try_from(total).is_ok_and(|total| total >= schema.fields().len());
-    let first = Schema::new(schema.fields().iter().map(|field| meant(field)).collect::<Vec<_>>());
-    (!is_databend && first.fields() != schema.fields()).then_some(first)
-}
-
-fn adapt_columns(columns: &RecordBatch, schema: SchemaRef) -> std::result::Result<RecordBatch, String> {
-    let adapted: std::result::Result<Vec<_>, String> =
-        columns.columns().iter().zip(schema.fields()).map(|(column, field)| adapt(column, field.data_type())).collect();
-    let options = RecordBatchOptions::new().with_row_count(Some(columns.num_rows()));
-    RecordBatch::try_new_with_options(schema, adapted?, &options).map_err(|cause| format!("{cause}."))
-}
-
-/// A foreign reply with the fields of this protocol.
-fn adapt_reply(signature: &Signature, columns: RecordBatch) -> Result<RecordBatch> {
-    let types = signature.reply_types();
-    let function = &signature.function;
-    if types.len() != columns.num_columns() {
-        let found = columns.num_columns();
-        return Err(Error::protocol(function, format!("Its reply has {found} columns, not {}.", types.len())));
-    }
-    let fields: Vec<_> = types.iter().map(|ty| ty.field(function)).collect();
-    adapt_columns(&columns, Arc::new(Schema::new(fields))).map_err(|fact| Error::bad_result(function, fact))
 }
 
 fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> {

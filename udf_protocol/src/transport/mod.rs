@@ -4,6 +4,7 @@
 pub mod credentials;
 mod envelope;
 pub mod flight;
+mod foreign;
 mod http;
 mod pipeline;
 mod put_get;
@@ -274,6 +275,13 @@ pub struct Reply {
     pub compute_us: u64,
     /// Rows that were not sent, since they equal others of the batch.
     pub repeated: usize,
+}
+
+impl Reply {
+    /// The whole answer to a batch, of a server that does not say how long it computed.
+    pub(crate) fn whole(number: u64, columns: RecordBatch, bytes_sent: usize, bytes_received: usize) -> Reply {
+        Reply { number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0, repeated: 0 }
+    }
 }
 
 /// What an engine finds in its queue.

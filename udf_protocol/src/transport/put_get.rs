@@ -91,15 +91,7 @@ impl PutGet {
         let table = arrow_select::concat::concat_batches(&schema, &batches).map_err(|cause| malformed(&cause))?;
         let columns = adapt_reply(signature, table)?;
         check_reply(signature, batch, &columns)?;
-        Ok(Reply {
-            number: batch.number,
-            columns,
-            is_last: true,
-            bytes_sent,
-            bytes_received,
-            compute_us: 0,
-            repeated: 0,
-        })
+        Ok(Reply::whole(batch.number, columns, bytes_sent, bytes_received))
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
