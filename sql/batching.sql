@@ -69,8 +69,18 @@ SELECT count(*), sum(length(s)) FROM (SELECT shout(CASE WHEN y < 3 THEN NULL WHE
 SELECT code, context FROM failure('SELECT fail_at(y, 7) FROM numbers WHERE x > 20');
 EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(y)) FROM numbers WHERE x <= 100;
 DROP FUNCTION count_calls_stable;
--- EXPLAIN ANALYZE counts; the batches grow from 128 rows to 10,000.
+-- EXPLAIN ANALYZE counts; the batches grow from 128 rows to 10,000, if no batch takes too long.
+SET transship.batch_time = 0;
 EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(x)) FROM numbers;
+RESET transship.batch_time;
+-- Slow calls have small batches: after a first one of 128 rows, as many as fit into the time.
+CREATE FUNCTION wait_for_volatile(seconds float8) RETURNS float8 LANGUAGE container AS 'image = "regress:1.0" function = "wait_for"';
+SET transship.batch_time = '20ms';
+SELECT transship.stat_reset();
+SELECT count(*), max(wait_for_volatile(0.005 + 0 * x)) FROM numbers WHERE x <= 200;
+SELECT batches BETWEEN 10 AND 73 AS has_small_batches, calls FROM transship.stat_functions WHERE name = 'wait_for_volatile';
+RESET transship.batch_time;
+DROP FUNCTION wait_for_volatile;
 -- The size of batches changes no result.
 SET transship.batch_rows = 7;
 SET transship.batch_window = 1;

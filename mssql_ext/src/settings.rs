@@ -98,7 +98,7 @@ impl Settings {
             "allowed" => self.allowed = value.to_string(),
             "transport" => {
                 self.transport = TransportName::from_name(value)
-                    .ok_or_else(|| invalid(name, value, "auto, shm, flight, socket or json"))?;
+                    .ok_or_else(|| invalid(name, value, "auto, shm, flight, socket, parquet or json"))?;
             }
             "batch_rows" => self.batch_rows = size(1, 1_000_000)?,
             "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,

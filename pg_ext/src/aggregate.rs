@@ -13,7 +13,8 @@ use std::rc::Rc;
 use arrow_array::Array;
 use arrow_array::cast::AsArray;
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
-use udf_protocol::batch::{AggregateStep, BatchBuilder, BatchSizer, ColumnBuilder};
+use udf_protocol::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
+use udf_protocol::pace::Pace;
 use udf_protocol::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
@@ -61,7 +62,7 @@ struct Groups {
     // for the batch
     builder: BatchBuilder,
     step: AggregateStep,
-    sizer: BatchSizer,
+    pace: Pace,
 }
 
 /// Calls a part of an aggregate; none is NULL. Errors are raised.
@@ -199,7 +200,6 @@ impl Groups {
         let finish = part(finish, Role::Finish, "FINALFUNC");
         let call = report::unwrap(accumulate.aggregate(&finish));
         let builder = BatchBuilder::new(&call.signature);
-        let sizer = BatchSizer::new(accumulate.max_batch_rows(), settings::batch_bytes());
         Groups {
             serialize,
             stream: Stream::open(accumulate_oid, call),
@@ -212,7 +212,7 @@ impl Groups {
             forgotten: Vec::new(),
             builder,
             step: AggregateStep::Accumulate,
-            sizer,
+            pace: settings::pace(accumulate.max_batch_rows()),
             accumulate,
             finish,
         }
@@ -270,9 +270,9 @@ impl Groups {
 
     fn end_row(&mut self) {
         self.builder.finish_row();
-        if self.sizer.is_full(self.builder.rows(), self.builder.bytes()) {
+        if self.pace.is_full(self.builder.rows(), self.builder.bytes()) {
             self.flush();
-            self.sizer.grow();
+            self.pace.note_sent();
         }
     }
 

@@ -4,8 +4,9 @@
 //! results go to a tuplestore.
 
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::batch::{BatchBuilder, BatchSizer};
+use udf_protocol::batch::BatchBuilder;
 use udf_protocol::client::MapEvent;
+use udf_protocol::pace::Pace;
 use udf_protocol::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
@@ -101,7 +102,7 @@ struct Rows {
     portal: pg_sys::Portal,
     columns: Vec<SqlType>,
     builder: BatchBuilder,
-    sizer: BatchSizer,
+    pace: Pace,
     values_context: OwnedContext,
 }
 
@@ -128,7 +129,7 @@ impl Rows {
                 portal,
                 columns: columns.into_iter().map(|(_, sql_type)| sql_type).collect(),
                 builder: BatchBuilder::new(&function.signature),
-                sizer: BatchSizer::new(function.max_batch_rows(), settings::batch_bytes()),
+                pace: settings::pace(function.max_batch_rows()),
                 values_context,
             }
         }
@@ -147,10 +148,10 @@ impl Rows {
                     self.add_row(*(*table).vals.add(i), (*table).tupdesc);
                 }
                 pg_sys::SPI_freetuptable(table);
-                let is_full = self.sizer.is_full(self.builder.rows(), self.builder.bytes());
+                let is_full = self.pace.is_full(self.builder.rows(), self.builder.bytes());
                 if is_full || (count == 0 && self.builder.rows() > 0) {
                     stream.send(self.builder.finish_batch());
-                    self.sizer.grow();
+                    self.pace.note_sent();
                     return true;
                 }
                 if count == 0 {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use udf_protocol::manifest::TransportName;
+use udf_protocol::pace::{Bounds, Pace};
 
 /// Values of `transship.transport`.
 #[derive(Debug, Clone, Copy, PostgresGucEnum)]
@@ -18,6 +19,8 @@ enum Transport {
     Flight,
     #[name = c"socket"]
     Socket,
+    #[name = c"parquet"]
+    Parquet,
     #[name = c"json"]
     Json,
 }
@@ -28,7 +31,8 @@ static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
-static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(3);
+static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(8);
+static BATCH_TIME_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
 static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
 static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
@@ -88,6 +92,14 @@ pub fn define() {
         GucFlags::default(),
     );
     define_int(
+        c"transship.batch_time",
+        c"Longest that a container should compute at one batch; slower calls have smaller batches. 0 for no such bound.",
+        &BATCH_TIME_MS,
+        0,
+        86_400_000,
+        GucFlags::UNIT_MS,
+    );
+    define_int(
         c"transship.batch_timeout",
         c"Longest wait for the answer to one batch.",
         &BATCH_TIMEOUT_MS,
@@ -141,6 +153,12 @@ pub fn batch_rows() -> usize {
     to_usize(BATCH_ROWS.get())
 }
 
+/// The pace of an exchange that has not begun, whose batches may have so many rows.
+pub fn pace(max_rows: usize) -> Pace {
+    let time = Duration::from_millis(u64::try_from(BATCH_TIME_MS.get()).unwrap_or(0));
+    Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), window: batch_window(), time })
+}
+
 /// Bytes at which a batch is cut.
 pub fn batch_bytes() -> usize {
     to_usize(BATCH_SIZE_KB.get()) * 1024
@@ -173,6 +191,7 @@ pub fn transport() -> TransportName {
         Transport::Shm => TransportName::Shm,
         Transport::Flight => TransportName::Flight,
         Transport::Socket => TransportName::Socket,
+        Transport::Parquet => TransportName::Parquet,
         Transport::Json => TransportName::Json,
     }
 }

@@ -351,35 +351,6 @@ impl BatchBuilder {
     }
 }
 
-/// How many rows the next batch may have: small at first, so that `LIMIT 10` does not pay for ten thousand rows,
-/// then twice as many each time, up to the limit.
-#[derive(Debug, Clone, Copy)]
-pub struct BatchSizer {
-    rows: usize,
-    max_rows: usize,
-    max_bytes: usize,
-}
-
-impl BatchSizer {
-    /// Rows of the first batch.
-    pub const FIRST_ROWS: usize = 128;
-
-    /// A sizer up to these bounds.
-    pub fn new(max_rows: usize, max_bytes: usize) -> BatchSizer {
-        BatchSizer { rows: BatchSizer::FIRST_ROWS.min(max_rows), max_rows, max_bytes }
-    }
-
-    /// Whether a batch of these rows and bytes is to be cut.
-    pub fn is_full(&self, rows: usize, bytes: usize) -> bool {
-        rows >= self.rows || bytes >= self.max_bytes
-    }
-
-    /// Doubles the next batch.
-    pub fn grow(&mut self) {
-        self.rows = (self.rows * 2).min(self.max_rows);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -405,15 +376,5 @@ mod tests {
         builder.finish_row();
         builder.finish_row();
         assert_eq!(builder.finish_batch().columns.num_rows(), 2);
-    }
-
-    #[test]
-    fn sizes_double_up_to_the_bound() {
-        let mut sizer = BatchSizer::new(300, 1000);
-        assert!(!sizer.is_full(127, 999) && sizer.is_full(128, 0) && sizer.is_full(1, 1000));
-        sizer.grow();
-        assert!(!sizer.is_full(255, 0) && sizer.is_full(256, 0));
-        sizer.grow();
-        assert!(!sizer.is_full(299, 0) && sizer.is_full(300, 0));
     }
 }

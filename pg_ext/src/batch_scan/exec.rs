@@ -5,10 +5,11 @@
 //! next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::batch::{BatchBuilder, BatchSizer};
+use udf_protocol::batch::BatchBuilder;
+use udf_protocol::pace::Measured;
 use udf_protocol::transport::Reply;
 
 use super::kept::{KeptColumn, KeptRows};
@@ -105,13 +106,12 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let last = looked_at.chain(kept.iter().map(KeptColumn::position)).max();
         let inner = Inner {
             child_columns: private.child_columns,
-            window: settings::batch_window(),
             kept,
             deformed: last.map_or(0, |last| last as i16 + 1),
             query_context: (*estate).es_query_cxt,
             calls,
             counters: Counters::default(),
-            sizer: BatchSizer::new(max_rows, settings::batch_bytes()),
+            pace: settings::pace(max_rows),
             queue: VecDeque::new(),
             forming: None,
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
@@ -209,7 +209,7 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
             (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
             pg_sys::CurrentMemoryContext = before;
-            if (*inner).sizer.is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
+            if (*inner).pace.is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
                 return;
             }
         }
@@ -300,7 +300,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }
-        inner.sizer = BatchSizer::new(max_rows, settings::batch_bytes());
+        inner.pace = settings::pace(max_rows);
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_emitted = 0;
@@ -375,8 +375,12 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
             }
         }
         // Only one batch at first: a LIMIT may want no more than that.
-        let window = if inner.rows_emitted == 0 { 1 } else { inner.window };
-        if inner.queue.len() < window && !inner.is_child_done {
+        let out = inner.queue.len();
+        let may_send = match inner.rows_emitted {
+            0 => out == 0,
+            _ => inner.pace.may_send(out, inner.queue.iter().map(|batch| batch.bytes).sum()),
+        };
+        if may_send && !inner.is_child_done {
             start_batch(inner);
         } else if inner.queue.is_empty() {
             return Step::End;
@@ -395,6 +399,7 @@ fn start_batch(inner: &mut Inner) {
         context: memory,
         rows: KeptRows::default(),
         bytes: 0,
+        sent_at: None,
         first_row: inner.rows_read + 1,
         sent: inner.calls.iter().map(|_| Sent::default()).collect(),
         results: None,
@@ -404,14 +409,14 @@ fn start_batch(inner: &mut Inner) {
 
 /// Sends the calls of the batch that was formed.
 fn send_batch(inner: &mut Inner) {
-    let Some(batch) = inner.forming.take() else { return };
+    let Some(mut batch) = inner.forming.take() else { return };
     if batch.rows.count == 0 {
         inner.spare_contexts.push(batch.context);
         return;
     }
     inner.rows_read += batch.rows.count as u64;
     inner.counters.batches += 1;
-    inner.sizer.grow();
+    inner.pace.note_sent();
     for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
         if sent.count == 0 {
             continue;
@@ -423,18 +428,26 @@ fn send_batch(inner: &mut Inner) {
         };
         let types = &call.function.arguments;
         let columns = call.columns.iter_mut().zip(types).map(|(column, sql_type)| column.take(sql_type)).collect();
+        batch.bytes += call.bytes + call.builder_bytes;
         (call.bytes, call.builder_bytes) = (0, 0);
         call.stream.insert(stream).send(call.builder.finish_batch_with(sent.count, columns));
     }
+    batch.sent_at = Some(Instant::now());
     inner.queue.push_back(batch);
 }
 
 /// Waits for the oldest batch's results, of a call that returns a set for their first part.
 fn receive(inner: &mut Inner) {
     let mut results = Vec::with_capacity(inner.calls.len());
+    let waited_before = inner.counters.wait_us;
+    let mut measured = Measured::default();
     for i in 0..inner.calls.len() {
         let is_sent = inner.queue.front().is_some_and(|batch| batch.sent[i].count > 0);
         let reply = if is_sent { receive_reply(inner, i) } else { None };
+        if let (Some(reply), Some(batch)) = (&reply, inner.queue.front()) {
+            measured.rows = measured.rows.max(batch.sent[i].count);
+            measured.compute = measured.compute.max(Duration::from_micros(reply.compute_us));
+        }
         let function = &inner.calls[i].function;
         match &mut inner.set {
             Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
@@ -443,6 +456,9 @@ fn receive(inner: &mut Inner) {
     }
     if let Some(batch) = inner.queue.front_mut() {
         batch.results = Some(results);
+        measured.latency = batch.sent_at.map_or(Duration::ZERO, |sent_at| sent_at.elapsed());
+        measured.waited = Duration::from_micros(inner.counters.wait_us - waited_before);
+        inner.pace.note_answered(&measured);
     }
 }
 

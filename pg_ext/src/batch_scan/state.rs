@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::time::Instant;
 
 use arrow_array::Int32Array;
 use pgrx::pg_sys;
-use udf_protocol::batch::{BatchBuilder, BatchSizer};
+use udf_protocol::batch::BatchBuilder;
+use udf_protocol::pace::Pace;
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::SetJoin;
@@ -34,8 +36,6 @@ pub struct Inner {
     // for the plan
     /// Columns of the child.
     pub child_columns: usize,
-    /// Most batches in flight.
-    pub window: usize,
     /// The columns of the child that the node hands on.
     pub kept: Vec<KeptColumn>,
     /// How many of the child's columns are looked at, counted from the first.
@@ -48,8 +48,8 @@ pub struct Inner {
     pub counters: Counters,
 
     // for one scan
-    /// How large the next batch may be.
-    pub sizer: BatchSizer,
+    /// How large the next batch may be, and how many may be out.
+    pub pace: Pace,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
     /// The batch that is being formed.
@@ -137,8 +137,10 @@ pub struct Batch {
     pub context: OwnedContext,
     /// The rows.
     pub rows: KeptRows,
-    /// Their size.
+    /// Their size; once the batch is sent, with what was sent.
     pub bytes: usize,
+    /// When it was sent.
+    pub sent_at: Option<Instant>,
     /// The number of the first row, counted from 1 over the scan.
     pub first_row: u64,
     /// Per call, what was sent.

@@ -1,0 +1,168 @@
+//! How many rows a batch may have, and how many batches may be out at a time, by what the calls have taken so far.
+//!
+//! In: what an engine measures of each batch. Out: where to cut the next one, and whether to send another before the oldest
+//! is answered. Nothing here looks at a clock.
+
+use std::time::Duration;
+
+/// Bounds within which an exchange's [`Pace`] adapts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most rows in one batch.
+    pub rows: usize,
+    /// Bytes at which a batch is cut, however few rows it has.
+    pub bytes: usize,
+    /// Most batches that are out at a time.
+    pub window: usize,
+    /// Longest that a server should compute at one batch; zero for no such bound.
+    pub time: Duration,
+}
+
+/// What a batch has taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Measured {
+    /// Calls that were sent.
+    pub rows: usize,
+    /// How long the server says that it computed; zero if it does not say it.
+    pub compute: Duration,
+    /// From sending to having the answer.
+    pub latency: Duration,
+    /// How long the engine waited for the answer, with nothing else to do.
+    pub waited: Duration,
+}
+
+/// The pace of an exchange.
+///
+/// Batches are small at first, so that `LIMIT 10` does not pay for ten thousand rows; each may have four times as many
+/// rows as the one before, up to the bounds. Where calls take long, a batch has as many rows as fit into the bound of time, so that
+/// rows come while a query runs, and `LIMIT` and cancelling spare what is not wanted.
+///
+/// Few batches are out at a time: two hide the way to a container on the same machine. Where the engine waits for answers
+/// much longer than they take to compute, the way is long, and more are sent while the first is on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Pace {
+    bounds: Bounds,
+    rows: usize,
+    /// Most rows that fit into the bound of time.
+    rows_in_time: usize,
+    window: usize,
+}
+
+impl Pace {
+    /// Rows of the first batch.
+    pub const FIRST_ROWS: usize = 128;
+    /// How many times as many rows the next batch may have.
+    const GROWTH: usize = 4;
+    /// Batches that may be out at a time, before it is known how long the way is.
+    pub const FIRST_WINDOW: usize = 3;
+    /// A shorter wait is no reason to send more batches ahead.
+    const LEAST_WAIT: Duration = Duration::from_millis(1);
+
+    /// The pace of the first batches.
+    pub fn new(bounds: Bounds) -> Pace {
+        let rows = Pace::FIRST_ROWS.min(bounds.rows);
+        Pace { bounds, rows, rows_in_time: bounds.rows, window: Pace::FIRST_WINDOW.min(bounds.window) }
+    }
+
+    /// Whether a batch of these rows and bytes is to be cut.
+    pub fn is_full(&self, rows: usize, bytes: usize) -> bool {
+        rows >= self.rows || bytes >= self.bounds.bytes
+    }
+
+    /// Whether another batch may be sent while some are out that hold so many bytes in all.
+    pub fn may_send(&self, out: usize, bytes: usize) -> bool {
+        let first = Pace::FIRST_WINDOW.min(self.bounds.window);
+        // What lies ahead needs no more memory than the first window's full batches.
+        out < first || (out < self.window && bytes < self.bounds.bytes.saturating_mul(Pace::FIRST_WINDOW))
+    }
+
+    /// Notes that a batch was sent: the next one may be larger.
+    pub fn note_sent(&mut self) {
+        self.rows = self.rows.saturating_mul(Pace::GROWTH).min(self.rows_in_time);
+    }
+
+    /// Notes what a batch has taken.
+    pub fn note_answered(&mut self, measured: &Measured) {
+        let Measured { rows, compute, latency, waited } = *measured;
+        if rows == 0 || compute.is_zero() {
+            return;
+        }
+        if !self.bounds.time.is_zero() {
+            let rows_in_time = self.bounds.time.as_micros() * rows as u128 / compute.as_micros().max(1);
+            self.rows_in_time = usize::try_from(rows_in_time).unwrap_or(usize::MAX).clamp(1, self.bounds.rows);
+            self.rows = self.rows.min(self.rows_in_time);
+        }
+        // With a full window and a short way, an answer takes as long as the batches before it and itself.
+        let is_way_long = latency > compute.saturating_mul(u32::try_from(self.window + 1).unwrap_or(u32::MAX));
+        if waited >= Pace::LEAST_WAIT && is_way_long {
+            self.window = (self.window + 1).min(self.bounds.window);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds { rows: 300, bytes: 1000, window: 5, time: Duration::from_millis(100) };
+
+    fn answer(rows: usize, compute_ms: u64, latency_ms: u64, waited_ms: u64) -> Measured {
+        let [compute, latency, waited] = [compute_ms, latency_ms, waited_ms].map(Duration::from_millis);
+        Measured { rows, compute, latency, waited }
+    }
+
+    #[test]
+    fn sizes_grow_up_to_the_bound() {
+        let mut pace = Pace::new(Bounds { rows: 600, ..BOUNDS });
+        assert!(!pace.is_full(127, 999) && pace.is_full(128, 0) && pace.is_full(1, 1000));
+        pace.note_sent();
+        assert!(!pace.is_full(511, 0) && pace.is_full(512, 0));
+        pace.note_sent();
+        assert!(!pace.is_full(599, 0) && pace.is_full(600, 0));
+        // Quick answers leave it so.
+        pace.note_answered(&answer(600, 1, 1, 0));
+        assert!(!pace.is_full(599, 0) && pace.is_full(600, 0));
+    }
+
+    #[test]
+    fn slow_calls_have_small_batches() {
+        let mut pace = Pace::new(BOUNDS);
+        pace.note_sent();
+        pace.note_answered(&answer(128, 1280, 1280, 1280));
+        assert!(!pace.is_full(9, 0) && pace.is_full(10, 0));
+        pace.note_sent();
+        assert!(pace.is_full(10, 0));
+        // It grows again, step by step, once calls are quick.
+        pace.note_answered(&answer(10, 1, 1, 1));
+        pace.note_sent();
+        assert!(!pace.is_full(39, 0) && pace.is_full(40, 0));
+        // One row is the least, however long it takes.
+        pace.note_answered(&answer(20, 100_000, 100_000, 0));
+        assert!(!pace.is_full(0, 0) && pace.is_full(1, 0));
+        // Without a bound of time, and of a server that does not say how long it computed, nothing changes.
+        for (bounds, compute_ms) in [(Bounds { time: Duration::ZERO, ..BOUNDS }, 9999), (BOUNDS, 0)] {
+            let mut pace = Pace::new(bounds);
+            pace.note_answered(&answer(128, compute_ms, 10_000, 10_000));
+            assert!(!pace.is_full(127, 0) && pace.is_full(128, 0));
+        }
+    }
+
+    #[test]
+    fn long_ways_have_more_batches() {
+        let mut pace = Pace::new(BOUNDS);
+        assert!(pace.may_send(2, 0) && !pace.may_send(3, 0));
+        // The server is busy, the engine is slower than the server, the wait is short: no reason.
+        for measured in [answer(128, 10, 30, 30), answer(128, 1, 40, 0), answer(128, 0, 40, 40)] {
+            pace.note_answered(&measured);
+            assert!(!pace.may_send(3, 0), "{measured:?}");
+        }
+        for window in [4, 5, 5] {
+            pace.note_answered(&answer(128, 1, 40, 40));
+            assert!(pace.may_send(window - 1, 0) && !pace.may_send(window, 0));
+        }
+        // As much memory as the first window may need, and no more.
+        assert!(pace.may_send(4, 2999) && !pace.may_send(4, 3000) && pace.may_send(2, 3000));
+        // A bound below the first window holds.
+        assert!(!Pace::new(Bounds { window: 1, ..BOUNDS }).may_send(1, 0));
+    }
+}
