@@ -29,6 +29,8 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Between two looks for idle, dead and missing replicas.
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A replica that is to be paused when nobody uses it has been unused for that long.
+const PAUSE_AFTER: Duration = Duration::from_secs(5);
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// After a replica failed to start, none is prewarmed for that long.
@@ -73,6 +75,11 @@ impl Pool {
         }
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
+            if found.is_paused {
+                let paused = name.clone();
+                // One that cannot go on does not answer, either.
+                let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
+            }
             let greeting = greet(&found.socket_dir).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
             if let (Some(server), Some(ImageInfo { manifest, .. })) = (greeting, image) {
@@ -97,8 +104,7 @@ impl Pool {
         // costs a process.
         {
             let state = self.lock();
-            let runs =
-                state.replicas.values().any(|replica| replica.digest == image && replica.state() == State::Ready);
+            let runs = state.replicas.values().any(|replica| replica.digest == image && replica.is_usable());
             if let (true, Some(manifest)) = (runs, state.images.get(&image)) {
                 return Ok(ImageInfo { digest: image, manifest: manifest.clone() });
             }
@@ -142,9 +148,7 @@ impl Pool {
                     return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
                 }
                 let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
-                let usable = |replica: &&mut Replica| {
-                    replica.digest == digest && matches!(replica.state(), State::Starting | State::Ready)
-                };
+                let usable = |replica: &&mut Replica| replica.digest == digest && replica.is_usable();
                 let count = state.replicas.values_mut().filter(usable).count();
                 let least = state
                     .replicas
@@ -156,6 +160,9 @@ impl Pool {
                         // Counted while it starts, so that it is not given to everybody.
                         replica.leases += 1;
                         replica.used = Instant::now();
+                        if replica.become_state(State::Resuming).is_ok() {
+                            tokio::spawn(self.clone().resume(replica.name.clone()));
+                        }
                         (replica.name.clone(), replica.watch())
                     }
                     _ => {
@@ -171,7 +178,8 @@ impl Pool {
                 }
             };
             // The sender lives as long as the replica is in the map; gone means it was taken out.
-            let reached = watch.wait_for(|state| *state != State::Starting).await.map(|state| state.clone());
+            let is_settled = |state: &State| !matches!(state, State::Starting | State::Pausing | State::Resuming);
+            let reached = watch.wait_for(is_settled).await.map(|state| state.clone());
             match reached {
                 Ok(State::Ready) => {
                     if let Some(replica) = self.lock().replicas.get(&name) {
@@ -179,8 +187,8 @@ impl Pool {
                     }
                 }
                 Ok(State::Gone(Some(error))) => return Err(error),
-                // Somebody stopped it just now: look again.
-                Ok(State::Gone(None) | State::Draining | State::Starting) | Err(_) => {}
+                // It was stopped or paused just now: look again.
+                Ok(_) | Err(_) => {}
             }
             self.release(&name);
         }
@@ -244,6 +252,7 @@ impl Pool {
             tokio::time::sleep(KEEP_INTERVAL).await;
             self.take_out_ended().await;
             self.stop_idle();
+            self.pause_unused();
             self.prewarm();
         }
     }
@@ -371,21 +380,32 @@ impl Pool {
 
     /// Takes a replica out and stops it. Whoever waits for it learns `error`.
     async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
-        let socket_dir = {
+        // What is being paused is so in a moment, and is not stopped meanwhile.
+        let watch = self.lock().replicas.get(&name).map(Replica::watch);
+        if let Some(mut watch) = watch {
+            let _ = watch.wait_for(|state| *state != State::Pausing).await;
+        }
+        let (socket_dir, is_paused) = {
             let mut state = self.lock();
             let Some(replica) = state.replicas.remove(&name) else { return };
             // A replica that was still starting, or failed, is simply gone; for a ready one this is the end of its work.
             let next = match replica.state() {
-                State::Ready => State::Draining,
-                State::Starting | State::Draining | State::Gone(_) => State::Gone(error),
+                State::Ready | State::Paused => State::Draining,
+                _ => State::Gone(error),
             };
+            let is_paused = replica.state() == State::Paused;
             let _ = replica.become_state(next);
             let socket_dir = replica.socket_dir.clone();
             state.leaving.insert(name.clone(), replica);
-            socket_dir
+            (socket_dir, is_paused)
         };
         let asked = name.clone();
-        if let Err(error) = self.blocking(move |pool| pool.runtime.stop(&asked)).await {
+        let stop = move |pool: &Pool| {
+            // One that cannot go on may be stopped all the same.
+            let _ = is_paused.then(|| pool.runtime.resume(&asked));
+            pool.runtime.stop(&asked)
+        };
+        if let Err(error) = self.blocking(stop).await {
             eprintln!("transshipd: {error}");
         }
         self.remove_dirs(&socket_dir);
@@ -443,7 +463,9 @@ impl Pool {
                 let ready: Vec<&Replica> = state
                     .replicas
                     .values()
-                    .filter(|replica| replica.digest == *digest && replica.state() == State::Ready)
+                    .filter(|replica| {
+                        replica.digest == *digest && matches!(replica.state(), State::Ready | State::Paused)
+                    })
                     .collect();
                 let surplus = ready.len().saturating_sub(manifest.prewarm as usize);
                 let over = ready
@@ -455,6 +477,53 @@ impl Pool {
         };
         for name in idle {
             self.discard_soon(name);
+        }
+    }
+
+    fn pause_unused(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            let is_unused = |replica: &&Replica| {
+                state.images.get(&replica.digest).is_some_and(|manifest| manifest.pause)
+                    && replica.leases == 0
+                    && replica.used.elapsed() >= PAUSE_AFTER
+                    && replica.become_state(State::Pausing).is_ok()
+            };
+            state.replicas.values().filter(is_unused).map(|replica| replica.name.clone()).collect()
+        };
+        for name in names {
+            tokio::spawn(self.clone().pause(name));
+        }
+    }
+
+    /// Pauses a replica that is in the map as Pausing.
+    async fn pause(self: Arc<Pool>, name: String) {
+        let asked = name.clone();
+        let outcome = self.blocking(move |pool| pool.runtime.pause(&asked)).await;
+        if let Some(replica) = self.lock().replicas.get_mut(&name) {
+            let next = if outcome.is_ok() { State::Paused } else { State::Ready };
+            let _ = replica.become_state(next);
+            // Not tried again at once.
+            replica.used = Instant::now();
+        }
+        if let Err(error) = outcome {
+            eprintln!("transshipd: {error}");
+        }
+    }
+
+    /// Goes on with a replica that is in the map as Resuming. One that cannot is taken out; whoever waits gets another.
+    async fn resume(self: Arc<Pool>, name: String) {
+        let asked = name.clone();
+        match self.blocking(move |pool| pool.runtime.resume(&asked)).await {
+            Ok(()) => {
+                if let Some(replica) = self.lock().replicas.get(&name) {
+                    let _ = replica.become_state(State::Ready);
+                }
+            }
+            Err(error) => {
+                eprintln!("transshipd: {error}");
+                self.discard(name, None).await;
+            }
         }
     }
 

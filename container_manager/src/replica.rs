@@ -1,15 +1,18 @@
 //! One replica's life, and nothing else: which states there are and which may follow which.
 //!
 //! ```text
-//!              answers                 idle, shutdown
-//!  Starting ─────────────▶ Ready ─────────────────────▶ Draining
-//!     │                      │                              │
-//!     │ ends, or is too slow │ ends, or does not answer     │ has ended
-//!     ▼                      ▼                              ▼
-//!    Gone ◀──────────────── Gone ◀──────────────────────── Gone
+//!                            Resuming ◀──── Paused ◀──── Pausing
+//!                               │    asked for   │           ▲
+//!              answers          ▼                │ idle      │ unused
+//!  Starting ─────────────▶    Ready ─────────────┼───────────┘
+//!     │                         │                ▼
+//!     │ ends, or is too slow    │───────────▶ Draining ──▶ Gone
+//!     ▼                         ▼ idle, shutdown
+//!    Gone                      Gone, once it ends or does not answer
 //! ```
 //!
-//! Only a Ready replica is leased; only one without leases becomes Draining, except at shutdown.
+//! Only a Ready replica is leased; only one without leases becomes Draining, except at shutdown. Pausing and Resuming last
+//! as long as the runtime takes; one that cannot be paused is Ready again.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -27,6 +30,12 @@ pub enum State {
     Starting,
     /// Answers.
     Ready,
+    /// Is being paused, since nobody uses it.
+    Pausing,
+    /// Is there, and gets no processor.
+    Paused,
+    /// Is wanted, and goes on.
+    Resuming,
     /// Is being stopped.
     Draining,
     /// Has ended; if that was not asked for, why.
@@ -39,6 +48,9 @@ impl State {
         match self {
             State::Starting => "starting",
             State::Ready => "ready",
+            State::Pausing => "pausing",
+            State::Paused => "paused",
+            State::Resuming => "resuming",
             State::Draining => "draining",
             State::Gone(_) => "gone",
         }
@@ -47,10 +59,12 @@ impl State {
     /// Whether `next` may follow.
     pub fn may_become(&self, next: &State) -> bool {
         match (self, next) {
-            (State::Starting, State::Ready | State::Gone(_)) => true,
-            (State::Ready, State::Draining | State::Gone(_)) => true,
+            (State::Starting | State::Resuming, State::Ready | State::Gone(_)) => true,
+            (State::Ready, State::Pausing | State::Draining | State::Gone(_)) => true,
+            (State::Pausing, State::Ready | State::Paused | State::Gone(_)) => true,
+            (State::Paused, State::Resuming | State::Draining | State::Gone(_)) => true,
             (State::Draining, State::Gone(_)) => true,
-            (State::Starting | State::Ready | State::Draining | State::Gone(_), _) => false,
+            (_, _) => false,
         }
     }
 }
@@ -97,6 +111,11 @@ impl Replica {
         }
     }
 
+    /// Whether it is there for those who ask, now or soon.
+    pub fn is_usable(&self) -> bool {
+        !matches!(self.state(), State::Draining | State::Gone(_))
+    }
+
     /// Its state now.
     pub fn state(&self) -> State {
         self.state.borrow().clone()
@@ -126,6 +145,7 @@ impl Replica {
             flight: self.server.offers(TransportName::Flight).then(|| flight_endpoint(&self.socket_dir).to_string()),
             json: json_endpoint(&self.socket_dir).to_string(),
             columns: self.server.offers(TransportName::Socket),
+            parquet: self.server.offers(TransportName::Parquet),
             pipelining: self.server.pipelining.unwrap_or(true),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }
@@ -160,8 +180,31 @@ mod tests {
 
     #[test]
     fn only_the_drawn_transitions_exist() {
-        let states = [State::Starting, State::Ready, State::Draining, State::Gone(None)];
-        let drawn = [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)];
+        let states = [
+            State::Starting,
+            State::Ready,
+            State::Draining,
+            State::Gone(None),
+            State::Pausing,
+            State::Paused,
+            State::Resuming,
+        ];
+        let drawn = [
+            (0, 1),
+            (0, 3),
+            (1, 2),
+            (1, 3),
+            (2, 3),
+            (1, 4),
+            (4, 1),
+            (4, 5),
+            (4, 3),
+            (5, 6),
+            (5, 2),
+            (5, 3),
+            (6, 1),
+            (6, 3),
+        ];
         for (i, from) in states.iter().enumerate() {
             for (j, to) in states.iter().enumerate() {
                 assert_eq!(from.may_become(to), drawn.contains(&(i, j)), "{} to {}", from.name(), to.name());

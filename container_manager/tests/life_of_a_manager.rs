@@ -18,6 +18,7 @@ version = "1.0"
 template = "python"
 replicas = 2
 prewarm = 1
+pause = true
 [[functions]]
 name = "add_one"
 [[functions]]
@@ -183,6 +184,22 @@ fn live_a_life(runtime: &'static str) {
         // The idle are stopped, but for those that are to be kept warm.
         drop((adopted, first, again));
         wait_for_replicas(&stage, "the idle one is stopped", |all| all.len() == 1).await;
+        // The one that is kept is paused while nobody uses it; a lease, a new manager and an end go on with it.
+        wait_for_replicas(&stage, "the unused one is paused", |all| all[0].state == "paused").await;
+        let resumed = stage.lease(&digest).await.unwrap();
+        assert!(answers(&resumed).await);
+        assert_eq!(stage.replicas().await[0].state, "ready");
+        let kept = names(stage.replicas().await);
+        drop(resumed);
+        wait_for_replicas(&stage, "it is paused again", |all| all[0].state == "paused").await;
+        stage.end_daemon(Signal::SIGKILL);
+        stage.start_daemon();
+        assert_eq!(names(stage.replicas().await), kept);
+        assert!(answers(&stage.lease(&digest).await.unwrap()).await);
+        wait_for_replicas(&stage, "it is paused once more", |all| all[0].state == "paused").await;
+        stage.end_daemon(Signal::SIGTERM);
+        assert!(left_behind(&stage).is_empty(), "{:?}", left_behind(&stage));
+        stage.start_daemon();
         // What is not there is said to be.
         let missing = stage.lease(&format!("sha256:{}", "0".repeat(64))).await.unwrap_err();
         assert_eq!(missing.kind(), Kind::ImageNotFound);
@@ -192,9 +209,13 @@ fn live_a_life(runtime: &'static str) {
         stage.end_daemon(Signal::SIGTERM);
         assert!(!answers(&last).await);
         assert!(!stage.path("m.sock").exists());
-        let left: Vec<_> = std::fs::read_dir(stage.path("r")).unwrap().flatten().map(|entry| entry.path()).collect();
-        assert!(left.is_empty(), "{left:?}");
+        assert!(left_behind(&stage).is_empty(), "{:?}", left_behind(&stage));
     });
+}
+
+/// Folders of replicas that are not there any more.
+fn left_behind(stage: &Stage) -> Vec<PathBuf> {
+    std::fs::read_dir(stage.path("r")).unwrap().flatten().map(|entry| entry.path()).collect()
 }
 
 /// Has a replica end itself, as a crash would.

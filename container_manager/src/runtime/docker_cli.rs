@@ -1,7 +1,10 @@
 //! Replicas as containers, through the command line that docker and podman share.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde::Deserialize;
 use std::collections::HashMap;
@@ -28,6 +31,9 @@ const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
 /// Seconds between asking a container to end and killing it.
 const STOP_PATIENCE_S: &str = "3";
+/// Longest wait for the daemon, and longest line that it may answer.
+const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_STATUS_BYTES: u64 = 1024;
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
 /// The docker or podman command line.
@@ -82,6 +88,8 @@ struct InspectedState {
     running: bool,
     #[serde(default)]
     exit_code: i64,
+    #[serde(default)]
+    paused: bool,
     #[serde(rename = "OOMKilled", default)]
     oom_killed: bool,
 }
@@ -292,6 +300,19 @@ impl Runtime for DockerCli {
         Ok(ReplicaStatus::Ended(format!("exited with status {}", container.state.exit_code)))
     }
 
+    fn pause(&self, name: &str) -> Result<()> {
+        run(&mut self.command(["pause", name]), Kind::ContainerFailed, &format!("pause container \"{name}\"")).map(drop)
+    }
+
+    fn resume(&self, name: &str) -> Result<()> {
+        // A call waits for this one, and starting the command line takes longer than resuming.
+        if self.program == "docker" && ask_daemon(&format!("/containers/{name}/unpause")).is_some_and(is_done) {
+            return Ok(());
+        }
+        let mut command = self.command(["unpause", name]);
+        run(&mut command, Kind::ContainerFailed, &format!("resume container \"{name}\"")).map(drop)
+    }
+
     fn stop(&self, name: &str) -> Result<()> {
         let mut stop = self.command(["stop", "--time", STOP_PATIENCE_S, name]);
         let mut remove = self.command(["rm", "--force", "--volumes", name]);
@@ -332,10 +353,27 @@ impl Runtime for DockerCli {
                 name: container.name.trim_start_matches('/').to_string(),
                 digest,
                 socket_dir: PathBuf::from(sockets),
+                is_paused: container.state.paused,
             });
         }
         Ok(found)
     }
+}
+
+/// Posts to Docker's Engine API over the daemon's Unix socket; the answer's status line. None if the daemon is elsewhere.
+fn ask_daemon(path: &str) -> Option<String> {
+    let host = std::env::var("DOCKER_HOST").unwrap_or_else(|_| "unix:///var/run/docker.sock".to_string());
+    let mut stream = UnixStream::connect(host.strip_prefix("unix://")?).ok()?;
+    stream.set_read_timeout(Some(DAEMON_TIMEOUT)).ok()?;
+    // HTTP/1.0, so that the answer ends with the connection. Paths without a version mean the newest.
+    write!(stream, "POST {path} HTTP/1.0\r\nHost: docker\r\nContent-Length: 0\r\n\r\n").ok()?;
+    let mut status = String::new();
+    BufReader::new(stream.take(MAX_STATUS_BYTES)).read_line(&mut status).ok()?;
+    Some(status)
+}
+
+fn is_done(status: String) -> bool {
+    status.split(' ').nth(1).is_some_and(|code| code.starts_with('2'))
 }
 
 /// A reference goes onto a command line, where it must not be taken for a flag.

@@ -40,6 +40,8 @@ pub struct FoundReplica {
     pub digest: String,
     /// Folder of its sockets.
     pub socket_dir: PathBuf,
+    /// Whether it is paused.
+    pub is_paused: bool,
 }
 
 /// Whether a replica runs.
@@ -77,7 +79,11 @@ pub trait Runtime: Send + Sync {
     fn start(&self, spec: &ReplicaSpec) -> Result<()>;
     /// Whether it runs.
     fn status(&self, name: &str) -> Result<ReplicaStatus>;
-    /// Asks it to end, makes it end, and removes what is left of it but its log.
+    /// Takes the processor away from it; its sockets stay, and its memory.
+    fn pause(&self, name: &str) -> Result<()>;
+    /// Goes on with one that was paused.
+    fn resume(&self, name: &str) -> Result<()>;
+    /// Asks it to end, makes it end, and removes what is left of it but its log. It is not paused.
     fn stop(&self, name: &str) -> Result<()>;
     /// The last lines it wrote.
     fn logs(&self, name: &str) -> Result<String>;

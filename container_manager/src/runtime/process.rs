@@ -122,6 +122,17 @@ impl ProcessRuntime {
         run(&mut command, Kind::BuildFailed, "change the owner of a folder").map(drop)
     }
 
+    fn signal(&self, name: &str, signal: Signal) -> Result<()> {
+        let failed = |cause: &dyn std::fmt::Display| {
+            Error::new(Kind::ContainerFailed, format!("could not send {signal} to replica \"{name}\": {cause}"))
+        };
+        if self.status(name)? != ReplicaStatus::Running {
+            return Err(failed(&"it has ended"));
+        }
+        let record = self.record(name).ok_or_else(|| failed(&"it has no record"))?;
+        kill(Pid::from_raw(record.pid), signal).map_err(|cause| failed(&cause))
+    }
+
     fn sandboxed(&self, limits: &Limits, words: &[String]) -> Command {
         let prefix = process_prefix(limits, self.is_root, self.can_unshare);
         let mut command = Command::new(&prefix[0]);
@@ -278,6 +289,14 @@ impl Runtime for ProcessRuntime {
         }
     }
 
+    fn pause(&self, name: &str) -> Result<()> {
+        self.signal(name, Signal::SIGSTOP)
+    }
+
+    fn resume(&self, name: &str) -> Result<()> {
+        self.signal(name, Signal::SIGCONT)
+    }
+
     fn stop(&self, name: &str) -> Result<()> {
         let record = self.record(name);
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
@@ -312,7 +331,8 @@ impl Runtime for ProcessRuntime {
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if let Some(record) = self.record(&name) {
-                found.push(FoundReplica { name, digest: record.digest, socket_dir: record.socket_dir });
+                let is_paused = is_stopped(record.pid);
+                found.push(FoundReplica { name, digest: record.digest, socket_dir: record.socket_dir, is_paused });
             }
         }
         Ok(found)
@@ -327,14 +347,24 @@ fn ending(status: ExitStatus) -> String {
     }
 }
 
-/// Field 22 of `/proc/PID/stat`, counted after the command's closing parenthesis (proc(5)); none for a zombie.
-fn start_time(pid: i32) -> Option<u64> {
+/// The fields of `/proc/PID/stat` behind the command's closing parenthesis (proc(5)): the third and those that follow.
+fn stat_of(pid: i32) -> Option<Vec<String>> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if fields.first() == Some(&"Z") {
+    Some(stat.rsplit_once(')')?.1.split_whitespace().map(str::to_string).collect())
+}
+
+/// When a process was started; none for a zombie.
+fn start_time(pid: i32) -> Option<u64> {
+    let fields = stat_of(pid)?;
+    if fields.first()? == "Z" {
         return None;
     }
     fields.get(19)?.parse().ok()
+}
+
+/// Whether a signal has stopped a process.
+fn is_stopped(pid: i32) -> bool {
+    stat_of(pid).is_some_and(|fields| fields.first().is_some_and(|state| state == "T"))
 }
 
 fn substitute(words: &[String], root: &Path, environment: &Path) -> Vec<String> {
