@@ -152,6 +152,6 @@ def _name_of(descriptor):
 
 def greeting(functions):
     """docs/protocol.md §2."""
-    transports = ["flight", "json", "socket"] + (["shm"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
+    transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
     return {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}

@@ -1,7 +1,6 @@
 """The forms of docs/protocol.md §6 and §7, over HTTP/1.1 on a TCP or a Unix socket."""
 
 import gzip
-import http.server
 import json
 import os
 import select
@@ -13,11 +12,12 @@ import urllib.parse
 
 import pyarrow as pa
 
-from . import columns, dialects, json_columns, types
+from . import columns, dialects, http1, json_columns, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
 from .function import Cancelled
+from .turns import Turns
 
 _PREFIX = "/v1/functions/"
 _MAX_BODY_BYTES = 1 << 30
@@ -34,21 +34,13 @@ _ACCEPT_PAUSE_S = 0.1
 _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    # Replies are written at once, so waiting for more to send would only add delay.
-    disable_nagle_algorithm = True
-    timeout = 600
-
+class _Handler(http1.Handler):
     def setup(self):
-        # A Unix socket has no Nagle algorithm to disable.
-        self.disable_nagle_algorithm = self.request.family != socket.AF_UNIX
         self.segments = columns.Segments(os.environ.get("TRANSSHIP_SEGMENT_DIR"))
-        super().setup()
+        self.json_reader = json_columns.Reader()
 
     def finish(self):
         self.segments.close()
-        super().finish()
 
     def do_GET(self):
         if self.path == "/v1":
@@ -66,11 +58,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         with self.server.running:
-            self._answer_call()
+            try:
+                body = self._read_body()
+            except CallError as error:
+                return self._fail(error)
+            with self.server.turns.turn():
+                return self._answer_call(body)
 
-    def _answer_call(self):
+    def _answer_call(self, body):
         try:
-            body = self._read_body()
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
                 return self._answer(*answered)
             function = self._find()
@@ -80,7 +76,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 request.write(reply, function.reply_columns)
                 del reply
                 return self._send(200, columns.CONTENT_TYPE, request.body(micros))
-            body, batch = json_columns.read(function, body) or (body, None)
+            body, batch = self.json_reader.read(function, body) or (body, None)
             if batch is None:
                 body = _read_request(body)
                 batch = _read_batch(function, body)
@@ -142,7 +138,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not 0 <= length <= _MAX_BODY_BYTES:
             self.close_connection = True
             raise CallError("protocol_violation", "a request needs a Content-Length of at most 1 GiB")
-        return self.rfile.read(length)
+        body = self.stream.read(length)
+        if len(body) < length:
+            raise ConnectionError
+        return body
 
     def _fail(self, error):
         self._answer(_STATUS.get(error.kind, 500), {"error": error.to_wire()})
@@ -151,22 +150,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._send(status, "application/json", json.dumps(body, allow_nan=False).encode())
 
     def _send(self, status, content_type, payload):
-        self.send_response_only(status)
-        self.send_header("Content-Type", content_type)
         if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
-            payload = gzip.compress(payload, 1)
-            self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(payload)))
-        # The header and a short body travel together.
-        self._headers_buffer.append(b"\r\n")
-        head = b"".join(self._headers_buffer)
-        self._headers_buffer.clear()
-        self.wfile.write(head + payload if len(payload) < 65536 else head)
-        if len(payload) >= 65536:
-            self.wfile.write(payload)
-
-    def log_message(self, format, *args):
-        pass
+            return self.send(status, content_type, gzip.compress(payload, 1), "Content-Encoding: gzip\r\n")
+        return self.send(status, content_type, payload)
 
 
 class _Running:
@@ -259,7 +245,7 @@ class _Server:
     that is there. What is running when the server is shut down is finished."""
 
     def __init__(self, listener, functions):
-        self.functions, self.exchanges, self.running = functions, _Exchanges(), _Running()
+        self.functions, self.exchanges, self.running, self.turns = functions, _Exchanges(), _Running(), Turns()
         self._listener = listener
         self._lock = threading.Lock()
         self._waiting = 0
@@ -292,7 +278,7 @@ class _Server:
     def _serve(self):
         while True:
             try:
-                connection, address = self._listener.accept()
+                connection, _ = self._listener.accept()
             except OSError:
                 if self._stopped.is_set():
                     return
@@ -306,7 +292,7 @@ class _Server:
                 self._start_thread()
             with connection:
                 try:
-                    _Handler(connection, address, self)
+                    _Handler(connection, self)
                 except OSError:
                     # The client has gone.
                     pass

@@ -1,0 +1,63 @@
+"""Lets calls in one by one, for as long as each is over soon.
+
+Threads that compute at the same time hand the interpreter's lock to one another at each library call, which takes longer than
+what they compute: two sessions get less done than one. So a call waits for the one before it; but one that has taken longer
+than PATIENCE_S, which may wait for something itself, is left to go on beside the next.
+"""
+
+import collections
+import contextlib
+import threading
+import time
+
+PATIENCE_S = 0.01
+
+
+class Turns:
+    """Whose turn it is."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._waiting = collections.deque()
+        self._current = None
+        self._since = 0.0
+
+    @contextlib.contextmanager
+    def turn(self):
+        """Holds a turn."""
+        mine = self._take()
+        try:
+            yield
+        finally:
+            self._leave(mine)
+
+    def _take(self):
+        mine = threading.Event()
+        with self._lock:
+            if self._current is None:
+                self._begin(mine)
+                return mine
+            self._waiting.append(mine)
+            place = len(self._waiting)
+        # Each of those before it may take its time. Looking later than that is no harm, looking often would be.
+        while not mine.wait(place * PATIENCE_S):
+            with self._lock:
+                if self._waiting and self._waiting[0] is mine and time.monotonic() - self._since >= PATIENCE_S:
+                    self._waiting.popleft()
+                    self._begin(mine)
+                    return mine
+            place = 1
+        return mine
+
+    def _begin(self, whose):
+        self._current, self._since = whose, time.monotonic()
+        whose.set()
+
+    def _leave(self, mine):
+        with self._lock:
+            # Somebody may have begun beside it.
+            if self._current is not mine:
+                return
+            self._current = None
+            if self._waiting:
+                self._begin(self._waiting.popleft())
