@@ -49,6 +49,11 @@ SET transship.transport = socket;
 SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;
 SET transship.transport = json;
 SELECT kind, both_ways(kind) FROM unnest('{time,timetz,interval,inet,cidr,macaddr,ints,texts,uuids,numerics,int8range,tstzrange,numrange,point,line,ranges}'::text[]) kind;
+-- Values that nest have no form in Parquet files, and intervals have none.
+SET transship.transport = parquet;
+SELECT kind, both_ways(kind) FROM unnest('{time,timetz,inet,cidr,macaddr}'::text[]) kind;
+SELECT both_ways('interval');
+SELECT both_ways('ints');
 RESET transship.transport;
 -- What Python or Arrow cannot hold.
 SELECT pass_time('24:00'), pass_interval('1 day 24:00');

@@ -10,13 +10,13 @@ BEGIN
   END LOOP;
 END
 $$;
-SELECT t, (over(t, $$SELECT sum(add_one(x)) || max(shout(t)) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
-SELECT t, (over(t, $$SELECT sum(seven()) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
-SELECT t, (over(t, $$SELECT count(*) FILTER (WHERE is_null(nullif(x, 7))) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
-SELECT t, (over(t, $$SELECT sum(length(shout(repeat(t, x::int % 3000)))) FROM numbers WHERE x < 3000$$)).* FROM unnest('{auto,shm,flight,socket,json}'::text[]) t;
-SELECT t, (over(t, $$SELECT shout(repeat('x', 20000000 * x::int)) = repeat('X', 20000000) || '!' FROM numbers WHERE x = 1$$)).* FROM unnest('{shm,flight,socket}'::text[]) t;
+SELECT t, (over(t, $$SELECT sum(add_one(x)) || max(shout(t)) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,parquet,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT sum(seven()) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,parquet,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT count(*) FILTER (WHERE is_null(nullif(x, 7))) FROM numbers$$)).* FROM unnest('{auto,shm,flight,socket,parquet,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT sum(length(shout(repeat(t, x::int % 3000)))) FROM numbers WHERE x < 3000$$)).* FROM unnest('{auto,shm,flight,socket,parquet,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT shout(repeat('x', 20000000 * x::int)) = repeat('X', 20000000) || '!' FROM numbers WHERE x = 1$$)).* FROM unnest('{shm,flight,socket,parquet}'::text[]) t;
 -- A function that keeps its arguments, which later batches must not change.
-SELECT t, (over(t, $$SELECT max(first_seen(x)) FROM numbers$$)).* FROM unnest('{shm,flight,socket,json}'::text[]) t;
+SELECT t, (over(t, $$SELECT max(first_seen(x)) FROM numbers$$)).* FROM unnest('{shm,flight,socket,parquet,json}'::text[]) t;
 DROP FUNCTION over, first_seen;
 -- Flight and JSON in one query.
 CREATE FUNCTION add_one_json(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS $$

@@ -89,6 +89,12 @@ SELECT 'timestamptz' AS type, count(*) AS n, bool_and(e::text IS NOT DISTINCT FR
 SELECT 'numeric' AS type, count(*) AS n, bool_and(e::text IS NOT DISTINCT FROM v::text) AS echo, bool_and(p::text IS NOT DISTINCT FROM v::text) AS pass FROM (SELECT v, echo_numeric(v) AS e, pass_numeric(v) AS p FROM v_numeric OFFSET 0) s;
 SELECT 'uuid' AS type, count(*) AS n, bool_and(e::text IS NOT DISTINCT FROM v::text) AS echo, bool_and(p::text IS NOT DISTINCT FROM v::text) AS pass FROM (SELECT v, echo_uuid(v) AS e, pass_uuid(v) AS p FROM v_uuid OFFSET 0) s;
 SELECT 'json' AS type, count(*) AS n, bool_and(e::jsonb::text IS NOT DISTINCT FROM v::jsonb::text) AS echo, bool_and(p::text IS NOT DISTINCT FROM v::text) AS pass FROM (SELECT v, echo_json(v) AS e, pass_json(v) AS p FROM v_json OFFSET 0) s;
+SET transship.transport = parquet;
+\t on
+SELECT format('SELECT %L, count(*), bool_and(e::text IS NOT DISTINCT FROM v::text), bool_and(p::text IS NOT DISTINCT FROM v::text) '
+  'FROM (SELECT v, echo_%1$s(v) AS e, pass_%1$s(v) AS p FROM v_%1$s OFFSET 0) s', t)
+FROM unnest('{bool,int2,int4,int8,float4,float8,text,bytea,date,timestamp,timestamptz,numeric,uuid,json}'::text[]) t \gexec
+\t off
 SET transship.transport = json;
 SELECT 'bool' AS type, count(*) AS n, bool_and(e::text IS NOT DISTINCT FROM v::text) AS echo, bool_and(p::text IS NOT DISTINCT FROM v::text) AS pass FROM (SELECT v, echo_bool(v) AS e, pass_bool(v) AS p FROM v_bool OFFSET 0) s;
 SELECT 'int2' AS type, count(*) AS n, bool_and(e::text IS NOT DISTINCT FROM v::text) AS echo, bool_and(p::text IS NOT DISTINCT FROM v::text) AS pass FROM (SELECT v, echo_int2(v) AS e, pass_int2(v) AS p FROM v_int2 OFFSET 0) s;

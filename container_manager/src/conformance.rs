@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use udf_protocol::batch::{AggregateStep, CallBatch};
 use udf_protocol::client::{Client, Exchange, MapEvent};
 use udf_protocol::codec::json::{decode_column, encode_column};
+use udf_protocol::codec::parquet;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
@@ -137,6 +138,11 @@ impl Judge {
     ) {
         if !self.functions.contains(&signature.function) {
             return self.skip(clause, case, &format!("the server has no function \"{}\"", signature.function));
+        }
+        if self.transport == TransportName::Parquet
+            && let Err(error) = parquet::check_types(&signature)
+        {
+            return self.skip(clause, case, &say(&error));
         }
         let finding = match self.signature(&signature.function) {
             Ok(offered) if signature.check_against(&offered, "").is_ok() => work(self, &signature),

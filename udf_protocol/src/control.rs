@@ -154,6 +154,9 @@ pub struct LeaseInfo {
     /// Whether it takes columns as they lie in memory.
     #[serde(default)]
     pub columns: bool,
+    /// Whether it takes Parquet files in segments.
+    #[serde(default)]
+    pub parquet: bool,
     /// Folder of the segments, if it takes those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<PathBuf>,
@@ -171,6 +174,7 @@ impl LeaseInfo {
             TransportName::Shm => self.segments.is_some(),
             TransportName::Flight => self.flight.is_some(),
             TransportName::Socket => self.columns,
+            TransportName::Parquet => self.parquet && self.segments.is_some(),
             TransportName::Json => true,
         };
         use TransportName::{Flight, Json, Shm, Socket};
@@ -193,9 +197,11 @@ impl LeaseInfo {
     /// The form of columns over HTTP.
     pub fn form(&self, transport: TransportName) -> Form {
         match (transport, &self.segments) {
-            (TransportName::Shm, Some(directory)) => {
-                Form::Segments { directory: directory.clone(), pipelining: self.pipelining }
-            }
+            (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
+                directory: directory.clone(),
+                pipelining: self.pipelining,
+                is_parquet: transport == TransportName::Parquet,
+            },
             (TransportName::Socket, _) => Form::Columns { pipelining: Some(self.pipelining) },
             _ => Form::Json,
         }

@@ -19,6 +19,7 @@ mod duplicates;
 pub mod error;
 pub mod host;
 pub mod manifest;
+pub mod pace;
 pub mod signature;
 pub mod transport;
 mod type_text;

@@ -49,6 +49,9 @@ pub struct Manifest {
     /// Containers kept running before the first call; 0 to `replicas`.
     #[serde(default)]
     pub prewarm: u32,
+    /// Whether containers that nobody uses are paused: they keep their memory and get no processor until the next call.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pause: bool,
 }
 
 /// One function of a manifest.
@@ -320,14 +323,22 @@ pub enum TransportName {
     Flight,
     /// Columns as they lie in memory, over HTTP.
     Socket,
+    /// Parquet files in memory that engine and container share; for comparison.
+    Parquet,
     /// Columnar JSON over HTTP.
     Json,
 }
 
 impl TransportName {
     /// Every one of them, the default first.
-    pub const ALL: [TransportName; 5] =
-        [TransportName::Auto, TransportName::Shm, TransportName::Flight, TransportName::Socket, TransportName::Json];
+    pub const ALL: [TransportName; 6] = [
+        TransportName::Auto,
+        TransportName::Shm,
+        TransportName::Flight,
+        TransportName::Socket,
+        TransportName::Parquet,
+        TransportName::Json,
+    ];
 
     /// The name in SQL and in EXPLAIN.
     pub fn name(self) -> &'static str {
@@ -336,6 +347,7 @@ impl TransportName {
             TransportName::Shm => "shm",
             TransportName::Flight => "flight",
             TransportName::Socket => "socket",
+            TransportName::Parquet => "parquet",
             TransportName::Json => "json",
         }
     }
@@ -453,6 +465,7 @@ impl FunctionBody {
             limits: Limits::default(),
             replicas: default_replicas(),
             prewarm: 0,
+            pause: false,
         })
     }
 }

@@ -14,7 +14,7 @@ use proptest::option;
 use proptest::prelude::*;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
-use udf_protocol::codec::{columns, json};
+use udf_protocol::codec::{columns, json, parquet};
 use udf_protocol::signature::{Argument, Signature};
 use udf_protocol::textual_type;
 use udf_protocol::types::{TABLE, Type};
@@ -126,6 +126,14 @@ fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffe
     (header, data, signature)
 }
 
+/// A column as a file, if its type has that form.
+fn through_parquet(ty: &Type, column: &ArrayRef) -> Option<(Signature, Vec<u8>)> {
+    let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
+    parquet::check_types(&signature).ok()?;
+    let batch = RecordBatch::try_new(signature.call_schema(), vec![column.clone()]).unwrap();
+    Some((signature, parquet::encode(&batch)))
+}
+
 fn text_of(ty: &Type, column: &ArrayRef) -> String {
     let mut text = String::new();
     json::encode_column(&mut text, ty, column);
@@ -176,6 +184,29 @@ proptest! {
         }
         // An error or other values, each of which can be read, but no panic.
         if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged)) {
+            text_of(&ty, read.column(0));
+        }
+    }
+
+    #[test]
+    fn parquet_files_give_back_what_they_took((ty, column) in any_column()) {
+        let Some((signature, file)) = through_parquet(&ty, &column) else { return Ok(()) };
+        let read = parquet::decode_reply(&signature, column.len(), &Buffer::from(file)).unwrap();
+        prop_assert_eq!(text_of(&ty, read.column(0)), text_of(&ty, &column));
+        prop_assert_eq!(read.column(0).data_type(), &ty.data_type());
+    }
+
+    #[test]
+    fn parquet_reader_survives_damage(
+        (ty, column) in any_column(),
+        bytes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        end in option::of(any::<prop::sample::Index>()),
+    ) {
+        let Some((signature, mut file)) = through_parquet(&ty, &column) else { return Ok(()) };
+        let size = file.len();
+        bytes.iter().for_each(|(at, byte)| file[at.index(size)] = *byte);
+        file.truncate(end.map_or(size, |end| end.index(size)));
+        if let Ok(read) = parquet::decode_reply(&signature, column.len(), &Buffer::from(file)) {
             text_of(&ty, read.column(0));
         }
     }
@@ -254,4 +285,45 @@ fn json_call_is_the_golden_one() {
     let signature = Signature::scalar("f", arguments, Type::Bool);
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
     assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None }, ""), golden);
+}
+
+#[test]
+fn parquet_files_that_lie_are_refused() {
+    use ::parquet::arrow::ArrowWriter;
+
+    let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: Type::Int8 }], Type::Int8);
+    let write = |columns: Vec<ArrayRef>| {
+        let names = ["x", "y"];
+        let batch = RecordBatch::try_from_iter(names.into_iter().zip(columns)).unwrap();
+        let mut file = Vec::new();
+        let mut writer = ArrowWriter::try_new(&mut file, batch.schema(), None).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        file
+    };
+    let read = |file: Vec<u8>| parquet::decode_reply(&signature, 2, &Buffer::from(file));
+    let numbers = |values: Vec<i64>| Arc::new(Int64Array::from(values)) as ArrayRef;
+    let list =
+        Arc::new(ListArray::from_iter_primitive::<arrow_array::types::Int64Type, _, _>(vec![Some(vec![Some(1)]); 2]));
+    assert_eq!(read(write(vec![numbers(vec![7, 8])])).unwrap().column(0), &numbers(vec![7, 8]));
+    // A narrower type is converted, as in the other forms.
+    let narrow = Arc::new(Int16Array::from(vec![7, 8]));
+    assert_eq!(read(write(vec![narrow])).unwrap().column(0), &numbers(vec![7, 8]));
+    for (fact, file) in [
+        ("3 rows, not 2", write(vec![numbers(vec![1, 2, 3])])),
+        ("other columns", write(vec![numbers(vec![1, 2]), numbers(vec![1, 2])])),
+        ("other columns", write(vec![list])),
+        ("malformed", b"PAR1".to_vec()),
+        ("malformed", Vec::new()),
+    ] {
+        let said = read(file).unwrap_err();
+        assert!(said.contains(fact), "{fact}: {said}");
+    }
+    // What has no form in files is refused before it is sent.
+    for ty in types() {
+        let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], Type::Bool);
+        let is_flat = !ty.data_type().is_nested() && ty != Type::Interval;
+        assert_eq!(parquet::check_types(&signature).is_ok(), is_flat, "{ty}");
+    }
+    assert!(parquet::check_types(&Signature::scalar("f", vec![], Type::Bool)).is_err());
 }

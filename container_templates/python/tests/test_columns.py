@@ -9,6 +9,7 @@ import numpy
 import pyarrow as pa
 import pytest
 from transship_server import columns, types
+from transship_server.errors import CallError
 
 ROWS = {
     "bool": [True, None, False] * 5,
@@ -64,6 +65,20 @@ def test_values_come_back(name, shape):
     found = read_back(entry, array)
     found.validate(full=True)
     assert found.cast(entry.arrow) == array
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "interval" and not name.endswith((")", "]"))])
+def test_values_come_back_in_parquet_files(name):
+    entry = types.by_name(name)
+    array = pa.array(ROWS[name], entry.arrow)
+    request = columns.Request(body_of({"rows": 0, "buffers": [], "form": "parquet"}), None)
+    request.write(pa.RecordBatch.from_arrays([array], ["x"]), [("", entry)])
+    header = {"rows": len(array), "buffers": request._reply["buffers"], "form": "parquet"}
+    found = columns.Request(body_of(header, request._inline), None).batch([("x", entry)]).column(0)
+    assert found.cast(entry.arrow) == array
+    for rows, data in [(len(array) + 1, request._inline), (len(array), request._inline[:-9] + b"012345678")]:
+        with pytest.raises(CallError, match="the request cannot be read"):
+            columns.Request(body_of(header | {"rows": rows}, data), None).batch([("x", entry)])
 
 
 def test_parts_of_nested_arrays_may_be_slices():
@@ -183,4 +198,4 @@ def test_broken_segments_are_refused(client, more, message):
 
 def test_greeting_names_the_forms(client):
     client.connection.request("GET", "/v1")
-    assert json.loads(client.connection.getresponse().read())["transports"] == ["flight", "json", "socket", "shm"]
+    assert json.loads(client.connection.getresponse().read())["transports"] == ["flight", "json", "socket", "shm", "parquet"]

@@ -12,7 +12,7 @@ import sys
 
 import pyarrow as pa
 
-from . import types
+from . import parquet_files, types
 from .errors import CallError
 
 CONTENT_TYPE = "application/vnd.transship.columns"
@@ -83,10 +83,11 @@ class Request:
         try:
             length = int.from_bytes(body[:4], "little")
             self.header = json.loads(body[4 : 4 + length])
+            self._is_parquet = self.header.get("form") == "parquet"
             buffers = self._places = self.header["buffers"]
             if not all(type(place) is int and place >= 0 for place in buffers) or len(buffers) % 2:
                 raise ValueError("buffers are pairs of integers")
-        except (ValueError, KeyError, TypeError) as cause:
+        except (ValueError, KeyError, TypeError, AttributeError) as cause:
             raise CallError("protocol_violation", f"the request cannot be read: {cause!r}") from None
         name = self.header.get("segment")
         if name is None:
@@ -103,6 +104,8 @@ class Request:
             raise CallError("protocol_violation", "the request has no number of rows")
         reader = _Reader(pa.py_buffer(self._data), self._places)
         try:
+            if self._is_parquet:
+                return parquet_files.read(reader.buffer(1), rows, columns)
             arrays = [reader.array(entry, rows) for _, entry in columns]
             if reader.position != len(self._places):
                 raise ValueError("it has more buffers than columns")
@@ -116,7 +119,7 @@ class Request:
     def write(self, batch, columns):
         """Writes the reply's data; its columns are (name, Type) pairs."""
         places, pieces, size = [], [], 0
-        for buffer in (buffer for (_, entry), array in zip(columns, batch.columns) for buffer in _buffers(entry, array)):
+        for buffer in self._reply_buffers(batch, columns):
             if buffer is None or buffer.size == 0:
                 places += (0, 0)
                 continue
@@ -136,6 +139,11 @@ class Request:
             # There is no memory left for segments: the data goes with the reply.
             pass
         self._inline = _joined(pieces)
+
+    def _reply_buffers(self, batch, columns):
+        if self._is_parquet:
+            return [parquet_files.write(batch)]
+        return (buffer for (_, entry), array in zip(columns, batch.columns) for buffer in _buffers(entry, array))
 
     def body(self, micros):
         """The body of the reply that was written. No array of the batch is left by now but those that a handler keeps."""
@@ -164,7 +172,7 @@ class _Reader:
         self._places = places
         self.position = 0
 
-    def _buffer(self, least):
+    def buffer(self, least):
         """The next buffer, of at least so many bytes; None if it may be empty and is."""
         places, position = self._places, self.position
         if position == len(places):
@@ -180,12 +188,12 @@ class _Reader:
         return self._data.slice(offset, length)
 
     def array(self, entry, rows):
-        validity = self._buffer(0)
+        validity = self.buffer(0)
         if validity is not None and validity.size < (rows + 7) // 8:
             raise ValueError(f"a validity buffer has {validity.size} bytes for {rows} rows")
         kind = entry.arrow
         if entry.bits is not None:
-            values = self._buffer((rows * entry.bits + 7) // 8)
+            values = self.buffer((rows * entry.bits + 7) // 8)
             return pa.Array.from_buffers(kind, rows, [validity, values or _EMPTY])
         if isinstance(entry, types.CompositeType):
             parts = [self.array(part, rows) for _, part in entry.attributes]
@@ -196,14 +204,14 @@ class _Reader:
             array = pa.ListArray.from_buffers(kind, rows, [validity, offsets], children=[elements])
         else:
             offsets = self._offsets(rows)
-            values = self._buffer(_last_offset(offsets, rows))
+            values = self.buffer(_last_offset(offsets, rows))
             array = pa.Array.from_buffers(kind, rows, [validity, offsets, values or _EMPTY])
         # Offsets that descend, and text that is not UTF-8.
         array.validate(full=True)
         return array
 
     def _offsets(self, rows):
-        return self._buffer(4 * (rows + 1) if rows else 0) or pa.py_buffer(bytes(4))
+        return self.buffer(4 * (rows + 1) if rows else 0) or pa.py_buffer(bytes(4))
 
 
 def _last_offset(offsets, rows):

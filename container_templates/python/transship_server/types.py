@@ -16,7 +16,6 @@ import typing
 import uuid
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 _EXTENSION_KEY = b"ARROW:extension:name"
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -360,7 +359,7 @@ def check_for_python(entry, array):
     elif isinstance(entry, CompositeType):
         for position, (_, part) in enumerate(entry.attributes):
             check_for_python(part, array.field(position))
-    elif entry.name == "time" and (pc.max(array.cast(pa.int64())).as_py() or 0) >= 86_400_000_000:
+    elif entry.name == "time" and any(v is not None and v >= 86_400_000_000 for v in array.cast(pa.int64()).to_pylist()):
         raise ValueError("hour must be in 0..23")
 
 
@@ -384,9 +383,11 @@ def encode_json(entry, array):
     if entry.name == "int8":
         return [v if v is None or abs(v) <= _MAX_SAFE_INTEGER else str(v) for v in array.to_pylist()]
     if entry.name in ("float4", "float8"):
-        if pc.all(pc.is_finite(array)).as_py():
-            return array.to_pylist()
-        return [v if v is None or math.isfinite(v) else _non_finite(v) for v in array.to_pylist()]
+        values = array.to_pylist()
+        # A sum of finite values that overflows costs only the second look.
+        if math.isfinite(sum(filter(None, values))):
+            return values
+        return [v if v is None or math.isfinite(v) else _non_finite(v) for v in values]
     if entry.name == "bytea":
         return [v if v is None else base64.b64encode(v).decode() for v in array.to_pylist()]
     if entry.name == "uuid":

@@ -42,6 +42,9 @@ pub struct CallHeader<'a> {
     /// The segment that holds the data; none if it follows the header.
     #[serde(skip_serializing_if = "Option::is_none")]
     segment: Option<&'a str>,
+    /// What the data is, if not the buffers themselves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    form: Option<&'static str>,
     /// The segment into which the data of the reply may be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     reply_segment: Option<&'a str>,
@@ -57,6 +60,7 @@ impl<'a> CallHeader<'a> {
             exchange: batch.step.map(|_| exchange),
             step: batch.step,
             segment: None,
+            form: layout.form,
             reply_segment: None,
             buffers: &layout.places,
         }
@@ -106,6 +110,8 @@ pub struct Layout {
     places: Vec<usize>,
     /// Bytes of all.
     pub size: usize,
+    /// What they are, if not the buffers of columns.
+    form: Option<&'static str>,
 }
 
 impl Layout {
@@ -115,6 +121,13 @@ impl Layout {
         for (ty, column) in types.iter().zip(batch.columns()) {
             layout.add_column(ty, column);
         }
+        layout
+    }
+
+    /// Lays out a file that holds a batch.
+    pub fn of_file(form: &'static str, file: Vec<u8>) -> Layout {
+        let mut layout = Layout { form: Some(form), ..Layout::default() };
+        layout.add(file.into());
         layout
     }
 

@@ -4,3 +4,4 @@ pub mod adapt;
 pub mod arrow_ipc;
 pub mod columns;
 pub mod json;
+pub mod parquet;

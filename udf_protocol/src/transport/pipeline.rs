@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt;
@@ -20,11 +21,15 @@ use super::segment::Segments;
 use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, check_reply, innermost};
 use crate::batch::CallBatch;
 use crate::codec::columns::{CallHeader, Layout, ReplyHeader, decode_reply, frame, inline_body, read_frame};
+use crate::codec::parquet;
 use crate::error::{Error, Result};
 use crate::signature::Signature;
 
 /// The content type of columns as they lie in memory.
 pub const COLUMNS: &str = "application/vnd.transship.columns";
+
+/// The form of Parquet files.
+const PARQUET: &str = "parquet";
 
 /// Longest head of an answer, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -39,12 +44,43 @@ pub(crate) struct Pipelines {
     directory: Option<PathBuf>,
     /// Whether the server takes requests before the last one is answered.
     pipelining: OnceCell<bool>,
+    encoding: Encoding,
     idle: Mutex<Vec<Pipeline>>,
 }
 
+/// What the data of a batch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Encoding {
+    /// The buffers of its columns.
+    Columns,
+    /// A Parquet file.
+    Parquet,
+}
+
+impl Encoding {
+    fn layout(self, signature: &Signature, batch: &CallBatch) -> Layout {
+        match self {
+            Encoding::Columns => Layout::of(&signature.call_types(), &batch.columns),
+            Encoding::Parquet => Layout::of_file(PARQUET, parquet::encode(&batch.columns)),
+        }
+    }
+
+    fn decode(
+        self,
+        signature: &Signature,
+        header: &ReplyHeader,
+        data: &Buffer,
+    ) -> std::result::Result<RecordBatch, String> {
+        match self {
+            Encoding::Columns => decode_reply(signature, header, data),
+            Encoding::Parquet => parquet::decode_reply(signature, header.rows, data),
+        }
+    }
+}
+
 impl Pipelines {
-    pub(crate) fn new(directory: Option<PathBuf>, pipelining: Option<bool>) -> Pipelines {
-        Pipelines { directory, pipelining: OnceCell::new_with(pipelining), idle: Mutex::default() }
+    pub(crate) fn new(directory: Option<PathBuf>, pipelining: Option<bool>, encoding: Encoding) -> Pipelines {
+        Pipelines { directory, pipelining: OnceCell::new_with(pipelining), encoding, idle: Mutex::default() }
     }
 
     /// Asks the server whether it pipelines, unless that is known.
@@ -62,6 +98,9 @@ impl Pipelines {
         outbox: &mut Outbox,
         inbox: &Inbox,
     ) -> Result<()> {
+        if self.encoding == Encoding::Parquet {
+            parquet::check_types(signature)?;
+        }
         let lost = |error: Error| {
             if error.is_retryable() { Error::connection_lost(&signature.function, error.message()) } else { error }
         };
@@ -72,6 +111,7 @@ impl Pipelines {
             name,
             directory: self.directory.as_deref(),
             pipelining: self.pipelining.get() != Some(&false),
+            encoding: self.encoding,
         };
         call.run(&mut pipeline, outbox, inbox).await?;
         if pipeline.is_reusable {
@@ -140,6 +180,7 @@ struct PipelinedCall<'a> {
     name: &'a str,
     directory: Option<&'a Path>,
     pipelining: bool,
+    encoding: Encoding,
 }
 
 /// A batch that was sent.
@@ -197,7 +238,7 @@ impl PipelinedCall<'_> {
 
     /// Writes a batch's data to where it travels, and its request to `sending`.
     fn send(&self, pipeline: &mut Pipeline, sending: &mut VecDeque<Bytes>, batch: CallBatch) -> Awaited {
-        let layout = Layout::of(&self.signature.call_types(), &batch.columns);
+        let layout = self.encoding.layout(self.signature, &batch);
         // Where there is no memory left for segments, the data goes with the request.
         let segments = self
             .directory
@@ -277,7 +318,8 @@ impl PipelinedCall<'_> {
             }
             (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
         };
-        let columns = decode_reply(self.signature, &header, &data).map_err(|fact| Error::bad_result(function, fact))?;
+        let decoded = self.encoding.decode(self.signature, &header, &data);
+        let columns = decoded.map_err(|fact| Error::bad_result(function, fact))?;
         check_reply(self.signature, &batch, &columns)?;
         // A handler that still looks at its arguments must go on seeing them.
         pipeline.segments.extend(segments.filter(|_| !header.retained));

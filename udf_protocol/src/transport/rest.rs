@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde::Deserialize;
 
 use super::http::Http;
-use super::pipeline::Pipelines;
+use super::pipeline::{Encoding, Pipelines};
 use super::{
     Credentials, Endpoint, Event, Inbox, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError, answer_each,
 };
@@ -47,6 +47,8 @@ pub enum Form {
         directory: PathBuf,
         /// As above.
         pipelining: bool,
+        /// Whether a segment holds a Parquet file instead.
+        is_parquet: bool,
     },
 }
 
@@ -85,8 +87,11 @@ impl Rest {
     pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form) -> Rest {
         let pipelines = match form {
             Form::Json => None,
-            Form::Columns { pipelining } => Some(Pipelines::new(None, pipelining)),
-            Form::Segments { directory, pipelining } => Some(Pipelines::new(Some(directory), Some(pipelining))),
+            Form::Columns { pipelining } => Some(Pipelines::new(None, pipelining, Encoding::Columns)),
+            Form::Segments { directory, pipelining, is_parquet } => {
+                let encoding = if is_parquet { Encoding::Parquet } else { Encoding::Columns };
+                Some(Pipelines::new(Some(directory), Some(pipelining), encoding))
+            }
         };
         Rest { http: Http::new(endpoint, credentials), pipelines }
     }
