@@ -1,93 +1,129 @@
-"""What does a container cost over the UDFs that PostgreSQL users have today?  run.py [ROWS [ROUNDS]]
+"""What does a container cost over the UDFs that PostgreSQL users have today?  run.py [ROWS[,ROWS...] [ROUNDS]]
 
-Contenders run in turn, round by round, each on a connection of its own, after one round of warm-up that does not count.
-A ratio is the median of the per-round ratios to the baseline. All contenders of a UDF must give the same sum. The
-results replace the part of bench/README.md between the markers.
+The paper's comparison, with its three UDFs and two cheap ones, at several numbers of rows. Contenders take turns as
+bench/paired.py says, each on a connection of its own. All contenders of a UDF must give the same sum. What takes far longer
+than the others is measured on fewer rows, and scaled. The results replace the part of bench/README.md between the markers, and
+the pictures in bench/plots.
 """
 
+import contextlib
 import datetime
 import importlib.util
 import io
 import os
 import pathlib
 import platform
-import statistics
+import socket
+import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 
 import psycopg
 import pyarrow.csv
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import plots  # noqa: E402
+from paired import seconds_of, table  # noqa: E402
 from readme import write_section  # noqa: E402
 
-ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
+SIZES = [int(size) for size in sys.argv[1].split(",")] if len(sys.argv) > 1 else [100_000, 1_000_000]
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
-# Per row, PL/Python with scikit-learn takes about 0.7 ms: measured on fewer rows and scaled.
-FOREST_ROW_SAMPLE = 1000
 HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+IMAGE = "bench-overhead:1.0"
+IS_DOCKER = os.environ["BENCH_RUNTIME"] == "docker"
+TCP_PORT, MLFLOW_PORT = 18815, 18850
 COLUMNS = [f"f{i}" for i in range(28)]
 ARGUMENTS = ", ".join(f"{name} float8" for name in COLUMNS)
 LIST = ", ".join(COLUMNS)
+# 27 doubles and an integer.
+FACTOR_ARGUMENTS = ", ".join([f"{name} float8" for name in COLUMNS[:27]] + ["n bigint"])
+FACTOR_LIST = ", ".join([*COLUMNS[:27], "n"])
 # PL/Python is the system's Python; its packages are those of the virtual environment that was made with it.
-PRELUDE = f"""
-  if "model" not in GD:
+PRELUDE = """
+  if "{model}" not in GD:
       import sys
-      sys.path.insert(0, {sysconfig.get_path("purelib")!r})
+      sys.path.insert(0, {packages!r})
       import pickle, numpy
       GD["numpy"] = numpy
-      GD["model"] = pickle.load(open({str(HERE / "image/model.pkl")!r}, "rb"))
-  numpy, model = GD["numpy"], GD["model"]
+      GD["{model}"] = pickle.load(open({path!r}, "rb"))
+  numpy, model = GD["numpy"], GD["{model}"]
+"""
+FACTOR = """
+  def factor(n):
+      largest, divisor = 1, 2
+      while divisor * divisor <= n:
+          if n % divisor:
+              divisor += 1
+          else:
+              largest, n = divisor, n // divisor
+      return max(largest, n)
 """
 
-SETUP = f"""
-CREATE EXTENSION IF NOT EXISTS transship;
-CREATE EXTENSION IF NOT EXISTS plpython3u;
-DROP TABLE IF EXISTS bench_rows;
-SELECT setseed(0.5);
-CREATE TABLE bench_rows AS SELECT {", ".join(f"random() AS {name}" for name in COLUMNS)},
-  (random() * 999999)::bigint + 1 AS n, substr(md5(random()::text), 1, 20) AS t FROM generate_series(1, {ROWS});
-VACUUM ANALYZE bench_rows;
-CREATE OR REPLACE FUNCTION py_add_one(x float8) RETURNS float8 LANGUAGE plpython3u IMMUTABLE STRICT AS 'return x + 1';
-CREATE OR REPLACE FUNCTION py_add_one_array(x float8[]) RETURNS float8[] LANGUAGE plpython3u IMMUTABLE STRICT
-  AS 'return [v + 1 for v in x]';
-CREATE OR REPLACE FUNCTION py_forest({ARGUMENTS}) RETURNS float8 LANGUAGE plpython3u IMMUTABLE STRICT AS $$
-{PRELUDE}
-  return float(model.predict([[{LIST}]])[0])
-$$;
-CREATE OR REPLACE FUNCTION py_forest_array(x float8[]) RETURNS float8[] LANGUAGE plpython3u IMMUTABLE STRICT AS $$
-{PRELUDE}
-  return model.predict(numpy.array(x).reshape(-1, 28)).tolist()
-$$;
-CREATE OR REPLACE FUNCTION py_upper(t text) RETURNS text LANGUAGE plpython3u IMMUTABLE STRICT AS 'return t.upper()';
-CREATE OR REPLACE FUNCTION py_upper_array(t text[]) RETURNS text[] LANGUAGE plpython3u IMMUTABLE STRICT
-  AS 'return [v.upper() for v in t]';
-CREATE OR REPLACE FUNCTION py_factor(n bigint) RETURNS bigint LANGUAGE plpython3u IMMUTABLE STRICT PARALLEL SAFE AS $$
-  rest, largest, divisor = n, 1, 2
-  while divisor * divisor <= rest:
-      if rest % divisor:
-          divisor += 1
-      else:
-          largest, rest = divisor, rest // divisor
-  return max(largest, rest)
-$$;
-CREATE OR REPLACE FUNCTION upper_batch(t text) RETURNS text LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0" function = "upper"';
-CREATE OR REPLACE FUNCTION factor(n bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT PARALLEL SAFE COST 1000
-  AS 'image = "bench-overhead:1.0" function = "largest_prime_factor"';
-CREATE OR REPLACE FUNCTION add_one(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
-CREATE OR REPLACE FUNCTION add_one_batch(x float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT COST 1000 AS 'image = "bench-overhead:1.0"';
-CREATE OR REPLACE FUNCTION forest({ARGUMENTS}) RETURNS float8 LANGUAGE container IMMUTABLE STRICT PARALLEL SAFE COST 1000 AS 'image = "bench-overhead:1.0"';
-""".replace("\n  ", "\n")
+
+def prelude(model):
+    return PRELUDE.format(model=model, packages=sysconfig.get_path("purelib"), path=str(HERE / f"image/{model}.pkl"))
+
+
+def python_function(name, arguments, result, body):
+    return f"CREATE OR REPLACE FUNCTION {name}({arguments}) RETURNS {result} LANGUAGE plpython3u IMMUTABLE STRICT PARALLEL SAFE AS $${body}$$"
+
+
+def container_function(name, arguments, result, function, place=f'image = "{IMAGE}"'):
+    return f"""CREATE OR REPLACE FUNCTION {name}({arguments}) RETURNS {result} LANGUAGE container IMMUTABLE STRICT
+        PARALLEL SAFE COST 1000 AS '{place} function = "{function}"'"""
+
+
+# array_send's form of float8[][]: dimensions, then length and value of each element.
+FROM_BYTES = 'numpy.frombuffer(x, [("length", ">i4"), ("value", ">f8")], offset=28)["value"].reshape(-1, 28)'
+TCP = f'endpoint = "grpc://127.0.0.1:{TCP_PORT}"'
+MLFLOW = f'endpoint = "http://127.0.0.1:{MLFLOW_PORT}" dialect = "mlflow"'
+FUNCTIONS = [
+    python_function("py_add_one", "x float8", "float8", "return x + 1"),
+    python_function("py_add_one_array", "x float8[]", "float8[]", "return [v + 1 for v in x]"),
+    python_function("py_upper", "t text", "text", "return t.upper()"),
+    python_function("py_upper_array", "t text[]", "text[]", "return [v.upper() for v in t]"),
+    python_function("py_forest", ARGUMENTS, "float8", f"{prelude('model')}\n  return float(model.predict([[{LIST}]])[0])\n"),
+    python_function("py_forest_array", "x bytea", "float8[]", f"{prelude('model')}\n  return model.predict({FROM_BYTES}).tolist()\n"),
+    python_function("py_deep_forest_array", "x bytea", "float8[]",
+                    f"{prelude('deep_model')}\n  return model.predict({FROM_BYTES}).tolist()\n"),
+    python_function("py_factor", "n bigint", "bigint", f"{FACTOR}\n  return factor(n)\n"),
+    python_function("py_factor_array", "n bigint[]", "bigint[]", f"{FACTOR}\n  return [factor(v) for v in n]\n"),
+    python_function("py_factor_of_last", FACTOR_ARGUMENTS, "bigint", f"{FACTOR}\n  return factor(n)\n"),
+    container_function("add_one", "x float8", "float8", "add_one"),
+    container_function("add_one_batch", "x float8", "float8", "add_one_batch"),
+    container_function("upper_batch", "t text", "text", "upper"),
+    container_function("forest", ARGUMENTS, "float8", "forest"),
+    container_function("deep_forest", ARGUMENTS, "float8", "deep_forest"),
+    container_function("factor", "n bigint", "bigint", "largest_prime_factor"),
+    container_function("factor_of_last", FACTOR_ARGUMENTS, "bigint", "factor_of_last"),
+    container_function("forest_tcp", ARGUMENTS, "float8", "forest", TCP),
+    container_function("deep_forest_tcp", ARGUMENTS, "float8", "deep_forest", TCP),
+    container_function("factor_of_last_tcp", FACTOR_ARGUMENTS, "bigint", "factor_of_last", TCP),
+    container_function("forest_mlflow", ARGUMENTS, "float8", "forest", MLFLOW),
+]  # fmt: skip
+
+
+def make_rows(connection):
+    connection.execute("DROP TABLE IF EXISTS bench_rows")
+    connection.execute("SELECT setseed(0.5)")
+    inputs = ", ".join(f"random() AS {name}" for name in COLUMNS)
+    connection.execute(f"""CREATE TABLE bench_rows AS SELECT {inputs}, (random() * 999999)::bigint + 1 AS n,
+        substr(md5(random()::text), 1, 20) AS t FROM generate_series(1, {max(SIZES)})""")
+    connection.execute("VACUUM ANALYZE bench_rows")
 
 
 def chunked(function, argument, result="sum(r)"):
     """The hand-made batch: rows in chunks of 10,000 as arrays, results unnested."""
-    return f"""SELECT {result} FROM (SELECT unnest({function}(array_agg({argument}))) AS r FROM
-        (SELECT *, row_number() OVER () / 10000 AS chunk FROM bench_rows) s GROUP BY chunk) t"""
+    return f"""SELECT {result} FROM (SELECT unnest({function}({argument})) AS r FROM
+        (SELECT *, row_number() OVER () / 10000 AS chunk FROM rows) s GROUP BY chunk) t"""
 
 
-SHM, FLIGHT, SOCKET, JSON = (f"SET transship.transport = {name}" for name in ("shm", "flight", "socket", "json"))
+def over(transport):
+    return f"SET transship.transport = {transport}"
+
 
 # A process per worker, and none for the leader: one for each core here.
 WORKERS = "; ".join([
@@ -96,21 +132,36 @@ WORKERS = "; ".join([
 ])  # fmt: skip
 
 
+class Query:
+    """A query of the table "rows", under some settings, on a connection of its own."""
+
+    def __init__(self, sql, settings=None, most_rows=None):
+        self.sql, self.settings, self.most_rows = sql, settings, most_rows
+
+    def prepare(self, rows):
+        connection = psycopg.connect("", autocommit=True)
+        connection.execute("SET max_parallel_workers_per_gather = 0; SET jit = off; SET work_mem = '1GB'")
+        if self.settings:
+            connection.execute(self.settings)
+        sql = self.sql.replace("FROM rows", f"FROM bench_rows_{rows}")
+        return lambda: connection.execute(sql).fetchone()[0]
+
+
 class Floor:
     """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
 
-    def __init__(self, columns, work):
-        self.columns, self.work, self.batches = columns, work, None
+    most_rows = None
 
-    def load(self):
-        query = f"COPY (SELECT {', '.join(self.columns)} FROM bench_rows) TO STDOUT (FORMAT csv)"
+    def __init__(self, columns, work):
+        self.columns, self.work = columns, work
+
+    def prepare(self, rows):
+        query = f"COPY (SELECT {', '.join(self.columns)} FROM bench_rows_{rows}) TO STDOUT (FORMAT csv)"
         with psycopg.connect("") as connection, connection.cursor().copy(query) as copy:
             text = io.BytesIO(b"".join(copy))
         options = pyarrow.csv.ReadOptions(column_names=self.columns)
-        self.batches = pyarrow.csv.read_csv(text, options).combine_chunks().to_batches(max_chunksize=10_000)
-
-    def __call__(self):
-        return float(sum(self.work(batch) for batch in self.batches))
+        batches = pyarrow.csv.read_csv(text, options).combine_chunks().to_batches(max_chunksize=10_000)
+        return lambda: float(sum(self.work(batch) for batch in batches))
 
 
 def handler():
@@ -123,111 +174,180 @@ def handler():
 
 
 HANDLER = handler()
-FOREST_FLOOR = Floor(COLUMNS, lambda batch: HANDLER.forest(*(column.to_numpy() for column in batch.columns)).sum())
+
+
+def predicts(function):
+    return Floor(COLUMNS, lambda batch: function(*(column.to_numpy() for column in batch.columns)).sum())
+
+
 FACTOR_FLOOR = Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist())))
+LAST_FLOOR = Floor([*COLUMNS[:27], "n"], lambda batch: sum(HANDLER.factor_of_last(*(column.to_numpy() for column in batch.columns))))
+SHM = "container, shared memory"
 PLAIN = "plain Python, no engine, no container"
-# UDF -> [(contender, setting, query or Python, factor by which its time is multiplied)]; the first is the baseline.
+PAIR = "container, shared memory, two workers and replicas"
+
+
+def transports(function, arguments):
+    """A function of numbers over every transport."""
+    query = f"SELECT sum({function}({arguments})) FROM rows"
+    entries = {
+        SHM: Query(query, over("shm")),
+        "container, Flight, Unix socket": Query(query, over("flight")),
+        "container, columns over a socket": Query(query, over("socket")),
+        "container, Parquet files": Query(query, over("parquet")),
+        "container, JSON": Query(query, over("json")),
+    }
+    if IS_DOCKER:
+        tcp = f"SELECT sum({function}_tcp({arguments})) FROM rows"
+        entries["container, Flight, TCP, mapped port"] = Query(tcp)
+    return entries
+
+
+def by_row(function, arguments, most_rows):
+    name = f"PL/Python per row (on {most_rows:,} rows, scaled)"
+    return {name: Query(f"SELECT sum({function}({arguments})) FROM (SELECT * FROM rows LIMIT {most_rows}) s", most_rows=most_rows)}
+
+
+ONE = "SELECT sum(add_one_batch(f0)) FROM rows"
+# UDF -> {contender: what it is}; the first is the baseline.
 CONTENDERS = {
-    "x + 1": [
-        ("container, shared memory, handler per batch", SHM, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
-        ("container, shared memory, handler per row", SHM, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
-        ("container, Flight, handler per batch", FLIGHT, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
-        ("container, Flight, handler per row", FLIGHT, "SELECT sum(add_one(f0)) FROM bench_rows", 1),
-        ("container, columns over a socket, handler per batch", SOCKET, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
-        ("container, JSON, handler per batch", JSON, "SELECT sum(add_one_batch(f0)) FROM bench_rows", 1),
-        ("SQL expression", SHM, "SELECT sum(f0 + 1) FROM bench_rows", 1),
-        ("PL/Python per row", SHM, "SELECT sum(py_add_one(f0)) FROM bench_rows", 1),
-        ("PL/Python by hand in arrays", SHM, chunked("py_add_one_array", "f0"), 1),
-    ],
-    "upper(text), 20 characters": [
-        ("container, shared memory, handler per batch", SHM, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
-        ("container, Flight, handler per batch", FLIGHT, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
-        ("container, JSON, handler per batch", JSON, "SELECT sum(length(upper_batch(t))) FROM bench_rows", 1),
-        ("SQL's own upper", SHM, "SELECT sum(length(upper(t))) FROM bench_rows", 1),
-        ("PL/Python per row", SHM, "SELECT sum(length(py_upper(t))) FROM bench_rows", 1),
-        ("PL/Python by hand in arrays", SHM, chunked("py_upper_array", "t", "sum(length(r))"), 1),
-    ],
-    "random forest, 10 trees, 28 inputs": [
-        ("container, shared memory", SHM, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        (PLAIN, None, FOREST_FLOOR, 1),
-        ("container, shared memory, two workers and replicas", f"{SHM}; {WORKERS}", f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("container, Flight", FLIGHT, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("container, columns over a socket", SOCKET, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("container, JSON", JSON, f"SELECT sum(forest({LIST})) FROM bench_rows", 1),
-        ("SQL: sum of the 28 inputs (no forest)", SHM, f"SELECT sum({' + '.join(COLUMNS)}) FROM bench_rows", 1),
-        (f"PL/Python per row (on {FOREST_ROW_SAMPLE:,} rows, scaled)", SHM,
-         f"SELECT sum(py_forest({LIST})) FROM (SELECT * FROM bench_rows LIMIT {FOREST_ROW_SAMPLE}) s", ROWS / FOREST_ROW_SAMPLE),
-        ("PL/Python by hand in arrays", SHM, chunked("py_forest_array", f"ARRAY[{LIST}]"), 1),
-    ],
-    "largest prime factor, handler per row": [
-        ("container, shared memory", SHM, "SELECT sum(factor(n)) FROM bench_rows", 1),
-        (PLAIN, None, FACTOR_FLOOR, 1),
-        ("container, shared memory, two workers and replicas", f"{SHM}; {WORKERS}", "SELECT sum(factor(n)) FROM bench_rows", 1),
-        ("container, Flight", FLIGHT, "SELECT sum(factor(n)) FROM bench_rows", 1),
-        ("PL/Python per row", SHM, "SELECT sum(py_factor(n)) FROM bench_rows", 1),
-        ("PL/Python per row, two workers", f"{SHM}; {WORKERS}", "SELECT sum(py_factor(n)) FROM bench_rows", 1),
-    ],
-}  # fmt: skip
+    "x + 1": {
+        SHM: Query(ONE, over("shm")),
+        "container, shared memory, handler per row": Query("SELECT sum(add_one(f0)) FROM rows", over("shm")),
+        "container, Flight, Unix socket": Query(ONE, over("flight")),
+        "container, Flight, handler per row": Query("SELECT sum(add_one(f0)) FROM rows", over("flight")),
+        "container, columns over a socket": Query(ONE, over("socket")),
+        "container, Parquet files": Query(ONE, over("parquet")),
+        "container, JSON": Query(ONE, over("json")),
+        "SQL expression": Query("SELECT sum(f0 + 1) FROM rows"),
+        "PL/Python per row": Query("SELECT sum(py_add_one(f0)) FROM rows"),
+        "PL/Python by hand in arrays": Query(chunked("py_add_one_array", "array_agg(f0)")),
+    },
+    "upper(text), 20 characters": {
+        SHM: Query("SELECT sum(length(upper_batch(t))) FROM rows", over("shm")),
+        "container, Flight, Unix socket": Query("SELECT sum(length(upper_batch(t))) FROM rows", over("flight")),
+        "container, JSON": Query("SELECT sum(length(upper_batch(t))) FROM rows", over("json")),
+        "SQL's own upper": Query("SELECT sum(length(upper(t))) FROM rows"),
+        "PL/Python per row": Query("SELECT sum(length(py_upper(t))) FROM rows"),
+        "PL/Python by hand in arrays": Query(chunked("py_upper_array", "array_agg(t)", "sum(length(r))")),
+    },
+    "random forest, 10 small trees, 28 inputs": {
+        **transports("forest", LIST),
+        PLAIN: predicts(HANDLER.forest),
+        PAIR: Query(f"SELECT sum(forest({LIST})) FROM rows", f"{over('shm')}; {WORKERS}"),
+        "MLflow's own server, on 10,000 rows, scaled": Query(f"SELECT sum(forest_mlflow({LIST})) FROM rows", most_rows=10_000),
+        "PL/Python by hand in arrays": Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
+        **by_row("py_forest", LIST, 1000),
+    },
+    "random forest, 10 deep trees, 28 inputs": {
+        **transports("deep_forest", LIST),
+        PLAIN: predicts(HANDLER.deep_forest),
+        PAIR: Query(f"SELECT sum(deep_forest({LIST})) FROM rows", f"{over('shm')}; {WORKERS}"),
+        "PL/Python by hand in arrays": Query(chunked("py_deep_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
+    },
+    "largest prime factor, handler per row": {
+        SHM: Query("SELECT sum(factor(n)) FROM rows", over("shm")),
+        PLAIN: FACTOR_FLOOR,
+        PAIR: Query("SELECT sum(factor(n)) FROM rows", f"{over('shm')}; {WORKERS}"),
+        "container, Flight, Unix socket": Query("SELECT sum(factor(n)) FROM rows", over("flight")),
+        "container, JSON": Query("SELECT sum(factor(n)) FROM rows", over("json")),
+        "PL/Python per row": Query("SELECT sum(py_factor(n)) FROM rows"),
+        "PL/Python by hand in arrays": Query(chunked("py_factor_array", "array_agg(n)")),
+        "PL/Python per row, two workers": Query("SELECT sum(py_factor(n)) FROM rows", WORKERS),
+    },
+    "largest prime factor, with 27 more inputs": {
+        **transports("factor_of_last", FACTOR_LIST),
+        PLAIN: LAST_FLOOR,
+        "PL/Python per row": Query(f"SELECT sum(py_factor_of_last({FACTOR_LIST})) FROM rows"),
+    },
+}
+# What takes about ten seconds per million rows.
+SLOW = {"largest prime factor, handler per row", "largest prime factor, with 27 more inputs"}
+SLOW_ROWS = 100_000
 
 
-def measure(contenders):
-    """Seconds per contender and round; sums are compared where the rows are the same."""
-    connections = []
-    for _, setting, _, _ in contenders:
-        connection = psycopg.connect("", autocommit=True)
-        connection.execute("SET max_parallel_workers_per_gather = 0")
-        connection.execute("SET jit = off")
-        connection.execute("SET work_mem = '1GB'")
-        if setting:
-            connection.execute(setting)
-        connections.append(connection)
-    for _, _, query, _ in contenders:
-        if isinstance(query, Floor):
-            query.load()
-    seconds = [[] for _ in contenders]
-    sums = {}
-    for round_number in range(ROUNDS + 1):
-        for i, (name, _, query, factor) in enumerate(contenders):
-            start = time.perf_counter()
-            value = query() if isinstance(query, Floor) else connections[i].execute(query).fetchone()[0]
-            elapsed = (time.perf_counter() - start) * factor
-            if round_number:
-                seconds[i].append(elapsed)
-            if factor == 1 and "no forest" not in name:
-                sums[name] = float(value)
-    expected = next(iter(sums.values()))
-    for name, value in sums.items():
-        # The order of addition differs, so the last digits may.
-        if abs(value - expected) > 1e-9 * abs(expected):
-            sys.exit(f"{name} gives {value}, not {expected}")
-    return seconds
+@contextlib.contextmanager
+def servers():
+    """MLflow's server, and on Docker a container with a mapped port, as the paper has them."""
+    with contextlib.ExitStack() as stack:
+        if IS_DOCKER:
+            words = ["docker", "run", "--detach", "--rm", f"--publish=127.0.0.1:{TCP_PORT}:8815", "--env=TRANSSHIP_FLIGHT_PORT=8815"]
+            container = subprocess.run([*words, IMAGE], check=True, capture_output=True, text=True).stdout.strip()
+            stack.callback(subprocess.run, ["docker", "kill", container], capture_output=True)
+            wait_for(TCP_PORT)
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        words = [ROOT / "target/venv-mlflow/bin/python", HERE / "mlflow_server.py", HERE / "image/model.pkl", f"{folder}/model"]
+        server = subprocess.Popen([*map(str, words), str(MLFLOW_PORT)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(server.wait)
+        stack.callback(server.terminate)
+        wait_for(MLFLOW_PORT)
+        yield
 
 
-def table(contenders, seconds):
-    lines = ["| contender | s, median [min-max] | ratio to the first |", "|---|---|---|"]
-    for (name, _, _, _), times in zip(contenders, seconds):
-        ratios = [own / base for own, base in zip(times, seconds[0])]
-        spread = f"{statistics.median(times):.3g} [{min(times):.3g}-{max(times):.3g}]"
-        lines.append(f"| {name} | {spread} | {statistics.median(ratios):.2f} |")
-    return "\n".join(lines)
+def wait_for(port):
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            # docker's proxy listens before the server behind it.
+            time.sleep(1)
+            return
+        time.sleep(0.1)
+    sys.exit(f"nobody listens on port {port}")
+
+
+def measure(contenders, rows):
+    entries = []
+    for name, contender in contenders.items():
+        own_rows = min(rows, contender.most_rows or rows)
+        entries.append((name, contender.prepare(max(own_rows, 10_000)), rows / own_rows))
+    return seconds_of(entries, ROUNDS)
+
+
+def slug(title):
+    return "overhead-" + "-".join("".join(c if c.isalnum() else " " for c in title).split())
+
+
+def prepare():
+    """Makes functions and tables; PostgreSQL's version."""
+    sizes = sorted({*SIZES, SLOW_ROWS, 10_000})
+    with psycopg.connect("", autocommit=True) as connection:
+        for statement in ["CREATE EXTENSION IF NOT EXISTS transship", "CREATE EXTENSION IF NOT EXISTS plpython3u", *FUNCTIONS]:
+            connection.execute(statement)
+        make_rows(connection)
+        for rows in sizes:
+            connection.execute(f"DROP TABLE IF EXISTS bench_rows_{rows}")
+            connection.execute(f"CREATE TABLE bench_rows_{rows} AS SELECT * FROM bench_rows LIMIT {rows}")
+            connection.execute(f"VACUUM ANALYZE bench_rows_{rows}")
+        connection.execute("DROP TABLE bench_rows")
+        return connection.execute("SHOW server_version").fetchone()[0].split()[0]
 
 
 def main():
-    with psycopg.connect("", autocommit=True) as connection:
-        for statement in SETUP.split(";\n"):
-            if statement.strip():
-                connection.execute(statement)
-        version = connection.execute("SHOW server_version").fetchone()[0].split()[0]
-    parts = [
-        f"{datetime.date.today()}, {ROWS:,} rows, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, "
-        f"Linux {platform.release()}, PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers but where it is said."
-    ]
-    for udf, contenders in CONTENDERS.items():
-        print(f"==> {udf}", file=sys.stderr)
-        parts.append(f"### {udf}\n\n{table(contenders, measure(contenders))}")
-    text = "\n\n".join(parts)
+    with servers():
+        version = prepare()
+        measured = "\n\n".join(measure_all())
+    head = (
+        f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, Linux {platform.release()}, "
+        f"PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers but where it is said. Seconds, "
+        "median [least-most]; ratios to the first line."
+    )
+    text = f"{head}\n\n{measured}"
     print(text)
     write_section("overhead", text)
+
+
+def measure_all():
+    """The part of each UDF, its picture drawn."""
+    for udf, contenders in CONTENDERS.items():
+        columns = []
+        for rows in SIZES:
+            if udf in SLOW and rows > SLOW_ROWS and SLOW_ROWS in SIZES:
+                continue
+            print(f"==> {udf}, {rows:,} rows", file=sys.stderr)
+            columns.append((f"{rows:,} rows", measure(contenders, rows)))
+        heading, seconds = columns[-1]
+        plots.bars(slug(udf), f"{udf}, {heading}", list(contenders), seconds)
+        yield f"### {udf}\n\n{table('contender', list(contenders), columns)}\n\n![](plots/{slug(udf)}.svg)"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import pathlib
 import platform
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import tomllib
 import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from paired import table  # noqa: E402
 from readme import write_section  # noqa: E402
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000
@@ -199,11 +199,7 @@ def main():
         for udf, query in QUERIES.items():
             print(f"==> {udf}", file=sys.stderr)
             names, seconds, means = measure(query, relay)
-            lines = ["| contender | s, median [min-max] | ratio to the local container |", "|---|---|---|"]
-            for name, times in zip(names, seconds):
-                ratio = statistics.median(own / base for own, base in zip(times, seconds[0]))
-                lines.append(f"| {name} | {statistics.median(times):.3g} [{min(times):.3g}-{max(times):.3g}] | {ratio:.2f} |")
-            parts.append(f"### {udf}\n\n" + "\n".join(lines))
+            parts.append(f"### {udf}\n\n{table('contender', names, [('s, median [least-most]', seconds)])}")
     head = (
         f"{datetime.date.today()}, {ROWS:,} rows, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, Linux {platform.release()}, "
         f"PostgreSQL {version}, local runtime {os.environ['BENCH_RUNTIME']}; delays per way, by {means}; no parallel workers."

@@ -1,4 +1,4 @@
-"""What does a container cost a session: time to its first call, memory, and what equal calls spare?  run.py [ROWS [ROUNDS]]
+"""What does a container cost a session and a machine: first calls, starts, builds, memory, equal calls?  run.py [ROWS [ROUNDS]]
 
 Sessions are new connections, and contenders take turns. Memory is what the backend has for itself (RssAnon of /proc, which
 leaves shared buffers out) at its most, looked at every 2 ms. The results replace the part of bench/README.md between the
@@ -8,15 +8,19 @@ markers.
 import datetime
 import os
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from images import build, build_variant  # noqa: E402
+from paired import spread  # noqa: E402
 from readme import write_section  # noqa: E402
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
@@ -43,11 +47,6 @@ def timed(connection, query):
     return time.perf_counter() - start
 
 
-def spread(values, scale=1):
-    values = [value * scale for value in values]
-    return f"{statistics.median(values):.3g} [{min(values):.3g}-{max(values):.3g}]"
-
-
 def first_calls():
     """Milliseconds of a query of one row: a session's first, one of a later transaction, one of the same."""
     queries = {
@@ -71,6 +70,23 @@ def first_calls():
     return "\n".join(lines)
 
 
+def round_trips():
+    """Milliseconds of a call of one row within a transaction, by transport, without what SQL itself takes."""
+    query = "SELECT session_call(x) FROM (VALUES (1.0::float8)) v (x)"
+    lines = ["| transport | one row there and back, ms |", "|---|---|"]
+    with psycopg.connect("", autocommit=True, prepare_threshold=None) as connection:
+        for transport in ("shm", "socket", "flight", "parquet", "json"):
+            times = []
+            connection.execute(f"SET transship.transport = {transport}")
+            with connection.transaction():
+                connection.execute(query)
+                for _ in range(20 * ROUNDS):
+                    bare = timed(connection, "SELECT x + 1 FROM (VALUES (1.0::float8)) v (x)")
+                    times.append(timed(connection, query) - bare)
+            lines.append(f"| {transport} | {spread(times, 1000)} |")
+    return "\n".join(lines)
+
+
 def cold_starts():
     """Seconds of the first call of an image of which no container runs, and of a container that says what is in it."""
     if os.environ["BENCH_RUNTIME"] != "docker":
@@ -88,7 +104,119 @@ def cold_starts():
             bare.append(time.perf_counter() - start)
         connection.execute("DROP FUNCTION cold_start")
     lines = ["| start | s |", "|---|---|", f"| first call, no container runs | {spread(cold)} |"]
-    return "\n".join([*lines, f"| `docker run` of the same image, which loads the handler and ends | {spread(bare)} |"])
+    lines.append(f"| `docker run` of the same image, which loads the handler and ends | {spread(bare)} |")
+    lines.append(f"| first call of a session, the container is paused | {spread(paused_starts())} |")
+    lines.append(f"| the same, the container is warm | {spread(warm_starts())} |")
+    return "\n".join(lines)
+
+
+PAUSED = "bench-paused"
+
+
+def warm_starts():
+    return [first_call() for _ in range(2 * ROUNDS)]
+
+
+def paused_starts():
+    """Seconds of a call whose container is paused."""
+    build_variant(PAUSED, 1, pause=True)
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute(f"""CREATE OR REPLACE FUNCTION paused_call(x float8) RETURNS float8 LANGUAGE container VOLATILE
+            AS 'image = "{PAUSED}:1.0" function = "add_one"'""")
+        seconds = []
+        for _ in range(ROUNDS):
+            for _ in range(300):
+                states = connection.execute("SELECT state FROM transship.replicas WHERE image = %s", [f"{PAUSED}:1.0"]).fetchall()
+                # An image that was built before may have containers, too.
+                if states and set(states) == {("paused",)}:
+                    break
+                time.sleep(0.1)
+            else:
+                sys.exit(f"the container is not paused: {states}")
+            seconds.append(first_call())
+    return seconds
+
+
+def first_call():
+    with psycopg.connect("", autocommit=True, prepare_threshold=None) as connection:
+        connection.execute("SELECT 1")
+        return timed(connection, "SELECT paused_call(x) FROM (VALUES (1.0::float8)) v (x)")
+
+
+PROJECT = """name = "bench-build"
+version = "1.0"
+template = "python"
+requirements = ['numpy==2.*;{spaces}python_version > "3"']
+files = ["model.bin"]
+[[functions]]
+name = "add_one"
+"""
+
+
+def builds():
+    """Seconds to build an image: of a new project, and after a change."""
+    if os.environ["BENCH_RUNTIME"] != "docker":
+        return "Builds are measured on Docker."
+    times = {"new project, packages are installed": [], "changed handler": [], "changed model of 1 MB": [], "nothing changed": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+
+        def write(path, data):
+            (folder / path).write_bytes(data)
+
+        for _ in range(max(ROUNDS // 2, 1)):
+            # A requirement that no cache knows, and that changes nothing.
+            write("transship.toml", PROJECT.replace("{spaces}", " " * random.randrange(1, 1_000)).encode())
+            write("handler.py", f"# {time.time_ns()}\ndef add_one(x: float) -> float:\n    return x + 1\n".encode())
+            write("model.bin", os.urandom(1 << 20))
+            changes = {"changed handler": ("handler.py", b"def add_one(x: float) -> float:\n    return 1 + x\n# %d" % time.time_ns()),
+                       "changed model of 1 MB": ("model.bin", os.urandom(1 << 20))}  # fmt: skip
+            for change, seconds in times.items():
+                if change in changes:
+                    write(*changes[change])
+                start = time.perf_counter()
+                build(folder)
+                seconds.append(time.perf_counter() - start)
+    lines = ["| build | s |", "|---|---|"]
+    return "\n".join(lines + [f"| {change} | {spread(seconds)} |" for change, seconds in times.items()])
+
+
+def containers():
+    """Size of images, and memory of idle containers."""
+    if os.environ["BENCH_RUNTIME"] != "docker":
+        return "Containers are measured on Docker."
+    # An image of its own, of the template as it is.
+    source = f"def small(x: float) -> float:\n    return x + 1\n# {time.time()}\n"
+    with psycopg.connect("", autocommit=True) as connection:
+        connection.execute(f"""CREATE OR REPLACE FUNCTION small(x float8) RETURNS float8 LANGUAGE container AS
+            $body$template = "python" source = '''\n{source}'''$body$""")
+        lines = ["| container | image, MB | resident, MB | of it private, MB |", "|---|---|---|---|"]
+        for name, query in {
+            "Python, no packages": "SELECT small(x) FROM (VALUES (1.0::float8)) v (x)",
+            "Python with scikit-learn and both forests": "SELECT session_call(x) FROM (VALUES (1.0::float8)) v (x)",
+        }.items():
+            connection.execute(query)
+            function = query.split()[1].split("(")[0]
+            (digest,) = connection.execute("SELECT digest FROM transship.functions WHERE name = %s", [function]).fetchone()
+            size = int(docker("image", "inspect", "--format={{.Size}}", digest)) / 1e6
+            container = docker("ps", "--quiet", f"--filter=label=org.transship.digest={digest}").split()[0]
+            # The largest process: the first may be a small one that only waits for the others.
+            processes = docker("top", container, "-eo", "pid").split()[1:]
+            sizes = max(map(memory_of, processes), key=lambda sizes: sizes["Rss:"])
+            private = sizes["Private_Dirty:"] + sizes["Private_Clean:"]
+            lines.append(f"| {name} | {size:.0f} | {sizes['Rss:']:.1f} | {private:.1f} |")
+        connection.execute("DROP FUNCTION small")
+    return "\n".join(lines)
+
+
+def memory_of(pid):
+    """Kinds of memory of a process, in MB."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return {line.split()[0]: int(line.split()[1]) / 1024 for line in file if line.endswith("kB\n")}
+
+
+def docker(*words):
+    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def resident(pid, what):
@@ -160,7 +288,8 @@ def main():
     )
     parts = [head]
     for title, measure in [
-        ("First calls", first_calls), ("Cold starts", cold_starts), ("Memory", memory), ("Equal calls", duplicates),
+        ("First calls", first_calls), ("Round trips", round_trips), ("Starts", cold_starts), ("Builds", builds), ("Containers", containers), ("Memory", memory),
+        ("Equal calls", duplicates),
     ]:  # fmt: skip
         print(f"==> {title}", file=sys.stderr)
         parts.append(f"### {title}\n\n{measure()}")

@@ -26,6 +26,7 @@ import numpy
 import pyarrow
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from paired import ratio, spread  # noqa: E402
 from readme import write_section  # noqa: E402
 
 MAX_ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
@@ -63,10 +64,6 @@ def floor(columns):
     return time.perf_counter() - start
 
 
-def spread(values):
-    return f"{statistics.median(values):.3g} [{min(values):.3g}-{max(values):.3g}]"
-
-
 def figure_10():
     lines = [
         "| rows | floor, s | extension, s, whole | ratio to the floor | host, s | conversion, s | of the floor | function, s | rest, s |",
@@ -91,11 +88,9 @@ def figure_10():
                     rest = max(0, whole - convert - function)
                     taken.append([base, whole / 1e6, told["host_us"] / 1e6, convert / 1e6, function / 1e6, rest / 1e6])
         base, whole, host, convert, function, rest = zip(*taken)
-        ratio = statistics.median(w / b for w, b in zip(whole, base))
-        share = statistics.median(c / b for c, b in zip(convert, base))
         middle = [f"{statistics.median(values):.3g}" for values in (host, convert, function, rest)]
         lines.append(
-            f"| {rows:,} | {spread(base)} | {spread(whole)} | {ratio:.2f} | {middle[0]} | {middle[1]} | {share:.1%} | {middle[2]} | {middle[3]} |"
+            f"| {rows:,} | {spread(base)} | {spread(whole)} | {ratio(whole, base):.2f} | {middle[0]} | {middle[1]} | {ratio(convert, base):.1%} | {middle[2]} | {middle[3]} |"
         )
         print(lines[-1], file=sys.stderr)
         rows *= 10

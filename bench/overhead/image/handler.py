@@ -4,7 +4,9 @@ import pickle
 import numpy
 import pyarrow.compute
 
-_model = pickle.loads((pathlib.Path(__file__).parent / "model.pkl").read_bytes())
+_here = pathlib.Path(__file__).parent
+_model = pickle.loads((_here / "model.pkl").read_bytes())
+_deep_model = pickle.loads((_here / "deep_model.pkl").read_bytes())
 
 
 def add_one(x):
@@ -13,6 +15,10 @@ def add_one(x):
 
 def add_one_batch(x):
     return pyarrow.compute.add(x, 1)
+
+
+def first(*columns):
+    return columns[0]
 
 
 def upper(t):
@@ -31,3 +37,11 @@ def largest_prime_factor(n: int) -> int:
 
 def forest(*columns):
     return _model.predict(numpy.column_stack(columns))
+
+
+def deep_forest(*columns):
+    return _deep_model.predict(numpy.column_stack(columns))
+
+
+def factor_of_last(*columns):
+    return [largest_prime_factor(n) for n in columns[-1].tolist()]
