@@ -4,6 +4,8 @@
 source "$(dirname "$0")/environment.sh"
 stop_all() { for part in manager cluster docker; do "$ROOT/scripts/$part.sh" stop || true; done; }
 trap stop_all EXIT
+# Nothing is built twice here, and what that would need fills small disks.
+export CARGO_INCREMENTAL=0
 
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev
 "$ROOT/scripts/docker.sh" start

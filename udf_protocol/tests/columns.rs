@@ -260,9 +260,41 @@ fn data_goes_with_the_request_where_no_segment_can_be_made() {
 }
 
 #[test]
+fn results_that_are_arguments_come_back_as_references() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header["may_alias"], json!(true));
+            // All values of the first batch; of the second all but the first.
+            let cut = 8 * asked.header["batch"].as_u64().unwrap();
+            let place = |i: usize| asked.header["buffers"][i].as_u64().unwrap();
+            let buffers = json!([0, 0, place(2) + cut, place(3) - cut]);
+            peer.write_columns(&json!({"rows": asked.values.len(), "buffers": buffers, "aliases": [1]}), &[]);
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    batches(2, 5).into_iter().for_each(|batch| exchange.send(batch));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 1, 2, 3, 4]);
+    let error = receive(&mut exchange).unwrap_err();
+    assert_eq!(error.kind(), Kind::BadResult);
+    assert!(error.to_string().contains("has 32 bytes, not 40"), "{error}");
+}
+
+#[test]
 fn lies_are_errors() {
     type Lie = fn(&mut Peer, &Asked);
-    let lies: [(&str, Kind, Lie); 19] = [
+    let lies: [(&str, Kind, Lie); 23] = [
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 24], "aliases": [1]}), &[0; 24]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 4, 8], "aliases": [1]}), &[]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, u64::MAX - 7, 16], "aliases": [1]}), &[]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 8, u64::MAX - 7], "aliases": [1, 1, 9]}), &[]);
+        }),
         ("segment is too short", Kind::ProtocolViolation, |peer, asked| {
             peer.write_columns(
                 &json!({"rows": 2, "segment": asked.header["reply_segment"], "buffers": [0, 0, 0, 16]}),

@@ -113,8 +113,8 @@ fn any_column() -> impl Strategy<Value = (Type, ArrayRef)> {
     any_type().prop_flat_map(|ty| column_of(ty.clone()).prop_map(move |column| (ty.clone(), column)))
 }
 
-/// A column as a reply would bring it, and the signature of a function that would.
-fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffer, Signature) {
+/// A column as a reply would bring it, the signature of a function that would, and the column as that of a call.
+fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffer, Signature, columns::Layout) {
     let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
     let columns = RecordBatch::try_new(signature.call_schema(), vec![column.clone()]).unwrap();
     let layout = columns::Layout::of(&signature.call_types(), &columns);
@@ -123,7 +123,7 @@ fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffe
     let (header, data) = columns::read_frame(&body).unwrap();
     assert!(header.extent() <= Some(data.len()));
     let data = Buffer::from(data);
-    (header, data, signature)
+    (header, data, signature, layout)
 }
 
 /// A column as a file, if its type has that form.
@@ -159,11 +159,16 @@ proptest! {
     fn columns_give_back_what_they_took((ty, column) in any_column(), slice in any::<(prop::sample::Index, prop::sample::Index)>()) {
         let start = slice.0.index(column.len() + 1);
         let column = column.slice(start, slice.1.index(column.len() - start + 1));
-        let (header, data, signature) = through_columns(&ty, &column);
-        let read = columns::decode_reply(&signature, &header, &data).unwrap();
+        let (mut header, data, signature, layout) = through_columns(&ty, &column);
+        let read = columns::decode_reply(&signature, &header, &data, &columns::Layout::default()).unwrap();
         // Bit for bit, as text that says so.
         prop_assert_eq!(text_of(&ty, read.column(0)), text_of(&ty, &column));
         prop_assert_eq!(read.num_rows(), column.len());
+        // And so they do if the reply has no data, but refers to the call's.
+        header.aliases = (0..header.buffers.len() / 2).filter(|number| header.buffers[2 * number + 1] > 0).collect();
+        prop_assert_eq!(header.extent(), Some(0));
+        let read = columns::decode_reply(&signature, &header, &Buffer::default(), &layout).unwrap();
+        prop_assert_eq!(text_of(&ty, read.column(0)), text_of(&ty, &column));
     }
 
     #[test]
@@ -172,8 +177,10 @@ proptest! {
         rows in option::of(0..40_usize),
         places in vec((any::<prop::sample::Index>(), prop_oneof![0..80_usize, any::<usize>()]), 0..3),
         bytes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        aliases in vec(0..4_usize, 0..3),
     ) {
-        let (mut header, data, signature) = through_columns(&ty, &column);
+        let (mut header, data, signature, layout) = through_columns(&ty, &column);
+        header.aliases = aliases;
         header.rows = rows.unwrap_or(header.rows);
         let count = header.buffers.len();
         places.iter().for_each(|(at, value)| header.buffers[at.index(count)] = *value);
@@ -183,7 +190,7 @@ proptest! {
             bytes.iter().for_each(|(at, byte)| damaged[at.index(size)] = *byte);
         }
         // An error or other values, each of which can be read, but no panic.
-        if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged)) {
+        if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged), &layout) {
             text_of(&ty, read.column(0));
         }
     }

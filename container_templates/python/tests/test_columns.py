@@ -81,6 +81,40 @@ def test_values_come_back_in_parquet_files(name):
             columns.Request(body_of(header | {"rows": rows}, data), None).batch([("x", entry)])
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_results_that_are_arguments_are_references(name):
+    entry = types.by_name(name)
+    array = pa.array(ROWS[name], entry.arrow)
+    places, data = lay_out([(entry, array)])
+    header = {"rows": len(array), "buffers": places, "may_alias": True}
+    request = columns.Request(body_of(header, data), None)
+    request.write(request.batch([("x", entry)]), [("x", entry)])
+    assert request._inline == b""
+    assert request._reply["buffers"] == places
+    assert request._reply["aliases"] == [number for number in range(len(places) // 2) if places[2 * number + 1]]
+    # What a handler makes of them is not there.
+    request.write(pa.RecordBatch.from_arrays([pa.array(ROWS[name], entry.arrow)], ["x"]), [("x", entry)])
+    assert request._inline == data and "aliases" not in request._reply
+    # Nor may a client that does not know of it be answered so.
+    request = columns.Request(body_of(header | {"may_alias": None}, data), None)
+    request.write(request.batch([("x", entry)]), [("x", entry)])
+    assert request._inline == data and "aliases" not in request._reply
+
+
+def test_slices_of_arguments_are_references_where_a_client_can_read_them():
+    entry = types.by_name("int4")
+    places, data = lay_out([(entry, pa.array(range(10), entry.arrow))] * 2)
+    request = columns.Request(body_of({"rows": 10, "buffers": places, "may_alias": True}, data), None)
+    array = request.batch([("x", entry), ("y", entry)]).column(1)
+    for start, aliases in [(4, [1]), (3, None)]:
+        request.write(pa.RecordBatch.from_arrays([array[start:]], ["x"]), [("x", entry)])
+        assert request._reply.get("aliases") == aliases
+        if aliases:
+            assert request._reply["buffers"] == [0, 0, places[6] + 16, 24]
+        else:
+            assert pa.py_buffer(request._inline).to_pybytes() == pa.array(range(3, 10), pa.int32()).buffers()[1][:28]
+
+
 def test_parts_of_nested_arrays_may_be_slices():
     entry = types.by_name("(a int4, b text[])")
     parts = [pa.array(range(10), pa.int32())[3:5], pa.array([["x"], ["y"], None, ["z", "w"]], pa.list_(pa.utf8()))[2:]]

@@ -118,16 +118,24 @@ class Request:
 
     def write(self, batch, columns):
         """Writes the reply's data; its columns are (name, Type) pairs."""
-        places, pieces, size = [], [], 0
+        places, aliases, pieces, size = [], [], [], 0
+        own = _OwnBuffers(self._data, self._places) if self.header.get("may_alias") is True else None
         for buffer in self._reply_buffers(batch, columns):
             if buffer is None or buffer.size == 0:
                 places += (0, 0)
+                continue
+            offset = own.find(buffer) if own else None
+            if offset is not None:
+                aliases.append(len(places) // 2)
+                places += (offset, buffer.size)
                 continue
             size = (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
             places += (size, buffer.size)
             pieces.append((size, buffer))
             size += buffer.size
         self._reply = {"batch": self.header.get("batch", 0), "rows": batch.num_rows, "buffers": places}
+        if aliases:
+            self._reply["aliases"] = aliases
         self._inline = b""
         name = self.header.get("reply_segment")
         try:
@@ -154,6 +162,23 @@ class Request:
         text = json.dumps(header).encode()
         head = len(text).to_bytes(4, "little") + text
         return b"".join([head, bytes(-len(head) % _READ_ALIGNMENT), self._inline]) if self._inline else head
+
+
+class _OwnBuffers:
+    """The buffers of a call, to tell those of a reply that lie in them."""
+
+    def __init__(self, data, places):
+        self._start, self._size = pa.py_buffer(data).address, len(data)
+        self._places = places
+
+    def find(self, buffer):
+        """Where in the call's data a buffer lies; None if the client could not read it there."""
+        offset = buffer.address - self._start
+        if not 0 <= offset < self._size or offset % _READ_ALIGNMENT:
+            return None
+        end, places = offset + buffer.size, self._places
+        is_inside = any(start <= offset and end <= start + length for start, length in zip(places[::2], places[1::2]))
+        return offset if is_inside else None
 
 
 def _joined(pieces):
@@ -225,6 +250,10 @@ def _buffers(entry, array):
     """The buffers of an array, those of its children behind them."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if array.offset and entry.bits and entry.bits % 8 == 0 and not array.null_count:
+        yield None
+        yield array.buffers()[1].slice(array.offset * entry.bits // 8, len(array) * entry.bits // 8)
+        return
     if array.offset:
         # Concatenation makes a new array, which begins where its buffers do.
         array = pa.concat_arrays([array, array[:0]])

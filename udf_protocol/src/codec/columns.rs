@@ -48,6 +48,9 @@ pub struct CallHeader<'a> {
     /// The segment into which the data of the reply may be written.
     #[serde(skip_serializing_if = "Option::is_none")]
     reply_segment: Option<&'a str>,
+    /// Whether the reply may refer to the call's buffers.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    may_alias: bool,
     buffers: &'a [usize],
 }
 
@@ -62,6 +65,7 @@ impl<'a> CallHeader<'a> {
             segment: None,
             form: layout.form,
             reply_segment: None,
+            may_alias: layout.form.is_none(),
             buffers: &layout.places,
         }
     }
@@ -91,13 +95,29 @@ pub struct ReplyHeader {
     pub retained: bool,
     /// Offset and length of each buffer, in bytes.
     pub buffers: Vec<usize>,
+    /// Which of the buffers, counted from 0, lie in the data of the call.
+    #[serde(default)]
+    pub aliases: Vec<usize>,
 }
 
 impl ReplyHeader {
-    /// Bytes that the buffers reach to; none if that cannot be.
+    /// Bytes of the reply's own data that the buffers reach to; none if that cannot be.
     pub fn extent(&self) -> Option<usize> {
-        let mut ends = self.buffers.chunks(2).map(|place| place[0].checked_add(*place.get(1)?));
+        let is_alias = self.which_are_aliases();
+        let own = self.buffers.chunks(2).zip(is_alias).filter(|(_, is_alias)| !is_alias);
+        let mut ends = own.map(|(place, _)| place[0].checked_add(*place.get(1)?));
         ends.try_fold(0, |extent, end| Some(extent.max(end?)))
+    }
+
+    /// Of each buffer, whether it lies in the data of the call. Numbers of buffers that there are not are left out.
+    fn which_are_aliases(&self) -> Vec<bool> {
+        let mut is_alias = vec![false; self.buffers.len().div_ceil(2)];
+        for &number in &self.aliases {
+            if let Some(entry) = is_alias.get_mut(number) {
+                *entry = true;
+            }
+        }
+        is_alias
     }
 }
 
@@ -129,6 +149,14 @@ impl Layout {
         let mut layout = Layout { form: Some(form), ..Layout::default() };
         layout.add(file.into());
         layout
+    }
+
+    /// The bytes at a place of the data, if they lie within one buffer.
+    fn find(&self, offset: usize, length: usize) -> Option<Buffer> {
+        let after = self.pieces.partition_point(|(start, _)| *start <= offset);
+        let (start, piece) = &self.pieces[after.checked_sub(1)?];
+        let is_inside = (offset - start).checked_add(length)? <= piece.len();
+        is_inside.then(|| piece.slice_with_length(offset - start, length))
     }
 
     fn add(&mut self, buffer: Buffer) {
@@ -215,13 +243,16 @@ pub fn read_frame(body: &[u8]) -> Result<(ReplyHeader, &[u8]), String> {
     Ok((header, body.get((4 + length).next_multiple_of(READ_ALIGNMENT)..).unwrap_or_default()))
 }
 
-/// Reads a reply's columns as `signature` says, out of the data that its header describes. The error says what does not
-/// fit.
-pub fn decode_reply(signature: &Signature, header: &ReplyHeader, data: &Buffer) -> Result<RecordBatch, String> {
-    let is_aligned = data.as_ptr().align_offset(READ_ALIGNMENT) == 0;
-    // A copy begins where any value may.
-    let data = if is_aligned { data.clone() } else { Buffer::from(data.as_slice()) };
-    let mut reader = Reader { places: header.buffers.chunks(2), data: &data };
+/// Reads a reply's columns as `signature` says, out of the data that its header describes, and that of the `call` to which
+/// it may refer. The error says what does not fit.
+pub fn decode_reply(
+    signature: &Signature,
+    header: &ReplyHeader,
+    data: &Buffer,
+    call: &Layout,
+) -> Result<RecordBatch, String> {
+    let places = header.buffers.chunks(2).zip(header.which_are_aliases());
+    let mut reader = Reader { places, data: &aligned(data.clone()), call };
     let (mut fields, mut columns) = (Vec::new(), Vec::new());
     for ty in signature.reply_types() {
         columns.push(reader.column(&ty, header.rows)?);
@@ -234,6 +265,12 @@ pub fn decode_reply(signature: &Signature, header: &ReplyHeader, data: &Buffer) 
     RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), columns, &options).map_err(malformed)
 }
 
+/// The bytes, where any value may begin.
+fn aligned(buffer: Buffer) -> Buffer {
+    let is_aligned = buffer.as_ptr().align_offset(READ_ALIGNMENT) == 0;
+    if is_aligned { buffer } else { Buffer::from(buffer.as_slice()) }
+}
+
 fn malformed(cause: impl std::fmt::Display) -> String {
     format!("The reply is malformed: {cause}.")
 }
@@ -242,25 +279,30 @@ fn too_short(length: usize, bytes: usize) -> String {
     format!("A buffer of the reply has {length} bytes, not {bytes}.")
 }
 
-struct Reader<'a> {
-    places: std::slice::Chunks<'a, usize>,
+struct Reader<'a, P> {
+    /// Of each buffer its place, and whether that is in the data of the call.
+    places: P,
     data: &'a Buffer,
+    call: &'a Layout,
 }
 
-impl Reader<'_> {
+impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
     /// The next buffer, of at least `bytes` bytes.
     fn buffer(&mut self, bytes: Option<usize>) -> Result<Buffer, String> {
-        let Some(&[offset, length]) = self.places.next() else {
+        let Some((&[offset, length], is_alias)) = self.places.next() else {
             return Err("The reply has fewer buffers than its columns.".to_string());
         };
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.data.len());
-        if !is_inside || !offset.is_multiple_of(READ_ALIGNMENT) {
-            return Err(format!("The reply has {length} bytes at {offset}, where no buffer can be."));
-        }
-        match bytes {
-            Some(bytes) if bytes > length => Err(too_short(length, bytes)),
-            None => Err("The reply has too many rows.".to_string()),
-            Some(_) => Ok(self.data.slice_with_length(offset, length)),
+        let found = match is_alias {
+            true => self.call.find(offset, length).map(aligned),
+            false => is_inside.then(|| self.data.slice_with_length(offset, length)),
+        };
+        let found = found.filter(|_| offset.is_multiple_of(READ_ALIGNMENT));
+        match (found, bytes) {
+            (None, _) => Err(format!("The reply has {length} bytes at {offset}, where no buffer can be.")),
+            (_, None) => Err("The reply has too many rows.".to_string()),
+            (_, Some(bytes)) if bytes > length => Err(too_short(length, bytes)),
+            (Some(buffer), _) => Ok(buffer),
         }
     }
 

@@ -70,9 +70,10 @@ impl Encoding {
         signature: &Signature,
         header: &ReplyHeader,
         data: &Buffer,
+        call: &Layout,
     ) -> std::result::Result<RecordBatch, String> {
         match self {
-            Encoding::Columns => decode_reply(signature, header, data),
+            Encoding::Columns => decode_reply(signature, header, data, call),
             Encoding::Parquet => parquet::decode_reply(signature, header.rows, data),
         }
     }
@@ -187,7 +188,8 @@ struct PipelinedCall<'a> {
 struct Awaited {
     batch: CallBatch,
     segments: Option<Segments>,
-    bytes_sent: usize,
+    /// What was sent, to which the reply may refer.
+    layout: Layout,
 }
 
 impl PipelinedCall<'_> {
@@ -258,7 +260,7 @@ impl PipelinedCall<'_> {
         } else {
             sending.extend([Bytes::from(head), Bytes::from(body)]);
         }
-        Awaited { batch, segments, bytes_sent: layout.size }
+        Awaited { batch, segments, layout }
     }
 
     /// The next whole answer; none if there is more of it to come.
@@ -299,7 +301,7 @@ impl PipelinedCall<'_> {
 
     fn receive(&self, pipeline: &mut Pipeline, call: Awaited, answer: Answer) -> Result<Reply> {
         let function = self.function();
-        let Awaited { batch, segments, bytes_sent } = call;
+        let Awaited { batch, segments, layout } = call;
         if answer.status != StatusCode::OK {
             return Err(error_of(function, answer.status, &answer.body));
         }
@@ -318,7 +320,7 @@ impl PipelinedCall<'_> {
             }
             (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
         };
-        let decoded = self.encoding.decode(self.signature, &header, &data);
+        let decoded = self.encoding.decode(self.signature, &header, &data, &layout);
         let columns = decoded.map_err(|fact| Error::bad_result(function, fact))?;
         check_reply(self.signature, &batch, &columns)?;
         // A handler that still looks at its arguments must go on seeing them.
@@ -327,7 +329,7 @@ impl PipelinedCall<'_> {
             number: batch.number,
             columns,
             is_last: true,
-            bytes_sent,
+            bytes_sent: layout.size,
             bytes_received: data.len(),
             compute_us: header.micros,
             repeated: 0,
