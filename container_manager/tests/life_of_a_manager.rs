@@ -229,7 +229,7 @@ async fn end_replica(lease: &Lease) {
     builder.finish_row();
     let (sender, mut outbox) = Outbox::new();
     sender.send(builder.finish_batch()).unwrap();
-    let doorbell = nix::sys::eventfd::EventFd::new().unwrap();
+    let doorbell = udf_protocol::doorbell::Doorbell::new().unwrap();
     let (inbox, _events, _room) = Inbox::new(doorbell.into());
     let error = transport.exchange(&signature, &mut outbox, &inbox).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");

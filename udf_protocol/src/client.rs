@@ -6,13 +6,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
-use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Semaphore, mpsc, oneshot};
@@ -20,12 +19,13 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 use crate::batch::CallBatch;
 use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
+use crate::doorbell::Doorbell;
 use crate::duplicates::{Folded, Folding};
 use crate::error::{Error, Kind, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature};
-use crate::transport::{Event, Inbox, Outbox, Reply, ring};
+use crate::transport::{Event, Inbox, Outbox, Reply};
 
 /// Longest single wait before the deadline is looked at again.
 const WAIT_SLICE: Duration = Duration::from_millis(500);
@@ -34,7 +34,7 @@ const WAIT_SLICE: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Client {
     runtime: Handle,
-    doorbell: Arc<EventFd>,
+    doorbell: Arc<Doorbell>,
     connections: Arc<Connections>,
     /// Closing it ends the thread's event loop.
     stop: oneshot::Sender<()>,
@@ -47,8 +47,7 @@ impl Client {
         let failed = |cause: &dyn std::fmt::Display| {
             Error::new(Kind::Unreachable, format!("could not start the client of container functions: {cause}"))
         };
-        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
-        let doorbell = EventFd::from_value_and_flags(0, flags).map_err(|cause| failed(&cause))?;
+        let doorbell = Doorbell::new().map_err(|cause| failed(&cause))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|cause| failed(&cause))?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -190,7 +189,7 @@ impl Client {
         let doorbell = self.doorbell.clone();
         let task = self.runtime.spawn(async move {
             let _ = sender.send(work.await);
-            ring(&doorbell);
+            doorbell.ring();
         });
         let result = wait_for(host, &self.doorbell, &receiver, Instant::now() + timeout)
             .and_then(|answer| answer.unwrap_or_else(|| Err(Error::timeout(what, timeout.as_millis()))));
@@ -202,27 +201,22 @@ impl Client {
 /// Waits for the next thing in a queue; none when the deadline passed first.
 fn wait_for<T>(
     host: &dyn Host,
-    doorbell: &EventFd,
+    doorbell: &Doorbell,
     receiver: &std_mpsc::Receiver<T>,
     deadline: Instant,
 ) -> Result<Option<T>> {
-    loop {
-        match receiver.try_recv() {
-            Ok(item) => return Ok(Some(item)),
-            Err(std_mpsc::TryRecvError::Empty) => {}
-            Err(std_mpsc::TryRecvError::Disconnected) => {
-                return Err(Error::new(Kind::Unreachable, "the client of container functions stopped working"));
-            }
+    let look = || match receiver.try_recv() {
+        Ok(item) => Ok(Some(item)),
+        Err(std_mpsc::TryRecvError::Empty) => Ok(None),
+        Err(std_mpsc::TryRecvError::Disconnected) => {
+            Err(Error::new(Kind::Unreachable, "the client of container functions stopped working"))
         }
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(None);
-        }
-        // One doorbell serves every queue of the session, so a ring may be for another; the loop looks again.
-        host.wait(doorbell.as_fd(), left.min(WAIT_SLICE))?;
-        // Reading resets the doorbell; it fails if it was not rung, which is fine.
-        let _ = nix::unistd::read(doorbell.as_fd(), &mut [0; 8]);
-    }
+    };
+    let wait = |doorbell: BorrowedFd<'_>| match deadline.saturating_duration_since(Instant::now()) {
+        Duration::ZERO => Ok(None),
+        left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),
+    };
+    doorbell.wait_for(look, wait)
 }
 
 /// What a map function's server did.
@@ -241,7 +235,7 @@ pub enum MapEvent {
 pub struct Exchange {
     // for the exchange
     call: Arc<Call>,
-    doorbell: Arc<EventFd>,
+    doorbell: Arc<Doorbell>,
     /// None once the engine has closed its side.
     sender: Option<mpsc::UnboundedSender<CallBatch>>,
     receiver: std_mpsc::Receiver<Result<Event>>,

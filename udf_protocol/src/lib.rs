@@ -15,6 +15,7 @@ pub mod control;
 pub mod ddl;
 pub mod dialect;
 pub mod dispatch;
+pub mod doorbell;
 mod duplicates;
 pub mod error;
 pub mod host;

@@ -15,7 +15,6 @@ mod tcp;
 mod tls;
 
 use std::collections::VecDeque;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
@@ -26,12 +25,12 @@ use arrow_array::{Array, RecordBatch};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
-use nix::sys::eventfd::EventFd;
 use serde::Deserialize;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::batch::{AggregateStep, CallBatch};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature};
@@ -303,7 +302,7 @@ pub enum Event {
 #[derive(Debug, Clone)]
 pub struct Inbox {
     sender: std_mpsc::Sender<Result<Event>>,
-    doorbell: Arc<EventFd>,
+    doorbell: Arc<Doorbell>,
     /// How many further replies the engine has room for.
     room: Arc<Semaphore>,
 }
@@ -313,7 +312,7 @@ const ROOM: usize = 8;
 
 impl Inbox {
     /// An inbox that rings `doorbell`.
-    pub fn new(doorbell: Arc<EventFd>) -> (Inbox, std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>) {
+    pub fn new(doorbell: Arc<Doorbell>) -> (Inbox, std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>) {
         let (sender, receiver) = std_mpsc::channel();
         let room = Arc::new(Semaphore::new(ROOM));
         (Inbox { sender, doorbell, room: room.clone() }, receiver, room)
@@ -331,7 +330,7 @@ impl Inbox {
             self.room.forget_permits(1);
         }
         let _ = self.sender.send(event);
-        ring(&self.doorbell);
+        self.doorbell.ring();
     }
 }
 
@@ -384,12 +383,6 @@ pub(crate) async fn answer_each<'a>(
         }
     }
     Ok(())
-}
-
-/// Makes the doorbell readable.
-pub fn ring(doorbell: &EventFd) {
-    // Writing fails only when the counter is full, and then the doorbell is readable anyway.
-    let _ = nix::unistd::write(doorbell.as_fd(), &1u64.to_ne_bytes());
 }
 
 /// Checks a reply's shape: `docs/protocol.md` §4, "a reply has the columns of the declared result type and as many rows
