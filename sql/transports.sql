@@ -1,5 +1,5 @@
 -- Every transport gives the same answers.
-CREATE FUNCTION first_seen(x bigint) RETURNS bigint LANGUAGE container STABLE AS 'image = "regress:1.0"';
+CREATE FUNCTION count_changed(x bigint) RETURNS bigint LANGUAGE container STABLE AS 'image = "regress:1.0"';
 CREATE FUNCTION over(transport text, query text, OUT used text, OUT answer text) LANGUAGE plpgsql AS $$
 DECLARE line text;
 BEGIN
@@ -16,8 +16,8 @@ SELECT t, (over(t, $$SELECT count(*) FILTER (WHERE is_null(nullif(x, 7))) FROM n
 SELECT t, (over(t, $$SELECT sum(length(shout(repeat(t, x::int % 3000)))) FROM numbers WHERE x < 3000$$)).* FROM unnest('{auto,shm,flight,socket,parquet,json}'::text[]) t;
 SELECT t, (over(t, $$SELECT shout(repeat('x', 20000000 * x::int)) = repeat('X', 20000000) || '!' FROM numbers WHERE x = 1$$)).* FROM unnest('{shm,flight,socket,parquet}'::text[]) t;
 -- A function that keeps its arguments, which later batches must not change.
-SELECT t, (over(t, $$SELECT max(first_seen(x)) FROM numbers$$)).* FROM unnest('{shm,flight,socket,parquet,json}'::text[]) t;
-DROP FUNCTION over, first_seen;
+SELECT t, (over(t, $$SELECT max(count_changed(x)) FROM numbers$$)).* FROM unnest('{shm,flight,socket,parquet,json}'::text[]) t;
+DROP FUNCTION over, count_changed;
 -- Flight and JSON in one query.
 CREATE FUNCTION add_one_json(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS $$
 image = "regress:1.0"

@@ -185,7 +185,7 @@ impl<'a> Execution<'a> {
             let schema = self.ready.call.signature.call_schema();
             let columns = RecordBatch::try_new_with_options(schema, arguments, &options)
                 .expect("each argument was read as its type");
-            self.exchange.send(CallBatch { number: self.next_number, columns, step: None });
+            self.exchange.send(CallBatch { number: self.next_number, columns, step: None, arena: None });
             self.next_number += 1;
             self.telemetry.batches += 1;
         }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use pgrx::pg_sys;
 use udf_protocol::Result;
+use udf_protocol::arena::Writer;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::client::{Exchange, MapEvent};
 use udf_protocol::dispatch::Call;
@@ -27,6 +28,11 @@ impl Stream {
     /// Opens an exchange of the function with this oid. Nothing is connected before its first batch.
     pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
         Stream { exchange: session::client().open(call), meter: Meter::new(function), sent_at: VecDeque::new() }
+    }
+
+    /// Memory for the columns of a batch, of at least so many bytes.
+    pub fn arena(&self, bytes: usize) -> Writer {
+        self.exchange.arena(bytes)
     }
 
     /// Sends a batch, without waiting.

@@ -17,14 +17,14 @@ def add_one_arrow(x):
     return pyarrow.compute.add(x, 1)
 
 
-_first = []
+_seen = []
 
 
-def first_seen(x):
-    """The first value that it was ever given, out of an array that it keeps."""
-    if not _first:
-        _first.append(x)
-    return pyarrow.array([_first[0][0].as_py()] * len(x))
+def count_changed(x):
+    """How many of all the arrays that it was ever given, and keeps, are not what they were."""
+    changed = sum(pyarrow.compute.sum(array).as_py() != total for array, total in _seen)
+    _seen.append((x, pyarrow.compute.sum(x).as_py()))
+    return pyarrow.array([changed] * len(x))
 
 
 def add_one_numpy(x):

@@ -14,6 +14,7 @@ use arrow_array::{ArrayRef, ListArray, RecordBatch, RecordBatchOptions, StructAr
 use arrow_buffer::{NullBufferBuilder, OffsetBufferBuilder};
 use arrow_schema::{FieldRef, Fields, SchemaRef};
 
+use crate::arena::Arena;
 use crate::signature::{FunctionKind, Signature};
 use crate::textual_type;
 use crate::types::Type;
@@ -27,6 +28,8 @@ pub struct CallBatch {
     pub columns: RecordBatch,
     /// What an aggregate function is to do.
     pub step: Option<AggregateStep>,
+    /// What some of the columns lie in, if an engine wrote them in place.
+    pub arena: Option<Arc<Arena>>,
 }
 
 /// What an aggregate function is to do with a batch (`docs/protocol.md` §4).
@@ -347,7 +350,7 @@ impl BatchBuilder {
         let number = self.next_number;
         self.next_number += 1;
         self.rows = 0;
-        CallBatch { number, columns, step: None }
+        CallBatch { number, columns, step: None, arena: None }
     }
 }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
+use crate::arena::{self, Arenas};
 use crate::batch::CallBatch;
 use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
@@ -36,6 +37,7 @@ pub struct Client {
     runtime: Handle,
     doorbell: Arc<Doorbell>,
     connections: Arc<Connections>,
+    arenas: Arc<Arenas>,
     /// Closing it ends the thread's event loop.
     stop: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
@@ -60,7 +62,14 @@ impl Client {
         });
         mask.thread_set_mask().map_err(|cause| failed(&cause))?;
         let thread = thread.map_err(|cause| failed(&cause))?;
-        Ok(Client { runtime: handle, doorbell: Arc::new(doorbell), connections: Arc::default(), stop, thread })
+        Ok(Client {
+            runtime: handle,
+            doorbell: Arc::new(doorbell),
+            connections: Arc::default(),
+            arenas: Arc::default(),
+            stop,
+            thread,
+        })
     }
 
     /// Ends the client and waits until its thread has ended, which takes no longer than the step it is at.
@@ -85,6 +94,8 @@ impl Client {
         });
         Exchange {
             call,
+            arenas: self.arenas.clone(),
+            directory: None,
             doorbell: self.doorbell.clone(),
             sender: Some(sender),
             receiver,
@@ -171,6 +182,7 @@ impl Client {
 
     /// Ends the leases that no exchange is using; for the end of a transaction.
     pub fn release(&self) {
+        self.arenas.clear();
         if !self.connections.is_empty() {
             // Connections belong to the runtime's thread, so they are closed there.
             let connections = self.connections.clone();
@@ -235,6 +247,9 @@ pub enum MapEvent {
 pub struct Exchange {
     // for the exchange
     call: Arc<Call>,
+    arenas: Arc<Arenas>,
+    /// The folder of the server's segments, if columns may be written into those; known once it was reached.
+    directory: Option<PathBuf>,
     doorbell: Arc<Doorbell>,
     /// None once the engine has closed its side.
     sender: Option<mpsc::UnboundedSender<CallBatch>>,
@@ -268,6 +283,7 @@ impl Exchange {
             && let Some((distinct, folded)) = self.folding.fold(&batch.columns)
         {
             batch.columns = distinct;
+            batch.arena = None;
             self.folded.insert(batch.number, folded);
         }
         if self.call.signature.kind == FunctionKind::Map {
@@ -275,10 +291,18 @@ impl Exchange {
         } else {
             self.sent_at.insert(batch.number, Instant::now());
         }
+        if let Some(arena) = &batch.arena {
+            self.arenas.keep(arena);
+        }
         // A closed queue means that the exchange has failed; receive says how.
         if let Some(sender) = &self.sender {
             let _ = sender.send(batch);
         }
+    }
+
+    /// Memory for the columns of a batch, of at least so many bytes: what the server maps, if there is such.
+    pub fn arena(&self, bytes: usize) -> arena::Writer {
+        self.arenas.writer(self.directory.as_deref(), bytes)
     }
 
     /// How often the exchange went to another replica.
@@ -301,7 +325,7 @@ impl Exchange {
         loop {
             let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached(transport)) => self.note_reached(transport),
+                Some(Event::Reached(transport, _)) => self.note_reached(transport),
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
@@ -395,8 +419,9 @@ impl Exchange {
                 None => sent_at + self.call.start_timeout + timeout,
             };
             match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached(transport)) => {
+                Some(Event::Reached(transport, directory)) => {
                     self.note_reached(transport);
+                    self.directory = directory;
                     self.ready_at = Some(Instant::now());
                 }
                 // Parts of one answer come one after the other.

@@ -188,7 +188,8 @@ impl Connections {
             self.forget(&call.target, &endpoint);
             return Err(error);
         }
-        inbox.deliver(Ok(Event::Reached(name)));
+        let directory = lease.as_ref().filter(|_| name == TransportName::Shm).and_then(|it| it.info.segments.clone());
+        inbox.deliver(Ok(Event::Reached(name, directory)));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
             self.balance.note_answer(&endpoint);

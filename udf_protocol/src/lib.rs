@@ -4,9 +4,10 @@
 //! [`batch::CallBatch`] to an [`client::Exchange`]; [`dispatch`] keeps a window of batches in flight, a [`codec`] turns
 //! each into bytes, a [`transport`] moves them to a replica that [`control`] leased from the container manager, and the
 //! replies come back in the order of the calls.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod allow_list;
+pub mod arena;
 mod balance;
 pub mod batch;
 pub mod client;

@@ -64,6 +64,16 @@ impl Pace {
         Pace { bounds, rows, rows_in_time: bounds.rows, window: Pace::FIRST_WINDOW.min(bounds.window) }
     }
 
+    /// Most rows of the next batch.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes at which it is cut, however few rows it has.
+    pub fn bytes(&self) -> usize {
+        self.bounds.bytes
+    }
+
     /// Whether a batch of these rows and bytes is to be cut.
     pub fn is_full(&self, rows: usize, bytes: usize) -> bool {
         rows >= self.rows || bytes >= self.bounds.bytes

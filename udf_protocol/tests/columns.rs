@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
+use arrow_array::{Int64Array, RecordBatch};
+use arrow_buffer::ScalarBuffer;
 use serde_json::{Value, json};
 use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 use udf_protocol::client::{Client, Exchange};
@@ -241,6 +243,41 @@ fn segments_that_a_handler_keeps_are_not_written_again() {
         exchange.send(batch);
         receive(&mut exchange).unwrap();
     }
+}
+
+#[test]
+fn columns_that_were_written_in_place_are_not_copied() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            let more = json!({"retained": asked.values.first() == Some(&30)});
+            peer.answer(&asked, more);
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    let send = |exchange: &mut Exchange, number: usize, first: i64| {
+        let mut writer = exchange.arena(1000);
+        let values = [first, first + 1, first + 2];
+        writer.bytes()[64..88].copy_from_slice(&values.map(i64::to_le_bytes).concat());
+        let arena = writer.finish();
+        let column = Int64Array::new(ScalarBuffer::new(arena.buffer().slice_with_length(64, 24), 0, 3), None);
+        let mut batch = batches(number + 1, 3).remove(number);
+        batch.columns = RecordBatch::try_new(batch.columns.schema(), vec![Arc::new(column)]).unwrap();
+        exchange.send(CallBatch { arena: Some(arena), ..batch });
+        receive(exchange).unwrap()
+    };
+    // Before the server was reached, the memory is the process's own, and copied.
+    assert_eq!(send(&mut exchange, 0, 10), [100, 110, 120]);
+    assert_eq!(count_files(&stage.segments()), 2);
+    for (number, first) in [(1, 20), (2, 30), (3, 40), (4, 50)] {
+        assert_eq!(send(&mut exchange, number, first), [10 * first, 10 * first + 10, 10 * first + 20]);
+        // The third was kept by the server, so the fourth went through another.
+        assert_eq!(count_files(&stage.segments()), 3, "{number}");
+    }
+    let segments = stage.segments();
+    drop(exchange);
+    stage.client.release();
+    stage.client.stop();
+    assert_eq!(count_files(&segments), 0);
 }
 
 #[test]

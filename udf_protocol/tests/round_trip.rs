@@ -118,7 +118,7 @@ fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffe
     let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
     let columns = RecordBatch::try_new(signature.call_schema(), vec![column.clone()]).unwrap();
     let layout = columns::Layout::of(&signature.call_types(), &columns);
-    let batch = CallBatch { number: 7, columns, step: None };
+    let batch = CallBatch { number: 7, columns, step: None, arena: None };
     let body = columns::inline_body(&columns::CallHeader::new(&batch, &layout, ""), &layout);
     let (header, data) = columns::read_frame(&body).unwrap();
     assert!(header.extent() <= Some(data.len()));
@@ -291,7 +291,7 @@ fn json_call_is_the_golden_one() {
     }
     let signature = Signature::scalar("f", arguments, Type::Bool);
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
-    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None }, ""), golden);
+    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None, arena: None }, ""), golden);
 }
 
 #[test]

@@ -8,15 +8,16 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::batch::BatchBuilder;
+use udf_protocol::arena::Writer;
+use udf_protocol::batch::{BatchBuilder, CallBatch};
 use udf_protocol::pace::Measured;
 use udf_protocol::transport::Reply;
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
 use super::sets::{find_result, part_of};
-use super::state::{Argument, Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
-use crate::datum::argument_column::ArgumentColumn;
+use super::state::{Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
+use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
 use crate::datum::result_column::ResultColumn;
 use crate::datum::to_arrow;
 use crate::function::Role;
@@ -52,6 +53,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         }
         let private = Private::from_plan(scan);
         let mut calls = Vec::new();
+        let mut looked_at = 0;
         let mut max_rows = usize::MAX;
         let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns);
         let conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
@@ -62,17 +64,22 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             if function.role != Role::Direct {
                 report::raise_error(&function.not_direct(), None);
             }
-            let arguments: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
+            let mut expressions = Vec::new();
+            let sources: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
                 .into_iter()
                 .map(|argument| match nodes::outer_column(argument) {
-                    Some(position) => Argument::Column(position),
-                    None => Argument::Expression(pg_sys::ExecInitExpr(argument, planstate)),
+                    Some(position) => {
+                        looked_at = looked_at.max(position + 1);
+                        Source::column(position)
+                    }
+                    None => {
+                        expressions.push(pg_sys::ExecInitExpr(argument, planstate));
+                        Source::evaluated(expressions.len() - 1)
+                    }
                 })
                 .collect();
-            let columns: Vec<_> = function.arguments.iter().map(ArgumentColumn::new).collect();
+            let columns = ArgumentColumns::new(&function.arguments, sources);
             max_rows = max_rows.min(function.max_batch_rows());
-            let empty = pg_sys::NullableDatum { value: pg_sys::Datum::from(0usize), isnull: true };
-            let values = vec![empty; arguments.len()];
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
@@ -80,11 +87,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 oid: (*expression).funcid,
                 condition,
                 is_strict: function.is_strict,
-                arguments,
-                values,
-                needs_builder: columns.iter().any(|column| matches!(column, ArgumentColumn::Built)),
+                values: vec![pg_sys::Datum::null(); expressions.len()],
+                nulls: vec![true; expressions.len()],
+                expressions,
                 columns,
-                bytes: 0,
                 builder,
                 builder_bytes: 0,
                 stream: None,
@@ -99,15 +105,11 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             .into_iter()
             .filter_map(|position| Some(KeptColumn::new(position, descriptor.get(position)?)))
             .collect();
-        let looked_at = calls.iter().flat_map(|call| &call.arguments).filter_map(|argument| match argument {
-            Argument::Column(position) => Some(*position),
-            Argument::Expression(_) => None,
-        });
-        let last = looked_at.chain(kept.iter().map(KeptColumn::position)).max();
+        let deformed = kept.iter().map(|column| column.position() + 1).fold(looked_at, usize::max);
         let inner = Inner {
             child_columns: private.child_columns,
             kept,
-            deformed: last.map_or(0, |last| last as i16 + 1),
+            deformed: deformed as i16,
             query_context: (*estate).es_query_cxt,
             calls,
             counters: Counters::default(),
@@ -204,7 +206,7 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             for i in 0..count {
                 let call = &mut *calls.add(i);
                 add_call(call, &mut *(*batch).sent.as_mut_ptr().add(i), (*batch).rows.count, slot, context);
-                sent_bytes += call.bytes + call.builder_bytes;
+                sent_bytes += call.columns.bytes() + call.builder_bytes;
             }
             pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
             (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
@@ -233,27 +235,20 @@ unsafe fn add_call(
                 return sent.push_skipped(row);
             }
         }
-        let mut has_null = false;
-        for (value, argument) in call.values.iter_mut().zip(&call.arguments) {
-            match argument {
-                Argument::Column(position) => {
-                    value.value = *(*slot).tts_values.add(*position);
-                    value.isnull = *(*slot).tts_isnull.add(*position);
-                }
-                Argument::Expression(state) => {
-                    value.value = raw::exec_eval_expr(*state, context, &raw mut value.isnull);
-                }
-            }
-            has_null |= value.isnull;
+        for ((state, value), is_null) in call.expressions.iter().zip(&mut call.values).zip(&mut call.nulls) {
+            *value = raw::exec_eval_expr(*state, context, is_null);
         }
+        let values = Row {
+            values: [(*slot).tts_values, call.values.as_ptr()],
+            nulls: [(*slot).tts_isnull, call.nulls.as_ptr()],
+        };
+        let has_null = call.columns.has_null(&values);
         if has_null && call.is_strict {
             return sent.push_skipped(row);
         }
-        for (column, value) in call.columns.iter_mut().zip(&call.values) {
-            call.bytes += column.push(value.value, value.isnull);
-        }
-        if call.needs_builder {
-            build(call);
+        call.columns.push(&values, has_null);
+        if !call.columns.built().is_empty() {
+            build(call, &raw const values);
         }
         sent.push_sent();
     }
@@ -261,17 +256,16 @@ unsafe fn add_call(
 
 /// Appends the values that the builder has.
 #[pg_guard]
-unsafe extern "C-unwind" fn build(call: *mut Call) {
+unsafe extern "C-unwind" fn build(call: *mut Call, row: *const Row) {
     // SAFETY: the caller passes a call whose values are of the argument types, since the parser made them so.
     unsafe {
         let call = &mut *call;
         call.builder_bytes = 0;
-        for (i, value) in call.values.iter().enumerate() {
-            if matches!(call.columns[i], ArgumentColumn::Built) {
-                let column = call.builder.column(i);
-                to_arrow::append(column, &call.function.arguments[i], value.value, value.isnull);
-                call.builder_bytes += column.bytes();
-            }
+        for &(i, source) in call.columns.built() {
+            let column = call.builder.column(i);
+            let (value, is_null) = ((*row).value(source), (*row).is_null(source));
+            to_arrow::append(column, &call.function.arguments[i], value, is_null);
+            call.builder_bytes += column.bytes();
         }
     }
 }
@@ -294,8 +288,8 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
                 call.stream = None;
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
-            call.columns.iter_mut().for_each(ArgumentColumn::clear);
-            (call.bytes, call.builder_bytes) = (0, 0);
+            call.columns.clear();
+            call.builder_bytes = 0;
         }
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
@@ -391,6 +385,11 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
 }
 
 fn start_batch(inner: &mut Inner) {
+    for call in &mut inner.calls {
+        let stream = call.stream.as_ref();
+        let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
+        call.columns.begin(inner.pace.rows(), inner.pace.bytes(), arena);
+    }
     let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
         // SAFETY: the query's context outlives the node, which drops its batches.
         unsafe { OwnedContext::new(inner.query_context) }
@@ -427,10 +426,11 @@ fn send_batch(inner: &mut Inner) {
             None => Stream::open(call.oid, report::unwrap(call.function.call())),
         };
         let types = &call.function.arguments;
-        let columns = call.columns.iter_mut().zip(types).map(|(column, sql_type)| column.take(sql_type)).collect();
-        batch.bytes += call.bytes + call.builder_bytes;
-        (call.bytes, call.builder_bytes) = (0, 0);
-        call.stream.insert(stream).send(call.builder.finish_batch_with(sent.count, columns));
+        batch.bytes += call.columns.bytes() + call.builder_bytes;
+        call.builder_bytes = 0;
+        let (columns, arena) = call.columns.take(types);
+        let calls = CallBatch { arena, ..call.builder.finish_batch_with(sent.count, columns) };
+        call.stream.insert(stream).send(calls);
     }
     batch.sent_at = Some(Instant::now());
     inner.queue.push_back(batch);

@@ -11,7 +11,7 @@ use udf_protocol::pace::Pace;
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::SetJoin;
-use crate::datum::argument_column::ArgumentColumn;
+use crate::datum::argument_columns::ArgumentColumns;
 use crate::datum::result_column::ResultColumn;
 use crate::function::Function;
 use crate::pg::memory::OwnedContext;
@@ -94,15 +94,6 @@ pub struct Part {
     pub is_last: bool,
 }
 
-/// Where an argument's value is.
-#[derive(Debug, Clone, Copy)]
-pub enum Argument {
-    /// The child's column at this position.
-    Column(usize),
-    /// To be evaluated.
-    Expression(*mut pg_sys::ExprState),
-}
-
 /// One lifted call.
 pub struct Call {
     /// What is called.
@@ -113,16 +104,14 @@ pub struct Call {
     pub condition: *mut pg_sys::ExprState,
     /// Whether it is made only where no argument is NULL.
     pub is_strict: bool,
-    /// Its arguments, over the child's row.
-    pub arguments: Vec<Argument>,
-    /// The values of one row's arguments.
-    pub values: Vec<pg_sys::NullableDatum>,
-    /// Their values in the batch that is being formed.
-    pub columns: Vec<ArgumentColumn>,
-    /// Bytes of these.
-    pub bytes: usize,
-    /// Whether the builder has some of them.
-    pub needs_builder: bool,
+    /// What is to be evaluated over the child's row for the arguments that are not its columns.
+    pub expressions: Vec<*mut pg_sys::ExprState>,
+    /// Their values for one row.
+    pub values: Vec<pg_sys::Datum>,
+    /// Whether these are NULL.
+    pub nulls: Vec<bool>,
+    /// The arguments' values in the batch that is being formed.
+    pub columns: ArgumentColumns,
     /// Those that `columns` leaves to it, and the batches' numbers.
     pub builder: BatchBuilder,
     /// Bytes that the builder has.

@@ -1,6 +1,6 @@
 //! PostgreSQL's types to the type table, and values both ways.
 
-pub mod argument_column;
+pub mod argument_columns;
 pub mod from_arrow;
 pub mod result_column;
 pub mod to_arrow;

@@ -19,9 +19,11 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use arrow_schema::Schema;
 use serde::{Deserialize, Serialize};
 
+use crate::arena::Arena;
 use crate::batch::{AggregateStep, CallBatch};
 use crate::signature::Signature;
 use crate::textual_type;
+use crate::transport::segment::Segment;
 use crate::types::Type;
 
 /// Every buffer begins at a multiple of so many bytes.
@@ -125,11 +127,15 @@ impl ReplyHeader {
 #[derive(Debug, Default)]
 pub struct Layout {
     /// The bytes of each buffer, and where it begins. Empty ones are left out.
-    pub pieces: Vec<(usize, Buffer)>,
+    pieces: Vec<(usize, Buffer)>,
     /// Offset and length of each buffer, the empty ones included.
     places: Vec<usize>,
+    /// What the buffers reach to.
+    size: usize,
     /// Bytes of all.
-    pub size: usize,
+    pub bytes: usize,
+    /// What the data begins with; what lies there already stays where it is.
+    arena: Option<Arc<Arena>>,
     /// What they are, if not the buffers of columns.
     form: Option<&'static str>,
 }
@@ -137,11 +143,33 @@ pub struct Layout {
 impl Layout {
     /// Lays out a batch whose columns have the Arrow types of `types`.
     pub fn of(types: &[Type], batch: &RecordBatch) -> Layout {
-        let mut layout = Layout::default();
+        Layout::in_place(types, batch, None)
+    }
+
+    /// The same, for data that begins with an arena: what lies there already stays where it is.
+    pub(crate) fn in_place(types: &[Type], batch: &RecordBatch, arena: Option<Arc<Arena>>) -> Layout {
+        let size = arena.as_ref().map_or(0, |arena| arena.size());
+        let mut layout = Layout { arena, size, ..Layout::default() };
         for (ty, column) in types.iter().zip(batch.columns()) {
             layout.add_column(ty, column);
         }
         layout
+    }
+
+    /// The segment of the arena that the data begins with.
+    pub(crate) fn segment(&self) -> Option<&Segment> {
+        self.arena.as_ref()?.segment()
+    }
+
+    /// Notes that the arena must not be written again, if there is one.
+    pub(crate) fn retain_arena(&self) -> bool {
+        self.arena.as_ref().inspect(|arena| arena.retain()).is_some()
+    }
+
+    /// What does not lie where it belongs.
+    pub(crate) fn pieces_to_write(&self) -> impl Iterator<Item = &(usize, Buffer)> {
+        let size = self.arena.as_ref().map_or(0, |arena| arena.size());
+        self.pieces.iter().filter(move |(offset, _)| *offset >= size)
     }
 
     /// Lays out a file that holds a batch.
@@ -153,10 +181,10 @@ impl Layout {
 
     /// The bytes at a place of the data, if they lie within one buffer.
     fn find(&self, offset: usize, length: usize) -> Option<Buffer> {
-        let after = self.pieces.partition_point(|(start, _)| *start <= offset);
-        let (start, piece) = &self.pieces[after.checked_sub(1)?];
-        let is_inside = (offset - start).checked_add(length)? <= piece.len();
-        is_inside.then(|| piece.slice_with_length(offset - start, length))
+        let end = offset.checked_add(length)?;
+        let is_inside = |(start, piece): &&(usize, Buffer)| *start <= offset && end <= start + piece.len();
+        let (start, piece) = self.pieces.iter().find(is_inside)?;
+        Some(piece.slice_with_length(offset - start, length))
     }
 
     fn add(&mut self, buffer: Buffer) {
@@ -164,8 +192,17 @@ impl Layout {
             self.places.extend([0, 0]);
             return;
         }
-        let offset = self.size.next_multiple_of(ALIGNMENT);
-        self.size = offset + buffer.len();
+        self.bytes += buffer.len();
+        let there = self
+            .arena
+            .as_ref()
+            .and_then(|arena| arena.offset_of(&buffer))
+            .filter(|at| at.is_multiple_of(READ_ALIGNMENT));
+        let offset = there.unwrap_or_else(|| {
+            let offset = self.size.next_multiple_of(ALIGNMENT);
+            self.size = offset + buffer.len();
+            offset
+        });
         self.places.extend([offset, buffer.len()]);
         self.pieces.push((offset, buffer));
     }

@@ -10,7 +10,7 @@ mod pipeline;
 mod put_get;
 mod remote;
 pub mod rest;
-mod segment;
+pub(crate) mod segment;
 mod tcp;
 mod tls;
 
@@ -286,8 +286,9 @@ impl Reply {
 /// What an engine finds in its queue.
 #[derive(Debug)]
 pub enum Event {
-    /// A server was reached, by this transport: from now on it has its time to answer.
-    Reached(TransportName),
+    /// A server was reached, by this transport: from now on it has its time to answer. Columns may be written into
+    /// segments in the folder, if there is one.
+    Reached(TransportName, Option<PathBuf>),
     /// A reply.
     Reply(Reply),
     /// A map function's server took another batch.

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
@@ -17,8 +17,9 @@ use tokio::sync::OnceCell;
 
 use super::http::{Http, Stream};
 use super::rest::error_of;
-use super::segment::Segments;
+use super::segment::{Segment, Segments};
 use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, check_reply, innermost};
+use crate::arena::Arena;
 use crate::batch::CallBatch;
 use crate::codec::columns::{CallHeader, Layout, ReplyHeader, decode_reply, frame, inline_body, read_frame};
 use crate::codec::parquet;
@@ -58,9 +59,9 @@ pub(crate) enum Encoding {
 }
 
 impl Encoding {
-    fn layout(self, signature: &Signature, batch: &CallBatch) -> Layout {
+    fn layout(self, signature: &Signature, batch: &CallBatch, arena: Option<Arc<Arena>>) -> Layout {
         match self {
-            Encoding::Columns => Layout::of(&signature.call_types(), &batch.columns),
+            Encoding::Columns => Layout::in_place(&signature.call_types(), &batch.columns, arena),
             Encoding::Parquet => Layout::of_file(PARQUET, parquet::encode(&batch.columns)),
         }
     }
@@ -238,17 +239,24 @@ impl PipelinedCall<'_> {
         Ok(())
     }
 
-    /// Writes a batch's data to where it travels, and its request to `sending`.
+    /// Writes a batch's data to where it travels, unless it lies there already, and its request to `sending`.
     fn send(&self, pipeline: &mut Pipeline, sending: &mut VecDeque<Bytes>, batch: CallBatch) -> Awaited {
-        let layout = self.encoding.layout(self.signature, &batch);
-        // Where there is no memory left for segments, the data goes with the request.
-        let segments = self
-            .directory
-            .and_then(|directory| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()))
-            .filter(|segments| segments.write(&layout).is_ok());
+        let pair =
+            self.directory.and_then(|directory| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()));
+        let is_usable = |segment: &Segment| segment.directory() == self.directory && pair.is_some();
+        let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
+        let mut layout = self.encoding.layout(self.signature, &batch, arena);
+        let segments = pair.filter(|pair| layout.segment().unwrap_or(&pair.calls).write(&layout).is_ok());
+        if segments.is_none() {
+            // There is no memory left for segments: the data goes with the request.
+            layout = self.encoding.layout(self.signature, &batch, None);
+        }
         let header = CallHeader::new(&batch, &layout, self.name);
         let body = match &segments {
-            Some(segments) => frame(&header.with_segments(segments.calls(), segments.replies()), 0),
+            Some(segments) => {
+                let calls = layout.segment().unwrap_or(&segments.calls);
+                frame(&header.with_segments(&calls.name, segments.replies()), 0)
+            }
             None => inline_body(&header, &layout),
         };
         let mut head = self.head.clone();
@@ -324,12 +332,13 @@ impl PipelinedCall<'_> {
         let columns = decoded.map_err(|fact| Error::bad_result(function, fact))?;
         check_reply(self.signature, &batch, &columns)?;
         // A handler that still looks at its arguments must go on seeing them.
-        pipeline.segments.extend(segments.filter(|_| !header.retained));
+        let is_spent = header.retained && !layout.retain_arena();
+        pipeline.segments.extend(segments.filter(|_| !is_spent));
         Ok(Reply {
             number: batch.number,
             columns,
             is_last: true,
-            bytes_sent: layout.size,
+            bytes_sent: layout.bytes,
             bytes_received: data.len(),
             compute_us: header.micros,
             repeated: 0,

@@ -18,14 +18,20 @@ use crate::codec::columns::Layout;
 
 /// A segment. Dropping it removes its name.
 #[derive(Debug)]
-struct Segment {
-    name: String,
+pub(crate) struct Segment {
+    pub(crate) name: String,
     path: PathBuf,
-    file: File,
+    pub(crate) file: File,
 }
 
 impl Segment {
-    fn create(directory: &Path, mode: u32) -> io::Result<Segment> {
+    /// The mode of a segment that others may only read.
+    pub(crate) const FOR_CALLS: u32 = 0o644;
+    /// The mode of one that they may write.
+    const FOR_REPLIES: u32 = 0o666;
+
+    /// Makes one in a replica's folder of segments.
+    pub(crate) fn create(directory: &Path, mode: u32) -> io::Result<Segment> {
         let name = random_name();
         let path = directory.join(&name);
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits();
@@ -35,6 +41,16 @@ impl Segment {
         // Not by the mode above, from which the process's mask is taken away.
         segment.file.set_permissions(Permissions::from_mode(mode))?;
         Ok(segment)
+    }
+
+    /// The folder that it lies in.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.path.parent()
+    }
+
+    /// Writes those buffers of a batch of calls that do not lie in the segment already.
+    pub(crate) fn write(&self, layout: &Layout) -> io::Result<()> {
+        layout.pieces_to_write().try_for_each(|(offset, piece)| self.file.write_all_at(piece, *offset as u64))
     }
 }
 
@@ -48,29 +64,22 @@ impl Drop for Segment {
 /// The two segments of a batch: one for calls, which others can only read, and one for replies.
 #[derive(Debug)]
 pub(crate) struct Segments {
-    calls: Segment,
+    pub(crate) calls: Segment,
     replies: Segment,
 }
 
 impl Segments {
     /// Makes both in a replica's folder of segments.
     pub(crate) fn create(directory: &Path) -> io::Result<Segments> {
-        Ok(Segments { calls: Segment::create(directory, 0o644)?, replies: Segment::create(directory, 0o666)? })
-    }
-
-    /// Name of the one for calls.
-    pub(crate) fn calls(&self) -> &str {
-        &self.calls.name
+        Ok(Segments {
+            calls: Segment::create(directory, Segment::FOR_CALLS)?,
+            replies: Segment::create(directory, Segment::FOR_REPLIES)?,
+        })
     }
 
     /// Name of the one for replies.
     pub(crate) fn replies(&self) -> &str {
         &self.replies.name
-    }
-
-    /// Writes the buffers of a batch of calls.
-    pub(crate) fn write(&self, layout: &Layout) -> io::Result<()> {
-        layout.pieces.iter().try_for_each(|(offset, piece)| self.calls.file.write_all_at(piece, *offset as u64))
     }
 
     /// The first `size` bytes of a reply.
