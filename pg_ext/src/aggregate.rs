@@ -212,7 +212,7 @@ impl Groups {
             forgotten: Vec::new(),
             builder,
             step: AggregateStep::Accumulate,
-            pace: settings::pace(accumulate.max_batch_rows()),
+            pace: settings::pace(accumulate.max_batch_rows(), false),
             accumulate,
             finish,
         }

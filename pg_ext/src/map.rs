@@ -129,7 +129,7 @@ impl Rows {
                 portal,
                 columns: columns.into_iter().map(|(_, sql_type)| sql_type).collect(),
                 builder: BatchBuilder::new(&function.signature),
-                pace: settings::pace(function.max_batch_rows()),
+                pace: settings::pace(function.max_batch_rows(), false),
                 values_context,
             }
         }

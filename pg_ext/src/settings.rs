@@ -153,9 +153,16 @@ pub fn batch_rows() -> usize {
     to_usize(BATCH_ROWS.get())
 }
 
+/// Longest that a container should compute at one batch of a parallel plan: whoever takes rows last has so much left to do
+/// when the others are done.
+const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(20);
+
 /// The pace of an exchange that has not begun, whose batches may have so many rows.
-pub fn pace(max_rows: usize) -> Pace {
-    let time = Duration::from_millis(u64::try_from(BATCH_TIME_MS.get()).unwrap_or(0));
+pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
+    let mut time = Duration::from_millis(u64::try_from(BATCH_TIME_MS.get()).unwrap_or(0));
+    if is_parallel {
+        time = time.min(PARALLEL_BATCH_TIME);
+    }
     Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), window: batch_window(), time })
 }
 

@@ -64,9 +64,11 @@ impl Pace {
         Pace { bounds, rows, rows_in_time: bounds.rows, window: Pace::FIRST_WINDOW.min(bounds.window) }
     }
 
-    /// Most rows of the next batch.
-    pub fn rows(&self) -> usize {
-        self.rows
+    /// Rows for which the next batch's memory should have room: as many as it may have, or the one after it if that may be as
+    /// large as any, so that both can lie in the same.
+    pub fn room(&self) -> usize {
+        let next = self.rows.saturating_mul(Pace::GROWTH);
+        if next < self.rows_in_time { self.rows } else { self.rows_in_time.max(self.rows) }
     }
 
     /// Bytes at which it is cut, however few rows it has.
@@ -125,9 +127,12 @@ mod tests {
     fn sizes_grow_up_to_the_bound() {
         let mut pace = Pace::new(Bounds { rows: 600, ..BOUNDS });
         assert!(!pace.is_full(127, 999) && pace.is_full(128, 0) && pace.is_full(1, 1000));
+        assert_eq!(pace.room(), 128);
         pace.note_sent();
         assert!(!pace.is_full(511, 0) && pace.is_full(512, 0));
+        assert_eq!(pace.room(), 600);
         pace.note_sent();
+        assert_eq!(pace.room(), 600);
         assert!(!pace.is_full(599, 0) && pace.is_full(600, 0));
         // Quick answers leave it so.
         pace.note_answered(&answer(600, 1, 1, 0));

@@ -106,6 +106,8 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             .filter_map(|position| Some(KeptColumn::new(position, descriptor.get(position)?)))
             .collect();
         let deformed = kept.iter().map(|column| column.position() + 1).fold(looked_at, usize::max);
+        // The leader is told so by its plan, a worker is what it is.
+        let is_parallel = (*(*estate).es_plannedstmt).parallelModeNeeded || pg_sys::ParallelWorkerNumber >= 0;
         let inner = Inner {
             child_columns: private.child_columns,
             kept,
@@ -113,7 +115,8 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             query_context: (*estate).es_query_cxt,
             calls,
             counters: Counters::default(),
-            pace: settings::pace(max_rows),
+            pace: settings::pace(max_rows, is_parallel),
+            is_parallel,
             queue: VecDeque::new(),
             forming: None,
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
@@ -294,7 +297,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }
-        inner.pace = settings::pace(max_rows);
+        inner.pace = settings::pace(max_rows, inner.is_parallel);
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_emitted = 0;
@@ -388,7 +391,7 @@ fn start_batch(inner: &mut Inner) {
     for call in &mut inner.calls {
         let stream = call.stream.as_ref();
         let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
-        call.columns.begin(inner.pace.rows(), inner.pace.bytes(), arena);
+        call.columns.begin(inner.pace.room(), inner.pace.bytes(), arena);
     }
     let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
         // SAFETY: the query's context outlives the node, which drops its batches.

@@ -36,6 +36,8 @@ pub struct Inner {
     // for the plan
     /// Columns of the child.
     pub child_columns: usize,
+    /// Whether other processes take rows of the same plan.
+    pub is_parallel: bool,
     /// The columns of the child that the node hands on.
     pub kept: Vec<KeptColumn>,
     /// How many of the child's columns are looked at, counted from the first.
