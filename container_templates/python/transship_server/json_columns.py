@@ -1,7 +1,7 @@
-"""Columns of numbers out of a request in JSON (docs/protocol.md §6) without a Python object for each.
+"""Columns in JSON (docs/protocol.md §6), as fast as Python's libraries can read and write them.
 
-A request of many numbers is mostly digits. simdjson reads them, and gives an array of numbers as it lies in memory. Anything
-else that a request may hold is left to json.
+A request of many numbers is mostly digits. simdjson reads them, and gives an array of numbers as it lies in memory, without a
+Python object for each. Anything else that a request may hold is left to json. orjson writes the replies.
 """
 
 import pyarrow as pa
@@ -45,6 +45,13 @@ class Reader:
         del document, columns
         self._parser = parser
         return request, pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
+
+
+def write(reply):
+    """A reply whose columns types.encode_json has made."""
+    import orjson
+
+    return orjson.dumps(reply)
 
 
 def _nests(body, columns):

@@ -89,7 +89,7 @@ class _Handler(http1.Handler):
             self.close_connection = True
             return None
         answer = {"batch": body.get("batch", 0), "rows": reply.num_rows, "micros": micros, "columns": encoded}
-        return self._answer(200, answer)
+        return self._send(200, "application/json", json_columns.write(answer))
 
     def _call(self, function, request, batch):
         """The reply as one batch, and the microseconds that it took."""

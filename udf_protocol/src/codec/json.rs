@@ -45,7 +45,7 @@ pub struct Reply {
 /// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`.
 pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     let rows = batch.columns.num_rows();
-    let mut out = String::with_capacity(64 + rows * batch.columns.num_columns() * 12);
+    let mut out = String::with_capacity(64 + rows * batch.columns.num_columns() * 20);
     let _ = write!(out, "{{\"batch\":{},\"rows\":{rows},", batch.number);
     if let Some(step) = batch.step {
         let _ = write!(out, "\"exchange\":\"{exchange}\",\"step\":\"{}\",", step.name());
@@ -107,14 +107,14 @@ fn encode_int8(out: &mut String, value: i64) {
 fn encode_float4(out: &mut String, value: f32) {
     // The shortest text that reads back as the same number, with ".0" or an exponent.
     match value.is_finite() {
-        true => out.push_str(ryu::Buffer::new().format_finite(value)),
+        true => out.push_str(zmij::Buffer::new().format_finite(value)),
         false => out.push_str(non_finite(f64::from(value))),
     }
 }
 
 fn encode_float8(out: &mut String, value: f64) {
     match value.is_finite() {
-        true => out.push_str(ryu::Buffer::new().format_finite(value)),
+        true => out.push_str(zmij::Buffer::new().format_finite(value)),
         false => out.push_str(non_finite(value)),
     }
 }

@@ -138,7 +138,7 @@ impl Rest {
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<Reply> {
         let function = signature.function.as_str();
-        let body = json::encode_call(signature, batch, exchange);
+        let body = encode(signature, batch, exchange).await?;
         let bytes_sent = body.len();
         let answer = self.http.post(&path_of(function), body).await.map_err(|error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
@@ -205,6 +205,20 @@ impl Rest {
         }
         answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "").await })).await
     }
+}
+
+/// Writing more values than this to JSON takes longer than handing them to another thread.
+const MOST_VALUES_AT_ONCE: usize = 4096;
+
+/// The body of a batch's request. What takes long is written by another thread, so that this one goes on sending.
+async fn encode(signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<String> {
+    if batch.columns.num_rows() * batch.columns.num_columns() <= MOST_VALUES_AT_ONCE {
+        return Ok(json::encode_call(signature, batch, exchange));
+    }
+    let (signature, batch, exchange) = (signature.clone(), batch.clone(), exchange.to_string());
+    let function = signature.function.clone();
+    let encoding = tokio::task::spawn_blocking(move || json::encode_call(&signature, &batch, &exchange));
+    encoding.await.map_err(|_| Error::connection_lost(&function, "the client is ending"))
 }
 
 /// 128 bits that no other exchange has, from the keys of the standard library's hash maps.
