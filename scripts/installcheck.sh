@@ -16,16 +16,22 @@ build_image sql/functions
 socket=$PRIVATE/m/misbehaving.sock
 rm -f "$socket" "$socket.silent"
 python=$ROOT/target/venv/bin/python
-free_port() { "$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
-tls_port=$(free_port) tls=$ROOT/target/tls
+# All at once, so that none is given twice.
+mapfile -t ports < <("$python" - <<'PYTHON'
+import socket
+sockets = [socket.socket() for _ in range(12)]
+for each in sockets:
+    each.bind(("127.0.0.1", 0))
+for each in sockets:
+    print(each.getsockname()[1])
+PYTHON
+)
+tls_port=${ports[0]} port=${ports[1]} old_port=${ports[2]} dialects=("${ports[@]:3}") tls=$ROOT/target/tls
 "$ROOT/scripts/certificates.sh" "$tls"
 (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$tls_port" "$tls") &
 servers=$!
-port=$(free_port) old_port=$(free_port)
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" "$old_port" > "$ROOT/target/arrow_udf.log" 2>&1 &
 servers="$servers $!"
-dialects=()
-for _ in 1 2 3 4 5 6 7 8 9; do dialects+=("$(free_port)"); done
 model=$(mktemp -d)
 "$ROOT/target/venv-dialects/bin/python" sql/functions/dialect_servers.py "$model" "${dialects[@]:0:8}" > "$ROOT/target/dialects.log" 2>&1 &
 servers="$servers $!"
