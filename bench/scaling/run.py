@@ -80,6 +80,27 @@ def rows(connection):
     return table("rows", "Rows, x + 1", "rows", points)
 
 
+def forest_rows(connection):
+    arguments = ", ".join(f"{name} float8" for name in COLUMNS)
+    for transport in ("shm", "flight", "json"):
+        body = f'image = "bench-overhead:1.0" function = "forest" transport = "{transport}"'
+        function(connection, f"forest_{transport}", arguments, "float8", body)
+    values = ", ".join(f"random() AS {name}" for name in COLUMNS)
+    points = []
+    count = 1000
+    while count <= 10 * ROWS:
+        connection.execute("DROP TABLE IF EXISTS scaling_forest_rows")
+        connection.execute(f"CREATE TABLE scaling_forest_rows AS SELECT {values} FROM generate_series(1, {count})")
+        connection.execute("VACUUM ANALYZE scaling_forest_rows")
+        names = {SHM: "shm", "container, Flight, Unix socket": "flight"} | ({"container, JSON": "json"} if count <= ROWS else {})
+        queries = {name: f"SELECT sum(forest_{way}({', '.join(COLUMNS)})) FROM scaling_forest_rows" for name, way in names.items()}
+        points.append((count, dict(zip(queries, in_turn(connection, queries)))))
+        count *= 10
+    connection.execute("DROP TABLE scaling_forest_rows")
+    connection.execute("DROP FUNCTION forest_shm, forest_flight, forest_json")
+    return table("forest-rows", "Rows, small forest of 28 inputs", "rows", points)
+
+
 def columns(connection):
     count = ROWS // 10
     names = [f"c{i}" for i in range(max(WIDTHS))]
@@ -218,7 +239,7 @@ def main():
             f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, runtime {os.environ['BENCH_RUNTIME']}. "
             "Medians [least-most]; ratios to shared memory."
         ]
-        for measure in (rows, columns, width, types, workers, sessions):
+        for measure in (rows, forest_rows, columns, width, types, workers, sessions):
             print(f"==> {measure.__name__}", file=sys.stderr)
             parts.append(measure(connection))
     text = "\n\n".join(parts)
