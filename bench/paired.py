@@ -17,13 +17,16 @@ def spread(values, scale=1):
 
 def seconds_of(contenders, rounds):
     """Seconds per contender and round. contenders: [(name, call, factor)]; call() gives a number, which must be the same for
-    all whose factor is 1, and factor is what its time is multiplied by."""
+    all whose factor is 1, and may give the seconds as well, if it takes the time itself; factor is what its time is multiplied
+    by."""
     seconds, results = [[] for _ in contenders], {}
     for number in range(rounds + 1):
         for place, (name, call, factor) in enumerate(contenders):
             start = time.perf_counter()
             value = call()
             elapsed = time.perf_counter() - start
+            if isinstance(value, tuple):
+                value, elapsed = value
             if number:
                 seconds[place].append(elapsed * factor)
             if factor == 1:
