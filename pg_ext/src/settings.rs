@@ -155,7 +155,7 @@ pub fn batch_rows() -> usize {
 
 /// Longest that a container should compute at one batch of a parallel plan: whoever takes rows last has so much left to do
 /// when the others are done.
-const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(20);
+const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(60);
 
 /// The pace of an exchange that has not begun, whose batches may have so many rows.
 pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {

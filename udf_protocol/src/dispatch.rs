@@ -5,9 +5,12 @@
 //! lost, at most [`MAX_ATTEMPTS`] times in all.
 
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use nix::unistd::Uid;
 
 use crate::balance::Balance;
 use crate::control::Lease;
@@ -188,7 +191,8 @@ impl Connections {
             self.forget(&call.target, &endpoint);
             return Err(error);
         }
-        let directory = lease.as_ref().filter(|_| name == TransportName::Shm).and_then(|it| it.info.segments.clone());
+        let may_map = name == TransportName::Shm && is_of_another_user(&endpoint);
+        let directory = lease.as_ref().filter(|_| may_map).and_then(|it| it.info.segments.clone());
         inbox.deliver(Ok(Event::Reached(name, directory)));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
@@ -208,6 +212,13 @@ impl Connections {
             None => Err(error),
         }
     }
+}
+
+/// Whether who listens there is another user, who can neither write nor shorten what belongs to this one (`docs/protocol.md`
+/// §7.6).
+fn is_of_another_user(endpoint: &Endpoint) -> bool {
+    let Endpoint::JsonUnix(path) = endpoint else { return false };
+    std::fs::metadata(path).is_ok_and(|socket| socket.uid() != Uid::effective().as_raw())
 }
 
 impl std::fmt::Debug for Connections {

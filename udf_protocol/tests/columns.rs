@@ -253,6 +253,9 @@ fn columns_that_were_written_in_place_are_not_copied() {
             peer.answer(&asked, more);
         }
     });
+    // Only where the server is another user, which root alone can pretend.
+    let another = std::os::unix::fs::chown(stage.folder.path().join("http.sock"), Some(65534), None);
+    let in_place = usize::from(another.is_ok());
     let mut exchange = stage.open(Volatility::Volatile);
     let send = |exchange: &mut Exchange, number: usize, first: i64| {
         let mut writer = exchange.arena(1000);
@@ -271,7 +274,7 @@ fn columns_that_were_written_in_place_are_not_copied() {
     for (number, first) in [(1, 20), (2, 30), (3, 40), (4, 50)] {
         assert_eq!(send(&mut exchange, number, first), [10 * first, 10 * first + 10, 10 * first + 20]);
         // The third was kept by the server, so the fourth went through another.
-        assert_eq!(count_files(&stage.segments()), 3, "{number}");
+        assert_eq!(count_files(&stage.segments()), 2 + in_place, "{number}");
     }
     let segments = stage.segments();
     drop(exchange);
