@@ -16,6 +16,8 @@ use crate::transport::segment::Segment;
 
 /// Arenas that are kept for later batches, at most: more than a window's.
 const MOST_KEPT: usize = 12;
+/// How many times as large as what is asked for an arena may be.
+const MOST_SPARE: usize = 4;
 
 /// What one batch's columns lie in. Nobody writes to it any more.
 #[derive(Debug)]
@@ -128,13 +130,16 @@ impl Arenas {
     /// One of at least so many bytes: a segment in `directory`, if one is given and there is room for it.
     pub fn writer(&self, directory: Option<&Path>, bytes: usize) -> Writer {
         let mut kept = self.0.lock().expect("no holder panics");
+        kept.retain(|arena| !arena.is_retained.load(Ordering::Relaxed));
         let is_free = |arena: &Arc<Arena>| Arc::strong_count(arena) == 1;
-        let is_retained = |arena: &Arc<Arena>| arena.is_retained.load(Ordering::Relaxed);
         let lies_there = |arena: &Arc<Arena>| arena.segment().and_then(Segment::directory) == directory;
-        let fits = |arena: &Arc<Arena>| arena.size() >= bytes && lies_there(arena);
-        // What a batch of this size does not want, the next ones will not either.
-        kept.retain(|arena| !is_retained(arena) && (!is_free(arena) || fits(arena)));
-        let found = kept.iter().position(is_free).map(|found| kept.swap_remove(found)).and_then(Arc::into_inner);
+        // A much larger one is left to the calls that need it.
+        let fits = |arena: &Arc<Arena>| (bytes..=bytes.saturating_mul(MOST_SPARE)).contains(&arena.size());
+        let found = kept.iter().position(|arena| is_free(arena) && lies_there(arena) && fits(arena));
+        let found = found.map(|found| kept.swap_remove(found)).and_then(Arc::into_inner);
+        if found.is_none() && kept.len() >= MOST_KEPT {
+            kept.retain(|arena| !is_free(arena));
+        }
         match (found, directory) {
             (Some(arena), _) => Writer(arena.memory),
             (None, Some(directory)) => Writer::shared(directory, bytes).unwrap_or_else(|_| Writer::own(bytes)),
@@ -199,6 +204,26 @@ mod tests {
             arenas.clear();
             assert_eq!(seen(), 0);
         }
+    }
+
+    #[test]
+    fn arenas_of_several_sizes_are_kept_and_not_too_many() {
+        let arenas = Arenas::default();
+        let take = |bytes: usize| {
+            let mut writer = arenas.writer(None, bytes);
+            let address = writer.bytes().as_ptr();
+            arenas.keep(&writer.finish());
+            address
+        };
+        let (small, large) = (take(1000), take(100_000));
+        // By turns, as two functions of a query ask for them.
+        for _ in 0..3 {
+            assert_eq!((take(900), take(90_000)), (small, large));
+        }
+        for i in 0..2 * MOST_KEPT {
+            take(1 << i);
+        }
+        assert!(arenas.0.lock().unwrap().len() <= MOST_KEPT);
     }
 
     #[test]

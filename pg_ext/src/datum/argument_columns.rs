@@ -290,6 +290,9 @@ impl ArgumentColumns {
                 arrays[argument] = Some(bytes_array(&types[argument].ty, data, ends, nulls));
             }
         }
+        for (argument, _) in &self.built {
+            self.nulls[*argument].clear();
+        }
         let Some(mut writer) = self.writer.take() else { return (arrays, None) };
         let size = std::mem::take(&mut self.room) * DATUM_BYTES;
         for (fixed, place) in self.fixed.iter_mut().zip(writer.bytes().chunks_mut(size.max(1))) {
