@@ -247,8 +247,8 @@ impl PipelinedCall<'_> {
         let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
         let mut layout = self.encoding.layout(self.signature, &batch, arena);
         let segments = pair.filter(|pair| layout.segment().unwrap_or(&pair.calls).write(&layout).is_ok());
-        if segments.is_none() {
-            // There is no memory left for segments: the data goes with the request.
+        if segments.is_none() && layout.segment().is_some() {
+            // There is no memory left for segments: all of the data goes with the request.
             layout = self.encoding.layout(self.signature, &batch, None);
         }
         let header = CallHeader::new(&batch, &layout, self.name);
