@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -67,7 +68,7 @@ func (s *flightServer) ListFlights(_ *flight.Criteria, stream flight.FlightServi
 }
 
 // GetFlightInfo describes a function.
-func (s *flightServer) GetFlightInfo(_ contextType, descriptor *flight.FlightDescriptor) (*flight.FlightInfo, error) {
+func (s *flightServer) GetFlightInfo(_ context.Context, descriptor *flight.FlightDescriptor) (*flight.FlightInfo, error) {
 	function, ok := s.functions[nameOf(descriptor)]
 	if !ok {
 		return nil, status.Error(codes.NotFound, unknownFunction(nameOf(descriptor)).Message)

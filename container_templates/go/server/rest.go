@@ -1,25 +1,31 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"net"
 	"net/http"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	"golang.org/x/sys/unix"
 )
 
 const (
 	functionsPath = "/v1/functions/"
 	exchangesPath = "/v1/exchanges/"
+	jsonType      = "application/json"
 	maxBodyBytes  = 1 << 30
 )
 
-// restServer answers the JSON form, docs/protocol.md §6.
+// restServer answers the JSON form, docs/protocol.md §6, and columns in memory, §7.
 type restServer struct {
 	functions map[string]*Function
 	greeting  []byte
@@ -34,11 +40,58 @@ type request struct {
 	Step     string              `json:"step"`
 }
 
+// callBatch is a batch of calls, in whichever form it came.
+type callBatch struct {
+	number uint64
+	// Of an aggregate function: the name of the exchange, and what is to be done.
+	exchange, step string
+	batch          arrow.RecordBatch
+}
+
+// replyParts are what becomes of it; a table function's reply may have several.
+type replyParts struct {
+	parts  []arrow.RecordBatch
+	micros int64
+}
+
+type connectionKey struct{}
+
+// withConnection lets the requests of a connection know it.
+func withConnection(ctx context.Context, connection net.Conn) context.Context {
+	if raw, ok := connection.(syscall.Conn); ok {
+		if watched, err := raw.SyscallConn(); err == nil {
+			return context.WithValue(ctx, connectionKey{}, watched)
+		}
+	}
+	return ctx
+}
+
+// clientContext ends when the client closes its connection. net/http does not look while a further request lies there.
+type clientContext struct{ context.Context }
+
+func (c clientContext) Err() error {
+	if err := c.Context.Err(); err != nil {
+		return err
+	}
+	hasHungUp := false
+	if connection, ok := c.Value(connectionKey{}).(syscall.RawConn); ok {
+		_ = connection.Control(func(descriptor uintptr) {
+			ready, err := unix.Poll([]unix.PollFd{{Fd: int32(descriptor), Events: unix.POLLRDHUP}}, 0)
+			hasHungUp = err == nil && ready > 0
+		})
+	}
+	if hasHungUp {
+		return context.Canceled
+	}
+	return nil
+}
+
 func (s *restServer) ServeHTTP(response http.ResponseWriter, asked *http.Request) {
-	body, err := s.handle(asked)
+	ctx := clientContext{asked.Context()}
+	body, contentType, err := s.handle(ctx, asked)
 	code := http.StatusOK
 	if err != nil {
-		if asked.Context().Err() != nil {
+		if ctx.Err() != nil {
 			return
 		}
 		var failure *CallError
@@ -53,58 +106,83 @@ func (s *restServer) ServeHTTP(response http.ResponseWriter, asked *http.Request
 		default:
 			code = http.StatusInternalServerError
 		}
+		contentType = jsonType
 		body, _ = json.Marshal(map[string]*CallError{"error": failure})
 	}
-	response.Header().Set("Content-Type", "application/json")
+	response.Header().Set("Content-Type", contentType)
+	// Otherwise long replies are sent in chunks.
+	response.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	response.WriteHeader(code)
 	_, _ = response.Write(body)
 }
 
-func (s *restServer) handle(asked *http.Request) ([]byte, error) {
+// handle gives the body of a reply, and its content type.
+func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, string, error) {
 	path := asked.URL.Path
 	switch {
 	case asked.Method == http.MethodGet && path == "/v1":
-		return s.greeting, nil
+		return s.greeting, jsonType, nil
 	case asked.Method == http.MethodDelete && strings.HasPrefix(path, exchangesPath):
 		s.exchanges.end(strings.TrimPrefix(path, exchangesPath))
-		return []byte("{}"), nil
+		return []byte("{}"), jsonType, nil
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(nil, asked.Body, maxBodyBytes))
 	if err != nil {
-		return nil, violation("the request cannot be read: %v", err)
+		return nil, "", violation("the request cannot be read: %v", err)
 	}
 	name := strings.TrimPrefix(path, functionsPath)
 	function, ok := s.functions[name]
 	if !ok {
-		return nil, unknownFunction(name)
+		return nil, "", unknownFunction(name)
 	}
 	if asked.Method == http.MethodGet {
-		arguments := []map[string]string{}
-		for _, argument := range function.Arguments {
-			arguments = append(arguments, map[string]string{"name": argument.Name, "type": argument.Type.Text})
+		described, err := describeFunction(function)
+		return described, jsonType, err
+	}
+	if asked.Header.Get("Content-Type") == columnsType {
+		asked, segment, err := readColumns(function, body)
+		if err != nil {
+			return nil, "", err
 		}
-		return json.Marshal(map[string]any{"name": name, "kind": function.Kind, "arguments": arguments, "returns": function.Returns.Text})
+		answered, err := s.answer(ctx, function, asked)
+		if err != nil {
+			return nil, "", err
+		}
+		reply, err := writeColumns(function, asked, answered, segment)
+		return reply, columnsType, err
 	}
-	var call request
-	if err := json.Unmarshal(body, &call); err != nil || call.Rows == nil {
-		return nil, violation("the request cannot be read: %v", err)
-	}
-	batch, err := readBatch(function, call)
+	read, err := readJSON(function, body)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return s.answer(asked.Context(), function, call, batch)
+	answered, err := s.answer(ctx, function, read)
+	if err != nil {
+		return nil, "", err
+	}
+	return writeJSON(function, read, answered), jsonType, nil
 }
 
-func readBatch(function *Function, call request) (arrow.RecordBatch, error) {
+func describeFunction(function *Function) ([]byte, error) {
+	arguments := []map[string]string{}
+	for _, argument := range function.Arguments {
+		arguments = append(arguments, map[string]string{"name": argument.Name, "type": argument.Type.Text})
+	}
+	return json.Marshal(map[string]any{"name": function.Name, "kind": function.Kind, "arguments": arguments, "returns": function.Returns.Text})
+}
+
+func readJSON(function *Function, body []byte) (*callBatch, error) {
+	var read request
+	if err := json.Unmarshal(body, &read); err != nil || read.Rows == nil {
+		return nil, violation("the request cannot be read: %v", err)
+	}
 	columns := function.callColumns()
-	if len(call.Columns) != len(columns) {
-		return nil, violation("%s takes %d columns, not %d", function.Name, len(columns), len(call.Columns))
+	if len(read.Columns) != len(columns) {
+		return nil, violation("%s takes %d columns, not %d", function.Name, len(columns), len(read.Columns))
 	}
 	var arrays []arrow.Array
-	for i, values := range call.Columns {
-		if len(values) != *call.Rows {
-			return nil, violation("column %d has %d values for %d rows", i+1, len(values), *call.Rows)
+	for i, values := range read.Columns {
+		if len(values) != *read.Rows {
+			return nil, violation("column %d has %d values for %d rows", i+1, len(values), *read.Rows)
 		}
 		builder := array.NewBuilder(memory.DefaultAllocator, columns[i].Type.Arrow())
 		for row, value := range values {
@@ -114,37 +192,41 @@ func readBatch(function *Function, call request) (arrow.RecordBatch, error) {
 		}
 		arrays = append(arrays, builder.NewArray())
 	}
-	return array.NewRecordBatch(schemaOf(columns), arrays, int64(*call.Rows)), nil
+	batch := array.NewRecordBatch(schemaOf(columns), arrays, int64(*read.Rows))
+	return &callBatch{read.Batch, read.Exchange, read.Step, batch}, nil
 }
 
-func (s *restServer) answer(ctx contextType, function *Function, call request, batch arrow.RecordBatch) ([]byte, error) {
+func (s *restServer) answer(ctx context.Context, function *Function, asked *callBatch) (*replyParts, error) {
 	start := time.Now()
 	var parts []arrow.RecordBatch
 	if function.Kind == "aggregate" {
-		states, err := s.exchanges.find(function, call.Exchange, call.Batch)
+		states, err := s.exchanges.find(function, asked.exchange, asked.number)
 		if err != nil {
 			return nil, err
 		}
-		reply, err := states.answer(ctx, batch, call.Step)
+		reply, err := states.answer(ctx, asked.batch, asked.step)
 		if err != nil {
 			return nil, err
 		}
 		parts = append(parts, reply)
-	} else if err := function.answer(ctx, batch, func(part arrow.RecordBatch, _ bool) error {
+	} else if err := function.answer(ctx, asked.batch, func(part arrow.RecordBatch, _ bool) error {
 		parts = append(parts, part)
 		return nil
 	}); err != nil {
 		return nil, err
 	}
-	micros := time.Since(start).Microseconds()
+	return &replyParts{parts, time.Since(start).Microseconds()}, nil
+}
+
+func writeJSON(function *Function, asked *callBatch, answered *replyParts) []byte {
 	rows := 0
-	for _, part := range parts {
+	for _, part := range answered.parts {
 		rows += int(part.NumRows())
 	}
 	text := []byte(`{"batch":`)
-	text = appendInt(text, int64(call.Batch))
+	text = appendInt(text, int64(asked.number))
 	text = appendInt(append(text, `,"rows":`...), int64(rows))
-	text = appendInt(append(text, `,"micros":`...), micros)
+	text = appendInt(append(text, `,"micros":`...), answered.micros)
 	text = append(text, `,"columns":[`...)
 	for i, column := range function.replyColumns() {
 		if i > 0 {
@@ -152,7 +234,7 @@ func (s *restServer) answer(ctx contextType, function *Function, call request, b
 		}
 		text = append(text, '[')
 		isFirst := true
-		for _, part := range parts {
+		for _, part := range answered.parts {
 			for row := range int(part.NumRows()) {
 				if !isFirst {
 					text = append(text, ',')
@@ -163,5 +245,5 @@ func (s *restServer) answer(ctx contextType, function *Function, call request, b
 		}
 		text = append(text, ']')
 	}
-	return append(text, `]}`...), nil
+	return append(text, `]}`...)
 }

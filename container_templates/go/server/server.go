@@ -19,8 +19,6 @@ import (
 	"transship/udf"
 )
 
-type contextType = context.Context
-
 // Patience with calls that run when the server is asked to end.
 const stopPatience = 10 * time.Second
 
@@ -67,13 +65,18 @@ func serve(functions []*Function) error {
 		byName[function.Name] = function
 		names = append(names, function.Name)
 	}
-	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names})
+	transports := []string{"flight", "json", "socket"}
+	if segmentFolder != "" {
+		transports = append(transports, "shm")
+	}
+	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names, "transports": transports})
 	if err != nil {
 		return err
 	}
 	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20))
 	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting})
-	rest := &http.Server{Handler: &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}}}
+	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}}
+	rest := &http.Server{Handler: handler, ConnContext: withConnection}
 
 	// The engine that connects is another user than this one; the directory around the socket decides who gets here.
 	syscall.Umask(0)

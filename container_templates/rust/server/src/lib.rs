@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregate;
+mod columns;
 pub mod error;
 mod flight;
 pub mod function;

@@ -1,6 +1,7 @@
-//! The JSON form, `docs/protocol.md` §6.
+//! HTTP: the JSON form, `docs/protocol.md` §6, and columns in memory, §7.
 
 use std::convert::Infallible;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -9,23 +10,27 @@ use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use udf_protocol::codec::json::{decode_column, encode_column};
 use udf_protocol::signature::FunctionKind;
+use udf_protocol::transport::COLUMNS;
 
+use crate::columns;
 use crate::error::CallError;
 use crate::function::Function;
 use crate::serve::Container;
 
 const FUNCTIONS: &str = "/v1/functions/";
 const EXCHANGES: &str = "/v1/exchanges/";
+const JSON: &str = "application/json";
 const MAX_BODY_BYTES: usize = 1 << 30;
 
 #[derive(Debug, Deserialize)]
-struct Call {
+struct JsonCall {
     #[serde(default)]
     batch: u64,
     rows: usize,
@@ -36,12 +41,32 @@ struct Call {
     step: String,
 }
 
+/// A batch of calls, in whichever form it came.
+pub(crate) struct Call {
+    pub(crate) number: u64,
+    /// Of an aggregate function: the name of the exchange, and what is to be done.
+    pub(crate) exchange: String,
+    pub(crate) step: String,
+    pub(crate) batch: RecordBatch,
+}
+
+/// What becomes of it.
+pub(crate) struct Answer {
+    /// The reply's columns, a table function's in parts.
+    pub(crate) parts: Vec<Vec<ArrayRef>>,
+    pub(crate) micros: u64,
+}
+
+/// A reply's content type and body.
+type Body = (&'static str, Vec<u8>);
+
 /// Answers one request.
 pub(crate) async fn respond(
     container: Arc<Container>,
     request: Request<Incoming>,
+    client: Arc<OwnedFd>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, body) = match answer(container, request).await {
+    let (status, (content_type, body)) = match answer(container, request, client).await {
         Ok(body) => (StatusCode::OK, body),
         Err(error) => {
             let status = match error.kind {
@@ -49,41 +74,61 @@ pub(crate) async fn respond(
                 "protocol_violation" => StatusCode::BAD_REQUEST,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             };
-            (status, json!({ "error": error }).to_string())
+            (status, (JSON, json!({ "error": error }).to_string().into_bytes()))
         }
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     Ok(response)
 }
 
-async fn answer(container: Arc<Container>, request: Request<Incoming>) -> Result<String, CallError> {
+async fn answer(
+    container: Arc<Container>,
+    request: Request<Incoming>,
+    client: Arc<OwnedFd>,
+) -> Result<Body, CallError> {
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
     if method == Method::GET && path == "/v1" {
-        return Ok(container.greeting.clone());
+        return Ok((JSON, container.greeting.clone().into_bytes()));
     }
     if let (&Method::DELETE, Some(name)) = (&method, path.strip_prefix(EXCHANGES)) {
         container.exchanges.end(name);
-        return Ok("{}".to_string());
+        return Ok((JSON, b"{}".to_vec()));
     }
+    let is_columns = request.headers().get(CONTENT_TYPE).is_some_and(|value| value == COLUMNS);
     let body = Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
     let name = path.strip_prefix(FUNCTIONS).unwrap_or(&path).to_string();
     let function = container.find(&name)?;
     if method == Method::GET {
-        return Ok(describe(function));
+        return Ok((JSON, describe(function).into_bytes()));
     }
     let is_gone = Gone::default();
     let flag = is_gone.0.clone();
     // The handler may compute or wait for as long as it likes: on a thread of its own.
     let answered = tokio::task::spawn_blocking(move || {
-        let call: Call = serde_json::from_slice(&body)
-            .map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?;
-        run(&container, container.find(&name)?, call, &|| flag.load(Ordering::Relaxed))
+        let function = container.find(&name)?;
+        let is_cancelled = || flag.load(Ordering::Relaxed) || has_hung_up(&client);
+        if is_columns {
+            let (call, segment) = columns::read(function, &body)?;
+            let answer = compute(&container, function, &call, &is_cancelled)?;
+            return Ok((COLUMNS, columns::write(function, &call, answer, segment.as_deref())?));
+        }
+        let call = read_json(function, &body)?;
+        let answer = compute(&container, function, &call, &is_cancelled)?;
+        Ok((JSON, write_json(function, &call, &answer).into_bytes()))
     });
     answered.await.unwrap_or_else(|cause| Err(CallError::new("user_code", cause.to_string())))
+}
+
+/// Whether a client has closed its connection. hyper does not look while a further request lies there.
+fn has_hung_up(client: &OwnedFd) -> bool {
+    // nix has no name for this one.
+    let closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
+    let mut watched = [PollFd::new(client.as_fd(), closed)];
+    poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 /// Says that the request is no longer waited for: hyper drops what answers it when the client has gone.
@@ -107,12 +152,9 @@ fn describe(function: &Function) -> String {
         .to_string()
 }
 
-fn run(
-    container: &Container,
-    function: &Function,
-    call: Call,
-    is_cancelled: &dyn Fn() -> bool,
-) -> Result<String, CallError> {
+fn read_json(function: &Function, body: &[u8]) -> Result<Call, CallError> {
+    let call: JsonCall = serde_json::from_slice(body)
+        .map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?;
     let signature = function.signature();
     let types = signature.call_types();
     if call.columns.len() != types.len() {
@@ -133,22 +175,34 @@ fn run(
     let options = RecordBatchOptions::new().with_row_count(Some(call.rows));
     let batch = RecordBatch::try_new_with_options(signature.call_schema(), columns, &options)
         .map_err(|cause| CallError::violation(cause.to_string()))?;
+    Ok(Call { number: call.batch, exchange: call.exchange, step: call.step, batch })
+}
+
+fn compute(
+    container: &Container,
+    function: &Function,
+    call: &Call,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Answer, CallError> {
     let start = Instant::now();
     let mut parts: Vec<Vec<ArrayRef>> = Vec::new();
-    if signature.kind == FunctionKind::Aggregate {
-        let groups = container.exchanges.find(function, &call.exchange, call.batch)?;
+    if function.signature().kind == FunctionKind::Aggregate {
+        let groups = container.exchanges.find(function, &call.exchange, call.number)?;
         let mut groups = groups.lock().map_err(|_| CallError::violation("the exchange has failed"))?;
-        parts.push(groups.answer(&batch, &call.step, is_cancelled)?);
+        parts.push(groups.answer(&call.batch, &call.step, is_cancelled)?);
     } else {
-        function.answer(&batch, is_cancelled, &mut |columns, _| {
+        function.answer(&call.batch, is_cancelled, &mut |columns, _| {
             parts.push(columns);
             Ok(())
         })?;
     }
-    let micros = start.elapsed().as_micros();
+    Ok(Answer { parts, micros: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
+}
+
+fn write_json(function: &Function, call: &Call, Answer { parts, micros }: &Answer) -> String {
     let rows: usize = parts.iter().map(|part| part[0].len()).sum();
     let mut columns = Vec::new();
-    for (position, ty) in signature.reply_types().iter().enumerate() {
+    for (position, ty) in function.signature().reply_types().iter().enumerate() {
         let mut texts = Vec::new();
         for part in parts.iter().filter(|part| !part[0].is_empty()) {
             let mut text = String::new();
@@ -158,7 +212,7 @@ fn run(
         columns.push(format!("[{}]", texts.join(",")));
     }
     let columns = columns.join(",");
-    Ok(format!("{{\"batch\":{},\"rows\":{rows},\"micros\":{micros},\"columns\":[{columns}]}}", call.batch))
+    format!("{{\"batch\":{},\"rows\":{rows},\"micros\":{micros},\"columns\":[{columns}]}}", call.number)
 }
 
 /// Percent-encoded bytes as they are; what is no UTF-8 names no function.

@@ -1,5 +1,6 @@
 //! Listens and stops, `docs/protocol.md` §7.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use udf_protocol::manifest::Manifest;
 
 use crate::aggregate::Exchanges;
+use crate::columns::has_segments;
 use crate::error::{CallError, install_panic_hook};
 use crate::flight::Flight;
 use crate::function::{Function, Functions};
@@ -56,9 +58,14 @@ pub(crate) fn run(functions: Functions) -> Result<(), String> {
         return Ok(());
     }
     let names: Vec<&str> = functions.iter().map(Function::name).collect();
-    let greeting = json!({"protocol": 1, "server": "transship-rust/0.2.0", "functions": names}).to_string();
+    let mut transports = vec!["flight", "json", "socket"];
+    if has_segments() {
+        transports.push("shm");
+    }
+    let greeting =
+        json!({"protocol": 1, "server": "transship-rust/0.2.0", "functions": names, "transports": transports});
     install_panic_hook();
-    let container = Arc::new(Container { functions, greeting, exchanges: Exchanges::default() });
+    let container = Arc::new(Container { functions, greeting: greeting.to_string(), exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     runtime.map_err(|cause| cause.to_string())?.block_on(serve(container))
 }
@@ -140,14 +147,14 @@ where
 
 async fn serve_rest<S, L>(container: Arc<Container>, mut listener: L, stopped: watch::Receiver<bool>)
 where
-    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static,
     L: futures_util::Stream<Item = std::io::Result<S>> + Unpin + Send + 'static,
 {
     let connections = GracefulShutdown::new();
     loop {
-        let stream = tokio::select! {
-            Some(accepted) = listener.next() => match accepted {
-                Ok(stream) => stream,
+        let (stream, client) = tokio::select! {
+            Some(accepted) = listener.next() => match accepted.and_then(|it| Ok((it.as_fd().try_clone_to_owned()?, it))) {
+                Ok((client, stream)) => (stream, Arc::new(client)),
                 Err(cause) => {
                     // Too many open files, for example: others end meanwhile.
                     eprintln!("transship: {cause}");
@@ -158,7 +165,7 @@ where
             () = wait(stopped.clone()) => break,
         };
         let container = container.clone();
-        let service = service_fn(move |request| rest::respond(container.clone(), request));
+        let service = service_fn(move |request| rest::respond(container.clone(), request, client.clone()));
         let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
         tokio::spawn(connections.watch(connection));
     }

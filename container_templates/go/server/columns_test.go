@@ -1,0 +1,151 @@
+package server
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"math/rand"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+func typeOf(name string) *Type { return &Type{Type: name, Text: name} }
+
+// columnsOf are types, each with the values of a column in the JSON form.
+func columnsOf() map[*Type][]string {
+	pair := &Type{Type: "composite", Text: "pair", Attributes: []*Type{
+		{Type: "int4", Text: "int4", Name: "n"}, {Type: "array", Text: "text[]", Name: "t", Element: typeOf("text")},
+	}}
+	return map[*Type][]string{
+		typeOf("bool"):        {`true`, `null`, `false`, `true`, `true`, `false`, `true`, `true`, `true`, `null`},
+		typeOf("int2"):        {`-32768`, `32767`, `null`},
+		typeOf("int4"):        {`1`, `2`, `3`},
+		typeOf("int8"):        {`null`, `"9223372036854775807"`, `-5`},
+		typeOf("float4"):      {`1.5`, `null`, `"NaN"`},
+		typeOf("float8"):      {`-0.1`, `"-Infinity"`, `1e300`},
+		typeOf("text"):        {`"grüße"`, `""`, `null`, `"日本"`},
+		typeOf("bytea"):       {`"AP8="`, `null`, `""`},
+		typeOf("date"):        {`"2024-02-29"`, `null`},
+		typeOf("timestamptz"): {`"2024-02-29T12:30:00.000001Z"`, `null`},
+		typeOf("uuid"):        {`"123e4567-e89b-12d3-a456-426614174000"`, `null`},
+		typeOf("numeric"):     {`"12.340"`, `null`},
+		{Type: "array", Text: "int8[]", Element: typeOf("int8")}: {`[1, null]`, `null`, `[]`, `[2, 3, 4]`},
+		pair: {`{"n": 1, "t": ["a", null]}`, `null`, `{"n": null, "t": null}`, `{"n": 2, "t": ["bc"]}`},
+	}
+}
+
+func functionOf(kind *Type) *Function {
+	return &Function{Name: "f", Kind: "scalar", Arguments: []Argument{{"x", kind}}, Returns: kind}
+}
+
+func arrayOf(t *testing.T, kind *Type, values []string) arrow.Array {
+	builder := array.NewBuilder(memory.DefaultAllocator, kind.Arrow())
+	for _, value := range values {
+		if err := appendJSON(builder, kind, json.RawMessage(value)); err != nil {
+			t.Fatalf("%s: %v", kind.Text, err)
+		}
+	}
+	return builder.NewArray()
+}
+
+func textOf(kind *Type, column arrow.Array) string {
+	var text []byte
+	for row := range column.Len() {
+		text = append(encodeJSON(text, kind, column, row), ' ')
+	}
+	return string(text)
+}
+
+// bodyOf is a column as a reply, which is read like a call.
+func bodyOf(t *testing.T, function *Function, parts ...arrow.Array) []byte {
+	reply := &replyParts{}
+	for _, part := range parts {
+		reply.parts = append(reply.parts, array.NewRecordBatch(schemaOf(function.replyColumns()), []arrow.Array{part}, int64(part.Len())))
+	}
+	body, err := writeColumns(function, &callBatch{}, reply, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return body
+}
+
+func TestColumnsGiveBackWhatTheyTook(t *testing.T) {
+	for kind, values := range columnsOf() {
+		function, whole := functionOf(kind), arrayOf(t, kind, values)
+		for start := range len(values) + 1 {
+			for end := start; end <= len(values); end++ {
+				column := array.NewSlice(whole, int64(start), int64(end))
+				read, _, err := readColumns(function, bodyOf(t, function, column))
+				if err != nil {
+					t.Fatalf("%s: %v", kind.Text, err)
+				}
+				if found, sent := textOf(kind, read.batch.Column(0)), textOf(kind, column); found != sent {
+					t.Errorf("%s came back as %s, not %s", kind.Text, found, sent)
+				}
+			}
+		}
+		middle := int64(len(values) / 2)
+		parts := []arrow.Array{array.NewSlice(whole, 0, middle), array.NewSlice(whole, middle, int64(len(values)))}
+		read, _, err := readColumns(function, bodyOf(t, function, parts...))
+		if err != nil || textOf(kind, read.batch.Column(0)) != textOf(kind, whole) {
+			t.Errorf("%s did not come back from two parts: %v", kind.Text, err)
+		}
+	}
+}
+
+func TestDamagedColumnsAreRefusedOrRead(t *testing.T) {
+	random := rand.New(rand.NewSource(1))
+	for kind, values := range columnsOf() {
+		function := functionOf(kind)
+		body := bodyOf(t, function, arrayOf(t, kind, values))
+		for range 3000 {
+			damaged := append([]byte{}, body...)
+			for range 1 + random.Intn(3) {
+				damaged[random.Intn(len(damaged))] = byte(random.Intn(256))
+			}
+			damaged = damaged[:len(damaged)-random.Intn(2)*random.Intn(len(damaged))]
+			if read, _, err := readColumns(function, damaged); err == nil {
+				textOf(kind, read.batch.Column(0))
+			}
+		}
+	}
+}
+
+func TestSegmentsAreReadAndWritten(t *testing.T) {
+	segmentFolder = t.TempDir()
+	defer func() { segmentFolder = "" }()
+	kind := typeOf("int8")
+	function, calls, replies := functionOf(kind), strings.Repeat("0", 32), strings.Repeat("f", 32)
+	for _, name := range []string{calls, replies} {
+		if err := os.WriteFile(segmentFolder+"/"+name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bodyWith := func(header string) []byte {
+		return append(binary.LittleEndian.AppendUint32(nil, uint32(len(header))), header...)
+	}
+	reply := &replyParts{parts: []arrow.RecordBatch{array.NewRecordBatch(schemaOf(function.replyColumns()), []arrow.Array{arrayOf(t, kind, []string{"7", "8"})}, 2)}}
+	if _, err := writeColumns(function, &callBatch{}, reply, &calls); err != nil {
+		t.Fatal(err)
+	}
+	read, segment, err := readColumns(function, bodyWith(fmt.Sprintf(`{"rows": 2, "segment": %q, "reply_segment": %q, "buffers": [0, 0, 0, 16]}`, calls, replies)))
+	if err != nil || textOf(kind, read.batch.Column(0)) != "7 8 " || *segment != replies {
+		t.Fatalf("%v, %v", read, err)
+	}
+	for _, header := range []string{
+		fmt.Sprintf(`{"rows": 2, "segment": %q, "buffers": [0, 0, 0, 24]}`, calls),
+		fmt.Sprintf(`{"rows": 2, "segment": %q, "buffers": [0, 0, 9223372036854775800, 16]}`, calls),
+		fmt.Sprintf(`{"rows": 2, "segment": %q, "buffers": [0, 0, -8, 16]}`, calls),
+		`{"rows": 2, "segment": "../other", "buffers": [0, 0, 0, 16]}`,
+		fmt.Sprintf(`{"rows": 2, "segment": %q, "buffers": [0, 0, 0, 16]}`, strings.Repeat("a", 32)),
+	} {
+		if _, _, err := readColumns(function, bodyWith(header)); err == nil {
+			t.Errorf("%s was read", header)
+		}
+	}
+}
