@@ -38,7 +38,7 @@ function serve(functions: Map<string, UserFunction>): void {
     return groups;
   }
 
-  async function answer(message: IncomingMessage, isCancelled: () => boolean): Promise<object | Buffer> {
+  async function answer(message: IncomingMessage, read: Promise<Buffer>, isCancelled: () => boolean): Promise<object | Buffer> {
     const path = message.url ?? "";
     if (message.method === "GET" && path === "/v1") {
       return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports };
@@ -52,7 +52,7 @@ function serve(functions: Map<string, UserFunction>): void {
       const described = found.arguments.map(({ name, type }) => ({ name, type: type.text }));
       return { name: found.name, kind: found.kind, arguments: described, returns: found.returns.text };
     }
-    const body = await readBody(message);
+    const body = await read;
     const found = findFunction(path);
     const inMemory = message.headers["content-type"] === COLUMNS ? new ColumnsRequest(body) : null;
     const request = inMemory?.header ?? parse(body);
@@ -66,10 +66,10 @@ function serve(functions: Map<string, UserFunction>): void {
     return { batch: request.batch ?? 0, rows: reply[0].length, micros, columns: reply };
   }
 
-  async function handle(message: IncomingMessage, response: ServerResponse): Promise<void> {
+  async function handle(message: IncomingMessage, response: ServerResponse, read: Promise<Buffer>): Promise<void> {
     let [status, reply]: [number, object | Buffer] = [200, {}];
     try {
-      reply = await answer(message, () => response.destroyed);
+      reply = await answer(message, read, () => message.socket.destroyed);
     } catch (error) {
       if (error instanceof Cancelled) return;
       const failure = error instanceof CallError ? error : new CallError("protocol_violation", String(error));
@@ -78,14 +78,18 @@ function serve(functions: Map<string, UserFunction>): void {
     const payload = reply instanceof Buffer ? reply : Buffer.from(JSON.stringify(reply));
     const contentType = reply instanceof Buffer ? COLUMNS : "application/json";
     response.writeHead(status, { "Content-Type": contentType, "Content-Length": payload.length });
-    response.end(payload);
+    response.end(payload, () => isStopping && setImmediate(closeIdle));
   }
 
   // Requests of one connection run one after the other, also if they are sent at once.
   const last = new WeakMap<Socket, Promise<void>>();
   function enqueue(message: IncomingMessage, response: ServerResponse): void {
+    // Read at once: behind a body that nobody reads, the end of the connection would not be seen.
+    const read = readBody(message);
+    // Whoever waits for it sees the error.
+    read.catch(() => {});
     const before = last.get(message.socket);
-    last.set(message.socket, before ? before.then(() => handle(message, response)) : handle(message, response));
+    last.set(message.socket, before ? before.then(() => handle(message, response, read)) : handle(message, response, read));
   }
 
   const servers: Server[] = [];
@@ -102,12 +106,13 @@ function serve(functions: Map<string, UserFunction>): void {
   }
   if (process.env.TRANSSHIP_HTTP_PORT) listen(Number(process.env.TRANSSHIP_HTTP_PORT));
   if (!servers.length) throw new Error("set TRANSSHIP_SOCKET_DIR or TRANSSHIP_HTTP_PORT");
-  // What is running is finished; connections without a request are closed.
+  // What is running is finished; connections without a request are closed, now and when their last one is answered.
+  let isStopping = false;
+  const closeIdle = () => servers.forEach((server) => server.closeIdleConnections());
   const stop = () => {
-    for (const server of servers) {
-      server.close();
-      server.closeIdleConnections();
-    }
+    isStopping = true;
+    servers.forEach((server) => server.close());
+    closeIdle();
   };
   process.on("SIGTERM", stop);
   process.on("SIGINT", stop);
