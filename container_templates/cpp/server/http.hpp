@@ -13,6 +13,7 @@
 #include <iostream>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <semaphore>
 #include <stdexcept>
 #include <string>
@@ -28,11 +29,21 @@ constexpr std::size_t max_head_bytes = 64 << 10;
 /// Connections at a time; a container has 128 threads, and what comes on top waits.
 constexpr std::ptrdiff_t max_connections = 96;
 
+/// The client has closed its connection, and nobody reads the answer.
+struct Gone {};
+
 struct Request {
   std::string method;
   std::string path;
   std::string content_type;
   std::string body;
+  int socket = -1;
+
+  /// Whether the client has closed its connection, whatever else it has sent before.
+  bool has_gone() const {
+    pollfd watched{socket, POLLRDHUP, 0};
+    return poll(&watched, 1, 0) > 0;
+  }
 };
 
 struct Response {
@@ -73,7 +84,7 @@ public:
     const auto space = head.find(' ');
     const auto second = head.find(' ', space + 1);
     if (space == std::string::npos || second == std::string::npos || second > first) throw std::invalid_argument("a request has no method and path");
-    request = {head.substr(0, space), decode(head.substr(space + 1, second - space - 1)), "", ""};
+    request = {head.substr(0, space), decode(head.substr(space + 1, second - space - 1)), "", "", socket_};
     std::size_t length = 0;
     for (std::size_t at = first + 2; at < head.size();) {
       const auto line_end = head.find("\r\n", at);
@@ -153,6 +164,15 @@ public:
   }
 
 private:
+  /// Counts a request for as long as it is being answered.
+  struct Running {
+    explicit Running(std::atomic<int> &count) : count(count) { count++; }
+    ~Running() { count--; }
+    Running(const Running &) = delete;
+    Running &operator=(const Running &) = delete;
+    std::atomic<int> &count;
+  };
+
   void listen(const sockaddr *address, socklen_t size) {
     const int listener = socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
     const int on = 1;
@@ -183,10 +203,10 @@ private:
     Request request;
     try {
       while (connection.read(request)) {
-        running_++;
+        const Running running(running_);
         connection.write(answer_(request));
-        running_--;
       }
+    } catch (const Gone &) {
     } catch (const std::invalid_argument &error) {
       connection.write({400, "application/json", std::string("{\"error\":{\"kind\":\"protocol_violation\",\"message\":\"") + error.what() + "\"}}"});
     }

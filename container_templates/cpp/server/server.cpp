@@ -26,16 +26,19 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 constexpr auto exchange_idle = std::chrono::minutes(10);
+/// Rows that pass between two looks at whether the client has gone.
+constexpr int64_t rows_between_checks = 256;
 constexpr auto stop_patience = std::chrono::seconds(10);
 
 /// The server's side of a call.
 struct Call : transship_call {
+  const http::Request &request;
   Memory memory;
   bool has_failed = false;
   std::string failure;
   std::function<void(const transship_value &)> take;
 
-  Call() {
+  explicit Call(const http::Request &request) : request(request) {
     allocate = [](transship_call *call, std::size_t size) -> void * { return static_cast<Call *>(call)->memory.allocate(size); };
     fail = [](transship_call *call, const char *message) {
       static_cast<Call *>(call)->has_failed = true;
@@ -160,7 +163,9 @@ struct Function {
     return writer;
   }
 
+  /// What is looked at after each row.
   void check(const Call &call, int64_t row) const {
+    if (row % rows_between_checks == 0 && call.request.has_gone()) throw http::Gone{};
     if (call.has_failed) throw CallError{"user_code", call.failure, row, "in function " + name + " of handler.so"};
   }
 
@@ -317,7 +322,7 @@ private:
       for (const auto &[argument, type] : function->arguments) arguments.push_back({{"name", argument}, {"type", type.text}});
       return of_json({{"name", name}, {"kind", function->kind}, {"arguments", arguments}, {"returns", function->returns.text}});
     }
-    Call call;
+    Call call(request);
     if (request.content_type == columns_type) {
       const columns::Request in_memory(request.body);
       const auto [reply, micros] = run(*function, in_memory.header, in_memory.columns(function->call_types(), call.memory), call);

@@ -3,6 +3,7 @@ using System.Globalization;
 using System.IO;
 using System.Net;
 using System.Net.Sockets;
+using System.Runtime.InteropServices;
 using System.Text;
 using System.Threading;
 
@@ -149,9 +150,21 @@ namespace Transship
             return true;
         }
 
+        [StructLayout(LayoutKind.Sequential)]
+        struct Watched
+        {
+            public int Descriptor;
+            public short Events, Found;
+        }
+
+        [DllImport("libc", EntryPoint = "poll")]
+        static extern int Poll([In, Out] Watched[] watched, UIntPtr count, int milliseconds);
+
+        /// <summary>Whether the client has closed its connection, whatever else it has sent before.</summary>
         static bool HasGone(Socket socket)
         {
-            return socket.Poll(0, SelectMode.SelectRead) && socket.Available == 0;
+            // POLLRDHUP, which .NET has no name for.
+            return Poll(new[] { new Watched { Descriptor = (int)socket.Handle, Events = 0x2000 } }, (UIntPtr)1, 0) > 0;
         }
 
         static string ReadLine(Stream stream)
