@@ -14,13 +14,13 @@ for template in "${templates[@]}"; do
   [ "$TRANSSHIP_RUNTIME" != process ] || grep -qx '\[process\]' "container_templates/$template/template.toml" || continue
   say "Judging template $template on runtime $TRANSSHIP_RUNTIME"
   build_image "container_templates/$template/conformance"
-  verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed=yes
+  verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed+=" $template"
   echo "$verdicts"
   if [ "$TRANSSHIP_RUNTIME" = docker ]; then
-    "$ROOT/target/venv/bin/python" scripts/judge_container.py "conformance-$template:1.0" || failed=yes
+    "$ROOT/target/venv/bin/python" scripts/judge_container.py "conformance-$template:1.0" || failed+=" $template"
   fi
   # "name over shm" and, in the last line, its count.
   matrix+="| $template | $(awk '/ over /{name = $NF} / passed, /{sub(/^ */, ""); print name ": " $0}' <<< "$verdicts" | paste -sd';' | sed 's/;/; /g') |\n"
 done
 printf "$matrix"
-[ -z "$failed" ]
+[ -z "$failed" ] || { say "These templates did not pass:$failed"; exit 1; }

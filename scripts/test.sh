@@ -19,6 +19,8 @@ say "Testing the protocol, the manager, the SQL Server extension and its test ho
 TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost
 say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
+say "Testing the Go template"
+(cd container_templates/go && go test ./server)
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"

@@ -634,7 +634,7 @@ fn batch(
 ) -> CallBatch {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
     let columns = RecordBatch::try_new_with_options(signature.call_schema(), columns, &options);
-    CallBatch { number, columns: columns.expect("the suite's columns are of its types"), step, arena: None }
+    CallBatch { step, ..CallBatch::new(number, columns.expect("the suite's columns are of its types")) }
 }
 
 fn read_column(ty: &Type, values: &[Value]) -> std::result::Result<ArrayRef, String> {

@@ -52,8 +52,26 @@ struct PoolState {
     leaving: HashMap<String, Replica>,
     /// Images that were named since the manager started, by digest.
     images: HashMap<String, Manifest>,
+    /// The digest for which an image's name stood when somebody last looked.
+    names: HashMap<String, String>,
     prewarm_after: HashMap<String, Instant>,
     is_shutting_down: bool,
+}
+
+impl PoolState {
+    /// Notes an image, for which its name stands now if it `is_named`.
+    fn note_image(&mut self, image: &ImageInfo, is_named: bool) {
+        if is_named {
+            self.names.insert(image.manifest.image(), image.digest.clone());
+        }
+        self.images.insert(image.digest.clone(), image.manifest.clone());
+    }
+
+    /// How many replicas of an image are kept running: none once its name stands for another, which is kept instead.
+    fn to_keep(&self, digest: &str, manifest: &Manifest) -> usize {
+        let is_current = self.names.get(&manifest.image()).is_none_or(|named| named == digest);
+        if is_current { manifest.prewarm as usize } else { 0 }
+    }
 }
 
 impl Pool {
@@ -71,7 +89,7 @@ impl Pool {
     pub async fn adopt(self: &Arc<Pool>) -> Result<usize> {
         let mut adopted = 0;
         for image in self.blocking(|pool| pool.runtime.images()).await? {
-            self.lock().images.insert(image.digest, image.manifest);
+            self.lock().note_image(&image, true);
         }
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
             let name = found.name.clone();
@@ -109,8 +127,9 @@ impl Pool {
                 return Ok(ImageInfo { digest: image, manifest: manifest.clone() });
             }
         }
-        let info = self.blocking(move |pool| pool.runtime.resolve(&image)).await?;
-        self.lock().images.insert(info.digest.clone(), info.manifest.clone());
+        let asked = image.clone();
+        let info = self.blocking(move |pool| pool.runtime.resolve(&asked)).await?;
+        self.lock().note_image(&info, image == info.manifest.image());
         Ok(info)
     }
 
@@ -130,7 +149,7 @@ impl Pool {
     ) -> Result<ImageInfo> {
         let _turn = self.building.lock().await;
         let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
-        self.lock().images.insert(info.digest.clone(), info.manifest.clone());
+        self.lock().note_image(&info, true);
         Ok(info)
     }
 
@@ -467,7 +486,7 @@ impl Pool {
                         replica.digest == *digest && matches!(replica.state(), State::Ready | State::Paused)
                     })
                     .collect();
-                let surplus = ready.len().saturating_sub(manifest.prewarm as usize);
+                let surplus = ready.len().saturating_sub(state.to_keep(digest, manifest));
                 let over = ready
                     .into_iter()
                     .filter(|replica| replica.leases == 0 && replica.used.elapsed() >= self.config.idle_timeout);
@@ -535,7 +554,7 @@ impl Pool {
             let count = state.replicas.values().filter(|replica| replica.digest == *digest).count();
             let may_start = state.prewarm_after.get(digest).is_none_or(|after| *after <= Instant::now());
             if may_start && !state.is_shutting_down {
-                missing.extend((count..manifest.prewarm as usize).map(|_| digest.clone()));
+                missing.extend((count..state.to_keep(digest, manifest)).map(|_| digest.clone()));
             }
         }
         for digest in missing {

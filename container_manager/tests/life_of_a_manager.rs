@@ -197,6 +197,14 @@ fn live_a_life(runtime: &'static str) {
         assert_eq!(names(stage.replicas().await), kept);
         assert!(answers(&stage.lease(&digest).await.unwrap()).await);
         wait_for_replicas(&stage, "it is paused once more", |all| all[0].state == "paused").await;
+        // Once the name stands for another image, that one is kept instead.
+        std::fs::write(stage.path("project").join("handler.py"), format!("{HANDLER}# changed\n")).unwrap();
+        stage.transship(&["build", stage.path("project").to_str().unwrap()]).unwrap();
+        match ask(&stage.path("m.sock"), &Request::Resolve { image: "life:1.0".to_string() }).await.unwrap() {
+            Response::Image(image) => assert_ne!(image.digest, digest),
+            other => panic!("{other:?}"),
+        }
+        wait_for_replicas(&stage, "only the new image is kept", |all| all.len() == 1 && all[0].digest != digest).await;
         stage.end_daemon(Signal::SIGTERM);
         assert!(left_behind(&stage).is_empty(), "{:?}", left_behind(&stage));
         stage.start_daemon();
