@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
@@ -11,6 +11,7 @@ use arrow_select::take::take;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::client::{Client, Exchange, MapEvent};
 use udf_protocol::host::PlainHost;
+use udf_protocol::pace::{Measured, Pace};
 use udf_protocol::signature::FunctionKind;
 use udf_protocol::transport::Reply;
 use udf_protocol::{Error, Kind};
@@ -23,7 +24,6 @@ use crate::function;
 use crate::guard::Failure;
 use crate::results::Results;
 use crate::session::Ready;
-use crate::settings::Settings;
 use crate::telemetry::{Telemetry, thread_time};
 
 /// One call of Execute.
@@ -31,7 +31,7 @@ pub struct Execution<'a> {
     // for the call
     ready: &'a Ready,
     exchange: Exchange,
-    settings: &'a Settings,
+    pace: &'a mut Pace,
     rows: usize,
     rows_before: u64,
     feed: Feed<'a>,
@@ -50,6 +50,9 @@ pub struct Execution<'a> {
 /// A batch whose answer is awaited.
 struct Sent {
     rows: Range<usize>,
+    /// Size of what was sent.
+    bytes: usize,
+    at: Instant,
     /// Of a strict function: which of the rows were sent, counted from the first. None if all were.
     kept: Option<Vec<u32>>,
 }
@@ -59,6 +62,11 @@ impl Sent {
     fn row(&self, sent: usize) -> usize {
         let kept = self.kept.as_ref().and_then(|kept| kept.get(sent)).map(|row| *row as usize);
         self.rows.start + kept.unwrap_or(sent)
+    }
+
+    /// How many rows were sent.
+    fn count(&self) -> usize {
+        self.kept.as_ref().map_or(self.rows.len(), Vec::len)
     }
 
     fn is_answered_by_nobody(&self) -> bool {
@@ -72,7 +80,7 @@ impl<'a> Execution<'a> {
     pub fn new(
         ready: &'a Ready,
         client: &Client,
-        settings: &'a Settings,
+        pace: &'a mut Pace,
         parameters: &[Option<Parameter>],
         inputs: &[RawColumn<'a>],
         rows: usize,
@@ -84,7 +92,7 @@ impl<'a> Execution<'a> {
         Ok(Execution {
             ready,
             exchange: client.open(ready.call.clone()),
-            settings,
+            pace,
             rows,
             rows_before,
             feed: Feed::new(ready, parameters, inputs)?,
@@ -110,7 +118,7 @@ impl<'a> Execution<'a> {
     /// Scalar and table functions: every batch has its answer.
     fn run_calls(&mut self) -> std::result::Result<(), Failure> {
         loop {
-            while self.next_row < self.rows && self.sent.len() < self.settings.batch_window {
+            while self.next_row < self.rows && self.may_send() {
                 self.send_batch()?;
             }
             let Some(sent) = self.sent.pop_front() else { return Ok(()) };
@@ -118,25 +126,34 @@ impl<'a> Execution<'a> {
                 self.add_answer(&sent, None)?;
                 continue;
             }
+            let (mut compute_us, mut waited) = (0, Duration::ZERO);
             loop {
                 let start = Instant::now();
                 let outcome = self.exchange.receive(&PlainHost);
-                self.telemetry.wait += start.elapsed();
+                waited += start.elapsed();
                 let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
                 let is_last = reply.is_last;
+                compute_us += reply.compute_us;
                 self.count(&reply);
                 self.add_answer(&sent, Some(reply))?;
                 if is_last {
                     break;
                 }
             }
+            self.telemetry.wait += waited;
+            let compute = Duration::from_micros(compute_us);
+            self.pace.note_answered(&Measured { rows: sent.count(), compute, latency: sent.at.elapsed(), waited });
         }
+    }
+
+    fn may_send(&self) -> bool {
+        self.pace.may_send(self.sent.len(), self.sent.iter().map(|sent| sent.bytes).sum())
     }
 
     /// Map functions: results come when they come.
     fn run_map(&mut self) -> std::result::Result<(), Failure> {
         loop {
-            while self.next_row < self.rows && self.exchange.untaken() < self.settings.batch_window {
+            while self.next_row < self.rows && self.exchange.untaken() < Pace::FIRST_WINDOW {
                 self.send_batch()?;
             }
             if self.next_row == self.rows {
@@ -161,8 +178,7 @@ impl<'a> Execution<'a> {
 
     fn send_batch(&mut self) -> std::result::Result<(), Failure> {
         let start = thread_time();
-        let max_rows = self.ready.function.max_batch_rows.unwrap_or(self.settings.batch_rows);
-        let count = self.feed.batch_rows(self.next_row, self.rows, max_rows, self.settings.batch_bytes);
+        let count = self.feed.batch_rows(self.next_row, self.rows, self.pace.rows(), self.pace.bytes());
         let rows = self.next_row..self.next_row + count;
         let mut arguments = self.feed.read(rows.clone()).map_err(|misfit| {
             let message = "a value cannot be sent";
@@ -178,15 +194,16 @@ impl<'a> Execution<'a> {
             arguments = arguments.iter().map(|a| take(a, &indices, None).expect("the rows exist")).collect();
             kept = Some(rows);
         }
-        let sent_rows = kept.as_ref().map_or(count, Vec::len);
-        let sent = Sent { rows, kept };
+        let bytes = arguments.iter().map(|argument| argument.get_buffer_memory_size()).sum();
+        let sent = Sent { rows, kept, bytes, at: Instant::now() };
         if !sent.is_answered_by_nobody() {
-            let options = RecordBatchOptions::new().with_row_count(Some(sent_rows));
+            let options = RecordBatchOptions::new().with_row_count(Some(sent.count()));
             let schema = self.ready.call.signature.call_schema();
             let columns = RecordBatch::try_new_with_options(schema, arguments, &options)
                 .expect("each argument was read as its type");
-            self.exchange.send(CallBatch { number: self.next_number, columns, step: None, arena: None });
+            self.exchange.send(CallBatch::new(self.next_number, columns));
             self.next_number += 1;
+            self.pace.note_sent();
             self.telemetry.batches += 1;
         }
         self.telemetry.rows += count as u64;

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use arrow_array::ArrayRef;
 use udf_protocol::client::Client;
 use udf_protocol::dispatch::Call;
+use udf_protocol::pace::Pace;
 use udf_protocol::{Error, Kind, Result};
 
 use crate::binding::{Binding, InputColumn, Parameter};
@@ -41,6 +42,8 @@ pub struct Session {
     parameters: Vec<Option<Parameter>>,
     client: Option<Client>,
     state: State,
+    /// How large batches may be, by what the ones before have taken; none before the first.
+    pace: Option<Pace>,
     /// Calls of Execute so far.
     executions: u64,
     /// Input rows of the calls before.
@@ -81,6 +84,7 @@ impl Session {
             parameters: vec![None; parameters],
             client: None,
             state: State::Describing,
+            pace: None,
             executions: 0,
             rows_before: 0,
             telemetry: Telemetry::default(),
@@ -149,10 +153,11 @@ impl Session {
         self.executions += 1;
         self.telemetry.executions += 1;
         let client = self.client.as_ref().expect("a session that is ready has a client");
+        let pace = self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
         let execution = Execution::new(
             &ready,
             client,
-            &self.process.settings,
+            pace,
             &self.parameters,
             inputs,
             rows,

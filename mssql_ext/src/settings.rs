@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use udf_protocol::manifest::TransportName;
+use udf_protocol::pace::{Bounds, Pace};
 use udf_protocol::{Error, Kind, Result};
 
 /// The extension's settings.
@@ -25,6 +26,8 @@ pub struct Settings {
     pub batch_bytes: usize,
     /// `batch_window`: most batches that are out at a time; 1 to 64.
     pub batch_window: usize,
+    /// `batch_time_ms`: longest that a container should compute at one batch, 0 for no such bound; 0 to 86,400,000.
+    pub batch_time: Duration,
     /// `batch_timeout_ms`: longest wait for the answer to one batch; 1 to 86,400,000.
     pub batch_timeout: Duration,
     /// `start_timeout_ms`: longest wait for a container to start; 1 to 86,400,000.
@@ -52,7 +55,8 @@ impl Default for Settings {
             transport: TransportName::default(),
             batch_rows: 10_000,
             batch_bytes: 8 << 20,
-            batch_window: 3,
+            batch_window: 8,
+            batch_time: Duration::from_secs(1),
             batch_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(120),
             build_timeout: Duration::from_secs(1800),
@@ -85,6 +89,12 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The pace of a script that has not begun, whose batches may have so many rows.
+    pub fn pace(&self, max_rows: Option<usize>) -> Pace {
+        let rows = max_rows.unwrap_or(self.batch_rows);
+        Pace::new(Bounds { rows, bytes: self.batch_bytes, window: self.batch_window, time: self.batch_time })
+    }
+
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let number = |min: u64, max: u64| {
             let parsed = value.parse().ok().filter(|number| (min..=max).contains(number));
@@ -103,6 +113,7 @@ impl Settings {
             "batch_rows" => self.batch_rows = size(1, 1_000_000)?,
             "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,
             "batch_window" => self.batch_window = size(1, 64)?,
+            "batch_time_ms" => self.batch_time = number(0, 86_400_000).map(Duration::from_millis)?,
             "batch_timeout_ms" => self.batch_timeout = duration()?,
             "start_timeout_ms" => self.start_timeout = duration()?,
             "build_timeout_ms" => self.build_timeout = duration()?,
@@ -127,6 +138,7 @@ const NAMES: &[&str] = &[
     "batch_rows",
     "batch_bytes",
     "batch_window",
+    "batch_time_ms",
     "batch_timeout_ms",
     "start_timeout_ms",
     "build_timeout_ms",
@@ -180,7 +192,7 @@ mod tests {
 
     #[test]
     fn every_name_sets_something() {
-        let values = ["/x", "a:*", "json", "7", "2048", "7", "7", "7", "7", "char"];
+        let values = ["/x", "a:*", "json", "7", "2048", "7", "7", "7", "7", "7", "char"];
         let mut settings = Settings::default();
         for (name, value) in NAMES.iter().zip(values) {
             let before = settings.clone();

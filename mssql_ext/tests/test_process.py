@@ -67,6 +67,15 @@ def test_telemetry_counts(call):
     assert counted["transship_bytes_sent"] > 0 and counted["transship_wait_us"] > 0
 
 
+def test_slow_calls_have_small_batches(call):
+    # All rows in one batch would take longer than the answer to one may.
+    environment = {"TRANSSHIP_BATCH_TIME_MS": 100, "TRANSSHIP_BATCH_TIMEOUT_MS": 4000}
+    script = 'image = "regress:1.0" function = "wait_for"'
+    run = call(script, "--statistics", columns="seconds float", rows=["0.01"] * 500, env=environment)
+    assert run.out == "column1\n" + "0.01\n" * 500, run.err
+    assert run.statistics["transship_batches"] > 10
+
+
 def test_settings_come_from_the_language(call, host):
     job = """
 CREATE EXTERNAL LANGUAGE [Container] FROM (CONTENT = N'x.zip', FILE_NAME = 'libtransship_mssql.so', PLATFORM = LINUX,
