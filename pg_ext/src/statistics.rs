@@ -1,22 +1,28 @@
 //! Counters per function, and what is running, shared by all backends through a mapped file.
 //!
-//! The file lies in `pg_stat_tmp` of the data directory, so that it needs no shared_preload_libraries. It holds atomics
-//! only: whoever writes takes no lock, and a backend that dies leaves at most an entry under "running", which the next one
-//! that needs a place takes over. Its name carries the layout's version.
+//! The file lies in memory, in `/dev/shm`, so that it needs no shared_preload_libraries, and so that no one who counts waits
+//! for a disk: the first store to a page of a file on a disk, after the page was written there, may wait as long as the
+//! disk is busy. Without `/dev/shm` it lies in `pg_stat_tmp` of the data directory. It holds atomics only: whoever writes
+//! takes no lock, and a backend that dies leaves at most an entry under "running", which the next one that needs a place
+//! takes over. Its name carries the layout's version and says which server it belongs to.
 
 use std::cell::OnceCell;
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use memmap2::MmapMut;
+use nix::libc;
+use nix::unistd::Uid;
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
 
 use crate::report;
 
-const PATH: &str = "pg_stat_tmp/transship.1.stat";
+/// Where the file may lie, the first that can be used.
+const FOLDERS: [&str; 2] = ["/dev/shm", "pg_stat_tmp"];
 /// Functions that are counted; beyond that, calls are not.
 const FUNCTIONS: usize = 4096;
 /// Exchanges that are shown as running; beyond that, they are not.
@@ -79,22 +85,38 @@ fn map_file() -> Option<&'static Shared> {
     }
 }
 
-/// The file, made if need be. Backends run in the data directory.
+/// The file, made if need be.
 fn open_file() -> io::Result<File> {
+    // SAFETY: reads what the server has read when it started.
+    let system = unsafe { pg_sys::GetSystemIdentifier() };
+    // Backends run in the data directory, of which a copy has the same identifier.
+    let data = fs::metadata(".")?;
+    let name = format!("transship.1.{system:x}.{:x}.{:x}.stat", data.dev(), data.ino());
+    let [first, second] = FOLDERS.map(|folder| format!("{folder}/{name}"));
+    open_or_make(&first).or_else(|_| open_or_make(&second))
+}
+
+fn open_or_make(path: &str) -> io::Result<File> {
     let open = || {
-        let file = OpenOptions::new().read(true).write(true).open(PATH)?;
-        let is_whole = file.metadata()?.len() == size_of::<Shared>() as u64;
-        if is_whole { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
+        let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+        let found = file.metadata()?;
+        // Anybody may write to /dev/shm, so another user's file may have the name.
+        let is_own = found.is_file() && found.uid() == Uid::effective().as_raw() && found.mode() & 0o077 == 0;
+        let is_whole = found.len() == size_of::<Shared>() as u64;
+        if is_own && is_whole { Ok(file) } else { Err(io::ErrorKind::InvalidData.into()) }
     };
     open().or_else(|error: io::Error| {
         if error.kind() != io::ErrorKind::NotFound {
             return Err(error);
         }
         // Written, not only sized: a full disk is to be an error here, and not a signal when the map is touched.
-        let fresh = format!("{PATH}.{}", std::process::id());
-        let written = fs::write(&fresh, vec![0; size_of::<Shared>()]);
+        let fresh = format!("{path}.{}", std::process::id());
+        // A backend of this number may have died here.
+        let _ = fs::remove_file(&fresh);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&fresh)?;
+        let written = file.write_all(&vec![0; size_of::<Shared>()]);
         // If another backend was faster, its file stands.
-        let linked = written.map(|()| fs::hard_link(&fresh, PATH));
+        let linked = written.map(|()| fs::hard_link(&fresh, path));
         let _ = fs::remove_file(&fresh);
         linked.and_then(|_| open())
     })

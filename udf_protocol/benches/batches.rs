@@ -80,7 +80,7 @@ fn milliseconds(
     let warm_up = 2 * in_flight;
     while received < warm_up + batches {
         while sent < warm_up + batches && sent - received < in_flight {
-            exchange.send(CallBatch { number: sent, columns: columns.clone(), step: None, arena: None });
+            exchange.send(CallBatch::new(sent, columns.clone()));
             sent += 1;
         }
         let reply = exchange.receive(&PlainHost)?;

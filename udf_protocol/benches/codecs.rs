@@ -55,7 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn measure(ty: &Type) -> Result<(), Box<dyn Error>> {
     let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
     let batch = RecordBatch::try_new(signature.call_schema(), vec![column_of(ty)])?;
-    let call = CallBatch { number: 0, columns: batch.clone(), step: None, arena: None };
+    let call = CallBatch::new(0, batch.clone());
     let report = |form: &str, write: f64, read: f64| println!("{ty} {form} {write} {read}");
 
     let encode = || {
@@ -64,7 +64,7 @@ fn measure(ty: &Type) -> Result<(), Box<dyn Error>> {
     };
     let body = encode();
     let decode = || {
-        let (header, data) = columns::read_frame(&body).expect("it was just written");
+        let (header, data): (columns::ReplyHeader, _) = columns::read_frame(&body).expect("it was just written");
         columns::decode_reply(&signature, &header, &Buffer::from(data), &columns::Layout::default())
     };
     decode()?;

@@ -30,6 +30,15 @@ pub struct CallBatch {
     pub step: Option<AggregateStep>,
     /// What some of the columns lie in, if an engine wrote them in place.
     pub arena: Option<Arc<Arena>>,
+    /// Whether results that travel as text may come as a [`arrow_array::DictionaryArray`] of int32 and text.
+    pub takes_dictionaries: bool,
+}
+
+impl CallBatch {
+    /// A batch of calls of a function that is no aggregate.
+    pub fn new(number: u64, columns: RecordBatch) -> CallBatch {
+        CallBatch { number, columns, step: None, arena: None, takes_dictionaries: false }
+    }
 }
 
 /// What an aggregate function is to do with a batch (`docs/protocol.md` §4).
@@ -350,7 +359,7 @@ impl BatchBuilder {
         let number = self.next_number;
         self.next_number += 1;
         self.rows = 0;
-        CallBatch { number, columns, step: None, arena: None }
+        CallBatch::new(number, columns)
     }
 }
 

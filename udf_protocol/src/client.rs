@@ -280,7 +280,7 @@ impl Exchange {
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
     pub fn send(&mut self, mut batch: CallBatch) {
         if Folding::is_for(&self.call.signature, self.call.volatility)
-            && let Some((distinct, folded)) = self.folding.fold(&batch.columns)
+            && let Some((distinct, folded)) = self.folding.fold(&batch)
         {
             batch.columns = distinct;
             batch.arena = None;

@@ -19,6 +19,10 @@ use crate::transport::Form;
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
 
+/// Columns of at most so many bytes go with the request where that may be chosen: copying them costs less than making and
+/// opening two files.
+const MOST_INLINE_BYTES: usize = 32 << 10;
+
 /// A request to the manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case")]
@@ -194,13 +198,14 @@ impl LeaseInfo {
         }
     }
 
-    /// The form of columns over HTTP.
-    pub fn form(&self, transport: TransportName) -> Form {
+    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
+    pub fn form(&self, transport: TransportName, wanted: TransportName) -> Form {
         match (transport, &self.segments) {
             (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
                 directory: directory.clone(),
                 pipelining: self.pipelining,
                 is_parquet: transport == TransportName::Parquet,
+                most_inline: if wanted == TransportName::Auto { MOST_INLINE_BYTES } else { 0 },
             },
             (TransportName::Socket, _) => Form::Columns { pipelining: Some(self.pipelining) },
             _ => Form::Json,

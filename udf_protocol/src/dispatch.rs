@@ -59,7 +59,8 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
-type Transports = HashMap<(Remote, Credentials, TransportName), Arc<dyn Transport>>;
+/// Who is reached, with what credentials, over which transport, and over which one it should be.
+type Way = (Remote, Credentials, TransportName, TransportName);
 
 /// Who answers a call, and the way there.
 struct Reached {
@@ -72,7 +73,7 @@ struct Reached {
 /// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
-    transports: Mutex<Transports>,
+    transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
     balance: Balance,
 }
@@ -89,12 +90,8 @@ impl Connections {
         self.leases.lock().expect("no holder panics").is_empty()
     }
 
-    fn transport(
-        &self,
-        key: (Remote, Credentials, TransportName),
-        make: impl FnOnce() -> Arc<dyn Transport>,
-    ) -> Arc<dyn Transport> {
-        self.transports.lock().expect("no holder panics").entry(key).or_insert_with(make).clone()
+    fn transport(&self, way: Way, make: impl FnOnce() -> Arc<dyn Transport>) -> Arc<dyn Transport> {
+        self.transports.lock().expect("no holder panics").entry(way).or_insert_with(make).clone()
     }
 
     async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
@@ -117,8 +114,8 @@ impl Connections {
             Target::Remote { remote, credentials } => {
                 let endpoint = self.balance.choose(&remote.endpoints).await;
                 let name = remote.transport_for(wanted);
-                let key = (remote.at(&endpoint), credentials.clone(), name);
-                let transport = self.transport(key, || remote.transport(&endpoint, name, credentials));
+                let way = (remote.at(&endpoint), credentials.clone(), name, wanted);
+                let transport = self.transport(way, || remote.transport(&endpoint, name, credentials));
                 Ok(Reached { endpoint, name, transport, lease: None })
             }
             Target::Image { manager, digest } => {
@@ -126,8 +123,8 @@ impl Connections {
                 let name = lease.info.choose(wanted, kind);
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
                 let nobody = Credentials::default();
-                let key = (Remote::from(endpoint.clone()), nobody.clone(), name);
-                let transport = self.transport(key, || endpoint.transport_in(lease.info.form(name), &nobody));
+                let way = (Remote::from(endpoint.clone()), nobody.clone(), name, wanted);
+                let transport = self.transport(way, || endpoint.transport_in(lease.info.form(name, wanted), &nobody));
                 Ok(Reached { endpoint, name, transport, lease: Some(lease) })
             }
         }

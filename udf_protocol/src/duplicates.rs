@@ -6,13 +6,16 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow_row::{RowConverter, Rows, SortField};
-use arrow_schema::{DataType, SchemaRef};
+use arrow_schema::{DataType, Schema, SchemaRef};
 use arrow_select::take::{take, take_record_batch};
 
+use crate::batch::CallBatch;
 use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::transport::MAX_MESSAGE_BYTES;
 use crate::types::Type;
@@ -41,6 +44,8 @@ pub(crate) struct Folded {
     places: UInt32Array,
     /// For each distinct row, where it first was.
     firsts: UInt32Array,
+    /// Whether texts may be given as a dictionary of the distinct rows' results.
+    takes_dictionaries: bool,
 }
 
 impl Folded {
@@ -49,11 +54,27 @@ impl Folded {
         if results.num_rows() != self.firsts.len() {
             return Err(format!("It gave {} results for {} rows.", results.num_rows(), self.firsts.len()));
         }
+        if self.takes_dictionaries
+            && let Some(encoded) = self.encode(results)
+        {
+            return Ok(encoded);
+        }
         let bytes: usize = results.columns().iter().map(|column| self.bytes_of(column)).sum();
         if bytes > MAX_MESSAGE_BYTES {
             return Err(format!("Its results have {bytes} bytes, more than {MAX_MESSAGE_BYTES}."));
         }
         take_record_batch(results, &self.places).map_err(|cause| format!("{cause}."))
+    }
+
+    /// The results as a dictionary, if they are one column of texts.
+    fn encode(&self, results: &RecordBatch) -> Option<RecordBatch> {
+        let ([column], [field]) = (results.columns(), results.schema_ref().fields().as_ref()) else { return None };
+        // A dictionary of the container's has its own places.
+        column.as_string_opt::<i32>()?;
+        let places = self.places.values().iter().map(|place| i32::try_from(*place).ok()).collect::<Option<Vec<_>>>()?;
+        let array: ArrayRef = Arc::new(DictionaryArray::<Int32Type>::try_new(places.into(), column.clone()).ok()?);
+        let field = field.as_ref().clone().with_data_type(array.data_type().clone());
+        RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![array]).ok()
     }
 
     /// Bytes of the texts that all rows get.
@@ -104,7 +125,8 @@ impl Folding {
     }
 
     /// The distinct rows of a batch, if sending only them pays.
-    pub(crate) fn fold(&mut self, batch: &RecordBatch) -> Option<(RecordBatch, Folded)> {
+    pub(crate) fn fold(&mut self, calls: &CallBatch) -> Option<(RecordBatch, Folded)> {
+        let batch = &calls.columns;
         let rows = batch.num_rows();
         // A row's place is of 32 bits.
         if rows < 2 || u32::try_from(rows).is_err() {
@@ -114,7 +136,8 @@ impl Folding {
             let places = UInt32Array::from_value(0, rows);
             let options = RecordBatchOptions::new().with_row_count(Some(1));
             let one = RecordBatch::try_new_with_options(batch.schema(), Vec::new(), &options).ok()?;
-            return Some((one, Folded { places, firsts: UInt32Array::from_value(0, 1) }));
+            let firsts = UInt32Array::from_value(0, 1);
+            return Some((one, Folded { places, firsts, takes_dictionaries: calls.takes_dictionaries }));
         }
         if self.resting > 0 {
             self.resting -= 1;
@@ -132,7 +155,8 @@ impl Folding {
         let (places, firsts) = places_of(&rows_of(&converter, batch.columns())?, whole);
         let firsts = UInt32Array::from(firsts);
         let distinct = take_record_batch(batch, &firsts).ok()?;
-        Some((distinct, Folded { places: UInt32Array::from(places), firsts }))
+        let places = UInt32Array::from(places);
+        Some((distinct, Folded { places, firsts, takes_dictionaries: calls.takes_dictionaries }))
     }
 
     /// How many of a batch's first rows are sent in any case, so that it is known better what a call takes.
@@ -224,8 +248,6 @@ fn places_of(rows: &Rows, whole: usize) -> (Vec<u32>, Vec<u32>) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow_array::types::{Float64Type, UInt32Type};
     use arrow_array::{Float64Array, Int64Array, StringArray};
     use proptest::prelude::*;
@@ -240,8 +262,9 @@ mod tests {
         Folding { call_us, known_by: SURE_ROWS, resting: 0 }
     }
 
-    fn batch(columns: Vec<ArrayRef>) -> RecordBatch {
-        RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|column| ("x", column, true))).unwrap()
+    fn batch(columns: Vec<ArrayRef>) -> CallBatch {
+        let columns = columns.into_iter().map(|column| ("x", column, true));
+        CallBatch::new(0, RecordBatch::try_from_iter_with_nullable(columns).unwrap())
     }
 
     #[test]
@@ -252,7 +275,7 @@ mod tests {
         assert_eq!(distinct.column(1).as_string::<i32>().iter().collect::<Vec<_>>(), [Some("a"), None, Some("b")]);
         assert_eq!([0, 1, 2, 3].map(|row| folded.first(row)), [Some(0), Some(1), Some(4), None]);
         let results = batch(vec![Arc::new(UInt32Array::from(vec![10, 20, 30]))]);
-        let all = folded.unfold(&results).unwrap();
+        let all = folded.unfold(&results.columns).unwrap();
         assert_eq!(all.column(0).as_primitive::<UInt32Type>().values(), &[10, 20, 10, 20, 30, 10]);
     }
 
@@ -314,15 +337,36 @@ mod tests {
     fn results_that_would_be_too_large_are_refused() {
         let (_, folded) = unknown().fold(&batch(vec![Arc::new(Int64Array::from_value(1, 100))])).unwrap();
         let results = batch(vec![Arc::new(StringArray::from(vec!["x".repeat(MAX_MESSAGE_BYTES / 90)]))]);
-        assert!(folded.unfold(&results).unwrap_err().contains("more than 1073741824"));
+        assert!(folded.unfold(&results.columns).unwrap_err().contains("more than 1073741824"));
+        // As a dictionary they are no larger than what came.
+        let folded = Folded { takes_dictionaries: true, ..folded };
+        assert_eq!(folded.unfold(&results.columns).unwrap().num_rows(), 100);
+    }
+
+    #[test]
+    fn texts_are_given_as_a_dictionary_where_that_is_taken() {
+        let calls = batch(vec![Arc::new(Int64Array::from(vec![7, 8, 7, 9, 8, 7]))]);
+        let calls = CallBatch { takes_dictionaries: true, ..calls };
+        let (_, folded) = taking(1e6).fold(&calls).unwrap();
+        let expected = [Some("a"), None, Some("a"), Some("b"), None, Some("a")];
+        let texts = batch(vec![Arc::new(StringArray::from(vec![Some("a"), None, Some("b")]))]);
+        let encoded = batch(vec![Arc::new(DictionaryArray::<Int32Type>::from_iter([Some("a"), None, Some("b")]))]);
+        for results in [texts, encoded] {
+            let all = folded.unfold(&results.columns).unwrap();
+            let all = all.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
+            assert_eq!(all.into_iter().collect::<Vec<_>>(), expected);
+        }
+        let numbers = batch(vec![Arc::new(Int64Array::from(vec![1, 2, 3]))]);
+        assert_eq!(folded.unfold(&numbers.columns).unwrap().schema(), numbers.columns.schema());
     }
 
     #[test]
     fn without_arguments_all_rows_are_equal() {
         let options = RecordBatchOptions::new().with_row_count(Some(3));
         let schema = Arc::new(arrow_schema::Schema::empty());
-        let (one, folded) =
-            unknown().fold(&RecordBatch::try_new_with_options(schema, vec![], &options).unwrap()).unwrap();
+        let (one, folded) = unknown()
+            .fold(&CallBatch::new(0, RecordBatch::try_new_with_options(schema, vec![], &options).unwrap()))
+            .unwrap();
         assert_eq!((one.num_rows(), folded.places.values().as_ref(), folded.first(0)), (1, &[0, 0, 0][..], Some(0)));
     }
 
@@ -333,8 +377,8 @@ mod tests {
             let texts: StringArray = values.iter().map(|value| Some(value.1.as_str())).collect();
             let all = batch(vec![Arc::new(numbers), Arc::new(texts)]);
             if let Some((distinct, folded)) = taking(1e6).fold(&all) {
-                prop_assert!(distinct.num_rows() < all.num_rows());
-                prop_assert_eq!(folded.unfold(&distinct).unwrap(), all);
+                prop_assert!(distinct.num_rows() < all.columns.num_rows());
+                prop_assert_eq!(folded.unfold(&distinct).unwrap(), all.columns);
             }
         }
     }

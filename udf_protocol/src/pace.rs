@@ -46,6 +46,7 @@ pub struct Pace {
     /// Most rows that fit into the bound of time.
     rows_in_time: usize,
     window: usize,
+    is_answered: bool,
 }
 
 impl Pace {
@@ -61,7 +62,18 @@ impl Pace {
     /// The pace of the first batches.
     pub fn new(bounds: Bounds) -> Pace {
         let rows = Pace::FIRST_ROWS.min(bounds.rows);
-        Pace { bounds, rows, rows_in_time: bounds.rows, window: Pace::FIRST_WINDOW.min(bounds.window) }
+        Pace {
+            bounds,
+            rows,
+            rows_in_time: bounds.rows,
+            window: Pace::FIRST_WINDOW.min(bounds.window),
+            is_answered: false,
+        }
+    }
+
+    /// Most rows that the next batch may have.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// Rows for which the next batch's memory should have room: as many as it may have, or the one after it if that may be as
@@ -81,8 +93,12 @@ impl Pace {
         rows >= self.rows || bytes >= self.bounds.bytes
     }
 
-    /// Whether another batch may be sent while some are out that hold so many bytes in all.
+    /// Whether another batch may be sent while some are out that hold so many bytes in all. Before the first answer only one
+    /// is: a `LIMIT` may want no more than that, and nobody knows how long the rows of a second would take.
     pub fn may_send(&self, out: usize, bytes: usize) -> bool {
+        if !self.is_answered {
+            return out == 0;
+        }
         let first = Pace::FIRST_WINDOW.min(self.bounds.window);
         // What lies ahead needs no more memory than the first window's full batches.
         out < first || (out < self.window && bytes < self.bounds.bytes.saturating_mul(Pace::FIRST_WINDOW))
@@ -95,6 +111,7 @@ impl Pace {
 
     /// Notes what a batch has taken.
     pub fn note_answered(&mut self, measured: &Measured) {
+        self.is_answered = true;
         let Measured { rows, compute, latency, waited } = *measured;
         if rows == 0 || compute.is_zero() {
             return;
@@ -165,6 +182,8 @@ mod tests {
     #[test]
     fn long_ways_have_more_batches() {
         let mut pace = Pace::new(BOUNDS);
+        assert!(pace.may_send(0, 0) && !pace.may_send(1, 0));
+        pace.note_answered(&Measured::default());
         assert!(pace.may_send(2, 0) && !pace.may_send(3, 0));
         // The server is busy, the engine is slower than the server, the wait is short: no reason.
         for measured in [answer(128, 10, 30, 30), answer(128, 1, 40, 0), answer(128, 0, 40, 40)] {
@@ -178,6 +197,8 @@ mod tests {
         // As much memory as the first window may need, and no more.
         assert!(pace.may_send(4, 2999) && !pace.may_send(4, 3000) && pace.may_send(2, 3000));
         // A bound below the first window holds.
-        assert!(!Pace::new(Bounds { window: 1, ..BOUNDS }).may_send(1, 0));
+        let mut pace = Pace::new(Bounds { window: 1, ..BOUNDS });
+        pace.note_answered(&answer(128, 1, 1, 0));
+        assert!(!pace.may_send(1, 0));
     }
 }

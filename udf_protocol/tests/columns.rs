@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::cast::AsArray;
-use arrow_array::types::Int64Type;
-use arrow_array::{Int64Array, RecordBatch};
+use arrow_array::types::{Int32Type, Int64Type};
+use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_buffer::ScalarBuffer;
 use serde_json::{Value, json};
 use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
@@ -172,10 +172,18 @@ impl Stage {
     }
 
     fn open(&self, volatility: Volatility) -> Exchange {
+        self.open_over(TransportName::Shm, volatility)
+    }
+
+    fn open_over(&self, transport: TransportName, volatility: Volatility) -> Exchange {
+        self.open_as(transport, volatility, signature())
+    }
+
+    fn open_as(&self, transport: TransportName, volatility: Volatility, signature: Signature) -> Exchange {
         self.client.open(Arc::new(Call {
             target: Target::Image { manager: self.folder.path().join("manager.sock"), digest: "sha256:0".to_string() },
-            transport: TransportName::Auto,
-            signature: signature(),
+            transport,
+            signature,
             volatility,
             batch_timeout: Duration::from_secs(10),
             start_timeout: Duration::from_secs(10),
@@ -284,6 +292,29 @@ fn columns_that_were_written_in_place_are_not_copied() {
 }
 
 #[test]
+fn small_batches_go_with_the_request_where_that_may_be_chosen() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header.get("segment").is_some(), asked.values.len() > 4096);
+            assert_eq!(asked.header.get("reply_segment").is_some(), asked.values.len() > 4096);
+            peer.answer(&asked, json!({}));
+        }
+    });
+    let mut exchange = stage.open_over(TransportName::Auto, Volatility::Volatile);
+    let mut send = |number: usize, rows: i64, files: usize| {
+        exchange.send(batches(number + 1, rows).remove(number));
+        let first = number as i64 * rows;
+        assert_eq!(receive(&mut exchange).unwrap(), (first..first + rows).map(|value| value * 10).collect::<Vec<_>>());
+        assert_eq!(count_files(&stage.segments()), files);
+        assert_eq!(exchange.transport(), Some(TransportName::Shm));
+    };
+    send(0, 3, 0);
+    send(1, 4096, 0);
+    send(2, 4097, 2);
+    send(3, 3, 2);
+}
+
+#[test]
 fn data_goes_with_the_request_where_no_segment_can_be_made() {
     let stage = Stage::new(|mut peer| {
         while let Some(asked) = peer.read() {
@@ -320,9 +351,34 @@ fn results_that_are_arguments_come_back_as_references() {
 }
 
 #[test]
+fn texts_come_as_dictionaries_where_that_is_taken() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header["may_encode"], json!(true));
+            // The second answer refers to a text that there is not.
+            let last = asked.header["batch"].as_i64().unwrap() as u8 + 1;
+            let header = json!({"rows": 3, "buffers": [0, 1, 8, 12, 24, 12, 40, 3], "dictionaries": [0, 2]});
+            let mut data = [0; 43];
+            (data[0], data[8], data[16], data[28], data[32]) = (0b101, 1, last, 1, 3);
+            data[40..].copy_from_slice(b"abb");
+            peer.write_columns(&header, &data);
+        }
+    });
+    let signature = Signature { result: Type::Text, ..signature() };
+    let mut exchange = stage.open_as(TransportName::Shm, Volatility::Volatile, signature);
+    for batch in batches(2, 3) {
+        exchange.send(CallBatch { takes_dictionaries: true, ..batch });
+    }
+    let reply = exchange.receive(&PlainHost).unwrap().columns;
+    let texts = reply.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
+    assert_eq!(texts.into_iter().collect::<Vec<_>>(), [Some("bb"), None, Some("bb")]);
+    assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::BadResult);
+}
+
+#[test]
 fn lies_are_errors() {
     type Lie = fn(&mut Peer, &Asked);
-    let lies: [(&str, Kind, Lie); 23] = [
+    let lies: [(&str, Kind, Lie); 24] = [
         ("where no buffer can be", Kind::BadResult, |peer, _| {
             peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 24], "aliases": [1]}), &[0; 24]);
         }),
@@ -369,6 +425,10 @@ fn lies_are_errors() {
         ("fewer buffers", Kind::BadResult, |peer, _| peer.write_columns(&json!({"rows": 2, "buffers": [0]}), &[])),
         ("more buffers", Kind::BadResult, |peer, _| {
             peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 16, 0, 16]}), &[0; 16]);
+        }),
+        ("a dictionary that was not asked for", Kind::ProtocolViolation, |peer, asked| {
+            assert_eq!(asked.header.get("may_encode"), None);
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 16], "dictionaries": [0, 1]}), &[0; 16]);
         }),
         ("3 rows", Kind::ProtocolViolation, |peer, _| {
             peer.write_columns(&json!({"rows": 3, "buffers": [0, 0, 0, 24]}), &[0; 24]);

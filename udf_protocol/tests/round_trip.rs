@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use arrow_array::builder::{FixedSizeBinaryBuilder, StringBuilder};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
 use arrow_array::{
     Array, ArrayRef, BinaryArray, BooleanArray, Date32Array, Float32Array, Float64Array, Int16Array, Int32Array,
-    Int64Array, IntervalMonthDayNanoArray, ListArray, RecordBatch, RecordBatchOptions, StructArray,
+    Int64Array, IntervalMonthDayNanoArray, ListArray, RecordBatch, RecordBatchOptions, StringArray, StructArray,
     Time64MicrosecondArray, TimestampMicrosecondArray,
 };
 use arrow_buffer::{Buffer, IntervalMonthDayNano, NullBuffer, OffsetBuffer};
+use arrow_schema::DataType;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -118,9 +121,9 @@ fn through_columns(ty: &Type, column: &ArrayRef) -> (columns::ReplyHeader, Buffe
     let signature = Signature::scalar("f", vec![Argument { name: "x".to_string(), ty: ty.clone() }], ty.clone());
     let columns = RecordBatch::try_new(signature.call_schema(), vec![column.clone()]).unwrap();
     let layout = columns::Layout::of(&signature.call_types(), &columns);
-    let batch = CallBatch { number: 7, columns, step: None, arena: None };
+    let batch = CallBatch::new(7, columns);
     let body = columns::inline_body(&columns::CallHeader::new(&batch, &layout, ""), &layout);
-    let (header, data) = columns::read_frame(&body).unwrap();
+    let (header, data): (columns::ReplyHeader, _) = columns::read_frame(&body).unwrap();
     assert!(header.extent() <= Some(data.len()));
     let data = Buffer::from(data);
     (header, data, signature, layout)
@@ -164,6 +167,9 @@ proptest! {
         // Bit for bit, as text that says so.
         prop_assert_eq!(text_of(&ty, read.column(0)), text_of(&ty, &column));
         prop_assert_eq!(read.num_rows(), column.len());
+        // A server reads the call as a client reads the reply.
+        let call = columns::decode_call(&signature, header.rows, &header.buffers, &data).unwrap();
+        prop_assert_eq!(text_of(&ty, call.column(0)), text_of(&ty, &column));
         // And so they do if the reply has no data, but refers to the call's.
         header.aliases = (0..header.buffers.len() / 2).filter(|number| header.buffers[2 * number + 1] > 0).collect();
         prop_assert_eq!(header.extent(), Some(0));
@@ -190,8 +196,53 @@ proptest! {
             bytes.iter().for_each(|(at, byte)| damaged[at.index(size)] = *byte);
         }
         // An error or other values, each of which can be read, but no panic.
-        if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged), &layout) {
+        let damaged = Buffer::from(damaged);
+        let reply = columns::decode_reply(&signature, &header, &damaged, &layout);
+        let call = columns::decode_call(&signature, header.rows, &header.buffers, &damaged);
+        for read in [reply, call].into_iter().flatten() {
             text_of(&ty, read.column(0));
+        }
+    }
+
+    #[test]
+    fn dictionaries_give_back_what_they_took(
+        texts in vec("\\PC{0,9}", 1..9),
+        places in vec(option::of(any::<prop::sample::Index>()), 0..20),
+        damage in option::of((any::<prop::sample::Index>(), prop_oneof![0..80_usize, any::<usize>()])),
+        bytes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let rows: Vec<_> = places.iter().map(|place| place.map(|place| place.index(texts.len()))).collect();
+        let expected: StringArray = rows.iter().map(|row| row.map(|row| texts[row].as_str())).collect();
+        let places: Int32Array = rows.iter().map(|row| row.map(|row| row as i32)).collect();
+        // The places are laid out as a column of their own, the texts as another, which has no validity here.
+        let (places, texts): (ArrayRef, ArrayRef) = (Arc::new(places), Arc::new(StringArray::from(texts)));
+        let (mut header, mut data, ..) = through_columns(&Type::Int4, &places);
+        let (of_texts, texts_data, signature, layout) = through_columns(&Type::Text, &texts);
+        let start = data.len().next_multiple_of(64);
+        data = [&data[..], &vec![0; start - data.len()], &texts_data[..]].concat().into();
+        header.buffers.extend(of_texts.buffers[2..].chunks(2).flat_map(|place| [place[0] + start, place[1]]));
+        header.dictionaries = [0, texts.len()].to_vec();
+        let read = columns::decode_reply(&signature, &header, &data, &layout).unwrap();
+        let found = read.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
+        prop_assert_eq!(found.into_iter().collect::<StringArray>(), expected);
+        // Where nobody would look for one.
+        for broken in [vec![1, 1], vec![0], vec![0, texts.len(), 7]] {
+            let header = columns::ReplyHeader { dictionaries: broken, ..header.clone() };
+            prop_assert!(columns::decode_reply(&signature, &header, &data, &layout).is_err());
+        }
+        // An error or other values, each of which can be read, but no panic.
+        let mut damaged = data.to_vec();
+        if let Some((at, value)) = damage {
+            let all = header.buffers.len();
+            match at.index(all + 2) {
+                at if at < all => header.buffers[at] = value,
+                at => header.dictionaries[at - all] = value,
+            }
+        }
+        let size = damaged.len();
+        bytes.iter().for_each(|(at, byte)| damaged[at.index(size)] = *byte);
+        if let Ok(read) = columns::decode_reply(&signature, &header, &Buffer::from(damaged), &layout) {
+            text_of(&Type::Text, &arrow_cast::cast(read.column(0), &DataType::Utf8).unwrap());
         }
     }
 
@@ -223,7 +274,7 @@ proptest! {
         if let (Some(first), Some(length)) = (body.get_mut(..4), length) {
             first.copy_from_slice(&[length, 0, 0, 0]);
         }
-        if let Ok((header, _)) = columns::read_frame(&body) {
+        if let Ok((header, _)) = columns::read_frame::<columns::ReplyHeader>(&body) {
             header.extent();
         }
     }
@@ -291,7 +342,7 @@ fn json_call_is_the_golden_one() {
     }
     let signature = Signature::scalar("f", arguments, Type::Bool);
     let columns = RecordBatch::try_new(signature.call_schema(), columns).unwrap();
-    assert_eq!(json::encode_call(&signature, &CallBatch { number: 7, columns, step: None, arena: None }, ""), golden);
+    assert_eq!(json::encode_call(&signature, &CallBatch::new(7, columns), ""), golden);
 }
 
 #[test]

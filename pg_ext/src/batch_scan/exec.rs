@@ -122,7 +122,6 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
             is_child_done: false,
             rows_read: 0,
-            rows_emitted: 0,
             rows_ready: 0,
             spare_contexts: Vec::new(),
         };
@@ -241,13 +240,13 @@ unsafe fn add_call(
         for ((state, value), is_null) in call.expressions.iter().zip(&mut call.values).zip(&mut call.nulls) {
             *value = raw::exec_eval_expr(*state, context, is_null);
         }
-        let values = Row {
-            values: [(*slot).tts_values, call.values.as_ptr()],
-            nulls: [(*slot).tts_isnull, call.nulls.as_ptr()],
-        };
+        let values = call.columns.row(&*slot, &call.values, &call.nulls);
         let has_null = call.columns.has_null(&values);
         if has_null && call.is_strict {
             return sent.push_skipped(row);
+        }
+        if call.columns.has_attributes() {
+            spread(&mut call.columns, &raw const values);
         }
         call.columns.push(&values, has_null);
         if !call.columns.built().is_empty() {
@@ -255,6 +254,13 @@ unsafe fn add_call(
         }
         sent.push_sent();
     }
+}
+
+/// Takes composite arguments apart.
+#[pg_guard]
+unsafe extern "C-unwind" fn spread(columns: *mut ArgumentColumns, row: *const Row) {
+    // SAFETY: the caller passes columns and a row with a value of its type for each argument.
+    unsafe { (*columns).spread(&*row) }
 }
 
 /// Appends the values that the builder has.
@@ -300,7 +306,6 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         inner.pace = settings::pace(max_rows, inner.is_parallel);
         inner.is_child_done = false;
         inner.rows_read = 0;
-        inner.rows_emitted = 0;
         inner.rows_ready = 0;
         let child = (*css).ss.ps.lefttree;
         // A child whose parameters changed is rescanned by its next call.
@@ -371,12 +376,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
                 retire(inner, batch);
             }
         }
-        // Only one batch at first: a LIMIT may want no more than that.
-        let out = inner.queue.len();
-        let may_send = match inner.rows_emitted {
-            0 => out == 0,
-            _ => inner.pace.may_send(out, inner.queue.iter().map(|batch| batch.bytes).sum()),
-        };
+        let may_send = inner.pace.may_send(inner.queue.len(), inner.queue.iter().map(|batch| batch.bytes).sum());
         if may_send && !inner.is_child_done {
             start_batch(inner);
         } else if inner.queue.is_empty() {
@@ -428,11 +428,12 @@ fn send_batch(inner: &mut Inner) {
             Some(stream) => stream,
             None => Stream::open(call.oid, report::unwrap(call.function.call())),
         };
-        let types = &call.function.arguments;
         batch.bytes += call.columns.bytes() + call.builder_bytes;
         call.builder_bytes = 0;
-        let (columns, arena) = call.columns.take(types);
-        let calls = CallBatch { arena, ..call.builder.finish_batch_with(sent.count, columns) };
+        let (columns, arena) = call.columns.take();
+        let calls = call.builder.finish_batch_with(sent.count, columns);
+        // A set's results are read one by one.
+        let calls = CallBatch { arena, takes_dictionaries: inner.set.is_none(), ..calls };
         call.stream.insert(stream).send(calls);
     }
     batch.sent_at = Some(Instant::now());
@@ -508,7 +509,6 @@ unsafe fn load_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot, memory:
         if inner.set.as_ref().is_none_or(|set| set.emits.is_none()) {
             batch.next_row += 1;
         }
-        inner.rows_emitted += 1;
         inner.rows_ready = inner.rows_ready.saturating_sub(1);
         raw::memory_context_reset(memory);
         if (*slot).tts_flags & pg_sys::TTS_FLAG_SHOULDFREE as u16 != 0 {

@@ -62,8 +62,6 @@ pub struct Inner {
     pub is_child_done: bool,
     /// Rows of the child in all batches so far.
     pub rows_read: u64,
-    /// Rows handed to the node's own filter so far.
-    pub rows_emitted: u64,
     /// Rows of the oldest batch that can be emitted without looking for more.
     pub rows_ready: usize,
     /// Memory contexts of batches that are done, for the next ones.

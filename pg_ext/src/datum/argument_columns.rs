@@ -2,25 +2,27 @@
 //! types allow it.
 //!
 //! Values that fit into a Datum go from the row to where the container reads them, if it maps that memory: a row costs a
-//! load and a store for each. Types are looked at once per batch. Values of types that need more than that go through
-//! [`super::to_arrow`], one by one.
+//! load and a store for each; so do the attributes of a composite argument, if they are all such values or bytes. Types are
+//! looked at once per batch. Values of types that need more than that go through [`super::to_arrow`], one by one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, Time64MicrosecondType,
     TimestampMicrosecondType,
 };
-use arrow_array::{ArrayRef, BinaryArray, BooleanArray, PrimitiveArray, StringArray};
+use arrow_array::{ArrayRef, BinaryArray, BooleanArray, PrimitiveArray, StringArray, StructArray};
 use arrow_buffer::{
     ArrowNativeType, BooleanBuffer, BooleanBufferBuilder, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer, ToByteSlice,
 };
+use arrow_schema::Fields;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
 use udf_protocol::arena::{Arena, Writer};
 use udf_protocol::types::Type;
 
-use super::to_arrow::{days_since_1970, micros_since_1970};
+use super::to_arrow::{self, days_since_1970, micros_since_1970};
 use super::{Form, SqlType};
 use crate::pg::raw;
 
@@ -47,15 +49,20 @@ impl Source {
     pub fn evaluated(position: usize) -> Source {
         Source { array: 1, position }
     }
+
+    /// What [`ArgumentColumns::spread`] puts there.
+    fn attribute(position: usize) -> Source {
+        Source { array: 2, position }
+    }
 }
 
-/// The values of one row: those of the child's columns, and what was evaluated over them.
+/// The values of one row: those of the child's columns, what was evaluated over them, and attributes of either.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// Values, of either kind.
-    pub values: [*const pg_sys::Datum; 2],
+    /// Values, of each kind.
+    pub values: [*const pg_sys::Datum; 3],
     /// Whether they are NULL.
-    pub nulls: [*const bool; 2],
+    pub nulls: [*const bool; 3],
 }
 
 impl Row {
@@ -64,7 +71,7 @@ impl Row {
     /// # Safety
     /// The row has it.
     pub unsafe fn value(&self, source: Source) -> pg_sys::Datum {
-        // SAFETY: the caller says so; there are two arrays.
+        // SAFETY: the caller says so; there are three arrays.
         unsafe { *self.values.get_unchecked(source.array).add(source.position) }
     }
 
@@ -73,12 +80,12 @@ impl Row {
     /// # Safety
     /// The row has it.
     pub unsafe fn is_null(&self, source: Source) -> bool {
-        // SAFETY: the caller says so; there are two arrays.
+        // SAFETY: the caller says so; there are three arrays.
         unsafe { *self.nulls.get_unchecked(source.array).add(source.position) }
     }
 }
 
-/// Where the values of one argument go.
+/// Where the values of one argument, or of one of its attributes, go.
 #[derive(Debug)]
 enum Column {
     /// Values that fit into a Datum: into the memory of all of these.
@@ -90,15 +97,14 @@ enum Column {
         /// Where each ends, behind a zero.
         ends: Vec<i32>,
     },
-    /// Everything else: a [`udf_protocol::batch::ColumnBuilder`] has them.
-    Built,
 }
 
 impl Column {
-    fn new(sql_type: &SqlType) -> Column {
+    /// None for a type whose values take more.
+    fn new(sql_type: &SqlType) -> Option<Column> {
         // SAFETY: reads a process-wide constant.
         let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
-        match (&sql_type.form, &sql_type.ty) {
+        Some(match (&sql_type.form, &sql_type.ty) {
             (
                 Form::Plain,
                 Type::Bool
@@ -114,16 +120,49 @@ impl Column {
             ) => Column::Fixed,
             (Form::Plain, Type::Bytea) => Column::Bytes { data: Vec::new(), ends: vec![0] },
             (Form::Text, _) if is_utf8 => Column::Bytes { data: Vec::new(), ends: vec![0] },
-            _ => Column::Built,
-        }
+            _ => return None,
+        })
     }
+}
+
+/// Values of one type.
+#[derive(Debug)]
+struct Leaf {
+    source: Source,
+    ty: Type,
+    column: Column,
+    /// The rows where it is NULL.
+    nulls: Vec<u32>,
+}
+
+/// An argument of a composite type, each of whose attributes is a leaf.
+#[derive(Debug)]
+struct Composite {
+    source: Source,
+    /// Its place among the attributes of all, those that were dropped included.
+    places: Range<usize>,
+    /// The fields of the leaves.
+    fields: Fields,
+    /// The rows where it is NULL.
+    nulls: Vec<u32>,
+}
+
+/// What an argument's column is made of.
+#[derive(Debug)]
+enum Argument {
+    /// The leaf of this number.
+    Leaf(usize),
+    /// Leaves, from this number on, and what keeps them together.
+    Composite(usize, Composite),
+    /// A [`udf_protocol::batch::ColumnBuilder`] has it.
+    Built,
 }
 
 /// A column of values that fit into a Datum.
 #[derive(Debug)]
 struct Fixed {
     source: Source,
-    argument: usize,
+    leaf: usize,
     /// Its place for the first row, in the arena.
     start: *mut pg_sys::Datum,
 }
@@ -134,11 +173,18 @@ pub struct ArgumentColumns {
     // for the call
     /// Of each argument.
     sources: Vec<Source>,
-    columns: Vec<Column>,
-    /// The arguments whose values are bytes.
-    of_bytes: Vec<(usize, Source)>,
-    /// Those that a builder has.
+    arguments: Vec<Argument>,
+    leaves: Vec<Leaf>,
+    /// The leaves whose values are bytes.
+    of_bytes: Vec<usize>,
+    /// The arguments that a builder has.
     built: Vec<(usize, Source)>,
+
+    // for the row
+    /// The attributes of composite arguments.
+    values: Vec<pg_sys::Datum>,
+    /// Whether they are NULL.
+    nulls: Vec<bool>,
 
     // for the batch
     fixed: Vec<Fixed>,
@@ -147,25 +193,71 @@ pub struct ArgumentColumns {
     /// Rows for which there is room in it.
     room: usize,
     rows: usize,
-    /// Of each argument the rows where it is NULL.
-    nulls: Vec<Vec<u32>>,
     bytes: usize,
 }
 
 impl ArgumentColumns {
     /// Empty columns for arguments of these types, which a row has there.
     pub fn new(types: &[SqlType], sources: Vec<Source>) -> ArgumentColumns {
-        let columns: Vec<_> = types.iter().map(Column::new).collect();
-        let (mut fixed, mut of_bytes, mut built) = (Vec::new(), Vec::new(), Vec::new());
-        for (argument, (column, source)) in columns.iter().zip(&sources).enumerate() {
-            match column {
-                Column::Fixed => fixed.push(Fixed { source: *source, argument, start: std::ptr::null_mut() }),
-                Column::Bytes { .. } => of_bytes.push((argument, *source)),
-                Column::Built => built.push((argument, *source)),
+        let (mut leaves, mut built, mut attributes) = (Vec::new(), Vec::new(), 0);
+        let arguments = types.iter().zip(&sources).enumerate().map(|(number, (sql_type, &source))| {
+            let first = leaves.len();
+            if let Some(column) = Column::new(sql_type) {
+                leaves.push(Leaf { source, ty: sql_type.ty.clone(), column, nulls: Vec::new() });
+                Argument::Leaf(first)
+            } else if let Some((places, parts)) = spread_leaves(sql_type, attributes) {
+                attributes = places.end;
+                leaves.extend(parts);
+                let fields =
+                    sql_type.ty.attributes().iter().map(|attribute| attribute.ty.field(&attribute.name)).collect();
+                Argument::Composite(first, Composite { source, places, fields, nulls: Vec::new() })
+            } else {
+                built.push((number, source));
+                Argument::Built
+            }
+        });
+        let arguments = arguments.collect();
+        let (mut fixed, mut of_bytes) = (Vec::new(), Vec::new());
+        for (number, leaf) in leaves.iter().enumerate() {
+            match leaf.column {
+                Column::Fixed => fixed.push(Fixed { source: leaf.source, leaf: number, start: std::ptr::null_mut() }),
+                Column::Bytes { .. } => of_bytes.push(number),
             }
         }
-        let nulls = vec![Vec::new(); columns.len()];
-        ArgumentColumns { sources, columns, of_bytes, built, fixed, writer: None, room: 0, rows: 0, nulls, bytes: 0 }
+        let (values, nulls) = (vec![pg_sys::Datum::null(); attributes], vec![true; attributes]);
+        let (writer, room, rows, bytes) = (None, 0, 0, 0);
+        ArgumentColumns { sources, arguments, leaves, of_bytes, built, values, nulls, fixed, writer, room, rows, bytes }
+    }
+
+    /// The row of a slot, whose values were evaluated.
+    pub fn row(&self, slot: &pg_sys::TupleTableSlot, values: &[pg_sys::Datum], nulls: &[bool]) -> Row {
+        Row {
+            values: [slot.tts_values, values.as_ptr(), self.values.as_ptr()],
+            nulls: [slot.tts_isnull, nulls.as_ptr(), self.nulls.as_ptr()],
+        }
+    }
+
+    /// Whether [`ArgumentColumns::spread`] has something to do.
+    pub fn has_attributes(&self) -> bool {
+        !self.values.is_empty()
+    }
+
+    /// Takes composite arguments apart, before their row is pushed.
+    ///
+    /// # Safety
+    /// The row has all arguments, of their types.
+    pub unsafe fn spread(&mut self, row: &Row) {
+        for argument in &self.arguments {
+            let Argument::Composite(_, Composite { source, places, .. }) = argument else { continue };
+            let (values, nulls) = (&mut self.values[places.clone()], &mut self.nulls[places.clone()]);
+            // SAFETY: the caller says so.
+            unsafe {
+                match row.is_null(*source) {
+                    true => nulls.fill(true),
+                    false => to_arrow::deform(row.value(*source), values, nulls),
+                }
+            }
+        }
     }
 
     /// Bytes of the values so far.
@@ -222,12 +314,13 @@ impl ArgumentColumns {
         self.move_to(Writer::own(self.fixed.len() * room * DATUM_BYTES), room);
     }
 
-    /// Appends a row; says `has_null` of it. What PostgreSQL has to allocate for it lands in the current memory context.
+    /// Appends a row, which `has_null` or not. What PostgreSQL has to allocate for it lands in the current memory context.
     ///
     /// # Safety
-    /// As for all that calls [`raw`]. The row has all arguments, of their types.
+    /// As for all that calls [`raw`]. The row has all arguments, of their types, and its attributes are spread.
     pub unsafe fn push(&mut self, row: &Row, has_null: bool) {
         let at = self.rows;
+        let has_null = self.nulls.iter().fold(has_null, |found, is_null| found | is_null);
         if at == self.room && !self.fixed.is_empty() {
             self.grow();
         }
@@ -240,15 +333,20 @@ impl ArgumentColumns {
         }
         self.bytes += self.fixed.len() * DATUM_BYTES;
         if has_null {
-            for (source, nulls) in self.sources.iter().zip(&mut self.nulls) {
+            let leaves = self.leaves.iter_mut().map(|leaf| (leaf.source, &mut leaf.nulls));
+            let composites = self.arguments.iter_mut().filter_map(|argument| match argument {
+                Argument::Composite(_, composite) => Some((composite.source, &mut composite.nulls)),
+                _ => None,
+            });
+            for (source, nulls) in leaves.chain(composites) {
                 // SAFETY: the row has all arguments.
-                if unsafe { row.is_null(*source) } {
+                if unsafe { row.is_null(source) } {
                     nulls.push(at as u32);
                 }
             }
         }
-        for (argument, source) in &self.of_bytes {
-            if let Some(Column::Bytes { data, ends }) = self.columns.get_mut(*argument) {
+        for number in &self.of_bytes {
+            if let Some(Leaf { source, column: Column::Bytes { data, ends }, .. }) = self.leaves.get_mut(*number) {
                 let before = data.len();
                 // SAFETY: the caller says that it is a varlena if it is not NULL.
                 unsafe {
@@ -268,46 +366,78 @@ impl ArgumentColumns {
     /// Forgets all values.
     pub fn clear(&mut self) {
         (self.rows, self.bytes) = (0, 0);
-        self.nulls.iter_mut().for_each(Vec::clear);
-        for column in &mut self.columns {
-            if let Column::Bytes { data, ends } = column {
+        for leaf in &mut self.leaves {
+            leaf.nulls.clear();
+            if let Column::Bytes { data, ends } = &mut leaf.column {
                 data.clear();
                 ends.truncate(1);
             }
         }
-    }
-
-    /// The values as Arrow arrays of the types, and what some of them lie in; none for those that a builder has. There are no
-    /// values any more here.
-    pub fn take(&mut self, types: &[SqlType]) -> (Vec<Option<ArrayRef>>, Option<Arc<Arena>>) {
-        let rows = std::mem::take(&mut self.rows);
-        self.bytes = 0;
-        let mut arrays: Vec<_> = types.iter().map(|_| None).collect();
-        for (argument, column) in self.columns.iter_mut().enumerate() {
-            if let Column::Bytes { data, ends } = column {
-                let nulls = null_buffer(rows, &mut self.nulls[argument]);
-                let (data, ends) = (std::mem::take(data), std::mem::replace(ends, vec![0]));
-                arrays[argument] = Some(bytes_array(&types[argument].ty, data, ends, nulls));
+        for argument in &mut self.arguments {
+            if let Argument::Composite(_, composite) = argument {
+                composite.nulls.clear();
             }
         }
-        for (argument, _) in &self.built {
-            self.nulls[*argument].clear();
-        }
-        let Some(mut writer) = self.writer.take() else { return (arrays, None) };
-        let size = std::mem::take(&mut self.room) * DATUM_BYTES;
-        for (fixed, place) in self.fixed.iter_mut().zip(writer.bytes().chunks_mut(size.max(1))) {
-            fixed.start = std::ptr::null_mut();
-            narrow(&types[fixed.argument].ty, &mut place[..rows * DATUM_BYTES]);
-        }
-        let arena = writer.finish();
-        let buffer = arena.buffer();
-        for (i, fixed) in self.fixed.iter().enumerate() {
-            let nulls = null_buffer(rows, &mut self.nulls[fixed.argument]);
-            let values = buffer.slice_with_length(i * size, rows * DATUM_BYTES);
-            arrays[fixed.argument] = Some(fixed_array(&types[fixed.argument].ty, values, rows, nulls));
-        }
-        (arrays, Some(arena))
     }
+
+    /// The values as Arrow arrays of the arguments' types, and what some of them lie in; none for those that a builder has.
+    /// There are no values any more here.
+    pub fn take(&mut self) -> (Vec<Option<ArrayRef>>, Option<Arc<Arena>>) {
+        let rows = std::mem::take(&mut self.rows);
+        self.bytes = 0;
+        let size = std::mem::take(&mut self.room) * DATUM_BYTES;
+        let arena = self.writer.take().map(|mut writer| {
+            for (fixed, place) in self.fixed.iter_mut().zip(writer.bytes().chunks_mut(size.max(1))) {
+                fixed.start = std::ptr::null_mut();
+                narrow(&self.leaves[fixed.leaf].ty, &mut place[..rows * DATUM_BYTES]);
+            }
+            writer.finish()
+        });
+        // Without an arena there is no row.
+        let buffer = arena.as_ref().map_or_else(Buffer::default, |arena| arena.buffer());
+        let mut number_of_fixed = 0;
+        let leaves: Vec<ArrayRef> = self
+            .leaves
+            .iter_mut()
+            .map(|Leaf { ty, column, nulls, .. }| {
+                let nulls = null_buffer(rows, nulls);
+                match column {
+                    Column::Fixed => {
+                        let values = buffer.slice_with_length(number_of_fixed * size, rows * DATUM_BYTES);
+                        number_of_fixed += 1;
+                        fixed_array(ty, values, rows, nulls)
+                    }
+                    Column::Bytes { data, ends } => {
+                        bytes_array(ty, std::mem::take(data), std::mem::replace(ends, vec![0]), nulls)
+                    }
+                }
+            })
+            .collect();
+        let arguments = self.arguments.iter_mut().map(|argument| match argument {
+            Argument::Leaf(number) => Some(leaves[*number].clone()),
+            Argument::Composite(first, Composite { fields, nulls, .. }) => {
+                let parts = leaves[*first..*first + fields.len()].to_vec();
+                let nulls = null_buffer(rows, nulls);
+                let array = StructArray::try_new_with_length(fields.clone(), parts, nulls, rows);
+                Some(Arc::new(array.expect("each row has one value of its type for every attribute")) as ArrayRef)
+            }
+            Argument::Built => None,
+        });
+        (arguments.collect(), arena)
+    }
+}
+
+/// The leaves of a composite type, whose attributes are put behind the `first` ones, and where they all are; none if
+/// another type has no leaves, or the values of an attribute take more than that.
+fn spread_leaves(sql_type: &SqlType, first: usize) -> Option<(Range<usize>, Vec<Leaf>)> {
+    let Form::Composite { attributes, .. } = &sql_type.form else { return None };
+    let kept = attributes.iter().enumerate().filter_map(|(i, attribute)| Some((i, attribute.as_ref()?)));
+    let leaves = kept.map(|(i, attribute)| {
+        let (source, ty) = (Source::attribute(first + i), attribute.ty.clone());
+        Some(Leaf { source, ty, column: Column::new(attribute)?, nulls: Vec::new() })
+    });
+    // Of a type without attributes nothing would tell the rows.
+    (!attributes.is_empty()).then_some((first..first + attributes.len(), leaves.collect::<Option<_>>()?))
 }
 
 /// Takes the rows that are NULL; none if there are none.

@@ -8,7 +8,7 @@ use arrow_array::types::{
     Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNanoType,
     Time64MicrosecondType, TimestampMicrosecondType,
 };
-use arrow_array::{Array, ArrayRef};
+use arrow_array::{Array, ArrayRef, Int32Array, new_null_array};
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use udf_protocol::textual_type;
@@ -32,6 +32,8 @@ const DAY_MICROS: i64 = 86_400_000_000;
 pub struct ResultReader {
     function: Rc<Function>,
     column: ArrayRef,
+    /// Where in the column each row's value is; none if in its own place.
+    places: Option<Int32Array>,
 }
 
 /// A value that PostgreSQL cannot hold: what it is.
@@ -40,9 +42,16 @@ struct Misfit(&'static str);
 type Converted = std::result::Result<pg_sys::Datum, Misfit>;
 
 impl ResultReader {
-    /// Reads `column`, which the protocol has checked to be of the function's result type.
+    /// Reads `column`, which the protocol has checked to be of the function's result type or a dictionary of that.
     pub fn new(function: &Rc<Function>, column: ArrayRef) -> ResultReader {
-        ResultReader { function: function.clone(), column }
+        let function = function.clone();
+        match column.as_dictionary_opt::<Int32Type>() {
+            Some(dictionary) => {
+                let (places, column) = (Some(dictionary.keys().clone()), dictionary.values().clone());
+                ResultReader { function, column, places }
+            }
+            None => ResultReader { function, column, places: None },
+        }
     }
 
     /// The column.
@@ -54,13 +63,26 @@ impl ResultReader {
     pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
         let sql_type = &self.function.result;
         if matches!(sql_type.form, Form::Plain) && sql_type.domain.is_none() {
-            return self.unwrap(value(sql_type, &self.column, row), row);
+            return self.unwrap(self.value(row), row);
         }
         // PostgreSQL's own functions may refuse the value; then the error says whose result it was.
         report::set_reading(Some((self.function.clone(), row)));
-        let datum = self.unwrap(value(sql_type, &self.column, row), row);
+        let datum = self.unwrap(self.value(row), row);
         report::set_reading(None);
         datum
+    }
+
+    fn value(&self, row: usize) -> std::result::Result<Option<pg_sys::Datum>, Misfit> {
+        let place = match &self.places {
+            None => Some(row),
+            // Places were checked when the dictionary was made.
+            Some(places) => places.is_valid(row).then(|| places.value(row) as usize),
+        };
+        let Some(place) = place else {
+            // A domain may have something against NULL.
+            return value(&self.function.result, &new_null_array(self.column.data_type(), 1), 0);
+        };
+        value(&self.function.result, &self.column, place)
     }
 
     fn unwrap(&self, result: std::result::Result<Option<pg_sys::Datum>, Misfit>, row: usize) -> Option<pg_sys::Datum> {

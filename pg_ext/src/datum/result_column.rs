@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type};
-use arrow_array::{Array, ArrayRef};
-use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer};
+use arrow_array::{Array, ArrayRef, Int32Array, StringArray};
+use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use pgrx::pg_sys;
 use udf_protocol::types::Type;
 
@@ -16,6 +16,8 @@ use crate::pg::raw;
 
 /// Bytes of a varlena's header (varatt.h).
 const HEADER_BYTES: usize = 4;
+/// Bytes of the longest text (memutils.h, MaxAllocSize).
+const LONGEST_TEXT: usize = 0x3fff_ffff - HEADER_BYTES;
 
 /// The results of one call.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ enum Values {
     Fixed(Vec<pg_sys::Datum>),
     /// Text in UTF-8 without NUL characters, or bytes.
     Bytes { offsets: OffsetBuffer<i32>, data: Buffer },
+    /// Such text out of a dictionary.
+    Shared { places: ScalarBuffer<i32>, texts: Vec<pg_sys::Datum>, _memory: MutableBuffer },
     /// What takes more than a copy.
     Checked(ResultReader),
 }
@@ -37,7 +41,7 @@ enum Values {
 impl ResultColumn {
     /// Reads `column`, which the protocol has checked to be of the function's result type.
     pub fn new(function: &Rc<Function>, column: ArrayRef) -> ResultColumn {
-        let nulls = column.nulls().cloned();
+        let nulls = column.logical_nulls();
         let sql_type = &function.result;
         let fixed = match &sql_type.ty {
             _ if !matches!(sql_type.form, Form::Plain | Form::Text) || !sql_type.has_any_value() => None,
@@ -48,10 +52,16 @@ impl ResultColumn {
             Type::Float4 => Some(datums::<Float32Type>(&column, |value| pg_sys::Datum::from(value.to_bits()))),
             Type::Float8 => Some(datums::<Float64Type>(&column, |value| pg_sys::Datum::from(value.to_bits()))),
             Type::Text if matches!(sql_type.oid, pg_sys::TEXTOID | pg_sys::VARCHAROID) => {
-                let text = column.as_string::<i32>();
+                let dictionary = column.as_dictionary_opt::<Int32Type>();
+                let text = dictionary.map_or(&column, |dictionary| dictionary.values()).as_string::<i32>();
                 // SAFETY: reads a process-wide constant.
                 let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
                 if is_utf8 && !text.values().contains(&0) {
+                    if let Some(dictionary) = dictionary
+                        && text.values().len() <= LONGEST_TEXT
+                    {
+                        return ResultColumn { values: shared(dictionary.keys(), text), nulls };
+                    }
                     let values = Values::Bytes { offsets: text.offsets().clone(), data: text.values().clone() };
                     return ResultColumn { values, nulls };
                 }
@@ -91,22 +101,47 @@ impl ResultColumn {
             // SAFETY: the caller says that the row is there.
             Values::Fixed(datums) => (unsafe { *datums.get_unchecked(row) }, false),
             // SAFETY: as above, and offsets lie within the data, ascending, which was checked when the array was made.
-            // PostgreSQL's varlena has its length, header included, above two bits that are zero.
             Values::Bytes { offsets, data } => unsafe {
                 let (start, end) = (*offsets.get_unchecked(row) as usize, *offsets.get_unchecked(row + 1) as usize);
                 let size = end - start + HEADER_BYTES;
                 let varlena = raw::palloc(size).cast::<u8>();
-                varlena.cast::<u32>().write(if cfg!(target_endian = "little") {
-                    (size as u32) << 2
-                } else {
-                    size as u32
-                });
+                varlena.cast::<u32>().write(header_of(size));
                 varlena.add(HEADER_BYTES).copy_from_nonoverlapping(data.as_ptr().add(start), end - start);
                 (pg_sys::Datum::from(varlena), false)
+            },
+            // SAFETY: the caller says that the row is there, and places lie within the texts, which was checked when the
+            // dictionary was made. What they point to lives as long as this column.
+            Values::Shared { places, texts, .. } => unsafe {
+                (*texts.get_unchecked(*places.get_unchecked(row) as usize), false)
             },
             Values::Checked(_) => null,
         }
     }
+}
+
+/// A varlena's first four bytes: its size in bytes, these included, above two bits that are zero.
+fn header_of(size: usize) -> u32 {
+    if cfg!(target_endian = "little") { (size as u32) << 2 } else { size as u32 }
+}
+
+/// Makes varlenas of a dictionary's texts.
+fn shared(places: &Int32Array, texts: &StringArray) -> Values {
+    let mut memory = MutableBuffer::with_capacity(texts.values().len() + texts.len() * 2 * HEADER_BYTES);
+    let starts: Vec<usize> = texts
+        .iter()
+        .map(|text| {
+            let text = text.unwrap_or_default().as_bytes();
+            memory.resize(memory.len().next_multiple_of(HEADER_BYTES), 0);
+            let start = memory.len();
+            memory.extend_from_slice(&header_of(text.len() + HEADER_BYTES).to_ne_bytes());
+            memory.extend_from_slice(text);
+            start
+        })
+        .collect();
+    let first = memory.as_ptr();
+    // Pointers into the buffer, which is not written any more.
+    let texts = starts.into_iter().map(|start| pg_sys::Datum::from(first.wrapping_add(start))).collect();
+    Values::Shared { places: places.values().clone(), texts, _memory: memory }
 }
 
 fn datums<T: ArrowPrimitiveType>(column: &ArrayRef, datum: impl Fn(T::Native) -> pg_sys::Datum) -> Vec<pg_sys::Datum> {

@@ -143,13 +143,32 @@ fn append_vector(builder: &mut ArrayColumn, text: &[u8]) {
 }
 
 unsafe fn append_composite(builder: &mut CompositeColumn, attributes: &[Option<SqlType>], datum: pg_sys::Datum) {
-    // SAFETY: the caller passes a composite value. Its header names its type, whose descriptor says how it is laid out.
+    let mut values = vec![pg_sys::Datum::null(); attributes.len()];
+    let mut nulls = vec![true; attributes.len()];
+    // SAFETY: the caller passes a composite value of these attributes.
+    unsafe {
+        deform(datum, &mut values, &mut nulls);
+        let kept = attributes.iter().enumerate().filter_map(|(i, attribute)| Some((i, attribute.as_ref()?)));
+        for (position, (i, attribute)) in kept.enumerate() {
+            append(builder.attribute(position), attribute, values[i], nulls[i]);
+        }
+    }
+    builder.finish_value();
+}
+
+/// The attributes of a composite value, those that were dropped included. What is detoasted lands in the current memory
+/// context.
+///
+/// # Safety
+/// `datum` is a composite value.
+pub unsafe fn deform(datum: pg_sys::Datum, values: &mut [pg_sys::Datum], nulls: &mut [bool]) {
+    // SAFETY: the caller passes a composite value. Its header names its type, whose descriptor says how it is laid out, and
+    // of how many attributes; there is room for so many.
     unsafe {
         let header = pg_sys::pg_detoast_datum(datum.cast_mut_ptr()).cast::<pg_sys::HeapTupleHeaderData>();
         let fields = (*header).t_choice.t_datum;
         let descriptor = pg_sys::lookup_rowtype_tupdesc(fields.datum_typeid, fields.datum_typmod);
-        let count = usize::try_from((*descriptor).natts).unwrap_or(0);
-        if count != attributes.len() {
+        if usize::try_from((*descriptor).natts) != Ok(values.len().min(nulls.len())) {
             report::raise_error(&type_changed(), None);
         }
         let mut tuple = pg_sys::HeapTupleData {
@@ -157,17 +176,10 @@ unsafe fn append_composite(builder: &mut CompositeColumn, attributes: &[Option<S
             t_data: header,
             ..pg_sys::HeapTupleData::default()
         };
-        let mut values = vec![pg_sys::Datum::from(0usize); count];
-        let mut nulls = vec![true; count];
         pg_sys::heap_deform_tuple(&mut tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
         if (*descriptor).tdrefcount >= 0 {
             pg_sys::DecrTupleDescRefCount(descriptor);
         }
-        let kept = attributes.iter().enumerate().filter_map(|(i, attribute)| Some((i, attribute.as_ref()?)));
-        for (position, (i, attribute)) in kept.enumerate() {
-            append(builder.attribute(position), attribute, values[i], nulls[i]);
-        }
-        builder.finish_value();
     }
 }
 

@@ -12,11 +12,12 @@ use arrow_array::types::{
     IntervalMonthDayNanoType, Time64MicrosecondType, TimestampMicrosecondType,
 };
 use arrow_array::{
-    Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, ListArray, PrimitiveArray, RecordBatch,
-    RecordBatchOptions, StringArray, StructArray,
+    Array, ArrayRef, BinaryArray, BooleanArray, DictionaryArray, FixedSizeBinaryArray, ListArray, PrimitiveArray,
+    RecordBatch, RecordBatchOptions, StringArray, StructArray,
 };
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::Schema;
+use arrow_schema::{Schema, SchemaRef};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::arena::Arena;
@@ -53,6 +54,9 @@ pub struct CallHeader<'a> {
     /// Whether the reply may refer to the call's buffers.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     may_alias: bool,
+    /// Whether columns of the reply may be dictionaries.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    may_encode: bool,
     buffers: &'a [usize],
 }
 
@@ -68,6 +72,7 @@ impl<'a> CallHeader<'a> {
             form: layout.form,
             reply_segment: None,
             may_alias: layout.form.is_none(),
+            may_encode: batch.takes_dictionaries && layout.form.is_none(),
             buffers: &layout.places,
         }
     }
@@ -79,7 +84,7 @@ impl<'a> CallHeader<'a> {
 }
 
 /// The header of a reply.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct ReplyHeader {
     /// The number of the batch it answers.
     #[serde(default)]
@@ -100,15 +105,16 @@ pub struct ReplyHeader {
     /// Which of the buffers, counted from 0, lie in the data of the call.
     #[serde(default)]
     pub aliases: Vec<usize>,
+    /// Of each column that is a dictionary its number, counted from 0, and how many values the dictionary has.
+    #[serde(default)]
+    pub dictionaries: Vec<usize>,
 }
 
 impl ReplyHeader {
     /// Bytes of the reply's own data that the buffers reach to; none if that cannot be.
     pub fn extent(&self) -> Option<usize> {
         let is_alias = self.which_are_aliases();
-        let own = self.buffers.chunks(2).zip(is_alias).filter(|(_, is_alias)| !is_alias);
-        let mut ends = own.map(|(place, _)| place[0].checked_add(*place.get(1)?));
-        ends.try_fold(0, |extent, end| Some(extent.max(end?)))
+        extent(self.buffers.chunks(2).zip(is_alias).filter(|(_, is_alias)| !is_alias).map(|(place, _)| place))
     }
 
     /// Of each buffer, whether it lies in the data of the call. Numbers of buffers that there are not are left out.
@@ -121,6 +127,11 @@ impl ReplyHeader {
         }
         is_alias
     }
+}
+
+/// Bytes of the data that buffers reach to, given their places; none if that cannot be.
+pub fn extent<'a>(mut places: impl Iterator<Item = &'a [usize]>) -> Option<usize> {
+    places.try_fold(0, |extent: usize, place| Some(extent.max(place[0].checked_add(*place.get(1)?)?)))
 }
 
 /// Where a batch's buffers go.
@@ -166,10 +177,15 @@ impl Layout {
         self.arena.as_ref().inspect(|arena| arena.retain()).is_some()
     }
 
+    /// Offset and length of each buffer, for a header.
+    pub fn places(&self) -> &[usize] {
+        &self.places
+    }
+
     /// What does not lie where it belongs.
-    pub(crate) fn pieces_to_write(&self) -> impl Iterator<Item = &(usize, Buffer)> {
+    pub(crate) fn pieces_to_write(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let size = self.arena.as_ref().map_or(0, |arena| arena.size());
-        self.pieces.iter().filter(move |(offset, _)| *offset >= size)
+        self.pieces.iter().map(|(offset, piece)| (*offset, piece.as_slice())).filter(move |(offset, _)| *offset >= size)
     }
 
     /// Lays out a file that holds a batch.
@@ -251,7 +267,7 @@ impl Layout {
 
 /// What precedes the data in the body of a request or reply: length of the header (u32, little-endian), header, zeros up
 /// to a multiple of 8.
-pub fn frame(header: &CallHeader<'_>, capacity: usize) -> Vec<u8> {
+pub fn frame(header: &impl Serialize, capacity: usize) -> Vec<u8> {
     let json = serde_json::to_vec(header).expect("headers hold nothing that JSON cannot");
     let mut body = Vec::with_capacity(json.len() + 16 + capacity);
     // A header is far below 4 GiB: it has two numbers per buffer.
@@ -262,7 +278,7 @@ pub fn frame(header: &CallHeader<'_>, capacity: usize) -> Vec<u8> {
 }
 
 /// The whole body, with the data behind the header.
-pub fn inline_body(header: &CallHeader<'_>, layout: &Layout) -> Vec<u8> {
+pub fn inline_body(header: &impl Serialize, layout: &Layout) -> Vec<u8> {
     let mut body = frame(header, layout.size);
     let start = body.len();
     for (offset, piece) in &layout.pieces {
@@ -273,7 +289,7 @@ pub fn inline_body(header: &CallHeader<'_>, layout: &Layout) -> Vec<u8> {
 }
 
 /// Splits a body into its header and the data that follows it. The error says what is wrong.
-pub fn read_frame(body: &[u8]) -> Result<(ReplyHeader, &[u8]), String> {
+pub fn read_frame<H: DeserializeOwned>(body: &[u8]) -> Result<(H, &[u8]), String> {
     let length = body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize).ok_or("it has no header")?;
     let json = body[4..].get(..length).ok_or("its header is cut off")?;
     let header = serde_json::from_slice(json).map_err(|cause| cause.to_string())?;
@@ -288,18 +304,25 @@ pub fn decode_reply(
     data: &Buffer,
     call: &Layout,
 ) -> Result<RecordBatch, String> {
+    let fields = signature.reply_types().into_iter().map(|ty| ty.field(&signature.function));
     let places = header.buffers.chunks(2).zip(header.which_are_aliases());
-    let mut reader = Reader { places, data: &aligned(data.clone()), call };
-    let (mut fields, mut columns) = (Vec::new(), Vec::new());
-    for ty in signature.reply_types() {
-        columns.push(reader.column(&ty, header.rows)?);
-        fields.push(ty.field(&signature.function));
-    }
-    if reader.places.next().is_some() {
-        return Err("The reply has more buffers than its columns.".to_string());
-    }
-    let options = RecordBatchOptions::new().with_row_count(Some(header.rows));
-    RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), columns, &options).map_err(malformed)
+    let dictionaries = &header.dictionaries;
+    let reader = Reader { what: "reply", places, dictionaries, data: &aligned(data.clone()), call };
+    reader.batch(&signature.reply_types(), Schema::new(fields.collect::<Vec<_>>()).into(), header.rows)
+}
+
+/// Reads a call's columns as `signature` says, out of the data in which `buffers` has offset and length of each. The error
+/// says what does not fit.
+pub fn decode_call(
+    signature: &Signature,
+    rows: usize,
+    buffers: &[usize],
+    data: &Buffer,
+) -> Result<RecordBatch, String> {
+    let places = buffers.chunks(2).zip(std::iter::repeat(false));
+    let reader =
+        Reader { what: "call", places, dictionaries: &[], data: &aligned(data.clone()), call: &Layout::default() };
+    reader.batch(&signature.call_types(), signature.call_schema(), rows)
 }
 
 /// The bytes, where any value may begin.
@@ -308,26 +331,55 @@ fn aligned(buffer: Buffer) -> Buffer {
     if is_aligned { buffer } else { Buffer::from(buffer.as_slice()) }
 }
 
-fn malformed(cause: impl std::fmt::Display) -> String {
-    format!("The reply is malformed: {cause}.")
-}
-
-fn too_short(length: usize, bytes: usize) -> String {
-    format!("A buffer of the reply has {length} bytes, not {bytes}.")
-}
-
 struct Reader<'a, P> {
+    /// What is read, for messages.
+    what: &'static str,
     /// Of each buffer its place, and whether that is in the data of the call.
     places: P,
+    /// The columns that are dictionaries, as in [`ReplyHeader::dictionaries`].
+    dictionaries: &'a [usize],
     data: &'a Buffer,
     call: &'a Layout,
 }
 
 impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
+    fn batch(mut self, types: &[Type], schema: SchemaRef, rows: usize) -> Result<RecordBatch, String> {
+        let mut sizes = vec![None; types.len()];
+        for entry in self.dictionaries.chunks(2) {
+            let is_text = |number: &usize| matches!(types.get(*number), Some(textual_type!()));
+            match entry {
+                [number, size] if is_text(number) => sizes[*number] = Some(*size),
+                _ => return Err(format!("The {} has a dictionary where no column of text is.", self.what)),
+            }
+        }
+        let columns = types.iter().zip(&sizes).map(|(ty, size)| match size {
+            Some(size) => self.dictionary(rows, *size),
+            None => self.column(ty, rows),
+        });
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        if self.places.next().is_some() {
+            return Err(format!("The {} has more buffers than its columns.", self.what));
+        }
+        let fields = schema.fields().iter().zip(&columns);
+        let fields = fields.map(|(field, column)| field.as_ref().clone().with_data_type(column.data_type().clone()));
+        let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(schema, columns, &options).map_err(|cause| self.malformed(cause))
+    }
+
+    fn malformed(&self, cause: impl std::fmt::Display) -> String {
+        format!("The {} is malformed: {cause}.", self.what)
+    }
+
+    fn too_short(&self, length: usize, bytes: usize) -> String {
+        format!("A buffer of the {} has {length} bytes, not {bytes}.", self.what)
+    }
+
     /// The next buffer, of at least `bytes` bytes.
     fn buffer(&mut self, bytes: Option<usize>) -> Result<Buffer, String> {
+        let what = self.what;
         let Some((&[offset, length], is_alias)) = self.places.next() else {
-            return Err("The reply has fewer buffers than its columns.".to_string());
+            return Err(format!("The {what} has fewer buffers than its columns."));
         };
         let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.data.len());
         let found = match is_alias {
@@ -336,9 +388,9 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
         };
         let found = found.filter(|_| offset.is_multiple_of(READ_ALIGNMENT));
         match (found, bytes) {
-            (None, _) => Err(format!("The reply has {length} bytes at {offset}, where no buffer can be.")),
-            (_, None) => Err("The reply has too many rows.".to_string()),
-            (_, Some(bytes)) if bytes > length => Err(too_short(length, bytes)),
+            (None, _) => Err(format!("The {what} has {length} bytes at {offset}, where no buffer can be.")),
+            (_, None) => Err(format!("The {what} has too many rows.")),
+            (_, Some(bytes)) if bytes > length => Err(self.too_short(length, bytes)),
             (Some(buffer), _) => Ok(buffer),
         }
     }
@@ -354,7 +406,8 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
         nulls: Option<NullBuffer>,
     ) -> Result<ArrayRef, String> {
         let buffer = self.buffer(rows.checked_mul(size_of::<T::Native>()))?;
-        let array = PrimitiveArray::<T>::try_new(ScalarBuffer::new(buffer, 0, rows), nulls).map_err(malformed)?;
+        let array = PrimitiveArray::<T>::try_new(ScalarBuffer::new(buffer, 0, rows), nulls)
+            .map_err(|cause| self.malformed(cause))?;
         Ok(Arc::new(array.with_data_type(ty.data_type())))
     }
 
@@ -366,18 +419,36 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
         let buffer = self.buffer(rows.checked_add(1).and_then(|count| count.checked_mul(4)))?;
         let offsets = ScalarBuffer::<i32>::new(buffer, 0, rows + 1);
         if offsets[0] < 0 || offsets.windows(2).any(|pair| pair[0] > pair[1]) {
-            return Err("The reply has offsets that descend.".to_string());
+            return Err(format!("The {} has offsets that descend.", self.what));
         }
         Ok(OffsetBuffer::new(offsets))
     }
 
-    fn column(&mut self, ty: &Type, rows: usize) -> Result<ArrayRef, String> {
+    fn nulls(&mut self, rows: usize) -> Result<Option<NullBuffer>, String> {
         let validity = self.buffer(Some(0))?;
-        let nulls = match validity.len() {
-            0 => None,
-            length if length < rows.div_ceil(8) => return Err(too_short(length, rows.div_ceil(8))),
-            _ => Some(NullBuffer::new(BooleanBuffer::new(validity, 0, rows))),
-        };
+        match validity.len() {
+            0 => Ok(None),
+            length if length < rows.div_ceil(8) => Err(self.too_short(length, rows.div_ceil(8))),
+            _ => Ok(Some(NullBuffer::new(BooleanBuffer::new(validity, 0, rows)))),
+        }
+    }
+
+    fn text(&mut self, rows: usize, nulls: Option<NullBuffer>) -> Result<ArrayRef, String> {
+        let offsets = self.offsets(rows)?;
+        let array = StringArray::try_new(offsets, self.buffer(Some(0))?, nulls);
+        Ok(Arc::new(array.map_err(|cause| self.malformed(cause))?))
+    }
+
+    /// A column of texts of which there are `size`, each row's by its place among them.
+    fn dictionary(&mut self, rows: usize, size: usize) -> Result<ArrayRef, String> {
+        let nulls = self.nulls(rows)?;
+        let places = self.values::<Int32Type>(&Type::Int4, rows, nulls)?;
+        let array = DictionaryArray::try_new(places.as_primitive::<Int32Type>().clone(), self.text(size, None)?);
+        Ok(Arc::new(array.map_err(|cause| self.malformed(cause))?))
+    }
+
+    fn column(&mut self, ty: &Type, rows: usize) -> Result<ArrayRef, String> {
+        let nulls = self.nulls(rows)?;
         Ok(match ty {
             Type::Bool => Arc::new(BooleanArray::new(self.bits(rows)?, nulls)),
             Type::Int2 => self.values::<Int16Type>(ty, rows, nulls)?,
@@ -392,22 +463,22 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
             Type::Uuid => {
                 let bytes = rows.checked_mul(16);
                 let values = self.buffer(bytes)?.slice_with_length(0, rows * 16);
-                Arc::new(FixedSizeBinaryArray::try_new(16, values, nulls).map_err(malformed)?)
+                Arc::new(FixedSizeBinaryArray::try_new(16, values, nulls).map_err(|cause| self.malformed(cause))?)
             }
-            textual_type!() => {
-                let offsets = self.offsets(rows)?;
-                Arc::new(StringArray::try_new(offsets, self.buffer(Some(0))?, nulls).map_err(malformed)?)
-            }
+            textual_type!() => self.text(rows, nulls)?,
             Type::Bytea => {
                 let offsets = self.offsets(rows)?;
-                Arc::new(BinaryArray::try_new(offsets, self.buffer(Some(0))?, nulls).map_err(malformed)?)
+                Arc::new(
+                    BinaryArray::try_new(offsets, self.buffer(Some(0))?, nulls)
+                        .map_err(|cause| self.malformed(cause))?,
+                )
             }
             Type::Array(element) => {
                 let offsets = self.offsets(rows)?;
                 let elements = usize::try_from(offsets.last()).unwrap_or(0);
                 let values = self.column(element, elements)?;
                 let field = Arc::new(element.field("item"));
-                Arc::new(ListArray::try_new(field, offsets, values, nulls).map_err(malformed)?)
+                Arc::new(ListArray::try_new(field, offsets, values, nulls).map_err(|cause| self.malformed(cause))?)
             }
             Type::Range(_) | Type::Composite(_) => {
                 let (mut fields, mut parts) = (Vec::new(), Vec::new());
@@ -415,7 +486,10 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
                     parts.push(self.column(&attribute.ty, rows)?);
                     fields.push(attribute.ty.field(&attribute.name));
                 }
-                Arc::new(StructArray::try_new_with_length(fields.into(), parts, nulls, rows).map_err(malformed)?)
+                Arc::new(
+                    StructArray::try_new_with_length(fields.into(), parts, nulls, rows)
+                        .map_err(|cause| self.malformed(cause))?,
+                )
             }
         })
     }

@@ -455,7 +455,7 @@ mod tests {
         });
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows.len()));
         let columns = RecordBatch::try_new_with_options(signature.call_schema(), columns.collect(), &options).unwrap();
-        write_request(dialect, &signature, &CallBatch { number: 0, columns, step: None, arena: None })
+        write_request(dialect, &signature, &CallBatch::new(0, columns))
     }
 
     #[test]

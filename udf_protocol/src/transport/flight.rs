@@ -373,7 +373,7 @@ impl Flight {
                     };
                     let bytes_received = message.data_body.len() + message.data_header.len();
                     if signature.kind == FunctionKind::Map {
-                        let call = CallBatch { number: 0, columns: RecordBatch::new_empty(signature.call_schema()), step: None, arena: None };
+                        let call = CallBatch::new(0, RecordBatch::new_empty(signature.call_schema()));
                         check_reply(signature, &call, &columns)?;
                         inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros, repeated: 0 })));
                         continue;

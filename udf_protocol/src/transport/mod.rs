@@ -10,7 +10,7 @@ mod pipeline;
 mod put_get;
 mod remote;
 pub mod rest;
-pub(crate) mod segment;
+pub mod segment;
 mod tcp;
 mod tls;
 
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, RecordBatch};
+use arrow_schema::DataType;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -396,7 +397,13 @@ pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatc
         return Err(Error::protocol(function, format!("Its reply has {} columns, not {}.", fields.len(), types.len())));
     }
     for (field, ty) in fields.iter().zip(&types) {
-        let found = crate::types::Type::from_field(field)
+        let is_encoded = matches!(field.data_type(), DataType::Dictionary(places, texts)
+            if **places == DataType::Int32 && **texts == DataType::Utf8);
+        let found = match is_encoded && call.takes_dictionaries {
+            true => crate::types::Type::from_field(&field.as_ref().clone().with_data_type(DataType::Utf8)),
+            false => crate::types::Type::from_field(field),
+        };
+        let found = found
             .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
         if !ty.accepts(&found) {
             return Err(Error::bad_result(
@@ -481,6 +488,7 @@ fn shorten(text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::Type;
 
     #[test]
     fn endless_errors_are_cut_at_characters() {
@@ -489,6 +497,29 @@ mod tests {
         let error = error.into_error("f");
         assert!(error.message().len() < 2 * MAX_ERROR_BYTES && error.message().contains("[...]"));
         assert!(error.detail().unwrap().len() < 2 * MAX_ERROR_BYTES);
+    }
+
+    #[test]
+    fn dictionaries_are_taken_of_int32_and_text_alone_and_only_if_they_may_come() {
+        use arrow_array::types::{ArrowDictionaryKeyType, Int8Type};
+        use arrow_array::{ArrayRef, DictionaryArray, Int64Array, PrimitiveArray, StringArray};
+
+        fn reply<K: ArrowDictionaryKeyType<Native: From<i8>>>(values: ArrayRef) -> RecordBatch {
+            let places = PrimitiveArray::<K>::from_iter_values([K::Native::from(0)]);
+            let array: ArrayRef = Arc::new(DictionaryArray::try_new(places, values).unwrap());
+            RecordBatch::try_from_iter_with_nullable([("", array, true)]).unwrap()
+        }
+        let (text, number) = (Arc::new(StringArray::from(vec!["a"])), Arc::new(Int64Array::from(vec![1])));
+        let calls = CallBatch::new(0, reply::<Int32Type>(text.clone()));
+        let takes = CallBatch { takes_dictionaries: true, ..calls.clone() };
+        let is_taken = |result, calls: &CallBatch, reply: RecordBatch| {
+            check_reply(&Signature::scalar("f", Vec::new(), result), calls, &reply).is_ok()
+        };
+        assert!(is_taken(Type::Text, &takes, reply::<Int32Type>(text.clone())));
+        assert!(!is_taken(Type::Text, &calls, reply::<Int32Type>(text.clone())));
+        assert!(!is_taken(Type::Text, &takes, reply::<Int8Type>(text.clone())));
+        assert!(!is_taken(Type::Int8, &takes, reply::<Int32Type>(text)));
+        assert!(!is_taken(Type::Int8, &takes, reply::<Int32Type>(number)));
     }
 
     #[test]

@@ -41,8 +41,8 @@ const READ_BYTES: usize = 4 << 10;
 /// The connections to one server that no exchange is using.
 #[derive(Debug)]
 pub(crate) struct Pipelines {
-    /// Folder of the segments; none if columns go with the request.
-    directory: Option<PathBuf>,
+    /// Folder of the segments, and the bytes of columns that go with the request nevertheless; none if all do.
+    segments: Option<(PathBuf, usize)>,
     /// Whether the server takes requests before the last one is answered.
     pipelining: OnceCell<bool>,
     encoding: Encoding,
@@ -81,8 +81,8 @@ impl Encoding {
 }
 
 impl Pipelines {
-    pub(crate) fn new(directory: Option<PathBuf>, pipelining: Option<bool>, encoding: Encoding) -> Pipelines {
-        Pipelines { directory, pipelining: OnceCell::new_with(pipelining), encoding, idle: Mutex::default() }
+    pub(crate) fn new(segments: Option<(PathBuf, usize)>, pipelining: Option<bool>, encoding: Encoding) -> Pipelines {
+        Pipelines { segments, pipelining: OnceCell::new_with(pipelining), encoding, idle: Mutex::default() }
     }
 
     /// Asks the server whether it pipelines, unless that is known.
@@ -111,7 +111,7 @@ impl Pipelines {
             signature,
             head: head_of(http, path),
             name,
-            directory: self.directory.as_deref(),
+            segments: self.segments.as_ref().map(|(directory, most_inline)| (directory.as_path(), *most_inline)),
             pipelining: self.pipelining.get() != Some(&false),
             encoding: self.encoding,
         };
@@ -180,7 +180,8 @@ struct PipelinedCall<'a> {
     signature: &'a Signature,
     head: Vec<u8>,
     name: &'a str,
-    directory: Option<&'a Path>,
+    /// As in [`Pipelines`].
+    segments: Option<(&'a Path, usize)>,
     pipelining: bool,
     encoding: Encoding,
 }
@@ -241,11 +242,13 @@ impl PipelinedCall<'_> {
 
     /// Writes a batch's data to where it travels, unless it lies there already, and its request to `sending`.
     fn send(&self, pipeline: &mut Pipeline, sending: &mut VecDeque<Bytes>, batch: CallBatch) -> Awaited {
-        let pair =
-            self.directory.and_then(|directory| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()));
-        let is_usable = |segment: &Segment| segment.directory() == self.directory && pair.is_some();
+        let is_usable = |segment: &Segment| segment.directory() == self.segments.map(|(directory, _)| directory);
         let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
         let mut layout = self.encoding.layout(self.signature, &batch, arena);
+        let worth_it =
+            self.segments.filter(|(_, most_inline)| layout.segment().is_some() || layout.bytes > *most_inline);
+        let pair =
+            worth_it.and_then(|(directory, _)| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()));
         let segments = pair.filter(|pair| layout.segment().unwrap_or(&pair.calls).write(&layout).is_ok());
         if segments.is_none() && layout.segment().is_some() {
             // There is no memory left for segments: all of the data goes with the request.
@@ -317,9 +320,12 @@ impl PipelinedCall<'_> {
             return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
         }
         let unreadable = |fact: String| Error::protocol(function, format!("A reply cannot be read: {fact}."));
-        let (header, inline) = read_frame(&answer.body).map_err(unreadable)?;
+        let (header, inline): (ReplyHeader, _) = read_frame(&answer.body).map_err(unreadable)?;
         if header.batch.is_some_and(|number| number != batch.number) {
             return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
+        }
+        if !header.dictionaries.is_empty() && !batch.takes_dictionaries {
+            return Err(unreadable("it has a dictionary that was not asked for".to_string()));
         }
         let data = match (&header.segment, &segments) {
             (None, _) => Buffer::from(inline),

@@ -49,6 +49,8 @@ pub enum Form {
         pipelining: bool,
         /// Whether a segment holds a Parquet file instead.
         is_parquet: bool,
+        /// Bytes of columns that are few enough to go with the request.
+        most_inline: usize,
     },
 }
 
@@ -88,9 +90,9 @@ impl Rest {
         let pipelines = match form {
             Form::Json => None,
             Form::Columns { pipelining } => Some(Pipelines::new(None, pipelining, Encoding::Columns)),
-            Form::Segments { directory, pipelining, is_parquet } => {
+            Form::Segments { directory, pipelining, is_parquet, most_inline } => {
                 let encoding = if is_parquet { Encoding::Parquet } else { Encoding::Columns };
-                Some(Pipelines::new(Some(directory), Some(pipelining), encoding))
+                Some(Pipelines::new(Some((directory, most_inline)), Some(pipelining), encoding))
             }
         };
         Rest { http: Http::new(endpoint, credentials), pipelines }

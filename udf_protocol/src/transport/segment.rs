@@ -16,6 +16,21 @@ use nix::fcntl::OFlag;
 use super::rest::random_name;
 use crate::codec::columns::Layout;
 
+/// Writes those buffers that do not lie in the file already.
+pub fn write(file: &File, layout: &Layout) -> io::Result<()> {
+    layout.pieces_to_write().try_for_each(|(offset, piece)| file.write_all_at(piece, offset as u64))
+}
+
+/// The first `size` bytes, copied. A file that is too short is an error, and does not cost the memory that a header asks for.
+pub fn read(file: &File, size: usize) -> io::Result<Buffer> {
+    if file.metadata()?.len() < size as u64 {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut bytes = MutableBuffer::from_len_zeroed(size);
+    file.read_exact_at(&mut bytes, 0)?;
+    Ok(bytes.into())
+}
+
 /// A segment. Dropping it removes its name.
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -50,7 +65,7 @@ impl Segment {
 
     /// Writes those buffers of a batch of calls that do not lie in the segment already.
     pub(crate) fn write(&self, layout: &Layout) -> io::Result<()> {
-        layout.pieces_to_write().try_for_each(|(offset, piece)| self.file.write_all_at(piece, *offset as u64))
+        write(&self.file, layout)
     }
 }
 
@@ -84,13 +99,7 @@ impl Segments {
 
     /// The first `size` bytes of a reply.
     pub(crate) fn read(&self, size: usize) -> io::Result<Buffer> {
-        // A file that is too short must not cost the memory that its header asks for.
-        if self.replies.file.metadata()?.len() < size as u64 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let mut bytes = MutableBuffer::from_len_zeroed(size);
-        self.replies.file.read_exact_at(&mut bytes, 0)?;
-        Ok(bytes.into())
+        read(&self.replies.file, size)
     }
 }
 
