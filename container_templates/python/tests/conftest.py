@@ -90,6 +90,13 @@ def keep(x):
 def same(x):
     return x
 
+def words(x):
+    places = pyarrow.array([None if i > 1 else i for i in x.to_pylist()], pyarrow.int8())
+    return pyarrow.DictionaryArray.from_arrays(places, pyarrow.array(["zero", "one"]))
+
+def categories(x):
+    return x.map({0: "zero", 1: "one"}).astype("category")
+
 def packed(n, j, t, c):
     return {"n": n, "j": j, "t": t, "c": c}
 
@@ -107,6 +114,8 @@ MANIFEST = {
         {"name": "slow"},
         {"name": "arrow", "arguments": ["x int8"], "returns": "int8", "batch": "arrow"},
         {"name": "array", "arguments": ["float8"], "returns": "float8", "batch": "numpy"},
+        {"name": "words", "arguments": ["x int8"], "returns": "text", "batch": "arrow"},
+        {"name": "categories", "arguments": ["x int8"], "returns": "text", "batch": "pandas"},
         {"name": "series", "arguments": ["x int8"], "returns": "int8", "batch": "pandas"},
         {"name": "short", "arguments": ["x int8"], "returns": "int8", "batch": "arrow"},
         {"name": "repeat", "arguments": ["text", "int4"], "returns": "text", "kind": "table"},

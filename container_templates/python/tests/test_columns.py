@@ -115,6 +115,33 @@ def test_slices_of_arguments_are_references_where_a_client_can_read_them():
             assert pa.py_buffer(request._inline).to_pybytes() == pa.array(range(3, 10), pa.int32()).buffers()[1][:28]
 
 
+def test_dictionaries_are_sent_as_such():
+    entry = types.by_name("text")
+    array = pa.array(["b", "a", None, "b"]).dictionary_encode()
+    request = columns.Request(body_of({"rows": 0, "buffers": [], "may_encode": True}), None)
+    assert request.may_encode
+    for array, places, texts in [(array, [0, 1, None, 0], ["b", "a"]), (array[1:2], [1], ["b", "a"]), (array[:0], [], ["b", "a"])]:
+        request.write(pa.RecordBatch.from_arrays([array], ["x"]), [("x", entry)])
+        assert request._reply["dictionaries"] == [0, 2]
+        # Read as two columns: places, and texts without validity.
+        buffers = request._reply["buffers"]
+        found = columns._Reader(pa.py_buffer(request._inline), buffers).array(types.by_name("int4"), len(array))
+        assert found.to_pylist() == places
+        assert columns._Reader(pa.py_buffer(request._inline), [0, 0] + buffers[4:]).array(entry, 2).to_pylist() == texts
+        assert len(buffers) == 8
+
+
+def test_dictionaries_of_arguments_are_references():
+    entry = types.by_name("text")
+    places, data = lay_out([(entry, pa.array(["a", "bb", "c"]))])
+    request = columns.Request(body_of({"rows": 3, "buffers": places, "may_alias": True}, data), None)
+    texts = request.batch([("x", entry)]).column(0)
+    chosen = pa.DictionaryArray.from_arrays(pa.array([2, 2, 0], pa.int32()), texts)
+    request.write(pa.RecordBatch.from_arrays([chosen], ["x"]), [("x", entry)])
+    assert request._reply["buffers"][4:] == places[2:]
+    assert (request._reply["aliases"], request._reply["dictionaries"]) == ([2, 3], [0, 3])
+
+
 def test_parts_of_nested_arrays_may_be_slices():
     entry = types.by_name("(a int4, b text[])")
     parts = [pa.array(range(10), pa.int32())[3:5], pa.array([["x"], ["y"], None, ["z", "w"]], pa.list_(pa.utf8()))[2:]]

@@ -30,6 +30,36 @@ def test_batch_forms(functions, name):
     assert functions[name].call(batch(int8(1, 2))).to_pylist() == [2, 3]
 
 
+@pytest.mark.parametrize("name", ["words", "categories"])
+def test_texts_may_stay_dictionaries(functions, name):
+    target = functions[name]
+    calls = batch(int8(1, 0, 1, 2))
+    plain = target.call(calls)
+    assert (plain.type, plain.to_pylist()) == (pa.string(), ["one", "zero", "one", None])
+    encoded = target.call(calls, may_encode=True)
+    assert (encoded.type, encoded.to_pylist()) == (pa.dictionary(pa.int32(), pa.string()), plain.to_pylist())
+    (part,) = target.answer(calls, may_encode=True)
+    assert part.column(0).type == encoded.type and part.schema.field(0).name == name
+
+
+def test_more_texts_than_rows_are_not_worth_a_dictionary(functions):
+    assert functions["words"].call(batch(int8(1)), may_encode=True).equals(pa.array(["one"]))
+
+
+def test_dictionaries_of_what_is_not_text_are_cast(functions):
+    numbers = pa.array([7, 7, 8]).dictionary_encode()
+    assert functions["arrow"].array_of(numbers, may_encode=True).equals(pa.array([7, 7, 8]))
+    texts = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1]), pa.array(["x", None]))
+    assert functions["words"].array_of(texts, may_encode=True).equals(pa.array(["x", None, None]))
+    with pytest.raises(CallError, match="the declared result is text"):
+        functions["words"].array_of(pa.array([b"\xff"]).dictionary_encode(), may_encode=True)
+
+
+def test_arguments_may_be_dictionaries(functions):
+    calls = pa.RecordBatch.from_arrays([pa.array([1, 0, 1]).dictionary_encode()], ["x"])
+    assert functions["words"].call(calls).to_pylist() == ["one", "zero", "one"]
+
+
 def test_numpy_sees_null_as_nan(functions):
     result = functions["array"].call(batch(([1.0, None], pa.float64())))
     assert result.to_pylist()[0] == 2.0

@@ -4,6 +4,7 @@ Arguments are read where they lie: the arrays that a handler gets look into the 
 handler may keep them; then the reply says so, and the client leaves that segment alone.
 """
 
+import itertools
 import json
 import mmap
 import os
@@ -97,6 +98,11 @@ class Request:
         else:
             self._data = segments.read(name, max(map(sum, zip(buffers[::2], buffers[1::2])), default=0))
 
+    @property
+    def may_encode(self):
+        """Whether columns of the reply may be dictionaries."""
+        return self.header.get("may_encode") is True and not self._is_parquet
+
     def batch(self, columns):
         """The batch of calls, whose columns are (name, Type) pairs. Raises CallError."""
         rows = self.header.get("rows")
@@ -119,6 +125,7 @@ class Request:
     def write(self, batch, columns):
         """Writes the reply's data; its columns are (name, Type) pairs."""
         places, aliases, pieces, size = [], [], [], 0
+        encoded = [(i, array) for i, array in enumerate(batch.columns) if isinstance(array, pa.DictionaryArray)]
         own = _OwnBuffers(self._data, self._places) if self.header.get("may_alias") is True else None
         for buffer in self._reply_buffers(batch, columns):
             if buffer is None or buffer.size == 0:
@@ -136,6 +143,8 @@ class Request:
         self._reply = {"batch": self.header.get("batch", 0), "rows": batch.num_rows, "buffers": places}
         if aliases:
             self._reply["aliases"] = aliases
+        if encoded:
+            self._reply["dictionaries"] = [number for i, array in encoded for number in (i, len(array.dictionary))]
         self._inline = b""
         name = self.header.get("reply_segment")
         try:
@@ -250,6 +259,11 @@ def _buffers(entry, array):
     """The buffers of an array, those of its children behind them."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
+    if isinstance(array, pa.DictionaryArray):
+        yield from _buffers(types.TYPES["int4"], array.indices)
+        # Its texts are all there, so nothing says which are not.
+        yield from itertools.islice(_buffers(types.TYPES["text"], array.dictionary), 1, None)
+        return
     if array.offset and entry.bits and entry.bits % 8 == 0 and not array.null_count:
         yield None
         yield array.buffers()[1].slice(array.offset * entry.bits // 8, len(array) * entry.bits // 8)

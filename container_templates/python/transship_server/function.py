@@ -56,11 +56,16 @@ class Function:
         """Fields of a reply."""
         return types.schema_of(self.reply_columns)
 
-    def answer(self, batch, is_cancelled=lambda: False):
-        """The reply to a batch, in parts. Raises CallError, or Cancelled."""
-        yield pa.RecordBatch.from_arrays([self.call(batch, is_cancelled)], schema=self.reply_schema)
+    def answer(self, batch, is_cancelled=lambda: False, may_encode=False):
+        """The reply to a batch, in parts, as dictionaries where the client and the handler want it. Raises CallError, or
+        Cancelled."""
+        answer = self.call(batch, is_cancelled, may_encode)
+        schema = self.reply_schema
+        if isinstance(answer, pa.DictionaryArray):
+            schema = pa.schema([schema.field(0).with_type(answer.type)])
+        yield pa.RecordBatch.from_arrays([answer], schema=schema)
 
-    def call(self, batch, is_cancelled=lambda: False):
+    def call(self, batch, is_cancelled=lambda: False, may_encode=False):
         """One Arrow array with a result per row of batch. Raises CallError, or Cancelled."""
         batch = self.check_arguments(batch)
         if self.form == "row":
@@ -71,7 +76,7 @@ class Function:
             answer = self.target(*columns) if columns else self.target(batch.num_rows)
         except Exception as exception:
             raise from_exception(exception) from None
-        answer = self.array_of(answer)
+        answer = self.array_of(answer, may_encode)
         if len(answer) != batch.num_rows:
             raise CallError("bad_result", f"It returned {len(answer)} values for {batch.num_rows} rows.")
         return answer
@@ -87,7 +92,8 @@ class Function:
         columns = batch.columns
         for position, (_, entry) in enumerate(self.arguments):
             found = columns[position].type
-            if found != entry.arrow and types.storage(found) == entry.arrow:
+            plain = types.storage(found.value_type if isinstance(found, pa.DictionaryType) else found)
+            if found != entry.arrow and plain == entry.arrow:
                 columns[position] = columns[position].cast(entry.arrow)
             elif found != entry.arrow:
                 raise CallError(
@@ -142,7 +148,7 @@ class Function:
     def _bad_value(self, exception, row=None):
         return CallError("bad_result", f"It returned {exception}; the declared result is {self.result.name}.", row)
 
-    def array_of(self, answer):
+    def array_of(self, answer, may_encode=False):
         """A column of results as an Arrow array; of a composite type also a table, a data frame or a dict of columns."""
         try:
             if isinstance(self.result, types.CompositeType):
@@ -151,6 +157,8 @@ class Function:
                 answer = answer.combine_chunks()
             if not isinstance(answer, pa.Array):
                 answer = pa.array(answer, from_pandas=self.form == "pandas")
+            if may_encode and (encoded := types.dictionary_of(self.result, answer)) is not None:
+                return encoded
             if answer.type != self.result.arrow:
                 answer = answer.cast(self.result.arrow)
         except Exception as exception:

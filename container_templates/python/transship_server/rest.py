@@ -72,7 +72,9 @@ class _Handler(http1.Handler):
             function = self._find()
             if self.headers.get("Content-Type") == columns.CONTENT_TYPE:
                 request = columns.Request(body, self.segments)
-                reply, micros = self._call(function, request.header, request.batch(function.call_columns))
+                batch = request.batch(function.call_columns)
+                reply, micros = self._call(function, request.header, batch, request.may_encode)
+                del batch
                 request.write(reply, function.reply_columns)
                 del reply
                 return self._send(200, columns.CONTENT_TYPE, request.body(micros))
@@ -91,23 +93,22 @@ class _Handler(http1.Handler):
         answer = {"batch": body.get("batch", 0), "rows": reply.num_rows, "micros": micros, "columns": encoded}
         return self._send(200, "application/json", json_columns.write(answer))
 
-    def _call(self, function, request, batch):
+    def _call(self, function, request, batch, may_encode=False):
         """The reply as one batch, and the microseconds that it took."""
         start = time.perf_counter_ns()
         if isinstance(function, AggregateFunction):
             reply = self.server.exchanges.answer(function, request, request.get("batch", 0), batch, self._is_cancelled)
         else:
-            answers = list(function.answer(batch, self._is_cancelled))
+            options = {"may_encode": True} if may_encode and function.kind == "scalar" else {}
+            answers = list(function.answer(batch, self._is_cancelled, **options))
             reply = answers[0] if len(answers) == 1 else _joined(answers, function.reply_schema)
         return reply, (time.perf_counter_ns() - start) // 1000
 
     def _is_cancelled(self):
-        """Whether the client has gone. What it may have sent meanwhile stays where it is."""
-        readable, _, _ = select.select([self.connection], [], [], 0)
-        try:
-            return bool(readable) and not self.connection.recv(1, socket.MSG_PEEK)
-        except OSError:
-            return True
+        """Whether the client has closed its connection, whatever else it has sent before."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def _answer_dialect(self, body):
         try:

@@ -352,6 +352,19 @@ def storage(kind):
     return kind
 
 
+def dictionary_of(entry, array):
+    """An array of dictionary type as one of int32 and text, if it holds results of a type that travels as text and its
+    dictionary is worth sending; None otherwise."""
+    if not isinstance(array, pa.DictionaryArray) or storage(entry.arrow) != pa.string():
+        return None
+    texts = array.dictionary
+    if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+        return None
+    if texts.null_count or len(texts) > len(array):
+        return None
+    return pa.DictionaryArray.from_arrays(array.indices.cast(pa.int32()), texts.cast(pa.string()))
+
+
 def check_for_python(entry, array):
     """Raises ValueError if a value would become another one in Python, which pyarrow does not notice."""
     if isinstance(entry, ArrayType):
