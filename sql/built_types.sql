@@ -80,6 +80,22 @@ ALTER TYPE point2 ADD ATTRIBUTE z int;
 SELECT code, message FROM failure($$SELECT echo_point((1, 2, 3))$$);
 ALTER TYPE point2 DROP ATTRIBUTE z;
 SELECT echo_point((1, 2)), pass_line(v) FROM v_line;
+SELECT v, pass_point(v) FROM v_point;
+-- Attributes of every kind that goes into columns at once, of two arguments; a NULL is not a row of NULLs.
+CREATE TYPE mixed AS (a smallint, b text, dropped int, c boolean, d timestamptz, e bytea, f date);
+ALTER TYPE mixed DROP ATTRIBUTE dropped;
+CREATE FUNCTION last_of(first mixed, number bigint, last mixed) RETURNS mixed LANGUAGE container VOLATILE AS 'image = "regress:1.0"';
+CREATE FUNCTION last_if_any(first mixed, number bigint, last mixed) RETURNS mixed LANGUAGE container VOLATILE STRICT
+AS E'image = "regress:1.0"\nfunction = "last_of"';
+CREATE TABLE v_mixed AS SELECT x, CASE WHEN x % 7 > 0 THEN ROW(nullif(x % 5, 1), repeat(t, (x % 11)::int), x % 2 = 0, 'epoch'::timestamptz + x * '1 h'::interval,
+  nullif(convert_to(t, 'UTF8'), 'n12'), date '2000-01-01' - x::int)::mixed END AS v FROM numbers;
+INSERT INTO v_mixed VALUES (100, ROW(1, repeat('long', 100000), NULL, 'infinity', NULL, '-infinity')), (101, ROW(NULL, NULL, NULL, NULL, NULL, NULL));
+SELECT count(*), bool_and(l::text IS NOT DISTINCT FROM v::text) AS same, bool_and(s::text IS NOT DISTINCT FROM v::text) AS strict
+FROM (SELECT v, last_of(NULL, x, v) AS l, last_if_any(v, x, v) AS s FROM v_mixed OFFSET 0) p;
+SELECT count(*) FILTER (WHERE l IS NULL AND v IS DISTINCT FROM NULL) AS rows_of_nulls, count(*) FILTER (WHERE l IS NOT DISTINCT FROM NULL) AS nulls
+FROM (SELECT v, last_of(v, 1, v) AS l FROM v_mixed OFFSET 0) p;
+SELECT last_of((1::smallint, 'a', true, NULL, NULL, NULL), x, (x::smallint, t, x > 1, NULL, '\x00', '2013-01-01')) FROM numbers WHERE x <= 3;
+DROP TABLE v_mixed;
 -- Types that have no place outside PostgreSQL are refused, with what to do instead.
 SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x anyelement) RETURNS anyelement LANGUAGE container AS 'image = "regress:1.0"'$$);
 SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x money) RETURNS int LANGUAGE container AS 'image = "regress:1.0"'$$);

@@ -77,6 +77,8 @@ SELECT exchanges, calls, rows, batches, bytes_sent >= 8000 AS sent, bytes_receiv
   wait_time > 0 AS waited, compute_time > 0 AS computed, latency_p50 <= latency_p90 AND latency_p90 <= latency_p99 AS latencies
 FROM transship.stat_functions WHERE name = 'add_one' AND schema = 'public';
 SELECT errors > 0 AS errors FROM transship.stat_functions WHERE name = 'fail_at';
+-- They lie in memory: nobody who counts waits for a disk.
+SELECT count(*) FROM pg_ls_dir('pg_stat_tmp') file WHERE file LIKE 'transship%';
 SELECT transship.stat_reset();
 SELECT count(*) FROM transship.stat_functions WHERE calls > 0;
 -- What is running, seen from inside a query that does.
