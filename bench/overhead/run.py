@@ -1,15 +1,14 @@
-"""What does a container cost over the UDFs that PostgreSQL users have today?  run.py [ROWS[,ROWS...] [ROUNDS]]
+"""What does a container cost over the UDFs that PostgreSQL users have today?  run.py [ROWS[,ROWS...] [ROUNDS [UDF...]]]
 
 The paper's comparison, with its three UDFs and two cheap ones, at several numbers of rows. Contenders take turns as
 bench/paired.py says, each on a connection of its own. All contenders of a UDF must give the same sum. What takes far longer
-than the others is measured on fewer rows, and scaled. The results replace the part of bench/README.md between the markers, and
-the pictures in bench/plots.
+than the others is measured on fewer rows, and scaled. The results of each UDF, or of those whose names contain one of the words
+given, replace what is between its markers in bench/README.md, and its picture in bench/plots.
 """
 
 import contextlib
 import datetime
 import importlib.util
-import io
 import os
 import pathlib
 import platform
@@ -28,8 +27,9 @@ import plots  # noqa: E402
 from paired import seconds_of, table  # noqa: E402
 from readme import write_section  # noqa: E402
 
-SIZES = [int(size) for size in sys.argv[1].split(",")] if len(sys.argv) > 1 else [100_000, 1_000_000]
+SIZES = [int(size) for size in sys.argv[1].split(",")] if len(sys.argv) > 1 else [100_000, 1_000_000, 10_000_000]
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+WORDS = sys.argv[3:]
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 IMAGE = "bench-overhead:1.0"
@@ -112,7 +112,6 @@ def make_rows(connection):
     inputs = ", ".join(f"random() AS {name}" for name in COLUMNS)
     connection.execute(f"""CREATE TABLE bench_rows AS SELECT {inputs}, (random() * 999999)::bigint + 1 AS n,
         substr(md5(random()::text), 1, 20) AS t FROM generate_series(1, {max(SIZES)})""")
-    connection.execute("VACUUM ANALYZE bench_rows")
 
 
 def chunked(function, argument, result="sum(r)"):
@@ -133,10 +132,11 @@ WORKERS = "; ".join([
 
 
 class Query:
-    """A query of the table "rows", under some settings, on a connection of its own."""
+    """A query of the table "rows", under some settings, on a connection of its own. Of more than most_rows it is measured on
+    those, and scaled; tables of more than up_to rows leave it out."""
 
-    def __init__(self, sql, settings=None, most_rows=None):
-        self.sql, self.settings, self.most_rows = sql, settings, most_rows
+    def __init__(self, sql, settings=None, most_rows=None, up_to=10_000_000):
+        self.sql, self.settings, self.most_rows, self.up_to = sql, settings, most_rows, up_to
 
     def prepare(self, rows):
         connection = psycopg.connect("", autocommit=True)
@@ -150,17 +150,19 @@ class Query:
 class Floor:
     """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
 
-    most_rows = None
+    most_rows, up_to = None, 10_000_000
 
     def __init__(self, columns, work):
         self.columns, self.work = columns, work
 
     def prepare(self, rows):
         query = f"COPY (SELECT {', '.join(self.columns)} FROM bench_rows_{rows}) TO STDOUT (FORMAT csv)"
-        with psycopg.connect("") as connection, connection.cursor().copy(query) as copy:
-            text = io.BytesIO(b"".join(copy))
         options = pyarrow.csv.ReadOptions(column_names=self.columns)
-        batches = pyarrow.csv.read_csv(text, options).combine_chunks().to_batches(max_chunksize=10_000)
+        with tempfile.TemporaryFile() as file:
+            with psycopg.connect("") as connection, connection.cursor().copy(query) as copy:
+                file.writelines(copy)
+            file.seek(0)
+            batches = pyarrow.csv.read_csv(file, options).combine_chunks().to_batches(max_chunksize=10_000)
         return lambda: float(sum(self.work(batch) for batch in batches))
 
 
@@ -194,8 +196,8 @@ def transports(function, arguments):
         SHM: Query(query, over("shm")),
         "container, Flight, Unix socket": Query(query, over("flight")),
         "container, columns over a socket": Query(query, over("socket")),
-        "container, Parquet files": Query(query, over("parquet")),
-        "container, JSON": Query(query, over("json")),
+        "container, Parquet files": Query(query, over("parquet"), up_to=1_000_000),
+        "container, JSON": Query(query, over("json"), up_to=1_000_000),
     }
     if IS_DOCKER:
         tcp = f"SELECT sum({function}_tcp({arguments})) FROM rows"
@@ -236,7 +238,7 @@ CONTENDERS = {
         PLAIN: predicts(HANDLER.forest),
         PAIR: Query(f"SELECT sum(forest({LIST})) FROM rows", f"{over('shm')}; {WORKERS}"),
         "MLflow's own server, on 10,000 rows, scaled": Query(f"SELECT sum(forest_mlflow({LIST})) FROM rows", most_rows=10_000),
-        "PL/Python by hand in arrays": Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
+        "PL/Python by hand in arrays": Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))"), up_to=1_000_000),
         **by_row("py_forest", LIST, 1000),
     },
     "random forest, 10 deep trees, 28 inputs": {
@@ -261,9 +263,9 @@ CONTENDERS = {
         "PL/Python per row": Query(f"SELECT sum(py_factor_of_last({FACTOR_LIST})) FROM rows"),
     },
 }
-# What takes about ten seconds per million rows.
-SLOW = {"largest prime factor, handler per row", "largest prime factor, with 27 more inputs"}
-SLOW_ROWS = 100_000
+# Most rows of what takes seconds per million of them, and of the others.
+MOST_ROWS = {"random forest, 10 small trees, 28 inputs": 10_000_000, "upper(text), 20 characters": 10_000_000, "x + 1": 10_000_000}
+MOST_SLOW_ROWS = 1_000_000
 
 
 @contextlib.contextmanager
@@ -296,11 +298,14 @@ def wait_for(port):
 
 
 def measure(contenders, rows):
+    """Seconds of each contender and round; none of those that are left out."""
     entries = []
     for name, contender in contenders.items():
-        own_rows = min(rows, contender.most_rows or rows)
-        entries.append((name, contender.prepare(max(own_rows, 10_000)), rows / own_rows))
-    return seconds_of(entries, ROUNDS)
+        if rows <= contender.up_to:
+            own_rows = min(rows, contender.most_rows or rows)
+            entries.append((name, contender.prepare(max(own_rows, 10_000)), rows / own_rows))
+    measured = dict(zip((name for name, _, _ in entries), seconds_of(entries, ROUNDS)))
+    return [measured.get(name) for name in contenders]
 
 
 def slug(title):
@@ -309,45 +314,47 @@ def slug(title):
 
 def prepare():
     """Makes functions and tables; PostgreSQL's version."""
-    sizes = sorted({*SIZES, SLOW_ROWS, 10_000})
+    sizes = sorted({*SIZES, 10_000})
     with psycopg.connect("", autocommit=True) as connection:
         for statement in ["CREATE EXTENSION IF NOT EXISTS transship", "CREATE EXTENSION IF NOT EXISTS plpython3u", *FUNCTIONS]:
             connection.execute(statement)
         make_rows(connection)
         for rows in sizes:
             connection.execute(f"DROP TABLE IF EXISTS bench_rows_{rows}")
-            connection.execute(f"CREATE TABLE bench_rows_{rows} AS SELECT * FROM bench_rows LIMIT {rows}")
+            if rows == sizes[-1]:
+                connection.execute(f"ALTER TABLE bench_rows RENAME TO bench_rows_{rows}")
+            else:
+                connection.execute(f"CREATE TABLE bench_rows_{rows} AS SELECT * FROM bench_rows LIMIT {rows}")
             connection.execute(f"VACUUM ANALYZE bench_rows_{rows}")
-        connection.execute("DROP TABLE bench_rows")
         return connection.execute("SHOW server_version").fetchone()[0].split()[0]
 
 
 def main():
     with servers():
         version = prepare()
-        measured = "\n\n".join(measure_all())
-    head = (
-        f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, Linux {platform.release()}, "
-        f"PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}, no parallel workers but where it is said. Seconds, "
-        "median [least-most]; ratios to the first line."
-    )
-    text = f"{head}\n\n{measured}"
-    print(text)
-    write_section("overhead", text)
+        head = (
+            f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, Linux {platform.release()}, "
+            f"PostgreSQL {version}, runtime {os.environ['BENCH_RUNTIME']}."
+        )
+        for udf, contenders in CONTENDERS.items():
+            if not WORDS or any(word in udf for word in WORDS):
+                text = f"{head}\n\n{measure_all(udf, contenders)}"
+                print(text)
+                write_section(f"overhead: {udf}", text)
 
 
-def measure_all():
-    """The part of each UDF, its picture drawn."""
-    for udf, contenders in CONTENDERS.items():
-        columns = []
-        for rows in SIZES:
-            if udf in SLOW and rows > SLOW_ROWS and SLOW_ROWS in SIZES:
-                continue
-            print(f"==> {udf}, {rows:,} rows", file=sys.stderr)
-            columns.append((f"{rows:,} rows", measure(contenders, rows)))
-        heading, seconds = columns[-1]
-        plots.bars(slug(udf), f"{udf}, {heading}", list(contenders), seconds)
-        yield f"### {udf}\n\n{table('contender', list(contenders), columns)}\n\n![](plots/{slug(udf)}.svg)"
+def measure_all(udf, contenders):
+    """A UDF's table, its picture drawn."""
+    columns = []
+    for rows in SIZES:
+        if rows > MOST_ROWS.get(udf, MOST_SLOW_ROWS) and rows > min(SIZES):
+            continue
+        print(f"==> {udf}, {rows:,} rows", file=sys.stderr)
+        columns.append((f"{rows:,} rows", measure(contenders, rows)))
+    heading, seconds = columns[-1]
+    drawn = {name: times for name, times in zip(contenders, seconds) if times}
+    plots.bars(slug(udf), f"{udf}, {heading}", list(drawn), list(drawn.values()))
+    return f"{table('contender', list(contenders), columns)}\n\n![](plots/{slug(udf)}.svg)"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""How does a container's cost grow: with rows, columns, the width of a row, workers and sessions?  run.py [ROWS [ROUNDS]]
+"""How does a container's cost grow: with rows, columns, the width of a row, workers and sessions?  run.py [ROWS [ROUNDS [PART...]]]
 
 ROWS is the number where it does not vary. Contenders take turns as bench/paired.py says; all must give the same result.
-Sessions are pgbench's. The results replace the part of bench/README.md between the markers, and the pictures in bench/plots.
+Sessions are pgbench's. The results of each part, or of those named, replace what is between its markers in bench/README.md, and
+its picture in bench/plots.
 """
 
 import datetime
@@ -22,9 +23,11 @@ from readme import write_section  # noqa: E402
 
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 5
+PARTS = sys.argv[3:]
 COLUMNS = [f"f{i}" for i in range(28)]
-# PostgreSQL's functions have at most 100 arguments.
-WIDTHS = [1, 2, 5, 10, 20, 50, 100]
+WIDTHS = [1, 2, 5, 10, 20, 50, 100, 200]
+# PostgreSQL's functions have no more: beyond them, columns are the attributes of one argument.
+MOST_ARGUMENTS = 100
 TEXT_BYTES = [10, 100, 1000, 10_000, 100_000]
 VALUES = {
     "bool": "i % 2 = 0", "int2": "(i % 1000)::int2", "int4": "i::int4", "int8": "i::int8", "float4": "i::float4", "float8": "i::float8",
@@ -62,7 +65,7 @@ def table(name, title, x_label, points):
         lines.append(f"| {x:,} | " + " | ".join(cells) + " |")
     series = {contender: [(x, seconds[contender]) for x, seconds in points if contender in seconds] for contender in names}
     plots.lines(f"scaling-{name}", title, x_label, "seconds", series)
-    return f"### {title}\n\n" + "\n".join(lines) + f"\n\n![](plots/scaling-{name}.svg)"
+    return "\n".join(lines) + f"\n\n![](plots/scaling-{name}.svg)"
 
 
 def rows(connection):
@@ -110,15 +113,21 @@ def columns(connection):
     connection.execute("VACUUM ANALYZE scaling_columns")
     points = []
     for width in WIDTHS:
-        source = f"import numpy\ndef total_{width}(*columns):\n    return numpy.sum(columns, axis=0)\n"
-        body = f'template = "python" batch = "numpy" requirements = ["numpy==2.*"] source = """\n{source}"""'
-        function(connection, f"total_{width}", ", ".join(f"{name} float8" for name in names[:width]), "float8", body)
+        declared, listed = ", ".join(f"{name} float8" for name in names[:width]), ", ".join(names[:width])
+        source, form = f"def total_{width}(*columns):\n    return numpy.sum(columns, axis=0)\n", "numpy"
+        if width > MOST_ARGUMENTS:
+            connection.execute(f"CREATE TYPE scaling_columns_{width} AS ({declared})")
+            declared, listed = f"r scaling_columns_{width}", f"ROW({listed})::scaling_columns_{width}"
+            source, form = f"import pyarrow\ndef total_{width}(r):\n    return pyarrow.array(numpy.sum([column.to_numpy() for column in r.flatten()], axis=0))\n", "arrow"
+        body = f'template = "python" batch = "{form}" requirements = ["numpy==2.*"] source = """\nimport numpy\n{source}"""'
+        function(connection, f"total_{width}", declared, "float8", body)
         queries = {
-            SHM: f"SELECT sum(total_{width}({', '.join(names[:width])})) FROM scaling_columns",
+            SHM: f"SELECT sum(total_{width}({listed})) FROM scaling_columns",
             SQL: f"SELECT sum({' + '.join(names[:width])}) FROM scaling_columns",
         }
         points.append((width, dict(zip(queries, in_turn(connection, queries)))))
         connection.execute(f"DROP FUNCTION total_{width}")
+        connection.execute(f"DROP TYPE IF EXISTS scaling_columns_{width}")
     return table("columns", f"Columns, their sum, {count:,} rows", "columns", points)
 
 
@@ -156,7 +165,7 @@ def types(connection):
         there, bare = in_turn(connection, queries)
         lines.append(f"| {name} | {spread([own - base for own, base in zip(there, bare)], 1e9 / ROWS)} |")
         connection.execute(f"DROP FUNCTION pass_{name}")
-    return f"### Types, {ROWS:,} values\n\n" + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def workers(connection):
@@ -184,7 +193,7 @@ def workers(connection):
             times = points[count][name]
             cells += [spread(times), f"{1 / ratio(times, points[0][name]):.2f}"]
         lines.append(f"| {count} | " + " | ".join(cells) + " |")
-    return f"### Workers, largest prime factor, {ROWS // 5:,} rows\n\n" + "\n".join(lines)
+    return "\n".join(lines)
 
 
 def sessions(connection):
@@ -216,7 +225,7 @@ def sessions(connection):
         lines.append(f"| {count} | " + " | ".join(spread(points[name][place][1]) for name in shared) + " |")
     plots.lines("scaling-sessions", "Sessions, small forest over 1,000 rows", "sessions", "queries per second", points)
     connection.execute("DROP FUNCTION forest_0, forest_1")
-    return "### Sessions, small forest over 1,000 rows\n\n" + "\n".join(lines) + "\n\n![](plots/scaling-sessions.svg)"
+    return "\n".join(lines) + "\n\n![](plots/scaling-sessions.svg)"
 
 
 def pgbench():
@@ -235,16 +244,14 @@ def main():
         connection.execute(f"CREATE OR REPLACE FUNCTION py_factor(n bigint) RETURNS bigint LANGUAGE plpython3u IMMUTABLE STRICT PARALLEL SAFE AS $$\n{factor}\n$$")
         function(connection, "add_one_batch", "x float8", "float8", 'image = "bench-overhead:1.0"')
         function(connection, "factor", "n bigint", "bigint", 'image = "bench-overhead:1.0" function = "largest_prime_factor"')
-        parts = [
-            f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, runtime {os.environ['BENCH_RUNTIME']}. "
-            "Medians [least-most]; ratios to shared memory."
-        ]
+        head = f"{datetime.date.today()}, {ROUNDS} rounds after one of warm-up; {os.cpu_count()} cores, runtime {os.environ['BENCH_RUNTIME']}."
         for measure in (rows, forest_rows, columns, width, types, workers, sessions):
-            print(f"==> {measure.__name__}", file=sys.stderr)
-            parts.append(measure(connection))
-    text = "\n\n".join(parts)
-    print(text)
-    write_section("scaling", text)
+            name = measure.__name__
+            if not PARTS or name in PARTS:
+                print(f"==> {name}", file=sys.stderr)
+                text = f"{head}\n\n{measure(connection)}"
+                print(text)
+                write_section(f"scaling: {name}", text)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Sessions are new connections, and contenders take turns. Memory is what the backend has for itself (RssAnon of /proc, which
 leaves shared buffers out) at its most, looked at every 2 ms. The results replace the part of bench/README.md between the
-markers.
+markers, and the picture in bench/plots.
 """
 
 import datetime
@@ -19,6 +19,7 @@ import time
 import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import plots  # noqa: E402
 from images import build, build_variant  # noqa: E402
 from paired import spread  # noqa: E402
 from readme import write_section  # noqa: E402
@@ -103,11 +104,15 @@ def cold_starts():
             subprocess.run(["docker", "run", "--rm", "--network=none", images.stdout.split()[0], "describe"], capture_output=True, check=True)
             bare.append(time.perf_counter() - start)
         connection.execute("DROP FUNCTION cold_start")
-    lines = ["| start | s |", "|---|---|", f"| first call, no container runs | {spread(cold)} |"]
-    lines.append(f"| `docker run` of the same image, which loads the handler and ends | {spread(bare)} |")
-    lines.append(f"| first call of a session, the container is paused | {spread(paused_starts())} |")
-    lines.append(f"| the same, the container is warm | {spread(warm_starts())} |")
-    return "\n".join(lines)
+    starts = {
+        "first call, no container runs": cold,
+        "docker run of the same image, which loads the handler and ends": bare,
+        "first call of a session, the container is paused": paused_starts(),
+        "the same, the container is warm": warm_starts(),
+    }
+    plots.bars("session-starts", "Starts", list(starts), list(starts.values()))
+    lines = ["| start | s |", "|---|---|", *(f"| {name} | {spread(seconds)} |" for name, seconds in starts.items())]
+    return "\n".join(lines) + "\n\n![](plots/session-starts.svg)"
 
 
 PAUSED = "bench-paused"
