@@ -29,22 +29,34 @@ def client(flight_location):
 
 
 def exchange(client, name, batches, schema=INT8):
-    """Sends all batches, closes, and gives what comes back: columns or error objects."""
+    """Sends each batch once the one before it is answered, closes, and gives what came back: columns or error objects.
+
+    An error ends the exchange, after which nothing may be written: a write that fails makes Arrow's client drop what it has
+    not read.
+    """
     writer, reader = client.do_exchange(FlightDescriptor.for_path(name))
     answers = []
+
+    def read():
+        chunk = reader.read_chunk()
+        metadata = json.loads(chunk.app_metadata.to_pybytes())
+        answers.append((metadata["batch"], metadata.get("error") or chunk.data.column(0).to_pylist()))
+        return "error" not in metadata
+
     with writer:
         writer.begin(schema)
         for number, values in enumerate(batches):
             batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=schema)
             writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
-        writer.done_writing()
-        while True:
-            try:
-                chunk = reader.read_chunk()
-            except StopIteration:
-                return answers
-            metadata = json.loads(chunk.app_metadata.to_pybytes())
-            answers.append((metadata["batch"], metadata.get("error") or chunk.data.column(0).to_pylist()))
+            if not read():
+                break
+        else:
+            writer.done_writing()
+        try:
+            while True:
+                read()
+        except StopIteration:
+            return answers
 
 
 def test_handshake(client):
