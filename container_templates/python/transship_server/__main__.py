@@ -7,11 +7,14 @@ signature filled in, which is what the image's label carries.
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 
 # Arrow's allocator would reserve 1 GiB at its first large buffer, which a limit on a process's memory counts; in KiB.
 os.environ.setdefault("MIMALLOC_ARENA_RESERVE", "65536")
+
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(command):
@@ -45,9 +48,7 @@ def describe(manifest, functions, output):
 def serve(functions):
     from . import flight, rest
 
-    servers, stopped = [], threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+    servers, signals = [], catch_signals()
     # The engine that connects is another user than this one; the directory around the socket decides who gets here.
     os.umask(0)
     directory = os.environ.get("TRANSSHIP_SOCKET_DIR")
@@ -68,9 +69,21 @@ def serve(functions):
         if not isinstance(server, flight.Server):
             threading.Thread(target=server.serve_forever, daemon=True).start()
     print(f"transship_server: ready, {len(functions)} functions", file=sys.stderr, flush=True)
-    stopped.wait()
+    while signals.recv(1)[0] not in _ENDING:
+        pass
     for server in servers:
         server.shutdown()
+
+
+def catch_signals():
+    """A socket that gives the number of each signal. A wait of Python's own may sleep through a signal that comes just before
+    it, or to another thread."""
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
+    for number in _ENDING:
+        signal.signal(number, lambda *_: None)
+    return reader
 
 
 if __name__ == "__main__":
