@@ -20,6 +20,7 @@ import tempfile
 import time
 
 import psycopg
+import pyarrow.compute
 import pyarrow.csv
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -41,6 +42,7 @@ LIST = ", ".join(COLUMNS)
 # 27 doubles and an integer.
 FACTOR_ARGUMENTS = ", ".join([f"{name} float8" for name in COLUMNS[:27]] + ["n bigint"])
 FACTOR_LIST = ", ".join([*COLUMNS[:27], "n"])
+FACTOR_ARRAYS = FACTOR_ARGUMENTS.replace(",", "[],") + "[]"
 # PL/Python is the system's Python; its packages are those of the virtual environment that was made with it.
 PRELUDE = """
   if "{model}" not in GD:
@@ -87,11 +89,14 @@ FUNCTIONS = [
     python_function("py_upper_array", "t text[]", "text[]", "return [v.upper() for v in t]"),
     python_function("py_forest", ARGUMENTS, "float8", f"{prelude('model')}\n  return float(model.predict([[{LIST}]])[0])\n"),
     python_function("py_forest_array", "x bytea", "float8[]", f"{prelude('model')}\n  return model.predict({FROM_BYTES}).tolist()\n"),
+    python_function("py_deep_forest", ARGUMENTS, "float8",
+                    f"{prelude('deep_model')}\n  return float(model.predict([[{LIST}]])[0])\n"),
     python_function("py_deep_forest_array", "x bytea", "float8[]",
                     f"{prelude('deep_model')}\n  return model.predict({FROM_BYTES}).tolist()\n"),
     python_function("py_factor", "n bigint", "bigint", f"{FACTOR}\n  return factor(n)\n"),
     python_function("py_factor_array", "n bigint[]", "bigint[]", f"{FACTOR}\n  return [factor(v) for v in n]\n"),
     python_function("py_factor_of_last", FACTOR_ARGUMENTS, "bigint", f"{FACTOR}\n  return factor(n)\n"),
+    python_function("py_factor_of_last_array", FACTOR_ARRAYS, "bigint[]", f"{FACTOR}\n  return [factor(v) for v in n]\n"),
     container_function("add_one", "x float8", "float8", "add_one"),
     container_function("add_one_batch", "x float8", "float8", "add_one_batch"),
     container_function("upper_batch", "t text", "text", "upper"),
@@ -99,6 +104,9 @@ FUNCTIONS = [
     container_function("deep_forest", ARGUMENTS, "float8", "deep_forest"),
     container_function("factor", "n bigint", "bigint", "largest_prime_factor"),
     container_function("factor_of_last", FACTOR_ARGUMENTS, "bigint", "factor_of_last"),
+    container_function("add_one_batch_tcp", "x float8", "float8", "add_one_batch", TCP),
+    container_function("upper_batch_tcp", "t text", "text", "upper", TCP),
+    container_function("factor_tcp", "n bigint", "bigint", "largest_prime_factor", TCP),
     container_function("forest_tcp", ARGUMENTS, "float8", "forest", TCP),
     container_function("deep_forest_tcp", ARGUMENTS, "float8", "deep_forest", TCP),
     container_function("factor_of_last_tcp", FACTOR_ARGUMENTS, "bigint", "factor_of_last", TCP),
@@ -133,10 +141,10 @@ WORKERS = "; ".join([
 
 class Query:
     """A query of the table "rows", under some settings, on a connection of its own. Of more than most_rows it is measured on
-    those, and scaled; tables of more than up_to rows leave it out."""
+    those, and scaled."""
 
-    def __init__(self, sql, settings=None, most_rows=None, up_to=10_000_000):
-        self.sql, self.settings, self.most_rows, self.up_to = sql, settings, most_rows, up_to
+    def __init__(self, sql, settings=None, most_rows=None):
+        self.sql, self.settings, self.most_rows = sql, settings, most_rows
 
     def prepare(self, rows):
         connection = psycopg.connect("", autocommit=True)
@@ -150,7 +158,7 @@ class Query:
 class Floor:
     """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
 
-    most_rows, up_to = None, 10_000_000
+    most_rows = None
 
     def __init__(self, columns, work):
         self.columns, self.work = columns, work
@@ -182,27 +190,36 @@ def predicts(function):
     return Floor(COLUMNS, lambda batch: function(*(column.to_numpy() for column in batch.columns)).sum())
 
 
-FACTOR_FLOOR = Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist())))
-LAST_FLOOR = Floor([*COLUMNS[:27], "n"], lambda batch: sum(HANDLER.factor_of_last(*(column.to_numpy() for column in batch.columns))))
+def sum_of(array):
+    return pyarrow.compute.sum(array).as_py()
+
+
 SHM = "container, shared memory"
 PLAIN = "plain Python, no engine, no container"
 PAIR = "container, shared memory, two workers and replicas"
+BY_HAND = "PL/Python by hand in arrays"
+# Most rows of what takes seconds per million of them, but for the contenders that matter most.
+MOST_DEAR_ROWS = 1_000_000
 
 
-def transports(function, arguments):
-    """A function of numbers over every transport."""
-    query = f"SELECT sum({function}({arguments})) FROM rows"
+def transports(function, arguments, result="sum({})", most_rows=None):
+    """A function over every transport, of more than most_rows the slower ones on those."""
+    query = f"SELECT {result.format(f'{function}({arguments})')} FROM rows"
     entries = {
         SHM: Query(query, over("shm")),
         "container, Flight, Unix socket": Query(query, over("flight")),
-        "container, columns over a socket": Query(query, over("socket")),
-        "container, Parquet files": Query(query, over("parquet"), up_to=1_000_000),
-        "container, JSON": Query(query, over("json"), up_to=1_000_000),
+        "container, columns over a socket": Query(query, over("socket"), most_rows),
+        "container, Parquet files": Query(query, over("parquet"), most_rows),
+        "container, JSON": Query(query, over("json"), most_rows),
     }
     if IS_DOCKER:
-        tcp = f"SELECT sum({function}_tcp({arguments})) FROM rows"
-        entries["container, Flight, TCP, mapped port"] = Query(tcp)
+        tcp = f"SELECT {result.format(f'{function}_tcp({arguments})')} FROM rows"
+        entries["container, Flight, TCP, mapped port"] = Query(tcp, most_rows=most_rows)
     return entries
+
+
+def pair(function, arguments):
+    return Query(f"SELECT sum({function}({arguments})) FROM rows", f"{over('shm')}; {WORKERS}")
 
 
 def by_row(function, arguments, most_rows):
@@ -210,62 +227,58 @@ def by_row(function, arguments, most_rows):
     return {name: Query(f"SELECT sum({function}({arguments})) FROM (SELECT * FROM rows LIMIT {most_rows}) s", most_rows=most_rows)}
 
 
-ONE = "SELECT sum(add_one_batch(f0)) FROM rows"
 # UDF -> {contender: what it is}; the first is the baseline.
 CONTENDERS = {
     "x + 1": {
-        SHM: Query(ONE, over("shm")),
+        **transports("add_one_batch", "f0"),
         "container, shared memory, handler per row": Query("SELECT sum(add_one(f0)) FROM rows", over("shm")),
-        "container, Flight, Unix socket": Query(ONE, over("flight")),
         "container, Flight, handler per row": Query("SELECT sum(add_one(f0)) FROM rows", over("flight")),
-        "container, columns over a socket": Query(ONE, over("socket")),
-        "container, Parquet files": Query(ONE, over("parquet")),
-        "container, JSON": Query(ONE, over("json")),
+        PLAIN: Floor(["f0"], lambda batch: sum_of(HANDLER.add_one_batch(batch.column(0)))),
         "SQL expression": Query("SELECT sum(f0 + 1) FROM rows"),
         "PL/Python per row": Query("SELECT sum(py_add_one(f0)) FROM rows"),
-        "PL/Python by hand in arrays": Query(chunked("py_add_one_array", "array_agg(f0)")),
+        BY_HAND: Query(chunked("py_add_one_array", "array_agg(f0)")),
     },
     "upper(text), 20 characters": {
-        SHM: Query("SELECT sum(length(upper_batch(t))) FROM rows", over("shm")),
-        "container, Flight, Unix socket": Query("SELECT sum(length(upper_batch(t))) FROM rows", over("flight")),
-        "container, JSON": Query("SELECT sum(length(upper_batch(t))) FROM rows", over("json")),
+        **transports("upper_batch", "t", "sum(length({}))"),
+        PLAIN: Floor(["t"], lambda batch: sum_of(pyarrow.compute.utf8_length(HANDLER.upper(batch.column(0))))),
         "SQL's own upper": Query("SELECT sum(length(upper(t))) FROM rows"),
         "PL/Python per row": Query("SELECT sum(length(py_upper(t))) FROM rows"),
-        "PL/Python by hand in arrays": Query(chunked("py_upper_array", "array_agg(t)", "sum(length(r))")),
+        BY_HAND: Query(chunked("py_upper_array", "array_agg(t)", "sum(length(r))")),
     },
     "random forest, 10 small trees, 28 inputs": {
         **transports("forest", LIST),
         PLAIN: predicts(HANDLER.forest),
-        PAIR: Query(f"SELECT sum(forest({LIST})) FROM rows", f"{over('shm')}; {WORKERS}"),
+        PAIR: pair("forest", LIST),
         "MLflow's own server, on 10,000 rows, scaled": Query(f"SELECT sum(forest_mlflow({LIST})) FROM rows", most_rows=10_000),
-        "PL/Python by hand in arrays": Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))"), up_to=1_000_000),
+        BY_HAND: Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
         **by_row("py_forest", LIST, 1000),
     },
     "random forest, 10 deep trees, 28 inputs": {
-        **transports("deep_forest", LIST),
+        **transports("deep_forest", LIST, most_rows=MOST_DEAR_ROWS),
         PLAIN: predicts(HANDLER.deep_forest),
-        PAIR: Query(f"SELECT sum(deep_forest({LIST})) FROM rows", f"{over('shm')}; {WORKERS}"),
-        "PL/Python by hand in arrays": Query(chunked("py_deep_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
+        PAIR: pair("deep_forest", LIST),
+        BY_HAND: Query(chunked("py_deep_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))"), most_rows=MOST_DEAR_ROWS),
+        **by_row("py_deep_forest", LIST, 1000),
     },
     "largest prime factor, handler per row": {
-        SHM: Query("SELECT sum(factor(n)) FROM rows", over("shm")),
-        PLAIN: FACTOR_FLOOR,
-        PAIR: Query("SELECT sum(factor(n)) FROM rows", f"{over('shm')}; {WORKERS}"),
-        "container, Flight, Unix socket": Query("SELECT sum(factor(n)) FROM rows", over("flight")),
-        "container, JSON": Query("SELECT sum(factor(n)) FROM rows", over("json")),
-        "PL/Python per row": Query("SELECT sum(py_factor(n)) FROM rows"),
-        "PL/Python by hand in arrays": Query(chunked("py_factor_array", "array_agg(n)")),
-        "PL/Python per row, two workers": Query("SELECT sum(py_factor(n)) FROM rows", WORKERS),
+        **transports("factor", "n", most_rows=MOST_DEAR_ROWS),
+        PLAIN: Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist()))),
+        PAIR: pair("factor", "n"),
+        "PL/Python per row": Query("SELECT sum(py_factor(n)) FROM rows", most_rows=MOST_DEAR_ROWS),
+        BY_HAND: Query(chunked("py_factor_array", "array_agg(n)"), most_rows=MOST_DEAR_ROWS),
+        "PL/Python per row, two workers": Query("SELECT sum(py_factor(n)) FROM rows", WORKERS, MOST_DEAR_ROWS),
     },
     "largest prime factor, with 27 more inputs": {
-        **transports("factor_of_last", FACTOR_LIST),
-        PLAIN: LAST_FLOOR,
-        "PL/Python per row": Query(f"SELECT sum(py_factor_of_last({FACTOR_LIST})) FROM rows"),
+        **transports("factor_of_last", FACTOR_LIST, most_rows=MOST_DEAR_ROWS),
+        PLAIN: Floor([*COLUMNS[:27], "n"], lambda batch: sum(HANDLER.factor_of_last(*(column.to_numpy() for column in batch.columns)))),
+        PAIR: pair("factor_of_last", FACTOR_LIST),
+        "PL/Python per row": Query(f"SELECT sum(py_factor_of_last({FACTOR_LIST})) FROM rows", most_rows=MOST_DEAR_ROWS),
+        BY_HAND: Query(
+            chunked("py_factor_of_last_array", ", ".join(f"array_agg({name})" for name in FACTOR_LIST.split(", "))),
+            most_rows=MOST_DEAR_ROWS,
+        ),
     },
 }
-# Most rows of what takes seconds per million of them, and of the others.
-MOST_ROWS = {"random forest, 10 small trees, 28 inputs": 10_000_000, "upper(text), 20 characters": 10_000_000, "x + 1": 10_000_000}
-MOST_SLOW_ROWS = 1_000_000
 
 
 @contextlib.contextmanager
@@ -298,14 +311,12 @@ def wait_for(port):
 
 
 def measure(contenders, rows):
-    """Seconds of each contender and round; none of those that are left out."""
+    """Seconds of each contender and round."""
     entries = []
     for name, contender in contenders.items():
-        if rows <= contender.up_to:
-            own_rows = min(rows, contender.most_rows or rows)
-            entries.append((name, contender.prepare(max(own_rows, 10_000)), rows / own_rows))
-    measured = dict(zip((name for name, _, _ in entries), seconds_of(entries, ROUNDS)))
-    return [measured.get(name) for name in contenders]
+        own_rows = min(rows, contender.most_rows or rows)
+        entries.append((name, contender.prepare(max(own_rows, 10_000)), rows / own_rows))
+    return seconds_of(entries, ROUNDS)
 
 
 def slug(title):
@@ -314,7 +325,7 @@ def slug(title):
 
 def prepare():
     """Makes functions and tables; PostgreSQL's version."""
-    sizes = sorted({*SIZES, 10_000})
+    sizes = sorted({*SIZES, 10_000, min(max(SIZES), MOST_DEAR_ROWS)})
     with psycopg.connect("", autocommit=True) as connection:
         for statement in ["CREATE EXTENSION IF NOT EXISTS transship", "CREATE EXTENSION IF NOT EXISTS plpython3u", *FUNCTIONS]:
             connection.execute(statement)
@@ -347,13 +358,10 @@ def measure_all(udf, contenders):
     """A UDF's table, its picture drawn."""
     columns = []
     for rows in SIZES:
-        if rows > MOST_ROWS.get(udf, MOST_SLOW_ROWS) and rows > min(SIZES):
-            continue
         print(f"==> {udf}, {rows:,} rows", file=sys.stderr)
         columns.append((f"{rows:,} rows", measure(contenders, rows)))
     heading, seconds = columns[-1]
-    drawn = {name: times for name, times in zip(contenders, seconds) if times}
-    plots.bars(slug(udf), f"{udf}, {heading}", list(drawn), list(drawn.values()))
+    plots.bars(slug(udf), f"{udf}, {heading}", list(contenders), seconds)
     return f"{table('contender', list(contenders), columns)}\n\n![](plots/{slug(udf)}.svg)"
 
 

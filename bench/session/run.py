@@ -30,6 +30,8 @@ SESSIONS = 10 * ROUNDS
 IMAGE = "bench-overhead:1.0"
 SETUP = f"""
 CREATE EXTENSION IF NOT EXISTS transship;
+CREATE EXTENSION IF NOT EXISTS plpython3u;
+CREATE OR REPLACE FUNCTION py_session_call(x float8) RETURNS float8 LANGUAGE plpython3u VOLATILE AS 'return x + 1';
 CREATE OR REPLACE FUNCTION session_call(x float8) RETURNS float8 LANGUAGE container VOLATILE AS 'image = "{IMAGE}" function = "add_one"';
 CREATE OR REPLACE FUNCTION cheap(x float8) RETURNS float8 LANGUAGE container IMMUTABLE AS 'image = "{IMAGE}" function = "add_one_batch"';
 CREATE OR REPLACE FUNCTION cheap_all(x float8) RETURNS float8 LANGUAGE container VOLATILE AS 'image = "{IMAGE}" function = "add_one_batch"';
@@ -53,6 +55,7 @@ def first_calls():
     queries = {
         "container, warm replica": "SELECT session_call(x) FROM (VALUES (1.0::float8)) v (x)",
         "SQL expression": "SELECT x + 1 FROM (VALUES (1.0::float8)) v (x)",
+        "PL/Python": "SELECT py_session_call(x) FROM (VALUES (1.0::float8)) v (x)",
     }
     times = {name: ([], [], []) for name in queries}
     for _ in range(SESSIONS):
