@@ -34,7 +34,7 @@ use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
-use crate::transport::check_reply;
+use crate::transport::check::check_reply;
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.

@@ -1,6 +1,7 @@
 //! How batches travel. A transport moves bytes between an [`Outbox`] of calls and a [`Inbox`] of replies; it knows
 //! neither engines nor leases.
 
+mod check;
 pub mod credentials;
 mod envelope;
 pub mod flight;
@@ -19,10 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::Int32Type;
-use arrow_array::{Array, RecordBatch};
-use arrow_schema::DataType;
+use arrow_array::RecordBatch;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -30,11 +28,11 @@ use serde::Deserialize;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 
-use crate::batch::{AggregateStep, CallBatch};
+use crate::batch::CallBatch;
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
-use crate::signature::{FunctionKind, Signature};
+use crate::signature::Signature;
 
 pub use credentials::{Credentials, Token};
 pub use pipeline::COLUMNS;
@@ -387,56 +385,6 @@ pub(crate) async fn answer_each<'a>(
     Ok(())
 }
 
-/// Checks a reply's shape: `docs/protocol.md` §4, "a reply has the columns of the declared result type and as many rows
-/// as the batch it answers", and what it says of the other kinds of functions.
-pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatch) -> Result<()> {
-    let function = &signature.function;
-    let types = signature.reply_types();
-    let fields = columns.schema_ref().fields();
-    if fields.len() != types.len() {
-        return Err(Error::protocol(function, format!("Its reply has {} columns, not {}.", fields.len(), types.len())));
-    }
-    for (field, ty) in fields.iter().zip(&types) {
-        let is_encoded = matches!(field.data_type(), DataType::Dictionary(places, texts)
-            if **places == DataType::Int32 && **texts == DataType::Utf8);
-        let found = match is_encoded && call.takes_dictionaries {
-            true => crate::types::Type::from_field(&field.as_ref().clone().with_data_type(DataType::Utf8)),
-            false => crate::types::Type::from_field(field),
-        };
-        let found = found
-            .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
-        if !ty.accepts(&found) {
-            return Err(Error::bad_result(
-                function,
-                format!("Its reply is of type {found}; the declared result is {ty}."),
-            ));
-        }
-    }
-    let (calls, rows) = (call.columns.num_rows(), columns.num_rows());
-    let expected = match (signature.kind, call.step) {
-        (FunctionKind::Scalar, _) | (_, Some(AggregateStep::State | AggregateStep::Finish)) => Some(calls),
-        (FunctionKind::Aggregate, _) => Some(0),
-        (FunctionKind::Table | FunctionKind::Map, _) => None,
-    };
-    if expected.is_some_and(|expected| expected != rows) {
-        return Err(Error::protocol(function, format!("Its reply has {rows} rows for {calls} calls.")));
-    }
-    if signature.kind == FunctionKind::Table {
-        check_row_numbers(function, calls, columns)?;
-    }
-    Ok(())
-}
-
-/// A table function's results name the rows of the batch that they answer, in order.
-fn check_row_numbers(function: &str, calls: usize, columns: &RecordBatch) -> Result<()> {
-    let rows = columns.column(0).as_primitive::<Int32Type>();
-    let are_within = rows.values().iter().all(|row| usize::try_from(*row).is_ok_and(|row| row < calls));
-    if rows.null_count() > 0 || !are_within || !rows.values().is_sorted() {
-        return Err(Error::protocol(function, "The row numbers of its reply are not those of the batch, in order."));
-    }
-    Ok(())
-}
-
 /// An error as a server sends it (`docs/protocol.md` §5).
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct WireError {
@@ -488,7 +436,6 @@ fn shorten(text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::Type;
 
     #[test]
     fn endless_errors_are_cut_at_characters() {
@@ -497,29 +444,6 @@ mod tests {
         let error = error.into_error("f");
         assert!(error.message().len() < 2 * MAX_ERROR_BYTES && error.message().contains("[...]"));
         assert!(error.detail().unwrap().len() < 2 * MAX_ERROR_BYTES);
-    }
-
-    #[test]
-    fn dictionaries_are_taken_of_int32_and_text_alone_and_only_if_they_may_come() {
-        use arrow_array::types::{ArrowDictionaryKeyType, Int8Type};
-        use arrow_array::{ArrayRef, DictionaryArray, Int64Array, PrimitiveArray, StringArray};
-
-        fn reply<K: ArrowDictionaryKeyType<Native: From<i8>>>(values: ArrayRef) -> RecordBatch {
-            let places = PrimitiveArray::<K>::from_iter_values([K::Native::from(0)]);
-            let array: ArrayRef = Arc::new(DictionaryArray::try_new(places, values).unwrap());
-            RecordBatch::try_from_iter_with_nullable([("", array, true)]).unwrap()
-        }
-        let (text, number) = (Arc::new(StringArray::from(vec!["a"])), Arc::new(Int64Array::from(vec![1])));
-        let calls = CallBatch::new(0, reply::<Int32Type>(text.clone()));
-        let takes = CallBatch { takes_dictionaries: true, ..calls.clone() };
-        let is_taken = |result, calls: &CallBatch, reply: RecordBatch| {
-            check_reply(&Signature::scalar("f", Vec::new(), result), calls, &reply).is_ok()
-        };
-        assert!(is_taken(Type::Text, &takes, reply::<Int32Type>(text.clone())));
-        assert!(!is_taken(Type::Text, &calls, reply::<Int32Type>(text.clone())));
-        assert!(!is_taken(Type::Text, &takes, reply::<Int8Type>(text.clone())));
-        assert!(!is_taken(Type::Int8, &takes, reply::<Int32Type>(text)));
-        assert!(!is_taken(Type::Int8, &takes, reply::<Int32Type>(number)));
     }
 
     #[test]

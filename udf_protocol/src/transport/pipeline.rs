@@ -15,10 +15,11 @@ use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::OnceCell;
 
+use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments};
-use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, check_reply, innermost};
+use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, innermost};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
 use crate::codec::columns::{CallHeader, Layout, ReplyHeader, decode_reply, frame, inline_body, read_frame};

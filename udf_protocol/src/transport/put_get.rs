@@ -16,9 +16,10 @@ use futures_util::stream;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use tonic::{Status, Streaming};
 
+use super::check::check_reply;
 use super::envelope::{check_scalar, no_greeting, no_signature};
 use super::flight::{Flight, status_error};
-use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport, check_reply};
+use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport};
 use crate::batch::CallBatch;
 use crate::codec::adapt::adapt;
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};

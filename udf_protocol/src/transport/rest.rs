@@ -20,7 +20,7 @@ use crate::batch::CallBatch;
 use crate::codec::json;
 use crate::error::{Error, Result};
 use crate::signature::{Argument, FunctionKind, Signature};
-use crate::transport::check_reply;
+use crate::transport::check::check_reply;
 use crate::types::Type;
 
 /// A server that is called over HTTP.
