@@ -156,12 +156,11 @@ class Query:
 
 
 class Floor:
-    """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat."""
+    """A UDF in plain Python over the same rows, as Arrow batches of 10,000 in memory: what no transport can beat. Of more than
+    most_rows it is measured on those, and scaled."""
 
-    most_rows = None
-
-    def __init__(self, columns, work):
-        self.columns, self.work = columns, work
+    def __init__(self, columns, work, most_rows=None):
+        self.columns, self.work, self.most_rows = columns, work, most_rows
 
     def prepare(self, rows):
         query = f"COPY (SELECT {', '.join(self.columns)} FROM bench_rows_{rows}) TO STDOUT (FORMAT csv)"
@@ -186,8 +185,8 @@ def handler():
 HANDLER = handler()
 
 
-def predicts(function):
-    return Floor(COLUMNS, lambda batch: function(*(column.to_numpy() for column in batch.columns)).sum())
+def predicts(function, most_rows=None):
+    return Floor(COLUMNS, lambda batch: function(*(column.to_numpy() for column in batch.columns)).sum(), most_rows)
 
 
 def sum_of(array):
@@ -198,16 +197,16 @@ SHM = "container, shared memory"
 PLAIN = "plain Python, no engine, no container"
 PAIR = "container, shared memory, two workers and replicas"
 BY_HAND = "PL/Python by hand in arrays"
-# Most rows of what takes seconds per million of them, but for the contenders that matter most.
+# Most rows of what takes seconds per million of them, but for shared memory with one replica and with two.
 MOST_DEAR_ROWS = 1_000_000
 
 
 def transports(function, arguments, result="sum({})", most_rows=None):
-    """A function over every transport, of more than most_rows the slower ones on those."""
+    """A function over every transport; all but shared memory on at most most_rows, and scaled."""
     query = f"SELECT {result.format(f'{function}({arguments})')} FROM rows"
     entries = {
         SHM: Query(query, over("shm")),
-        "container, Flight, Unix socket": Query(query, over("flight")),
+        "container, Flight, Unix socket": Query(query, over("flight"), most_rows),
         "container, columns over a socket": Query(query, over("socket"), most_rows),
         "container, Parquet files": Query(query, over("parquet"), most_rows),
         "container, JSON": Query(query, over("json"), most_rows),
@@ -250,19 +249,19 @@ CONTENDERS = {
         PLAIN: predicts(HANDLER.forest),
         PAIR: pair("forest", LIST),
         "MLflow's own server, on 10,000 rows, scaled": Query(f"SELECT sum(forest_mlflow({LIST})) FROM rows", most_rows=10_000),
-        BY_HAND: Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))")),
+        BY_HAND: Query(chunked("py_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))"), most_rows=MOST_DEAR_ROWS),
         **by_row("py_forest", LIST, 1000),
     },
     "random forest, 10 deep trees, 28 inputs": {
         **transports("deep_forest", LIST, most_rows=MOST_DEAR_ROWS),
-        PLAIN: predicts(HANDLER.deep_forest),
+        PLAIN: predicts(HANDLER.deep_forest, MOST_DEAR_ROWS),
         PAIR: pair("deep_forest", LIST),
         BY_HAND: Query(chunked("py_deep_forest_array", f"array_send(array_agg(ARRAY[{LIST}]))"), most_rows=MOST_DEAR_ROWS),
         **by_row("py_deep_forest", LIST, 1000),
     },
     "largest prime factor, handler per row": {
         **transports("factor", "n", most_rows=MOST_DEAR_ROWS),
-        PLAIN: Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist()))),
+        PLAIN: Floor(["n"], lambda batch: sum(map(HANDLER.largest_prime_factor, batch.column(0).to_pylist())), MOST_DEAR_ROWS),
         PAIR: pair("factor", "n"),
         "PL/Python per row": Query("SELECT sum(py_factor(n)) FROM rows", most_rows=MOST_DEAR_ROWS),
         BY_HAND: Query(chunked("py_factor_array", "array_agg(n)"), most_rows=MOST_DEAR_ROWS),
@@ -270,7 +269,11 @@ CONTENDERS = {
     },
     "largest prime factor, with 27 more inputs": {
         **transports("factor_of_last", FACTOR_LIST, most_rows=MOST_DEAR_ROWS),
-        PLAIN: Floor([*COLUMNS[:27], "n"], lambda batch: sum(HANDLER.factor_of_last(*(column.to_numpy() for column in batch.columns)))),
+        PLAIN: Floor(
+            [*COLUMNS[:27], "n"],
+            lambda batch: sum(HANDLER.factor_of_last(*(column.to_numpy() for column in batch.columns))),
+            MOST_DEAR_ROWS,
+        ),
         PAIR: pair("factor_of_last", FACTOR_LIST),
         "PL/Python per row": Query(f"SELECT sum(py_factor_of_last({FACTOR_LIST})) FROM rows", most_rows=MOST_DEAR_ROWS),
         BY_HAND: Query(
