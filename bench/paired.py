@@ -44,13 +44,10 @@ def ratio(times, base):
 
 
 def table(title, names, columns):
-    """A table in Markdown. columns: [(heading, [seconds of each name, or None])]; each has its ratio to the first name."""
+    """A table in Markdown. columns: [(heading, [seconds of each name])]; each has its ratio to the first name."""
     lines = [f"| {title} | " + " | ".join(f"{heading} | ratio" for heading, _ in columns) + " |"]
     lines.append("|---|" + "---|---|" * len(columns))
     for place, name in enumerate(names):
-        cells = []
-        for _, seconds in columns:
-            times = seconds[place]
-            cells += ["", ""] if times is None else [spread(times), f"{ratio(times, seconds[0]):.2f}"]
+        cells = [f"{spread(seconds[place])} | {ratio(seconds[place], seconds[0]):.2f}" for _, seconds in columns]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
