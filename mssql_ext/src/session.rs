@@ -181,10 +181,10 @@ impl Session {
         let missing = || broken("Execute was called before InitParam");
         let parameters: Vec<Parameter> =
             self.parameters.iter().map(|parameter| parameter.clone().ok_or_else(missing)).collect::<Result<_>>()?;
-        if self.client.is_none() {
-            self.client = Some(Client::start()?);
-        }
-        let client = self.client.as_ref().expect("it was just started");
+        let client = match self.client.take().filter(Client::is_running) {
+            Some(client) => self.client.insert(client),
+            None => self.client.insert(Client::start()?),
+        };
         let function = function::find(&self.process, client, &self.script)?;
         let binding =
             Binding::new(&self.script, &function.signature, &columns, &parameters, self.process.settings.guid)?;

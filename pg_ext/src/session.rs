@@ -3,6 +3,7 @@
 use std::cell::Cell;
 
 use pgrx::{pg_guard, pg_sys};
+use udf_protocol::Result;
 use udf_protocol::client::Client;
 
 use crate::{report, single_call};
@@ -12,17 +13,29 @@ thread_local! {
     static CLIENT: Cell<Option<&'static Client>> = const { Cell::new(None) };
 }
 
-/// The client, started if need be.
+/// The client, started if need be, anew if its thread has ended.
 pub fn client() -> &'static Client {
+    report::unwrap(try_client())
+}
+
+/// Starts the client if need be, for whom it may concern soon; a failure is the one's who calls [`client`].
+pub fn start() {
+    let _ = try_client();
+}
+
+fn try_client() -> Result<&'static Client> {
     CLIENT.with(|cell| {
-        if let Some(client) = cell.get() {
-            return client;
+        let earlier = cell.get();
+        if let Some(client) = earlier.filter(|client| client.is_running()) {
+            return Ok(client);
         }
-        let client: &'static Client = Box::leak(Box::new(report::unwrap(Client::start())));
+        let client: &'static Client = Box::leak(Box::new(Client::start()?));
         cell.set(Some(client));
-        // SAFETY: the callback is a static function and takes no argument.
-        unsafe { pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut()) };
-        client
+        if earlier.is_none() {
+            // SAFETY: the callback is a static function and takes no argument.
+            unsafe { pg_sys::RegisterXactCallback(Some(at_transaction_end), std::ptr::null_mut()) };
+        }
+        Ok(client)
     })
 }
 

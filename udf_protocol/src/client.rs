@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::arena::{self, Arenas};
@@ -31,50 +32,44 @@ use crate::transport::{Event, Inbox, Outbox, Reply};
 /// Longest single wait before the deadline is looked at again.
 const WAIT_SLICE: Duration = Duration::from_millis(500);
 
+/// What the thread does.
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A session's client. Dropping it ends its thread, its exchanges and its leases.
 #[derive(Debug)]
 pub struct Client {
-    runtime: Handle,
-    doorbell: Arc<Doorbell>,
+    /// Closing it ends the thread.
+    tasks: mpsc::UnboundedSender<Task>,
+    waiter: Waiter,
     connections: Arc<Connections>,
     arenas: Arc<Arenas>,
-    /// Closing it ends the thread's event loop.
-    stop: oneshot::Sender<()>,
     thread: thread::JoinHandle<()>,
 }
 
 impl Client {
-    /// Starts the background thread.
+    /// Starts the background thread. What the thread itself lacks, such as file descriptors, fails what is asked of it.
     pub fn start() -> Result<Client> {
-        let failed = |cause: &dyn std::fmt::Display| {
-            Error::new(Kind::Unreachable, format!("could not start the client of container functions: {cause}"))
-        };
-        let doorbell = Doorbell::new().map_err(|cause| failed(&cause))?;
-        let runtime = Builder::new_current_thread().enable_all().build().map_err(|cause| failed(&cause))?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel::<()>();
+        let doorbell = Doorbell::new().map_err(|cause| not_started(&cause))?;
+        let waiter = Waiter { doorbell: Arc::new(doorbell), failure: Arc::default() };
+        let (tasks, queue) = mpsc::unbounded_channel();
         // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
-        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| failed(&cause))?;
-        let thread = thread::Builder::new().name("transship".to_string()).spawn(move || {
-            // The sender never sends: the wait ends when it is dropped.
-            let _ = runtime.block_on(stopped);
-            runtime.shutdown_background();
-        });
-        mask.thread_set_mask().map_err(|cause| failed(&cause))?;
-        let thread = thread.map_err(|cause| failed(&cause))?;
-        Ok(Client {
-            runtime: handle,
-            doorbell: Arc::new(doorbell),
-            connections: Arc::default(),
-            arenas: Arc::default(),
-            stop,
-            thread,
-        })
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| not_started(&cause))?;
+        let threads_waiter = waiter.clone();
+        let thread =
+            thread::Builder::new().name("transship".to_string()).spawn(move || run_tasks(queue, &threads_waiter));
+        mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
+        let thread = thread.map_err(|cause| not_started(&cause))?;
+        Ok(Client { tasks, waiter, connections: Arc::default(), arenas: Arc::default(), thread })
+    }
+
+    /// Whether its thread runs. If not, another client may have more luck.
+    pub fn is_running(&self) -> bool {
+        !self.tasks.is_closed()
     }
 
     /// Ends the client and waits until its thread has ended, which takes no longer than the step it is at.
     pub fn stop(self) {
-        drop(self.stop);
+        drop(self.tasks);
         // The thread ends by itself; if it panicked, it has ended too.
         let _ = self.thread.join();
     }
@@ -82,21 +77,15 @@ impl Client {
     /// Opens an exchange. Nothing is sent, started or connected before its first batch.
     pub fn open(&self, call: Arc<Call>) -> Exchange {
         let (sender, outbox) = Outbox::new();
-        let (inbox, receiver, room) = Inbox::new(self.doorbell.clone());
-        let (cancel, mut cancelled) = oneshot::channel::<()>();
+        let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
         let connections = self.connections.clone();
         let task_call = call.clone();
-        self.runtime.spawn(async move {
-            tokio::select! {
-                () = connections.run(&task_call, outbox, &inbox) => {}
-                Ok(()) = &mut cancelled => {}
-            }
-        });
+        let cancel = self.spawn(async move { connections.run(&task_call, outbox, &inbox).await });
         Exchange {
             call,
             arenas: self.arenas.clone(),
             directory: None,
-            doorbell: self.doorbell.clone(),
+            waiter: self.waiter.clone(),
             sender: Some(sender),
             receiver,
             room,
@@ -186,7 +175,7 @@ impl Client {
         if !self.connections.is_empty() {
             // Connections belong to the runtime's thread, so they are closed there.
             let connections = self.connections.clone();
-            self.runtime.spawn(async move { connections.release() });
+            self.spawn(async move { connections.release() });
         }
     }
 
@@ -198,37 +187,80 @@ impl Client {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         let (sender, receiver) = std_mpsc::channel();
-        let doorbell = self.doorbell.clone();
-        let task = self.runtime.spawn(async move {
+        let doorbell = self.waiter.doorbell.clone();
+        let cancel = self.spawn(async move {
             let _ = sender.send(work.await);
             doorbell.ring();
         });
-        let result = wait_for(host, &self.doorbell, &receiver, Instant::now() + timeout)
-            .and_then(|answer| answer.unwrap_or_else(|| Err(Error::timeout(what, timeout.as_millis()))));
-        task.abort();
-        result
+        let answer = self.waiter.wait_for(host, &receiver, Instant::now() + timeout);
+        let _ = cancel.send(());
+        answer?.unwrap_or_else(|| Err(Error::timeout(what, timeout.as_millis())))
+    }
+
+    /// Has the thread do something, which a message through what is returned ends early.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> oneshot::Sender<()> {
+        let (cancel, mut cancelled) = oneshot::channel();
+        let task = async move {
+            tokio::select! {
+                () = work => {}
+                Ok(()) = &mut cancelled => {}
+            }
+        };
+        // If the thread has ended, the task is dropped with its end of a queue, and who waits for it is told.
+        let _ = self.tasks.send(Box::pin(task));
+        cancel
     }
 }
 
-/// Waits for the next thing in a queue; none when the deadline passed first.
-fn wait_for<T>(
-    host: &dyn Host,
-    doorbell: &Doorbell,
-    receiver: &std_mpsc::Receiver<T>,
-    deadline: Instant,
-) -> Result<Option<T>> {
-    let look = || match receiver.try_recv() {
-        Ok(item) => Ok(Some(item)),
-        Err(std_mpsc::TryRecvError::Empty) => Ok(None),
-        Err(std_mpsc::TryRecvError::Disconnected) => {
-            Err(Error::new(Kind::Unreachable, "the client of container functions stopped working"))
+/// What the thread runs, until the client is dropped.
+fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter) {
+    match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            runtime.block_on(async {
+                while let Some(task) = tasks.recv().await {
+                    tokio::spawn(task);
+                }
+            });
+            runtime.shutdown_background();
         }
-    };
-    let wait = |doorbell: BorrowedFd<'_>| match deadline.saturating_duration_since(Instant::now()) {
-        Duration::ZERO => Ok(None),
-        left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),
-    };
-    doorbell.wait_for(look, wait)
+        Err(cause) => {
+            // Nobody else sets it.
+            let _ = waiter.failure.set(not_started(&cause));
+            drop(tasks);
+            waiter.doorbell.ring();
+        }
+    }
+}
+
+fn not_started(cause: &dyn std::fmt::Display) -> Error {
+    Error::new(Kind::Unreachable, format!("could not start the client of container functions: {cause}"))
+}
+
+/// How the engine's thread waits for the client's.
+#[derive(Debug, Clone)]
+struct Waiter {
+    doorbell: Arc<Doorbell>,
+    /// Why the client's thread ended, if it did so by itself.
+    failure: Arc<OnceLock<Error>>,
+}
+
+impl Waiter {
+    /// Waits for the next thing in a queue; none when the deadline passed first.
+    fn wait_for<T>(&self, host: &dyn Host, receiver: &std_mpsc::Receiver<T>, deadline: Instant) -> Result<Option<T>> {
+        let look =
+            || match receiver.try_recv() {
+                Ok(item) => Ok(Some(item)),
+                Err(std_mpsc::TryRecvError::Empty) => Ok(None),
+                Err(std_mpsc::TryRecvError::Disconnected) => Err(self.failure.get().cloned().unwrap_or_else(|| {
+                    Error::new(Kind::Unreachable, "the client of container functions stopped working")
+                })),
+            };
+        let wait = |doorbell: BorrowedFd<'_>| match deadline.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Ok(None),
+            left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),
+        };
+        self.doorbell.wait_for(look, wait)
+    }
 }
 
 /// What a map function's server did.
@@ -250,7 +282,7 @@ pub struct Exchange {
     arenas: Arc<Arenas>,
     /// The folder of the server's segments, if columns may be written into those; known once it was reached.
     directory: Option<PathBuf>,
-    doorbell: Arc<Doorbell>,
+    waiter: Waiter,
     /// None once the engine has closed its side.
     sender: Option<mpsc::UnboundedSender<CallBatch>>,
     receiver: std_mpsc::Receiver<Result<Event>>,
@@ -324,7 +356,7 @@ impl Exchange {
     pub fn receive_from_map(&mut self, host: &dyn Host) -> Result<MapEvent> {
         loop {
             let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
-            match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
+            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
                 Some(Event::Reached(transport, _)) => self.note_reached(transport),
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
@@ -418,7 +450,7 @@ impl Exchange {
                 // Starting a replica has a deadline of its own in dispatch; this one is behind it.
                 None => sent_at + self.call.start_timeout + timeout,
             };
-            match wait_for(host, &self.doorbell, &self.receiver, deadline)?.transpose()? {
+            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
                 Some(Event::Reached(transport, directory)) => {
                     self.note_reached(transport);
                     self.directory = directory;
