@@ -11,7 +11,7 @@ class Echo(http1.Handler):
     """Answers with what it was asked."""
 
     def do_GET(self):
-        self.send(200, "text/plain", f"{self.path} {self.headers.get('X-Asked', '-')}".encode())
+        self.send(200, "text/plain", f"{self.path} {self.headers.get('x-asked', '-')}".encode())
 
     def do_POST(self):
         self.send(200, "text/plain", self.stream.read(int(self.headers["content-length"])))

@@ -83,10 +83,10 @@ class Request:
         self._data = None
         try:
             length = int.from_bytes(body[:4], "little")
-            self.header = json.loads(body[4 : 4 + length])
+            self.header = json.loads(str(body[4 : 4 + length], "utf-8"))
             self._is_parquet = self.header.get("form") == "parquet"
             buffers = self._places = self.header["buffers"]
-            if not all(type(place) is int and place >= 0 for place in buffers) or len(buffers) % 2:
+            if not {int}.issuperset(map(type, buffers)) or min(buffers, default=0) < 0 or len(buffers) % 2:
                 raise ValueError("buffers are pairs of integers")
         except (ValueError, KeyError, TypeError, AttributeError) as cause:
             raise CallError("protocol_violation", f"the request cannot be read: {cause!r}") from None

@@ -4,6 +4,7 @@ Row i of the result answers row i of the batch, always: rows are called in order
 functions that answer otherwise build on this one: table_function.py, map_function.py, aggregate_function.py.
 """
 
+import functools
 import importlib.util
 import inspect
 import itertools
@@ -31,27 +32,27 @@ class Function:
         self.arguments = arguments  # [(name, types.Type)]
         self.result = result  # types.Type
 
-    @property
+    @functools.cached_property
     def schema(self):
         """Fields of the arguments, then those of the result (docs/protocol.md §3)."""
         return pa.schema([*self.argument_schema, self.result.field(self.name)])
 
-    @property
+    @functools.cached_property
     def argument_schema(self):
         """Fields of the arguments."""
         return types.schema_of(self.arguments)
 
-    @property
+    @functools.cached_property
     def call_columns(self):
         """(name, Type) of each column of a batch of calls (docs/protocol.md §4)."""
         return self.arguments
 
-    @property
+    @functools.cached_property
     def reply_columns(self):
         """(name, Type) of each column of a reply."""
         return [(self.name, self.result)]
 
-    @property
+    @functools.cached_property
     def reply_schema(self):
         """Fields of a reply."""
         return types.schema_of(self.reply_columns)

@@ -13,29 +13,10 @@ _MAX_HEADERS = 100
 _BUFFER_BYTES = 65536
 # A connection on which nothing comes for so long is closed.
 _IDLE_S = 600
-_TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_REQUEST = re.compile(r"([A-Z]+) ([^ \x00-\x20\x7f]+) HTTP/1\.([01])")
-
-
-class Headers:
-    """Header fields by name, in any case."""
-
-    def __init__(self):
-        self._values = {}
-
-    def add(self, name, value):
-        name = name.lower()
-        # A list of values may stand in several fields.
-        self._values[name] = f"{self._values[name]}, {value}" if name in self._values else value
-
-    def get(self, name, default=None):
-        return self._values.get(name.lower(), default)
-
-    def __contains__(self, name):
-        return name.lower() in self._values
-
-    def __getitem__(self, name):
-        return self.get(name)
+_HEAD = re.compile(
+    r"([A-Z]+) ([^ \x00-\x20\x7f]+) HTTP/1\.([01])\r?\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n]*\r?\n)*)\r?\n"
+)
+_FIELD = re.compile(r"([^:]+):([^\r\n]*)\r?\n")
 
 
 class _Refused(Exception):
@@ -45,7 +26,8 @@ class _Refused(Exception):
 
 
 class Handler:
-    """Answers the requests of one connection by its methods do_GET, do_POST and do_DELETE, until either side closes it."""
+    """Answers the requests of one connection by its methods do_GET, do_POST and do_DELETE, until either side closes it. They
+    find the request in method, path and headers, whose names are in lower case, and its body in stream."""
 
     def __init__(self, connection, server):
         self.connection, self.server = connection, server
@@ -89,28 +71,31 @@ class Handler:
             line = self._read_line()
         if not line:
             return False
-        match = _REQUEST.fullmatch(line.decode("latin-1").rstrip("\r\n"))
-        if not match:
-            raise _Refused(http.HTTPStatus.BAD_REQUEST)
-        self.method, self.path, minor = match.groups()
-        self.headers = Headers()
-        count = 0
-        while (line := self._read_line()) not in (b"\r\n", b"\n"):
+        lines = [line]
+        while line not in (b"\r\n", b"\n"):
+            line = self._read_line()
             if not line:
                 raise ConnectionError
-            name, colon, value = line.partition(b":")
-            count += 1
-            if not colon or not _TOKEN.fullmatch(name) or count > _MAX_HEADERS:
+            lines.append(line)
+            if len(lines) > _MAX_HEADERS + 2:
                 raise _Refused(http.HTTPStatus.BAD_REQUEST)
-            self.headers.add(name.decode(), value.strip().decode("latin-1"))
-        if self.headers["Transfer-Encoding"] is not None:
+        match = _HEAD.fullmatch(b"".join(lines).decode("latin-1"))
+        if not match:
+            raise _Refused(http.HTTPStatus.BAD_REQUEST)
+        self.method, self.path, minor, fields = match.groups()
+        headers = self.headers = {}
+        for name, value in _FIELD.findall(fields):
+            name, value = name.lower(), value.strip()
+            # A list of values may stand in several fields.
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+        if "transfer-encoding" in headers:
             raise _Refused(http.HTTPStatus.LENGTH_REQUIRED)
-        wish = (self.headers["Connection"] or "").lower()
+        wish = headers.get("connection", "").lower()
         self.close_connection = wish == "close" or (minor == "0" and wish != "keep-alive")
-        if self.method != "POST" and self.headers.get("Content-Length", "0") != "0":
+        if self.method != "POST" and headers.get("content-length", "0") != "0":
             # Nobody reads that body, which must not pass for the next request.
             self.close_connection = True
-        if (self.headers["Expect"] or "").lower() == "100-continue":
+        if headers.get("expect", "").lower() == "100-continue":
             self.connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         return True
 

@@ -25,6 +25,7 @@ _MAX_BODY_BYTES = 1 << 30
 _EXCHANGE_IDLE_S = 600
 # How long calls may still run when the server is asked to end.
 _STOP_PATIENCE_S = 10
+_STOP_STEP_S = 0.005
 # Shorter answers are not worth the time.
 _LEAST_GZIP_BYTES = 1024
 _BACKLOG = 128
@@ -70,7 +71,7 @@ class _Handler(http1.Handler):
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
                 return self._answer(*answered)
             function = self._find()
-            if self.headers.get("Content-Type") == columns.CONTENT_TYPE:
+            if self.headers.get("content-type") == columns.CONTENT_TYPE:
                 request = columns.Request(body, self.segments)
                 batch = request.batch(function.call_columns)
                 reply, micros = self._call(function, request.header, batch, request.may_encode)
@@ -133,8 +134,8 @@ class _Handler(http1.Handler):
 
     def _read_body(self):
         try:
-            length = int(self.headers["Content-Length"])
-        except (TypeError, ValueError):
+            length = int(self.headers["content-length"])
+        except (KeyError, ValueError):
             length = -1
         if not 0 <= length <= _MAX_BODY_BYTES:
             self.close_connection = True
@@ -151,7 +152,7 @@ class _Handler(http1.Handler):
         self._send(status, "application/json", json.dumps(body, allow_nan=False).encode())
 
     def _send(self, status, content_type, payload):
-        if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("Accept-Encoding", ""):
+        if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("accept-encoding", ""):
             return self.send(status, content_type, gzip.compress(payload, 1), "Content-Encoding: gzip\r\n")
         return self.send(status, content_type, payload)
 
@@ -160,22 +161,22 @@ class _Running:
     """Counts the calls that are being answered."""
 
     def __init__(self):
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._count = 0
 
     def __enter__(self):
-        with self._changed:
+        with self._lock:
             self._count += 1
 
     def __exit__(self, *_):
-        with self._changed:
+        with self._lock:
             self._count -= 1
-            self._changed.notify_all()
 
     def wait_for_none(self, seconds):
         """Waits until no call is being answered, at most so long."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._count == 0, seconds)
+        deadline = time.monotonic() + seconds
+        while self._count and time.monotonic() < deadline:
+            time.sleep(_STOP_STEP_S)
 
 
 class _Exchanges:

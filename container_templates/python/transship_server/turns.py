@@ -6,7 +6,6 @@ than PATIENCE_S, which may wait for something itself, is left to go on beside th
 """
 
 import collections
-import contextlib
 import threading
 import time
 
@@ -22,38 +21,30 @@ class Turns:
         self._current = None
         self._since = 0.0
 
-    @contextlib.contextmanager
     def turn(self):
-        """Holds a turn."""
-        mine = self._take()
-        try:
-            yield
-        finally:
-            self._leave(mine)
+        """A turn, to be held by a with statement."""
+        return _Turn(self)
 
-    def _take(self):
-        mine = threading.Event()
+    def take(self, mine):
+        """Waits for a turn."""
         with self._lock:
             if self._current is None:
-                self._begin(mine)
-                return mine
+                return self._begin(mine)
+            mine.has_come = threading.Event()
             self._waiting.append(mine)
             place = len(self._waiting)
         # Each of those before it may take its time. Looking later than that is no harm, looking often would be.
-        while not mine.wait(place * PATIENCE_S):
+        while not mine.has_come.wait(place * PATIENCE_S):
             with self._lock:
                 if self._waiting and self._waiting[0] is mine and time.monotonic() - self._since >= PATIENCE_S:
-                    self._waiting.popleft()
-                    self._begin(mine)
-                    return mine
+                    return self._begin(self._waiting.popleft())
             place = 1
-        return mine
 
     def _begin(self, whose):
         self._current, self._since = whose, time.monotonic()
-        whose.set()
 
-    def _leave(self, mine):
+    def leave(self, mine):
+        """Ends a turn; the next may begin."""
         with self._lock:
             # Somebody may have begun beside it.
             if self._current is not mine:
@@ -61,3 +52,19 @@ class Turns:
             self._current = None
             if self._waiting:
                 self._begin(self._waiting.popleft())
+                self._current.has_come.set()
+
+
+class _Turn:
+    """has_come is an Event if it has to be waited for."""
+
+    __slots__ = ("_turns", "has_come")
+
+    def __init__(self, turns):
+        self._turns = turns
+
+    def __enter__(self):
+        self._turns.take(self)
+
+    def __exit__(self, *_):
+        self._turns.leave(self)
