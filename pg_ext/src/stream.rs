@@ -25,7 +25,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Opens an exchange of the function with this oid. Nothing is connected before its first batch.
+    /// Opens an exchange of the function with this oid, and begins to reach who answers.
     pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
         Stream { exchange: session::client().open(call), meter: Meter::new(function), sent_at: VecDeque::new() }
     }

@@ -74,7 +74,7 @@ impl Client {
         let _ = self.thread.join();
     }
 
-    /// Opens an exchange. Nothing is sent, started or connected before its first batch.
+    /// Opens an exchange, and begins to reach who answers: a replica may be started before the first batch is sent.
     pub fn open(&self, call: Arc<Call>) -> Exchange {
         let (sender, outbox) = Outbox::new();
         let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
@@ -169,13 +169,18 @@ impl Client {
         self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
     }
 
+    /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`].
+    pub fn prepare(&self, manager: PathBuf) {
+        self.spawn(self.connections.clone().prepare(manager));
+    }
+
     /// Ends the leases that no exchange is using; for the end of a transaction.
     pub fn release(&self) {
         self.arenas.clear();
         if !self.connections.is_empty() {
             // Connections belong to the runtime's thread, so they are closed there.
             let connections = self.connections.clone();
-            self.spawn(async move { connections.release() });
+            self.spawn(async move { connections.release().await });
         }
     }
 

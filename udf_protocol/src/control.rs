@@ -248,6 +248,11 @@ impl Connection {
         Ok(Connection { socket: socket.to_path_buf(), reader: BufReader::new(reader), writer })
     }
 
+    /// The manager's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Sends a request and waits for its response; the manager's own error comes back as one.
     pub async fn request(&mut self, request: &Request) -> Result<Response> {
         let lost = |socket: &Path, cause: &dyn std::fmt::Display| {
@@ -304,7 +309,11 @@ pub struct Lease {
 impl Lease {
     /// Leases a replica of the image with `digest`, which may have to be started first.
     pub async fn acquire(socket: &Path, digest: &str) -> Result<Lease> {
-        let mut connection = Connection::open(socket).await?;
+        Lease::acquire_on(Connection::open(socket).await?, digest).await
+    }
+
+    /// The same on a connection that is there.
+    pub async fn acquire_on(mut connection: Connection, digest: &str) -> Result<Lease> {
         match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
             Response::Lease(info) => Ok(Lease { info, connection: tokio::sync::Mutex::new(connection) }),
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),

@@ -5,15 +5,17 @@
 //! lost, at most [`MAX_ATTEMPTS`] times in all.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::unistd::Uid;
 
 use crate::balance::Balance;
-use crate::control::Lease;
+use crate::control::{self, Lease};
 use crate::dialect::Dialect;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
@@ -75,19 +77,35 @@ struct Reached {
 pub struct Connections {
     transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
+    /// A connection to the manager for the next lease.
+    spare: tokio::sync::Mutex<Option<control::Connection>>,
+    has_prepared: AtomicBool,
     balance: Balance,
 }
 
 impl Connections {
+    /// Connects to the manager ahead of the first lease, which says it if that fails. The work, for the client's thread.
+    pub fn prepare(self: Arc<Self>, manager: PathBuf) -> impl Future<Output = ()> + Send {
+        self.has_prepared.store(true, Relaxed);
+        async move {
+            let mut spare = self.spare.lock().await;
+            if spare.is_none() {
+                *spare = control::Connection::open(&manager).await.ok();
+            }
+        }
+    }
+
     /// Ends all leases that no exchange is using, and forgets their connections.
-    pub fn release(&self) {
+    pub async fn release(&self) {
+        *self.spare.lock().await = None;
+        self.has_prepared.store(false, Relaxed);
         self.leases.lock().expect("no holder panics").clear();
         self.transports.lock().expect("no holder panics").clear();
     }
 
     /// Whether anything is held.
     pub fn is_empty(&self) -> bool {
-        self.leases.lock().expect("no holder panics").is_empty()
+        self.leases.lock().expect("no holder panics").is_empty() && !self.has_prepared.load(Relaxed)
     }
 
     fn transport(&self, way: Way, make: impl FnOnce() -> Arc<dyn Transport>) -> Arc<dyn Transport> {
@@ -98,7 +116,16 @@ impl Connections {
         if let Some(lease) = self.leases.lock().expect("no holder panics").get(target) {
             return Ok(lease.clone());
         }
-        let lease = Arc::new(Lease::acquire(manager, digest).await?);
+        let spare = self.spare.lock().await.take().filter(|connection| connection.socket() == manager);
+        let lease = match spare {
+            Some(connection) => match Lease::acquire_on(connection, digest).await {
+                // The manager was started anew since.
+                Err(error) if error.kind() == Kind::Unreachable => Lease::acquire(manager, digest).await,
+                outcome => outcome,
+            },
+            None => Lease::acquire(manager, digest).await,
+        }?;
+        let lease = Arc::new(lease);
         self.leases.lock().expect("no holder panics").insert(target.clone(), lease.clone());
         Ok(lease)
     }

@@ -4,6 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use udf_protocol::client::{Client, Exchange};
 use udf_protocol::dialect::Dialect;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::host::PlainHost;
+use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, Signature, Volatility};
 use udf_protocol::transport::{Credentials, Proxy, Remote};
 use udf_protocol::types::Type;
@@ -36,9 +38,14 @@ fn batch() -> CallBatch {
 
 fn open(client: &Client, addresses: &str, volatility: Volatility, credentials: Credentials) -> Exchange {
     let remote = Remote::parse(addresses, Dialect::Transship).unwrap();
+    let transport = remote.transport_name();
+    open_to(client, Target::Remote { remote, credentials }, transport, volatility)
+}
+
+fn open_to(client: &Client, target: Target, transport: TransportName, volatility: Volatility) -> Exchange {
     client.open(Arc::new(Call {
-        transport: remote.transport_name(),
-        target: Target::Remote { remote, credentials },
+        transport,
+        target,
         signature: signature(),
         volatility,
         batch_timeout: Duration::from_secs(10),
@@ -209,4 +216,51 @@ fn addresses_of_a_name_are_tried_until_one_answers() {
             call(&format!("grpc://localhost:{}", server.port()), Volatility::Immutable, Credentials::default());
         assert_eq!(answer.unwrap(), 40);
     }
+}
+
+#[test]
+fn the_manager_is_reached_once_ahead_and_again_where_it_was_started_anew() {
+    let (server, _) = json_server("", REPLY.to_vec());
+    let folder = tempfile::tempdir().unwrap();
+    let manager = folder.path().join("m.sock");
+    let listener = UnixListener::bind(&manager).unwrap();
+    let lease =
+        format!(r#"{{"response": "lease", "replica": "r", "image": "i:1.0", "json": "http://{server}"}}{}"#, "\n");
+    // Which of the connections are closed at once; the others get a lease.
+    for closes in [vec![false], vec![true, false]] {
+        let (listener, lease) = (listener.try_clone().unwrap(), lease.clone());
+        let served = std::thread::spawn(move || {
+            for closes in closes {
+                let (mut stream, _) = listener.accept().unwrap();
+                if !closes {
+                    assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+                    stream.write_all(lease.as_bytes()).unwrap();
+                    // Until the lease ends.
+                    assert_eq!(stream.read(&mut [0; 4096]).unwrap(), 0);
+                }
+            }
+        });
+        let client = Client::start().unwrap();
+        client.prepare(manager.clone());
+        let target = Target::Image { manager: manager.clone(), digest: "sha256:1".to_string() };
+        let mut exchange = open_to(&client, target, TransportName::Json, Volatility::Volatile);
+        exchange.send(batch());
+        let reply = exchange.receive(&PlainHost).unwrap();
+        assert_eq!(reply.columns.column(0).as_primitive::<Int64Type>().value(0), 40);
+        drop(exchange);
+        client.release();
+        served.join().unwrap();
+    }
+}
+
+#[test]
+fn a_connection_ahead_ends_with_the_transaction() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = folder.path().join("m.sock");
+    let listener = UnixListener::bind(&manager).unwrap();
+    let client = Client::start().unwrap();
+    client.prepare(manager);
+    client.release();
+    let (mut stream, _) = listener.accept().unwrap();
+    assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
 }

@@ -37,7 +37,7 @@ pub unsafe extern "C-unwind" fn create_state(_scan: *mut pg_sys::CustomScan) -> 
     }
 }
 
-/// BeginCustomScan: starts the child and compiles the calls' arguments. Connects to nothing.
+/// BeginCustomScan: starts the child and compiles the calls' arguments. Leases nothing.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate: *mut pg_sys::EState, eflags: i32) {
     // SAFETY: the executor passes the node that create_state made, with its plan, in the query's memory context.

@@ -38,6 +38,8 @@ const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
 /// Least room for what is read at a time.
 const READ_BYTES: usize = 4 << 10;
+/// Bodies up to this are copied behind their heads.
+const SHORT_BYTES: usize = 4 << 10;
 
 /// The connections to one server that no exchange is using.
 #[derive(Debug)]
@@ -265,8 +267,8 @@ impl PipelinedCall<'_> {
         };
         let mut head = self.head.clone();
         head.extend_from_slice(format!("{}\r\n\r\n", body.len()).as_bytes());
-        if segments.is_some() {
-            // One packet for what is short.
+        if body.len() <= SHORT_BYTES {
+            // One packet, for which the server wakes once.
             head.extend_from_slice(&body);
             sending.push_back(head.into());
         } else {
