@@ -4,6 +4,7 @@ serve answers on the sockets and ports of docs/protocol.md §8; describe prints 
 signature filled in, which is what the image's label carries.
 """
 
+import gc
 import json
 import os
 import signal
@@ -68,6 +69,8 @@ def serve(functions):
         # A Flight server listens once it is made, and its serve() would take the signal handlers over.
         if not isinstance(server, flight.Server):
             threading.Thread(target=server.serve_forever, daemon=True).start()
+    # What is there by now stays, so collections of garbage need not look at it.
+    gc.freeze()
     print(f"transship_server: ready, {len(functions)} functions", file=sys.stderr, flush=True)
     while signals.recv(1)[0] not in _ENDING:
         pass

@@ -5,14 +5,16 @@ megabytes of memory in every container.
 """
 
 import http
+import io
 import re
 import socket
+import struct
 
 _MAX_LINE_BYTES = 65536
 _MAX_HEADERS = 100
 _BUFFER_BYTES = 65536
-# A connection on which nothing comes for so long is closed.
-_IDLE_S = 600
+# A connection on which nothing comes, or can be sent, for so long is closed: a struct timeval.
+_IDLE = struct.pack("ll", 600, 0)
 _HEAD = re.compile(
     r"([A-Z]+) ([^ \x00-\x20\x7f]+) HTTP/1\.([01])\r?\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n]*\r?\n)*)\r?\n"
 )
@@ -31,14 +33,16 @@ class Handler:
 
     def __init__(self, connection, server):
         self.connection, self.server = connection, server
-        connection.settimeout(_IDLE_S)
+        # The kernel's own timeouts, with which a read is one system call, without Python around it.
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, _IDLE)
         if connection.family != socket.AF_UNIX:
             # Replies are written at once, so waiting for more to send would only add delay.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         self.close_connection = False
         self.setup()
         try:
-            with connection.makefile("rb", buffering=_BUFFER_BYTES) as self.stream:
+            with io.BufferedReader(io.FileIO(connection.fileno(), closefd=False), _BUFFER_BYTES) as self.stream:
                 while not self.close_connection and self._answer_next():
                     pass
         finally:

@@ -37,7 +37,7 @@ _STATUS = {"function_not_found": 404, "protocol_violation": 400}
 
 class _Handler(http1.Handler):
     def setup(self):
-        self.segments = columns.Segments(os.environ.get("TRANSSHIP_SEGMENT_DIR"))
+        self.segments = columns.Segments(self.server.segment_directory)
         self.json_reader = json_columns.Reader()
 
     def finish(self):
@@ -140,7 +140,8 @@ class _Handler(http1.Handler):
         if not 0 <= length <= _MAX_BODY_BYTES:
             self.close_connection = True
             raise CallError("protocol_violation", "a request needs a Content-Length of at most 1 GiB")
-        body = self.stream.read(length)
+        # None if it takes too long to come.
+        body = self.stream.read(length) or b""
         if len(body) < length:
             raise ConnectionError
         return body
@@ -248,6 +249,7 @@ class _Server:
 
     def __init__(self, listener, functions):
         self.functions, self.exchanges, self.running, self.turns = functions, _Exchanges(), _Running(), Turns()
+        self.segment_directory = os.environ.get("TRANSSHIP_SEGMENT_DIR")
         self._listener = listener
         self._lock = threading.Lock()
         self._waiting = 0
