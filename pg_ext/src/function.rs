@@ -92,7 +92,7 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let version = row.version;
     let function = Rc::new(Function::from_row(row)?);
     if function.body.image.is_some() || function.body.source.is_some() {
-        session::client().prepare(settings::manager_socket());
+        session::prepare();
     }
     CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
     Ok(function)

@@ -6,7 +6,7 @@ use pgrx::{pg_guard, pg_sys};
 use udf_protocol::Result;
 use udf_protocol::client::Client;
 
-use crate::{report, single_call};
+use crate::{report, settings, single_call};
 
 thread_local! {
     // Lives as long as the process: its thread must not be joined while the process exits.
@@ -18,9 +18,16 @@ pub fn client() -> &'static Client {
     report::unwrap(try_client())
 }
 
-/// Starts the client if need be, for whom it may concern soon; a failure is the one's who calls [`client`].
+/// Starts the client if need be, since it is likely to be wanted soon. A failure is left to whom it then concerns.
 pub fn start() {
     let _ = try_client();
+}
+
+/// Connects to the manager in the background, for the same reason.
+pub fn prepare() {
+    if let Ok(client) = try_client() {
+        client.prepare(settings::manager_socket());
+    }
 }
 
 fn try_client() -> Result<&'static Client> {

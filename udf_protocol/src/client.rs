@@ -9,6 +9,7 @@ use std::future::Future;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ pub struct Client {
     tasks: mpsc::UnboundedSender<Task>,
     waiter: Waiter,
     connections: Arc<Connections>,
+    /// Since the last release.
+    has_prepared: AtomicBool,
     arenas: Arc<Arenas>,
     thread: thread::JoinHandle<()>,
 }
@@ -59,7 +62,8 @@ impl Client {
             thread::Builder::new().name("transship".to_string()).spawn(move || run_tasks(queue, &threads_waiter));
         mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
         let thread = thread.map_err(|cause| not_started(&cause))?;
-        Ok(Client { tasks, waiter, connections: Arc::default(), arenas: Arc::default(), thread })
+        let (connections, arenas, has_prepared) = Default::default();
+        Ok(Client { tasks, waiter, connections, has_prepared, arenas, thread })
     }
 
     /// Whether its thread runs. If not, another client may have more luck.
@@ -171,13 +175,15 @@ impl Client {
 
     /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`].
     pub fn prepare(&self, manager: PathBuf) {
-        self.spawn(self.connections.clone().prepare(manager));
+        self.has_prepared.store(true, Relaxed);
+        let connections = self.connections.clone();
+        self.spawn(async move { connections.prepare(&manager).await });
     }
 
     /// Ends the leases that no exchange is using; for the end of a transaction.
     pub fn release(&self) {
         self.arenas.clear();
-        if !self.connections.is_empty() {
+        if self.has_prepared.swap(false, Relaxed) || !self.connections.is_empty() {
             // Connections belong to the runtime's thread, so they are closed there.
             let connections = self.connections.clone();
             self.spawn(async move { connections.release().await });

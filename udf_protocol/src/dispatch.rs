@@ -5,10 +5,8 @@
 //! lost, at most [`MAX_ATTEMPTS`] times in all.
 
 use std::collections::HashMap;
-use std::future::Future;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -79,40 +77,35 @@ pub struct Connections {
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
     /// A connection to the manager for the next lease.
     spare: tokio::sync::Mutex<Option<control::Connection>>,
-    has_prepared: AtomicBool,
     balance: Balance,
 }
 
 impl Connections {
-    /// Connects to the manager ahead of the first lease, which says it if that fails. The work, for the client's thread.
-    pub fn prepare(self: Arc<Self>, manager: PathBuf) -> impl Future<Output = ()> + Send {
-        self.has_prepared.store(true, Relaxed);
-        async move {
-            let mut spare = self.spare.lock().await;
-            if spare.is_none() {
-                *spare = control::Connection::open(&manager).await.ok();
-            }
+    /// Connects to the manager ahead of the first lease, which says it if that fails.
+    pub async fn prepare(&self, manager: &Path) {
+        let mut spare = self.spare.lock().await;
+        if spare.is_none() {
+            *spare = control::Connection::open(manager).await.ok();
         }
     }
 
     /// Ends all leases that no exchange is using, and forgets their connections.
     pub async fn release(&self) {
         *self.spare.lock().await = None;
-        self.has_prepared.store(false, Relaxed);
         self.leases.lock().expect("no holder panics").clear();
         self.transports.lock().expect("no holder panics").clear();
     }
 
-    /// Whether anything is held.
+    /// Whether no lease is held.
     pub fn is_empty(&self) -> bool {
-        self.leases.lock().expect("no holder panics").is_empty() && !self.has_prepared.load(Relaxed)
+        self.leases.lock().expect("no holder panics").is_empty()
     }
 
     fn transport(&self, way: Way, make: impl FnOnce() -> Arc<dyn Transport>) -> Arc<dyn Transport> {
         self.transports.lock().expect("no holder panics").entry(way).or_insert_with(make).clone()
     }
 
-    async fn lease(&self, manager: &std::path::Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
+    async fn lease(&self, manager: &Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
         if let Some(lease) = self.leases.lock().expect("no holder panics").get(target) {
             return Ok(lease.clone());
         }

@@ -56,7 +56,7 @@ class Turns:
 
 
 class _Turn:
-    """has_come is an Event if it has to be waited for."""
+    """One call's turn. has_come is an Event, if it has to be waited for."""
 
     __slots__ = ("_turns", "has_come")
 
