@@ -17,10 +17,11 @@ use arrow_array::{
 };
 use serde_json::{Value, json};
 use udf_protocol::batch::{AggregateStep, CallBatch};
-use udf_protocol::client::{Client, Exchange, MapEvent};
+use udf_protocol::client::Client;
 use udf_protocol::codec::json::{decode_column, encode_column};
 use udf_protocol::codec::parquet;
 use udf_protocol::dispatch::{Call, Target};
+use udf_protocol::exchange::{Exchange, MapEvent};
 use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};

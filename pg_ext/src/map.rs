@@ -5,7 +5,7 @@
 
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
 use udf_protocol::batch::BatchBuilder;
-use udf_protocol::client::MapEvent;
+use udf_protocol::exchange::MapEvent;
 use udf_protocol::pace::Pace;
 use udf_protocol::{Error, Kind};
 

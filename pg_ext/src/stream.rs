@@ -8,8 +8,8 @@ use pgrx::pg_sys;
 use udf_protocol::Result;
 use udf_protocol::arena::Writer;
 use udf_protocol::batch::CallBatch;
-use udf_protocol::client::{Exchange, MapEvent};
 use udf_protocol::dispatch::Call;
+use udf_protocol::exchange::{Exchange, MapEvent};
 use udf_protocol::manifest::TransportName;
 use udf_protocol::transport::Reply;
 
