@@ -8,7 +8,7 @@
 
 use pgrx::pg_sys;
 
-use crate::function::is_container_function;
+use super::calls_container;
 use crate::pg::{list, nodes};
 
 /// Finds calls of functions in one language.
@@ -103,7 +103,7 @@ impl CallFinder {
         unsafe {
             nodes::replace(node, &mut |part| {
                 has_calls |= nodes::tag(part) == pg_sys::NodeTag::T_FuncExpr
-                    && is_container_function((*part.cast::<pg_sys::FuncExpr>()).funcid, self.language);
+                    && calls_container((*part.cast::<pg_sys::FuncExpr>()).funcid, self.language);
                 None
             });
         }
@@ -114,7 +114,7 @@ impl CallFinder {
         // SAFETY: the caller passes a valid call.
         unsafe {
             !(*call).funcretset
-                && is_container_function((*call).funcid, self.language)
+                && calls_container((*call).funcid, self.language)
                 && (self.finds_volatile || !is_volatile((*call).funcid))
         }
     }

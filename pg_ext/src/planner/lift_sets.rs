@@ -11,10 +11,10 @@
 
 use pgrx::pg_sys;
 
+use super::calls_container;
 use super::columns::{child_column_as, column, entry_of};
 use super::lift_calls::Lifter;
 use crate::batch_scan::{Private, SetJoin};
-use crate::function::is_container_function;
 use crate::pg::{list, nodes};
 
 impl Lifter {
@@ -159,7 +159,7 @@ impl Lifter {
         // SAFETY: the caller passes a valid expression.
         unsafe {
             nodes::tag(node) == pg_sys::NodeTag::T_FuncExpr
-                && is_container_function((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
+                && calls_container((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
         }
     }
 

@@ -11,8 +11,9 @@ use std::ffi::{c_char, c_int};
 
 use pgrx::{pg_guard, pg_sys};
 
+use crate::function::is_container_function;
 use crate::pg::catalog;
-use crate::settings;
+use crate::{session, settings};
 
 thread_local! {
     static PREVIOUS: Cell<pg_sys::planner_hook_type> = const { Cell::new(None) };
@@ -63,4 +64,14 @@ unsafe extern "C-unwind" fn lift(statement: *mut pg_sys::PlannedStmt, cursor_opt
         // SAFETY: the planner has just made the statement, and nobody uses it yet.
         unsafe { lift_calls::lift_statement(statement, language, cursor_options) };
     }
+}
+
+/// Whether a plan that calls this function calls a container, whose language has the oid `language`. If so, the session's client
+/// starts: its thread is ready by the time the plan runs.
+fn calls_container(function: pg_sys::Oid, language: pg_sys::Oid) -> bool {
+    let is_ours = is_container_function(function, language);
+    if is_ours {
+        session::start();
+    }
+    is_ours
 }
