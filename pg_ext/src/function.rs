@@ -84,7 +84,7 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     if let Some(function) = cached {
         return Ok(function);
     }
-    // Its thread starts while the row is read.
+    // Where the planner has not started it, as in PL/pgSQL's expressions, its thread starts while the row is read.
     session::start();
     let row = catalog::read_proc(oid).ok_or_else(|| {
         Error::new(Kind::FunctionNotFound, format!("container function with oid {} does not exist", oid.to_u32()))
