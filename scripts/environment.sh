@@ -7,7 +7,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
 export PG_CONFIG=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
 PG_BIN=$(dirname "$PG_CONFIG")
-export PGRX_PG_CONFIG_PATH=$PG_CONFIG
+export PGRX_PG_CONFIG_PATH=${PGRX_PG_CONFIG_PATH:-$PG_CONFIG}
 BUILD=$ROOT/target/release
 
 # What tests, model training and benchmarks need of Python.
