@@ -32,6 +32,9 @@ pub struct Function {
     pub signature: Signature,
     /// Argument types in SQL, those of type internal left out.
     pub arguments: Vec<SqlType>,
+    /// Argument types as they are declared.
+    #[cfg(feature = "lift-ordinary")]
+    argument_oids: Vec<pg_sys::Oid>,
     /// Result type in SQL.
     pub result: SqlType,
     /// Whether a NULL argument makes the result NULL.
@@ -84,6 +87,12 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     if let Some(function) = cached {
         return Ok(function);
     }
+    #[cfg(feature = "lift-ordinary")]
+    if let Some((version, row)) = version.zip(catalog::read_proc(oid)) {
+        let function = Rc::new(Function::of_ordinary(row)?);
+        CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
+        return Ok(function);
+    }
     // Where the planner has not started it, as in PL/pgSQL's expressions, its thread starts while the row is read.
     session::start();
     let row = catalog::read_proc(oid).ok_or_else(|| {
@@ -106,13 +115,17 @@ pub fn is_container_function(oid: pg_sys::Oid, language: pg_sys::Oid) -> bool {
 impl Function {
     /// Reads a row; the error says what a container function cannot be.
     pub fn from_row(row: ProcRow) -> Result<Function> {
+        let body = FunctionBody::parse(&row.source)?;
+        Function::with_body(row, body)
+    }
+
+    fn with_body(row: ProcRow, body: FunctionBody) -> Result<Function> {
         let refuse = |what: &str| Err(Error::new(Kind::UnsupportedType, format!("container functions cannot {what}")));
         match row.kind {
             b'f' => {}
             b'p' => return refuse("be procedures"),
             _ => return refuse("be window functions"),
         }
-        let body = FunctionBody::parse(&row.source)?;
         let role = Role::of(&row, &body)?;
         let (mut arguments, mut named) = (Vec::new(), Vec::new());
         for (oid, name) in row.argument_types.iter().zip(&row.argument_names) {
@@ -151,6 +164,8 @@ impl Function {
             role,
             signature,
             arguments,
+            #[cfg(feature = "lift-ordinary")]
+            argument_oids: row.argument_types,
             result,
             is_strict: row.is_strict,
             volatility: match row.volatility {
@@ -161,6 +176,32 @@ impl Function {
             digest: OnceCell::new(),
             composites,
         })
+    }
+
+    /// A function in any language, as it would be if it were a container's.
+    #[cfg(feature = "lift-ordinary")]
+    pub fn of_ordinary(row: ProcRow) -> Result<Function> {
+        Function::with_body(row, FunctionBody::default())
+    }
+
+    /// A function that would return what this one takes as argument `position`.
+    #[cfg(feature = "lift-ordinary")]
+    pub fn of_argument(&self, position: usize) -> Function {
+        let oid = self.argument_oids[position];
+        let result = SqlType::new(oid).expect("the argument's type is supported");
+        Function {
+            name: self.name.clone(),
+            body: FunctionBody::default(),
+            role: Role::Direct,
+            signature: Signature { result: result.ty.clone(), ..self.signature.clone() },
+            arguments: Vec::new(),
+            argument_oids: Vec::new(),
+            result,
+            is_strict: false,
+            volatility: Volatility::Volatile,
+            digest: OnceCell::new(),
+            composites: Vec::new(),
+        }
     }
 
     /// The error for a map function where a function is called for a row.

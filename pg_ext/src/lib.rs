@@ -13,6 +13,8 @@ mod host;
 mod images;
 mod language;
 mod map;
+#[cfg(feature = "lift-ordinary")]
+mod ordinary;
 mod pg;
 mod planner;
 mod report;

@@ -166,6 +166,11 @@ pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
     Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), window: batch_window(), time })
 }
 
+/// The pace of an exchange that is given one row, and the next when its result was used.
+pub fn stepwise_pace() -> Pace {
+    Pace::new(Bounds { rows: 1, bytes: batch_bytes(), window: 1, time: Duration::ZERO })
+}
+
 /// Bytes at which a batch is cut.
 pub fn batch_bytes() -> usize {
     to_usize(BATCH_SIZE_KB.get()) * 1024

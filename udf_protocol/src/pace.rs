@@ -47,11 +47,15 @@ pub struct Pace {
     rows_in_time: usize,
     window: usize,
     is_answered: bool,
+    /// How many of the next batches wait for the one before, since few rows may be wanted.
+    waiting: usize,
 }
 
 impl Pace {
     /// Rows of the first batch.
     pub const FIRST_ROWS: usize = 128;
+    /// Batches that go one at a time where few rows may be wanted: the last of them is about as large as a first one is otherwise.
+    const WAITING_BATCHES: usize = 4;
     /// How many times as many rows the next batch may have.
     const GROWTH: usize = 4;
     /// Batches that may be out at a time, before it is known how long the way is.
@@ -68,7 +72,16 @@ impl Pace {
             rows_in_time: bounds.rows,
             window: Pace::FIRST_WINDOW.min(bounds.window),
             is_answered: false,
+            waiting: 0,
         }
+    }
+
+    /// With a first batch of at most so many rows, since no more may be wanted. The first few batches then wait each for the
+    /// answer to the one before.
+    #[must_use]
+    pub fn with_first_rows(self, rows: usize) -> Pace {
+        let waiting = if rows < Pace::FIRST_ROWS { Pace::WAITING_BATCHES } else { 0 };
+        Pace { rows: self.rows.min(rows.max(1)), waiting, ..self }
     }
 
     /// Most rows that the next batch may have.
@@ -96,7 +109,7 @@ impl Pace {
     /// Whether another batch may be sent while some are out that hold so many bytes in all. Before the first answer only one
     /// is: a `LIMIT` may want no more than that, and nobody knows how long the rows of a second would take.
     pub fn may_send(&self, out: usize, bytes: usize) -> bool {
-        if !self.is_answered {
+        if !self.is_answered || self.waiting > 0 {
             return out == 0;
         }
         let first = Pace::FIRST_WINDOW.min(self.bounds.window);
@@ -106,6 +119,7 @@ impl Pace {
 
     /// Notes that a batch was sent: the next one may be larger.
     pub fn note_sent(&mut self) {
+        self.waiting = self.waiting.saturating_sub(1);
         self.rows = self.rows.saturating_mul(Pace::GROWTH).min(self.rows_in_time);
     }
 
@@ -154,6 +168,23 @@ mod tests {
         // Quick answers leave it so.
         pace.note_answered(&answer(600, 1, 1, 0));
         assert!(!pace.is_full(599, 0) && pace.is_full(600, 0));
+    }
+
+    #[test]
+    fn few_wanted_rows_are_not_read_ahead() {
+        let mut pace = Pace::new(Bounds { rows: 600, ..BOUNDS }).with_first_rows(1);
+        for rows in [1, 4, 16, 64] {
+            assert!(pace.is_full(rows, 0) && !pace.is_full(rows - 1, 0));
+            assert!(pace.may_send(0, 0) && !pace.may_send(1, 0));
+            pace.note_sent();
+            pace.note_answered(&answer(rows, 1, 1, 1));
+        }
+        assert!(pace.may_send(1, 0) && pace.is_full(256, 0));
+        // As many as a first batch has are wanted: nothing changes.
+        let mut pace = Pace::new(BOUNDS).with_first_rows(500);
+        pace.note_answered(&answer(128, 1, 1, 1));
+        assert!(pace.may_send(2, 0) && pace.is_full(128, 0) && !pace.is_full(127, 0));
+        assert!(Pace::new(BOUNDS).with_first_rows(0).is_full(1, 0));
     }
 
     #[test]

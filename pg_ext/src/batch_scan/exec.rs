@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
 use udf_protocol::arena::Writer;
 use udf_protocol::batch::{BatchBuilder, CallBatch};
-use udf_protocol::pace::Measured;
+use udf_protocol::pace::{Measured, Pace};
 use udf_protocol::transport::Reply;
 
 use super::kept::{KeptColumn, KeptRows};
@@ -21,8 +21,11 @@ use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
 use crate::datum::result_column::ResultColumn;
 use crate::datum::to_arrow;
 use crate::function::Role;
+#[cfg(feature = "lift-ordinary")]
+use crate::ordinary::stream::Stream;
 use crate::pg::memory::OwnedContext;
 use crate::pg::{catalog, list, nodes, raw};
+#[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 use crate::{function, report, settings};
 
@@ -56,7 +59,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let mut looked_at = 0;
         let mut max_rows = usize::MAX;
         let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns);
-        let conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
+        let mut conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
+        let bounds = conditions.split_off(entries.len());
+        let first_rows = if private.is_bounded { rows_asked_for(planstate, &bounds) } else { usize::MAX };
+        let is_stepwise = private.is_stepwise;
         for (entry, condition) in entries.into_iter().zip(conditions) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
             catalog::check_execute((*expression).funcid);
@@ -84,7 +90,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
             calls.push(Call {
-                oid: (*expression).funcid,
+                expression,
                 condition,
                 is_strict: function.is_strict,
                 values: vec![pg_sys::Datum::null(); expressions.len()],
@@ -115,8 +121,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             query_context: (*estate).es_query_cxt,
             calls,
             counters: Counters::default(),
-            pace: settings::pace(max_rows, is_parallel),
+            pace: first_pace(max_rows, first_rows, is_stepwise, is_parallel),
             is_parallel,
+            first_rows,
+            is_stepwise,
             queue: VecDeque::new(),
             forming: None,
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
@@ -127,6 +135,36 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         };
         (*node).inner = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(inner);
     }
+}
+
+/// The pace of a scan that begins.
+fn first_pace(max_rows: usize, first_rows: usize, is_stepwise: bool, is_parallel: bool) -> Pace {
+    if is_stepwise {
+        settings::stepwise_pace()
+    } else {
+        settings::pace(max_rows, is_parallel).with_first_rows(first_rows)
+    }
+}
+
+/// How many rows are asked for at first: a count and an offset, either of which may be null or NULL.
+unsafe fn rows_asked_for(planstate: *mut pg_sys::PlanState, bounds: &[*mut pg_sys::Expr]) -> usize {
+    let mut rows = [usize::MAX, 0];
+    // SAFETY: the caller passes a node that is being begun, and expressions of type bigint without columns.
+    unsafe {
+        for (bound, rows) in bounds.iter().zip(&mut rows) {
+            let state = pg_sys::ExecInitExpr(*bound, planstate);
+            if state.is_null() {
+                continue;
+            }
+            let mut is_null = false;
+            let value = pg_sys::ExecEvalExpr(state, (*planstate).ps_ExprContext, &mut is_null);
+            // Of a count below zero the Limit node complains.
+            if !is_null {
+                *rows = usize::try_from(value.value() as i64).unwrap_or(0);
+            }
+        }
+    }
+    rows[0].saturating_add(rows[1]).max(1)
 }
 
 /// The child's columns that the node's target list or filter refers to, and nobody has said that they are not used.
@@ -163,6 +201,8 @@ unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTable
             let step = if (*inner).rows_ready > 0 { Step::Emit } else { advance(inner) };
             match step {
                 Step::ReadRows => read_rows(inner, planstate),
+                #[cfg(feature = "lift-ordinary")]
+                Step::Answer => answer_calls(inner, context),
                 Step::Emit => {
                     load_row(inner, slot, (*context).ecxt_per_tuple_memory);
                     (*context).ecxt_scantuple = slot;
@@ -303,7 +343,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }
-        inner.pace = settings::pace(max_rows, inner.is_parallel);
+        inner.pace = first_pace(max_rows, inner.first_rows, inner.is_stepwise, inner.is_parallel);
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_ready = 0;
@@ -340,6 +380,9 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
 enum Step {
     /// Read rows of the child, and ask again.
     ReadRows,
+    /// Make the oldest batch's calls, and ask again.
+    #[cfg(feature = "lift-ordinary")]
+    Answer,
     /// Emit the next row of the oldest batch.
     Emit,
     /// There are no more rows.
@@ -382,7 +425,30 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
         } else if inner.queue.is_empty() {
             return Step::End;
         } else {
+            #[cfg(feature = "lift-ordinary")]
+            if waiting_streams(inner).next().is_some() {
+                return Step::Answer;
+            }
             receive(inner);
+        }
+    }
+}
+
+/// The exchanges that have not answered the oldest batch's calls.
+#[cfg(feature = "lift-ordinary")]
+fn waiting_streams(inner: &mut Inner) -> impl Iterator<Item = &mut Stream> {
+    let sent = inner.queue.front().map(|batch| batch.sent.as_slice()).unwrap_or_default();
+    let calls = inner.calls.iter_mut().zip(sent).filter(|(_, sent)| sent.count > 0);
+    calls.filter_map(|(call, _)| call.stream.as_mut().filter(|stream| stream.waits()))
+}
+
+/// Makes the oldest batch's calls, from frames that own nothing.
+#[cfg(feature = "lift-ordinary")]
+unsafe fn answer_calls(inner: *mut Inner, context: *mut pg_sys::ExprContext) {
+    // SAFETY: as in exec; nobody else looks at the state meanwhile.
+    unsafe {
+        while let Some(stream) = waiting_streams(&mut *inner).next().map(|stream| &raw mut *stream) {
+            Stream::answer(stream, context);
         }
     }
 }
@@ -426,7 +492,11 @@ fn send_batch(inner: &mut Inner) {
         inner.counters.calls += sent.count as u64;
         let stream = match call.stream.take() {
             Some(stream) => stream,
-            None => Stream::open(call.oid, report::unwrap(call.function.call())),
+            #[cfg(feature = "lift-ordinary")]
+            None => Stream::of_call(call.expression, &call.function, inner.query_context),
+            #[cfg(not(feature = "lift-ordinary"))]
+            // SAFETY: the plan outlives the node.
+            None => Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call())),
         };
         batch.bytes += call.columns.bytes() + call.builder_bytes;
         call.builder_bytes = 0;

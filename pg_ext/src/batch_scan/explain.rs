@@ -103,7 +103,8 @@ pub unsafe extern "C-unwind" fn explain(
             let text = pg_sys::deparse_expression(expression, context, (*es).verbose, false);
             CStr::from_ptr(text).to_string_lossy().into_owned()
         };
-        for (entry, condition) in entries.into_iter().skip(Private::from_plan(scan).child_columns).zip(conditions) {
+        let private = Private::from_plan(scan);
+        for (entry, condition) in entries.into_iter().skip(private.child_columns).zip(conditions) {
             let mut line = say((*entry).expr.cast());
             if !condition.is_null() {
                 line.push_str(&format!(" if {}", say(condition)));
@@ -115,6 +116,9 @@ pub unsafe extern "C-unwind" fn explain(
                 if function.transport() != TransportName::Auto {
                     line.push_str(&format!(" over {}", function.transport().name()));
                 }
+            }
+            if private.is_stepwise {
+                line.push_str(" row by row");
             }
             let line = CString::new(line).unwrap_or_default();
             pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), line.as_ptr(), es);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::pg::list;
 
 /// The private data of a Container Batch node.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Private {
     /// Columns of the child. In `custom_scan_tlist` they come first; each further entry is a lifted call.
     pub child_columns: usize,
@@ -17,6 +17,10 @@ pub struct Private {
     pub unused: Vec<usize>,
     /// Of a call that returns a set, which then is the only one: what becomes of a row without results.
     pub set: Option<SetJoin>,
+    /// Whether `custom_exprs` ends with the count and the offset of the first rows that are asked for.
+    pub is_bounded: bool,
+    /// Whether nothing is read before all before it was returned: batches of one row, one at a time.
+    pub is_stepwise: bool,
 }
 
 /// How a row of the child meets the results of a call that returns a set.

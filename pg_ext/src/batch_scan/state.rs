@@ -14,7 +14,10 @@ use super::private::SetJoin;
 use crate::datum::argument_columns::ArgumentColumns;
 use crate::datum::result_column::ResultColumn;
 use crate::function::Function;
+#[cfg(feature = "lift-ordinary")]
+use crate::ordinary::stream::Stream;
 use crate::pg::memory::OwnedContext;
+#[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 
 /// The executor's node. PostgreSQL sees its first member.
@@ -38,6 +41,10 @@ pub struct Inner {
     pub child_columns: usize,
     /// Whether other processes take rows of the same plan.
     pub is_parallel: bool,
+    /// Most rows of the first batch, since the plan above may ask for no more.
+    pub first_rows: usize,
+    /// Whether each batch has one row, and none is read ahead.
+    pub is_stepwise: bool,
     /// The columns of the child that the node hands on.
     pub kept: Vec<KeptColumn>,
     /// How many of the child's columns are looked at, counted from the first.
@@ -98,8 +105,8 @@ pub struct Part {
 pub struct Call {
     /// What is called.
     pub function: Rc<Function>,
-    /// Its oid.
-    pub oid: pg_sys::Oid,
+    /// The call in the plan.
+    pub expression: *mut pg_sys::FuncExpr,
     /// When it is made, over the child's row; null for every row.
     pub condition: *mut pg_sys::ExprState,
     /// Whether it is made only where no argument is NULL.

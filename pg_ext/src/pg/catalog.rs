@@ -35,6 +35,24 @@ pub fn proc_version(oid: pg_sys::Oid) -> Option<(pg_sys::Oid, (u32, u32, u16))> 
     }
 }
 
+/// Whether a function is SECURITY DEFINER or has a SET clause.
+pub fn changes_context(oid: pg_sys::Oid) -> bool {
+    // SAFETY: as in proc_version; a column that may be NULL is asked for by its number.
+    unsafe {
+        let cache = pg_sys::SysCacheIdentifier::PROCOID as i32;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return false;
+        }
+        let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>();
+        let mut has_no_settings = false;
+        pg_sys::SysCacheGetAttr(cache, tuple, pg_sys::Anum_pg_proc_proconfig as i16, &mut has_no_settings);
+        let changes = (*row).prosecdef || !has_no_settings;
+        pg_sys::ReleaseSysCache(tuple);
+        changes
+    }
+}
+
 /// Raises an error unless the current user may use the foreign server.
 pub fn check_server_usage(oid: pg_sys::Oid, name: &str) {
     let name = std::ffi::CString::new(name).unwrap_or_default();

@@ -5,6 +5,8 @@ use std::ffi::c_void;
 
 use pgrx::{pg_guard, pg_sys};
 
+use super::raw;
+
 /// The node's tag.
 ///
 /// # Safety
@@ -70,6 +72,72 @@ pub unsafe fn columns_of(expressions: &[*mut pg_sys::Node], varno: i32) -> HashS
     }
 }
 
+/// A copy of a node that shares its parts.
+///
+/// # Safety
+/// `node` is a valid node of the struct `T`.
+pub unsafe fn copy_of<T>(node: *const T) -> *mut T {
+    // SAFETY: the caller says so; palloc gives aligned memory of the size asked for.
+    unsafe {
+        let copy = pg_sys::palloc(size_of::<T>()).cast::<T>();
+        std::ptr::copy_nonoverlapping(node, copy, 1);
+        copy
+    }
+}
+
+/// The execution parameters that expressions depend on: their own, and those that their subplans do not get from them
+/// (finalize_primnode). `subplans` are the statement's.
+///
+/// # Safety
+/// Each expression is null or a valid expression tree or list of them, of a finished plan.
+pub unsafe fn parameters_of(expressions: &[*mut pg_sys::Node], subplans: *mut pg_sys::List) -> *mut pg_sys::Bitmapset {
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the caller says so; a subplan's number counts from one.
+    unsafe {
+        for expression in expressions {
+            replace(*expression, &mut |node| {
+                if tag(node) == pg_sys::NodeTag::T_Param {
+                    let parameter = node.cast::<pg_sys::Param>();
+                    if (*parameter).paramkind == pg_sys::ParamKind::PARAM_EXEC {
+                        found = pg_sys::bms_add_member(found, (*parameter).paramid);
+                    }
+                }
+                if tag(node) == pg_sys::NodeTag::T_SubPlan {
+                    let subplan = node.cast::<pg_sys::SubPlan>();
+                    let plans = super::list::elements::<pg_sys::Plan>(subplans);
+                    if let Some(plan) = usize::try_from((*subplan).plan_id - 1).ok().and_then(|i| plans.get(i)) {
+                        let mut needed = pg_sys::bms_copy((**plan).extParam);
+                        for parameter in super::list::integers((*subplan).parParam) {
+                            needed = pg_sys::bms_del_member(needed, parameter);
+                        }
+                        found = pg_sys::bms_join(found, needed);
+                    }
+                }
+                None
+            });
+        }
+    }
+    found
+}
+
+/// The SubPlan nodes of an expression or list of expressions.
+///
+/// # Safety
+/// `expression` is null or a valid expression tree or list of them.
+pub unsafe fn subplans_of(expression: *mut pg_sys::Node) -> Vec<*mut pg_sys::SubPlan> {
+    let mut found = Vec::new();
+    // SAFETY: the caller says so; the copy is dropped.
+    unsafe {
+        replace(expression, &mut |node| {
+            if tag(node) == pg_sys::NodeTag::T_SubPlan {
+                found.push(node.cast());
+            }
+            None
+        });
+    }
+    found
+}
+
 /// A copy of an expression in which `change` has replaced what it returned something for. Replaced parts are not
 /// looked into.
 ///
@@ -82,6 +150,40 @@ pub unsafe fn replace(
     let mut context = Context { change };
     // SAFETY: the context outlives the walk, and replace_node gets it back unchanged.
     unsafe { replace_node(expression, (&raw mut context).cast()) }
+}
+
+/// Whether an expression nests so deep that the walks over it might need more stack than there is, where the executor needs
+/// less: each level of [`replace`] takes some kilobytes.
+///
+/// # Safety
+/// `expression` is null or a valid expression tree or list of them.
+pub unsafe fn is_deep(expression: *mut pg_sys::Node) -> bool {
+    const BYTES_PER_LEVEL: i32 = 8192;
+    // SAFETY: a setting of the server.
+    let stack = unsafe { pg_sys::max_stack_depth }.saturating_mul(1024);
+    let mut levels_left = stack / BYTES_PER_LEVEL;
+    // SAFETY: the caller says that the tree is valid; the count outlives the walk.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| visit_levels(expression, (&raw mut levels_left).cast())) }
+}
+
+/// Goes down one level; true where none is left. PostgreSQL calls it without pgrx's guard, so that a level takes little stack: it
+/// owns nothing and does not panic.
+unsafe extern "C-unwind" fn visit_levels(node: *mut pg_sys::Node, levels_left: *mut c_void) -> bool {
+    if node.is_null() {
+        return false;
+    }
+    // SAFETY: `is_deep` passes an i32, and PostgreSQL hands it through. As for `replace_node`, the walker's type lacks its
+    // arguments in PostgreSQL 15.
+    unsafe {
+        let levels_left = levels_left.cast::<i32>();
+        if *levels_left <= 0 {
+            return true;
+        }
+        *levels_left -= 1;
+        let is_deep = raw::expression_tree_walker(node, visit_levels, levels_left.cast());
+        *levels_left += 1;
+        is_deep
+    }
 }
 
 struct Context<'a> {

@@ -5,11 +5,19 @@
 //! called by one that does, does not panic, and is itself called by PostgreSQL, not from a guarded function. What such frames
 //! fill belongs to the node's state, which the query's memory context drops.
 
+use std::ffi::c_void;
+
 use pgrx::pg_sys::{
     self, Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot, varlena,
 };
 
+/// What PostgreSQL calls for each part of an expression; true ends the walk.
+pub type Walker = unsafe extern "C-unwind" fn(*mut pg_sys::Node, *mut c_void) -> bool;
+
 unsafe extern "C-unwind" {
+    #[cfg_attr(feature = "pg15", link_name = "expression_tree_walker")]
+    #[cfg_attr(not(feature = "pg15"), link_name = "expression_tree_walker_impl")]
+    pub fn expression_tree_walker(node: *mut pg_sys::Node, walker: Walker, context: *mut c_void) -> bool;
     #[link_name = "ExecProcNode__pgrx_cshim"]
     pub fn exec_proc_node(node: *mut PlanState) -> *mut TupleTableSlot;
     #[link_name = "ExecEvalExpr__pgrx_cshim"]
@@ -23,7 +31,7 @@ unsafe extern "C-unwind" {
     #[link_name = "MemoryContextReset"]
     pub fn memory_context_reset(context: MemoryContext);
     #[link_name = "palloc"]
-    pub fn palloc(size: usize) -> *mut std::ffi::c_void;
+    pub fn palloc(size: usize) -> *mut c_void;
     #[link_name = "pg_detoast_datum_packed"]
     pub fn detoast_packed(datum: *mut varlena) -> *mut varlena;
     #[link_name = "datumCopy"]

@@ -68,6 +68,30 @@ impl Columns {
         }
     }
 
+    /// Conditions that a window node asks of its own results, by their places among `targets`, for the columns that it has
+    /// from now on. Each such result is one of them, since a window function is a plain part.
+    pub unsafe fn over_own_targets(
+        &self,
+        conditions: *mut pg_sys::List,
+        targets: &[*mut pg_sys::TargetEntry],
+    ) -> *mut pg_sys::List {
+        // SAFETY: the caller passes the node's conditions and its target list.
+        unsafe {
+            nodes::replace(conditions.cast(), &mut |node| {
+                let var = node.cast::<pg_sys::Var>();
+                if nodes::tag(node) != pg_sys::NodeTag::T_Var {
+                    return None;
+                }
+                let before = targets.get(usize::try_from((*var).varattno - 1).ok()?)?;
+                let position = self.atom_position((**before).expr.cast())?;
+                let moved = pg_sys::copyObjectImpl(var.cast()).cast::<pg_sys::Var>();
+                (*moved).varattno = attribute_number(position);
+                Some(moved.cast())
+            })
+            .cast()
+        }
+    }
+
     /// The calls as entries of the scan tuple, over the child's columns.
     pub unsafe fn call_entries(&self) -> Vec<*mut pg_sys::TargetEntry> {
         let mut entries = Vec::new();

@@ -8,15 +8,18 @@
 
 use pgrx::pg_sys;
 
-use super::calls_container;
+use super::{calls_container, may_batch};
 use crate::pg::{list, nodes};
 
 /// Finds calls of functions in one language.
 pub struct CallFinder {
     /// The oid of LANGUAGE container.
     pub language: pg_sys::Oid,
-    /// Whether VOLATILE functions count: not where an expression may be evaluated more than once per row.
+    /// Whether calls of VOLATILE functions, or with VOLATILE arguments, count: not where an expression may be evaluated more than
+    /// once per row, or for no row at all.
     pub finds_volatile: bool,
+    /// Execution parameters that the node sets while it computes its target list, so that calls with them cannot be made before.
+    pub set_late: *mut pg_sys::Bitmapset,
 }
 
 /// One walk over an expression.
@@ -45,6 +48,33 @@ enum Guards {
 }
 
 impl CallFinder {
+    /// Finds calls in what a node evaluates once per row.
+    pub fn new(language: pg_sys::Oid) -> CallFinder {
+        CallFinder { language, finds_volatile: true, set_late: std::ptr::null_mut() }
+    }
+
+    /// Leaves out calls with results of the subqueries of an UPDATE that sets several columns at once, which are evaluated with the
+    /// node's own target list.
+    ///
+    /// # Safety
+    /// `targets` is the node's target list.
+    pub unsafe fn without_late_parameters(mut self, targets: *mut pg_sys::List) -> CallFinder {
+        // SAFETY: the caller says that the list is valid.
+        unsafe {
+            if !pg_sys::contain_subplans(targets.cast()) {
+                return self;
+            }
+            for subplan in nodes::subplans_of(targets.cast()) {
+                if (*subplan).subLinkType == pg_sys::SubLinkType::MULTIEXPR_SUBLINK {
+                    for parameter in list::integers((*subplan).setParam) {
+                        self.set_late = pg_sys::bms_add_member(self.set_late, parameter);
+                    }
+                }
+            }
+        }
+        self
+    }
+
     /// The innermost calls in `expression`, left to right.
     ///
     /// # Safety
@@ -114,8 +144,10 @@ impl CallFinder {
         // SAFETY: the caller passes a valid call.
         unsafe {
             !(*call).funcretset
-                && calls_container((*call).funcid, self.language)
-                && (self.finds_volatile || !is_volatile((*call).funcid))
+                && may_batch((*call).funcid, self.language)
+                && (self.finds_volatile || !pg_sys::contain_volatile_functions(call.cast()))
+                && (self.set_late.is_null()
+                    || !pg_sys::bms_overlap(nodes::parameters_of(&[call.cast()], std::ptr::null_mut()), self.set_late))
         }
     }
 }

@@ -26,11 +26,13 @@
 //! the child's target list or in custom_scan_tlist, so whatever gets a new child must get new Vars, and a node whose
 //! target list keeps its length and order needs nothing changed above it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use pgrx::pg_sys;
 
+use super::calls_container;
 use super::columns::{Columns, column, distinct_calls, entry_of, position_of};
+use super::demand::{self, Demand};
 use super::find_calls::{CallFinder, FoundCall};
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{list, nodes};
@@ -47,19 +49,33 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         let calls_functions = list::elements::<pg_sys::PlanInvalItem>((*statement).invalItems)
             .into_iter()
             .any(|item| (*item).cacheId == pg_sys::SysCacheIdentifier::PROCOID as i32);
+        let calls_functions = calls_functions || cfg!(feature = "lift-ordinary");
         if (*statement).planTree.is_null() || !calls_functions {
             return;
         }
-        let mut lifter = Lifter { language, next_id: 0, gathers_above: 0 };
+        let subplans = (*statement).subplans;
+        let plans = list::elements::<pg_sys::Plan>(subplans).into_iter().chain([(*statement).planTree]);
+        // Its calls are made row by row.
+        if plans.into_iter().any(|plan| has_deep_expressions(plan)) {
+            return;
+        }
+        let mut lifter = Lifter { language, subplans, next_id: 0, gathers_above: 0, subplan_demands: HashMap::new() };
         lifter.note_ids((*statement).planTree);
-        for subplan in list::elements::<pg_sys::Plan>((*statement).subplans) {
+        let count = list::elements::<pg_sys::Plan>(subplans).len();
+        for subplan in list::elements::<pg_sys::Plan>(subplans) {
             lifter.note_ids(subplan);
         }
-        let before = (*statement).planTree;
-        (*statement).planTree = lifter.lift(before);
-        list::replace_elements((*statement).subplans, |plan| lifter.lift(plan));
+        let first_id = lifter.next_id;
+        (*statement).planTree = lifter.lift((*statement).planTree, Demand::of_statement(cursor_options));
+        // A subplan is used by the main plan or by subplans behind it, which say how many of its rows they ask for.
+        for position in (0..count).rev() {
+            let id = position as i32 + 1;
+            let demand = lifter.subplan_demands.get(&id).copied().unwrap_or(Demand::Some);
+            let cell = (*subplans).elements.add(position);
+            (*cell).ptr_value = lifter.lift((*cell).ptr_value.cast(), demand).cast();
+        }
         let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;
-        if scrolls && (*statement).planTree != before && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
+        if scrolls && lifter.next_id != first_id && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
             (*statement).planTree = lifter.materialize((*statement).planTree);
         }
     }
@@ -67,10 +83,14 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
 
 pub(super) struct Lifter {
     pub(super) language: pg_sys::Oid,
+    /// The statement's.
+    pub(super) subplans: *mut pg_sys::List,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
     next_id: i32,
     /// Gather nodes above the plan at hand.
     gathers_above: usize,
+    /// How many rows are asked of subplans, by number, as far as the plans at hand have said it.
+    subplan_demands: HashMap<i32, Demand>,
 }
 
 impl Lifter {
@@ -87,46 +107,77 @@ impl Lifter {
         }
     }
 
-    /// The plan with its calls lifted, children first.
-    unsafe fn lift(&mut self, plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
+    /// Notes what a node asks of subplans.
+    unsafe fn note_subplans(&mut self, plan: *mut pg_sys::Plan, asked: Demand) {
+        if self.subplans.is_null() {
+            return;
+        }
+        // SAFETY: the plan is valid; the tag says which struct it is.
+        unsafe {
+            if nodes::tag(plan) == pg_sys::NodeTag::T_CteScan {
+                let entry = self.subplan_demands.entry((*plan.cast::<pg_sys::CteScan>()).ctePlanId).or_insert(asked);
+                // Two that each ask for a few rows ask for nobody knows how many.
+                *entry = match (*entry, asked) {
+                    (Demand::All, Demand::All) => Demand::All,
+                    (one, other) if one.may_stop() || other.may_stop() => Demand::Some,
+                    _ => Demand::AllToWrite,
+                };
+            }
+            let mut found = list::elements::<pg_sys::SubPlan>((*plan).initPlan);
+            for expression in demand::expressions(plan) {
+                found.extend(nodes::subplans_of(expression));
+            }
+            for subplan in found {
+                if (*subplan).subLinkType != pg_sys::SubLinkType::CTE_SUBLINK {
+                    self.subplan_demands.insert((*subplan).plan_id, Demand::of_subplan(subplan));
+                }
+            }
+        }
+    }
+
+    /// The plan with its calls lifted, children first. `asked` is how many of its rows the plan above asks for.
+    unsafe fn lift(&mut self, plan: *mut pg_sys::Plan, asked: Demand) -> *mut pg_sys::Plan {
         use pg_sys::NodeTag::*;
         if plan.is_null() {
             return plan;
         }
         // SAFETY: the plan is valid, so its children are; each is replaced by one with the same target list.
         unsafe {
-            if let Some(scan) = self.replace_lateral(plan) {
-                return self.lift(scan);
+            #[cfg(feature = "lift-ordinary")]
+            crate::ordinary::name_operators(plan);
+            self.note_subplans(plan, asked);
+            if let Some(scan) = self.replace_lateral(plan, asked) {
+                return self.lift(scan, asked);
             }
-            let inner_before = (*plan).righttree;
             let is_gather = matches!(nodes::tag(plan), T_Gather | T_GatherMerge);
             self.gathers_above += usize::from(is_gather);
             for child in children(plan) {
-                *child = self.lift(*child);
+                let first_id = self.next_id;
+                *child = self.lift(*child, asked.below(plan, *child));
+                let is_inner = std::ptr::eq(child, &raw mut (*plan).righttree);
+                if is_inner && self.next_id != first_id && goes_back(plan) && !supports_mark(*child) {
+                    *child = self.materialize(*child);
+                }
             }
             self.gathers_above -= usize::from(is_gather);
-            if nodes::tag(plan) == T_MergeJoin && (*plan).righttree != inner_before {
-                // The join may go back on its inner side, which our node cannot.
-                (*plan).righttree = self.materialize((*plan).righttree);
-            }
             match nodes::tag(plan) {
                 T_Agg | T_WindowAgg => {
                     let parts: Parts = |plan| vec![&raw mut (*plan).targetlist, &raw mut (*plan).qual];
-                    self.lift_below(plan, parts, argument_calls);
+                    self.lift_below(plan, parts, argument_calls, asked);
                 }
                 T_ProjectSet => {
-                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist], argument_calls);
-                    return match self.replace_project_set(plan) {
-                        Some(scan) => self.lift_above(scan),
+                    self.lift_below(plan, |plan| vec![&raw mut (*plan).targetlist], argument_calls, asked);
+                    return match self.replace_project_set(plan, asked) {
+                        Some(scan) => self.lift_above(scan, asked),
                         None => plan,
                     };
                 }
                 T_CustomScan if is_batch_scan(plan) => {
                     let parts: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::CustomScan>()).custom_scan_tlist];
-                    self.lift_below(plan, parts, entry_calls);
+                    self.lift_below(plan, parts, entry_calls, asked);
                 }
                 T_HashJoin => {
-                    self.lift_hash_keys(plan);
+                    self.lift_hash_keys(plan, asked);
                     self.free_join_filters(plan);
                 }
                 T_NestLoop | T_MergeJoin => self.free_join_filters(plan),
@@ -157,10 +208,10 @@ impl Lifter {
                 | T_WindowAgg
                 | T_Result
                 | T_Gather
-                | T_GatherMerge => self.lift_above(plan),
-                T_CustomScan if is_batch_scan(plan) => self.lift_above(plan),
+                | T_GatherMerge => self.lift_above(plan, asked),
+                T_CustomScan if is_batch_scan(plan) => self.lift_above(plan, asked),
                 T_ForeignScan if (*plan.cast::<pg_sys::ForeignScan>()).operation == pg_sys::CmdType::CMD_SELECT => {
-                    self.lift_above(plan)
+                    self.lift_above(plan, asked)
                 }
                 _ => plan,
             }
@@ -169,10 +220,10 @@ impl Lifter {
 
     /// Puts nodes above `plan` until its filter and target list hold no call that may be lifted: one per filter that
     /// calls, so that each filter's calls are made only for the rows that passed the ones before, and per nesting.
-    unsafe fn lift_above(&mut self, mut plan: *mut pg_sys::Plan) -> *mut pg_sys::Plan {
-        let finder = CallFinder { language: self.language, finds_volatile: true };
+    unsafe fn lift_above(&mut self, mut plan: *mut pg_sys::Plan, asked: Demand) -> *mut pg_sys::Plan {
         // SAFETY: the plan is valid, and so is each plan made from it.
         unsafe {
+            let finder = CallFinder::new(self.language).without_late_parameters((*plan).targetlist);
             // A window aggregate's filter belongs to its run condition.
             let has_own_filter = nodes::tag(plan) != pg_sys::NodeTag::T_WindowAgg;
             loop {
@@ -197,7 +248,7 @@ impl Lifter {
                 if calls.is_empty() {
                     return plan;
                 }
-                plan = self.stack(plan, &filters, kept, &calls);
+                plan = self.stack(plan, &filters, kept, &calls, asked);
             }
         }
     }
@@ -209,6 +260,7 @@ impl Lifter {
         filters: &[*mut pg_sys::Node],
         kept: usize,
         calls: &[FoundCall],
+        asked: Demand,
     ) -> *mut pg_sys::Plan {
         // SAFETY: the plan is valid; copies of its expressions are changed, never the expressions themselves.
         unsafe {
@@ -217,11 +269,15 @@ impl Lifter {
                 filters[kept..].iter().copied().chain(targets.iter().map(|target| target.cast())).collect();
             let columns = Columns::new(calls, &moved);
             let mut rewritten: Vec<_> = moved.iter().map(|expression| columns.over_scan_tuple(*expression)).collect();
+            if nodes::tag(plan) == pg_sys::NodeTag::T_WindowAgg {
+                let window = plan.cast::<pg_sys::WindowAgg>();
+                (*window).runCondition = columns.over_own_targets((*window).runCondition, &targets);
+            }
             let new_targets = rewritten.split_off(filters.len() - kept);
             let mut entries = columns.outer_entries();
             entries.extend(columns.call_entries());
-            let private = Private { child_columns: columns.atoms.len(), unused: Vec::new(), set: None };
-            let scan = self.make_node(plan, &private, &entries, &columns.conditions());
+            let private = Private { child_columns: columns.atoms.len(), ..Private::default() };
+            let scan = self.make_node(plan, private, &entries, columns.conditions(), asked);
             (*scan).scan.plan.targetlist = list::from_elements(&new_targets);
             (*scan).scan.plan.qual = list::from_elements(&rewritten);
             (*plan).targetlist = list::from_elements(&columns.child_targets());
@@ -234,18 +290,21 @@ impl Lifter {
 
     /// Puts a node between a node and its child for the calls in the arguments of the functions that the node itself
     /// calls: aggregates, window functions, functions that return sets. `parts` are the lists that hold them; `calls_in`
-    /// gives the calls in the arguments of such a function.
+    /// gives the calls in the arguments of such a function, of which `asked` rows are asked.
     pub(super) unsafe fn lift_below(
         &mut self,
         plan: *mut pg_sys::Plan,
         parts: Parts,
         calls_in: unsafe fn(&CallFinder, *mut pg_sys::Node) -> Option<Vec<FoundCall>>,
+        asked: Demand,
     ) {
         // SAFETY: the plan is valid and has a child; argument expressions are over the child's columns by OUTER_VAR.
         unsafe {
-            // A window aggregate may evaluate an argument again when its frame moves.
-            let finds_volatile = nodes::tag(plan) != pg_sys::NodeTag::T_WindowAgg;
-            let finder = CallFinder { language: self.language, finds_volatile };
+            if nodes::tag(plan) == pg_sys::NodeTag::T_WindowAgg && !takes_every_row(plan.cast()) {
+                return;
+            }
+            let is_aggregate = nodes::tag(plan) == pg_sys::NodeTag::T_Agg;
+            let finder = CallFinder { finds_volatile: evaluates_once(plan), ..CallFinder::new(self.language) };
             loop {
                 let mut calls = Vec::new();
                 for part in parts(plan) {
@@ -257,10 +316,11 @@ impl Lifter {
                         });
                     }
                 }
+                let child = (*plan).lefttree;
+                let asked = asked.below(plan, child);
                 if calls.is_empty() {
                     return;
                 }
-                let child = (*plan).lefttree;
                 let child_targets = list::elements::<pg_sys::TargetEntry>((*child).targetlist);
                 let width = child_targets.len();
                 let calls = distinct_calls(&calls);
@@ -281,27 +341,33 @@ impl Lifter {
                     passed.push(entry_of(column(pg_sys::INDEX_VAR, width + j, call.cast()).cast(), width + j));
                     conditions.push(pg_sys::copyObjectImpl(lifted.condition().cast()).cast());
                 }
-                let mut private = Private { child_columns: width, unused: Vec::new(), set: None };
-                let scan = self.make_node(child, &private, &outer, &conditions);
+                let private = Private { child_columns: width, ..Private::default() };
+                let scan = self.make_node(child, private, &outer, conditions, asked);
                 (*scan).scan.plan.targetlist = list::from_elements(&passed);
                 (*plan).lefttree = scan.cast();
                 let mut to_column = |node: *mut pg_sys::Node| {
                     let position = position_of(&calls, node)?;
                     Some(column(pg_sys::OUTER_VAR, width + position, node).cast())
                 };
-                let rewrite =
-                    |part: *mut pg_sys::List,
-                     change: &mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>| {
-                        let changed: Vec<_> = list::elements::<pg_sys::Node>(part)
-                            .into_iter()
-                            .map(|expression| nodes::replace(expression, change))
-                            .collect();
-                        list::from_elements(&changed)
-                    };
                 for part in parts(plan) {
-                    *part = rewrite(*part, &mut to_column);
+                    *part = nodes::replace((*part).cast(), &mut |node| {
+                        if !is_aggregate {
+                            return to_column(node);
+                        }
+                        // What stands outside of an aggregate's arguments is evaluated for a group, not for a row: grouping
+                        // sets make its columns NULL, and a group of no rows has none.
+                        if nodes::tag(node) != pg_sys::NodeTag::T_Aggref {
+                            return None;
+                        }
+                        let aggregate = nodes::copy_of(node.cast::<pg_sys::Aggref>());
+                        (*aggregate).args = nodes::replace((*aggregate).args.cast(), &mut to_column).cast();
+                        (*aggregate).aggfilter = nodes::replace((*aggregate).aggfilter.cast(), &mut to_column).cast();
+                        Some(aggregate.cast())
+                    })
+                    .cast();
                 }
                 if let Some(used) = used_by_aggregate(plan) {
+                    let mut private = Private::from_plan(scan);
                     private.unused = (0..width).filter(|i| !used.contains(i)).collect();
                     (*scan).custom_private = private.to_list();
                 }
@@ -313,9 +379,10 @@ impl Lifter {
     pub(super) unsafe fn make_node(
         &mut self,
         child: *mut pg_sys::Plan,
-        private: &Private,
+        private: Private,
         entries: &[*mut pg_sys::TargetEntry],
-        conditions: &[*mut pg_sys::Node],
+        mut conditions: Vec<*mut pg_sys::Node>,
+        asked: Demand,
     ) -> *mut pg_sys::CustomScan {
         // SAFETY: the struct belongs to the tag; the child is valid.
         unsafe {
@@ -330,14 +397,27 @@ impl Lifter {
             (*plan).parallel_aware = self.gathers_above > 0;
             (*plan).plan_node_id = self.next_id;
             self.next_id += 1;
-            (*plan).extParam = pg_sys::bms_copy((*child).extParam);
-            (*plan).allParam = pg_sys::bms_copy((*child).allParam);
+            // As SS_finalize_plan does: what the node's own expressions depend on, and what the child depends on.
+            let entry_list = list::from_elements(entries);
+            let own =
+                nodes::parameters_of(&[entry_list.cast(), list::from_elements(&conditions).cast()], self.subplans);
+            (*plan).extParam = pg_sys::bms_union((*child).extParam, own);
+            (*plan).allParam = pg_sys::bms_union((*child).allParam, own);
             (*plan).lefttree = child;
-            (*scan).custom_scan_tlist = list::from_elements(entries);
-            (*scan).custom_exprs = list::from_elements(conditions);
-            (*scan).custom_private = private.to_list();
+            let first_rows = asked.first_rows();
+            conditions
+                .extend(first_rows.into_iter().flatten().map(|bound| pg_sys::copyObjectImpl(bound.cast()).cast()));
+            (*scan).custom_scan_tlist = entry_list;
+            (*scan).custom_exprs = list::from_elements(&conditions);
+            let own = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
+            let is_stepwise = asked.shows_reading_ahead(child, &own, self.subplans, |function| {
+                cfg!(not(feature = "lift-ordinary")) && calls_container(function, self.language)
+            });
+            (*scan).custom_private = Private { is_bounded: first_rows.is_some(), is_stepwise, ..private }.to_list();
             (*scan).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
             (*scan).methods = SCAN_METHODS.as_ptr();
+            #[cfg(feature = "lift-ordinary")]
+            crate::ordinary::count_lifted(entries.len() - private.child_columns);
             scan
         }
     }
@@ -367,6 +447,61 @@ impl Lifter {
             (*top).targetlist = list::from_elements(&targets);
             (*top).lefttree = plan;
             material.cast()
+        }
+    }
+}
+
+unsafe fn has_deep_expressions(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: the caller passes null or a valid plan.
+    unsafe {
+        !plan.is_null()
+            && (demand::expressions(plan).into_iter().any(|expression| nodes::is_deep(expression))
+                || children(plan).into_iter().any(|child| has_deep_expressions(*child)))
+    }
+}
+
+/// Whether a join goes back on its inner side.
+unsafe fn goes_back(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: the caller passes a valid plan; the tag says which struct it is.
+    unsafe {
+        nodes::tag(plan) == pg_sys::NodeTag::T_MergeJoin && !(*plan.cast::<pg_sys::MergeJoin>()).skip_mark_restore
+    }
+}
+
+/// Whether a merge join may go back on a plan: what ExecMarkPos knows, our nodes and foreign ones left out.
+unsafe fn supports_mark(plan: *mut pg_sys::Plan) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the caller passes a valid plan.
+    unsafe {
+        match nodes::tag(plan) {
+            T_IndexScan | T_IndexOnlyScan | T_Material | T_Sort => true,
+            T_Result => !(*plan).lefttree.is_null() && supports_mark((*plan).lefttree),
+            _ => false,
+        }
+    }
+}
+
+/// Whether every row of its child goes through the aggregates of a window node: each is in its own frame, and no condition
+/// ends a partition early. Other window functions evaluate their arguments for the rows they want.
+unsafe fn takes_every_row(window: *const pg_sys::WindowAgg) -> bool {
+    const NOT_IN_OWN_FRAME: u32 = pg_sys::FRAMEOPTION_START_OFFSET_FOLLOWING
+        | pg_sys::FRAMEOPTION_END_OFFSET_PRECEDING
+        | pg_sys::FRAMEOPTION_EXCLUDE_CURRENT_ROW
+        | pg_sys::FRAMEOPTION_EXCLUDE_GROUP
+        | pg_sys::FRAMEOPTION_EXCLUDE_TIES;
+    // SAFETY: the caller passes a valid node.
+    unsafe { (*window).frameOptions as u32 & NOT_IN_OWN_FRAME == 0 && (*window).runCondition.is_null() }
+}
+
+/// Whether a node evaluates its functions' arguments once for each row of its child. A window's aggregate may do so again
+/// when its frame moves, and grouping sets may take several passes.
+unsafe fn evaluates_once(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: the caller passes a valid plan; the tag says which struct it is.
+    unsafe {
+        match nodes::tag(plan) {
+            pg_sys::NodeTag::T_WindowAgg => false,
+            pg_sys::NodeTag::T_Agg => (*plan.cast::<pg_sys::Agg>()).groupingSets.is_null(),
+            _ => true,
         }
     }
 }
@@ -413,7 +548,7 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
     unsafe {
         let (arguments, filter): (_, *mut pg_sys::Node) = match nodes::tag(node) {
             T_Aggref => ((*node.cast::<pg_sys::Aggref>()).args, (*node.cast::<pg_sys::Aggref>()).aggfilter.cast()),
-            T_WindowFunc => {
+            T_WindowFunc if (*node.cast::<pg_sys::WindowFunc>()).winagg => {
                 ((*node.cast::<pg_sys::WindowFunc>()).args, (*node.cast::<pg_sys::WindowFunc>()).aggfilter.cast())
             }
             T_FuncExpr if (*node.cast::<pg_sys::FuncExpr>()).funcretset => return entry_calls(finder, node),
@@ -441,7 +576,7 @@ unsafe fn is_batch_scan(plan: *mut pg_sys::Plan) -> bool {
 }
 
 /// The places that hold a plan's children.
-unsafe fn children(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Plan> {
+pub(super) unsafe fn children(plan: *mut pg_sys::Plan) -> Vec<*mut *mut pg_sys::Plan> {
     use pg_sys::NodeTag::*;
     // SAFETY: the tag says which struct the plan is; list cells stay where they are while lists keep their length.
     unsafe {

@@ -4,6 +4,7 @@
 use pgrx::pg_sys;
 
 use super::columns::{child_column_as, column, entry_of};
+use super::demand::Demand;
 use super::find_calls::{CallFinder, FoundCall};
 use super::lift_calls::{Lifter, Parts};
 use crate::pg::{list, nodes};
@@ -18,7 +19,7 @@ impl Lifter {
             if (*join).jointype != pg_sys::JoinType::JOIN_INNER || (*join).inner_unique {
                 return;
             }
-            let finder = CallFinder { language: self.language, finds_volatile: true };
+            let finder = CallFinder::new(self.language);
             let filters = list::elements::<pg_sys::Node>((*join).joinqual);
             if let Some(first) = filters.iter().position(|filter| !finder.find(*filter).is_empty()) {
                 let mut after = filters[first..].to_vec();
@@ -30,7 +31,7 @@ impl Lifter {
     }
 
     /// Puts nodes below a hash join for the calls in its keys: each side evaluates its key for each of its rows anyway.
-    pub(super) unsafe fn lift_hash_keys(&mut self, plan: *mut pg_sys::Plan) {
+    pub(super) unsafe fn lift_hash_keys(&mut self, plan: *mut pg_sys::Plan, asked: Demand) {
         // SAFETY: the plan is a valid HashJoin over a Hash. The i-th clause compares the i-th key of the outer side with
         // the i-th key of the inner one (create_hashjoin_plan).
         unsafe {
@@ -39,11 +40,18 @@ impl Lifter {
             if nodes::tag(hash) != pg_sys::NodeTag::T_Hash {
                 return;
             }
+            // Behind a key that is NULL a join may evaluate no other.
+            let finder = CallFinder::new(self.language);
+            let all_keys = [(*join).hashkeys, (*hash.cast::<pg_sys::Hash>()).hashkeys];
+            let mut later_keys = all_keys.iter().flat_map(|keys| list::elements(*keys).into_iter().skip(1));
+            if later_keys.any(|key| !finder.find(key).is_empty()) {
+                return;
+            }
             let (outer, inner) = ((*plan).lefttree, (*hash).lefttree);
             let outer_keys: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::HashJoin>()).hashkeys];
-            self.lift_below(plan, outer_keys, key_calls);
+            self.lift_below(plan, outer_keys, key_calls, asked);
             let inner_keys: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::Hash>()).hashkeys];
-            self.lift_below(hash, inner_keys, key_calls);
+            self.lift_below(hash, inner_keys, key_calls, Demand::All);
             if (*plan).lefttree == outer && (*hash).lefttree == inner {
                 return;
             }

@@ -11,27 +11,32 @@
 
 use pgrx::pg_sys;
 
-use super::calls_container;
 use super::columns::{child_column_as, column, entry_of};
+use super::demand::Demand;
 use super::lift_calls::Lifter;
+use super::may_batch;
 use crate::batch_scan::{Private, SetJoin};
 use crate::pg::{list, nodes};
 
 impl Lifter {
     /// A node in place of a ProjectSet with one function that returns a set, if that is a container function.
-    pub(super) unsafe fn replace_project_set(&mut self, plan: *mut pg_sys::Plan) -> Option<*mut pg_sys::Plan> {
+    pub(super) unsafe fn replace_project_set(
+        &mut self,
+        plan: *mut pg_sys::Plan,
+        asked: Demand,
+    ) -> Option<*mut pg_sys::Plan> {
         // SAFETY: the plan is a valid ProjectSet, whose expressions are over its child's columns by OUTER_VAR.
         unsafe {
             let targets = list::elements::<pg_sys::TargetEntry>((*plan).targetlist);
             let mut sets = targets.iter().map(|target| (**target).expr.cast::<pg_sys::Node>());
             let mut sets = sets.by_ref().filter(|expression| pg_sys::expression_returns_set(*expression));
             let (Some(set), None) = (sets.next(), sets.next()) else { return None };
+            let child = (*plan).lefttree;
             if !self.is_call(set) {
                 return None;
             }
-            let child = (*plan).lefttree;
             let width = list::elements::<pg_sys::TargetEntry>((*child).targetlist).len();
-            let scan = self.make_set_node(child, set, Some(SetJoin::Inner));
+            let scan = self.make_set_node(child, set, Some(SetJoin::Inner), asked);
             let rewritten: Vec<_> = targets
                 .iter()
                 .map(|target| {
@@ -42,14 +47,18 @@ impl Lifter {
                 })
                 .collect();
             (*scan).scan.plan.targetlist = list::from_elements(&rewritten);
-            copy_estimates(plan, scan.cast());
+            take_place(plan, scan.cast());
             Some(scan.cast())
         }
     }
 
     /// A node in place of a NestLoop whose inner side is nothing but a call with columns of its outer side; none for any
     /// other plan.
-    pub(super) unsafe fn replace_lateral(&mut self, plan: *mut pg_sys::Plan) -> Option<*mut pg_sys::Plan> {
+    pub(super) unsafe fn replace_lateral(
+        &mut self,
+        plan: *mut pg_sys::Plan,
+        asked: Demand,
+    ) -> Option<*mut pg_sys::Plan> {
         use pg_sys::NodeTag::*;
         // SAFETY: the tags say which structs the nodes are. Copies of expressions are changed, not the expressions.
         unsafe {
@@ -58,11 +67,14 @@ impl Lifter {
             }
             let nest_loop = plan.cast::<pg_sys::NestLoop>();
             let mut inner = (*plan).righttree;
+            let mut has_own_plans = !(*inner).initPlan.is_null();
             // Its columns are those of its child.
             if nodes::tag(inner) == T_Memoize {
                 inner = (*inner).lefttree;
+                has_own_plans |= !(*inner).initPlan.is_null();
             }
-            if nodes::tag(inner) != T_FunctionScan {
+            // A plan that the inner side runs once may depend on the outer side's row.
+            if nodes::tag(inner) != T_FunctionScan || has_own_plans {
                 return None;
             }
             let scan = inner.cast::<pg_sys::FunctionScan>();
@@ -116,7 +128,9 @@ impl Lifter {
                     }
                     let whole: *mut pg_sys::Node = pg_sys::copyObjectImpl(result.cast()).cast();
                     match (is_composite, (*var).varattno) {
-                        (true, 0) | (false, 1) => Some(whole),
+                        // The whole row is none of these: of a result that is NULL it is a row of NULLs, and a row that is
+                        // locked or checked again after another transaction's change must be the one that was joined.
+                        (false, 1) => Some(whole),
                         (true, number) if number > 0 => Some(select_field(whole, var)),
                         _ => {
                             is_clear = false;
@@ -130,7 +144,8 @@ impl Lifter {
                 .into_iter()
                 .map(|target| from_inner((*target).expr.cast()))
                 .collect();
-            if !is_clear {
+            // A row without results has NULL in all columns of the inner side.
+            if !is_clear || (join == SetJoin::Left && !inner_targets.iter().all(|target| is_part_of_result(*target))) {
                 return None;
             }
             let from_join = |expression: *mut pg_sys::Node| {
@@ -147,10 +162,10 @@ impl Lifter {
             let targets: Vec<_> =
                 list::elements::<pg_sys::Node>((*plan).targetlist).into_iter().map(from_join).collect();
             let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
-            let node = self.make_set_node(outer, call, returns_set.then_some(join));
+            let node = self.make_set_node(outer, call, returns_set.then_some(join), asked);
             (*node).scan.plan.targetlist = list::from_elements(&targets);
             (*node).scan.plan.qual = list::from_elements(&filters);
-            copy_estimates(plan, node.cast());
+            take_place(plan, node.cast());
             Some(node.cast())
         }
     }
@@ -159,7 +174,7 @@ impl Lifter {
         // SAFETY: the caller passes a valid expression.
         unsafe {
             nodes::tag(node) == pg_sys::NodeTag::T_FuncExpr
-                && calls_container((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
+                && may_batch((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
         }
     }
 
@@ -169,6 +184,7 @@ impl Lifter {
         child: *mut pg_sys::Plan,
         call: *mut pg_sys::Node,
         set: Option<SetJoin>,
+        asked: Demand,
     ) -> *mut pg_sys::CustomScan {
         // SAFETY: the caller passes a valid plan and a call over its columns.
         unsafe {
@@ -176,9 +192,9 @@ impl Lifter {
             for (i, target) in list::elements::<pg_sys::TargetEntry>((*child).targetlist).into_iter().enumerate() {
                 entries.push(entry_of(column(pg_sys::OUTER_VAR, i, (*target).expr.cast()).cast(), i));
             }
-            let private = Private { child_columns: entries.len(), unused: Vec::new(), set };
+            let private = Private { child_columns: entries.len(), set, ..Private::default() };
             entries.push(entry_of(call.cast(), entries.len()));
-            self.make_node(child, &private, &entries, &[std::ptr::null_mut::<pg_sys::Node>()])
+            self.make_node(child, private, &entries, vec![std::ptr::null_mut()], asked)
         }
     }
 }
@@ -197,8 +213,20 @@ unsafe fn select_field(whole: *mut pg_sys::Node, var: *mut pg_sys::Var) -> *mut 
     }
 }
 
-/// What was estimated of a plan, and what it depends on, for the node in its place.
-unsafe fn copy_estimates(from: *mut pg_sys::Plan, to: *mut pg_sys::Plan) {
+/// Whether an expression over the scan tuple is the result of a call, or a column of it, and so NULL if the result is.
+unsafe fn is_part_of_result(expression: *mut pg_sys::Node) -> bool {
+    // SAFETY: the caller passes a valid expression; the tag says which struct it is.
+    unsafe {
+        match nodes::tag(expression) {
+            pg_sys::NodeTag::T_Var => (*expression.cast::<pg_sys::Var>()).varno == pg_sys::INDEX_VAR,
+            pg_sys::NodeTag::T_FieldSelect => is_part_of_result((*expression.cast::<pg_sys::FieldSelect>()).arg.cast()),
+            _ => false,
+        }
+    }
+}
+
+/// Gives a node what was estimated of the plan in whose place it comes, what that depends on, and the plans that it runs once.
+unsafe fn take_place(from: *mut pg_sys::Plan, to: *mut pg_sys::Plan) {
     // SAFETY: the caller passes valid plans.
     unsafe {
         (*to).startup_cost = (*from).startup_cost;
@@ -208,5 +236,6 @@ unsafe fn copy_estimates(from: *mut pg_sys::Plan, to: *mut pg_sys::Plan) {
         (*to).parallel_safe = (*from).parallel_safe;
         (*to).extParam = pg_sys::bms_copy((*from).extParam);
         (*to).allParam = pg_sys::bms_copy((*from).allParam);
+        (*to).initPlan = (*from).initPlan;
     }
 }

@@ -1,6 +1,7 @@
 //! The planner hook: after planning, every plan tree of a statement has its container calls lifted.
 
 mod columns;
+mod demand;
 mod find_calls;
 mod lift_calls;
 mod lift_joins;
@@ -42,6 +43,10 @@ unsafe extern "C-unwind" fn plan_statement(
             Some(previous) => previous(query, query_string, cursor_options, parameters),
             None => standard_planner(query, query_string, cursor_options, parameters),
         };
+        #[cfg(feature = "lift-ordinary")]
+        if crate::ordinary::is_explained(query_string) {
+            return statement;
+        }
         lift(statement, cursor_options);
         statement
     }
@@ -58,8 +63,12 @@ unsafe extern "C-unwind" {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn lift(statement: *mut pg_sys::PlannedStmt, cursor_options: c_int) {
+    #[cfg(feature = "lift-ordinary")]
+    let language = Some(pg_sys::InvalidOid);
+    #[cfg(not(feature = "lift-ordinary"))]
+    let language = catalog::container_language();
     if settings::is_batching()
-        && let Some(language) = catalog::container_language()
+        && let Some(language) = language
     {
         // SAFETY: the planner has just made the statement, and nobody uses it yet.
         unsafe { lift_calls::lift_statement(statement, language, cursor_options) };
@@ -73,5 +82,13 @@ fn calls_container(function: pg_sys::Oid, language: pg_sys::Oid) -> bool {
     if is_ours {
         session::start();
     }
+    #[cfg(feature = "lift-ordinary")]
+    let is_ours = crate::ordinary::may_lift(function);
     is_ours
+}
+
+/// Whether such calls may be batched: not those of a function that runs as its owner, or with settings of its own, since
+/// these hold from the call's beginning to its end.
+fn may_batch(function: pg_sys::Oid, language: pg_sys::Oid) -> bool {
+    calls_container(function, language) && !catalog::changes_context(function)
 }

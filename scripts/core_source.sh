@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Fetches the source of the PostgreSQL that PG_CONFIG names, from Debian's source package of the nearest version that Debian still
+# has, builds the libraries of its test suites, and prints where it lies.
+source "$(dirname "$0")/environment.sh"
+"$ROOT/scripts/packages.sh" dpkg-dev bzip2 xz-utils gcc >&2
+
+major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+place=$PRIVATE/core
+mkdir -p "$place/apt/parts" "$place/apt/lists/partial"
+if ! compgen -G "$place/postgresql-$major.*/src/test/regress/regress.c" > /dev/null; then
+  say "Fetching the source of PostgreSQL $major"
+  sed 's/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/debian.sources > "$place/apt/parts/src.sources"
+  options=(-o "Dir::Etc::SourceList=$place/apt/none" -o "Dir::Etc::SourceParts=$place/apt/parts" -o "Dir::State::lists=$place/apt/lists")
+  touch "$place/apt/none"
+  (
+    cd "$place"
+    apt-get "${options[@]}" --quiet=2 update
+    for version in $(apt-cache "${options[@]}" showsrc "postgresql-$major" | sed -n 's/^Version: //p' | sort --version-sort --reverse); do
+      apt-get "${options[@]}" --quiet=2 source --download-only "postgresql-$major=$version" && break
+    done
+    tar --extract --file "$(ls "postgresql-${major}"_*.orig.tar.bz2 | tail -n 1)"
+  ) > "$ROOT/target/core_source.log" 2>&1 || { tail -n 20 "$ROOT/target/core_source.log" >&2; exit 1; }
+fi
+cd "$place/postgresql-$major".*/
+includes=$("$PG_CONFIG" --includedir-server)
+if [ ! -e src/test/regress/regress.so ]; then
+  say "Building the suite's library"
+  gcc -shared -fPIC -O1 -I"$includes" -o src/test/regress/regress.so src/test/regress/regress.c >&2
+fi
+chown -R "$SERVER_USER" .
+echo "$PWD"

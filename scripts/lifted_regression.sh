@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# PostgreSQL's own tests as the proof of the planner's surgery: ordinary functions are lifted (pg_ext/src/ordinary), and every
+# test must give what it gives with the same library and nothing lifted, but for what tests/lifted/differences lists.
+#
+#   lifted_regression.sh [--level user|all] [--rows N] [--parallel] [--suites "core plpgsql contrib isolation"]
+#
+# N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. LIFTED_LIBRARY is a library to use in place of a
+# build of this tree.
+source "$(dirname "$0")/environment.sh"
+
+level=all rows=3 parallel=off suites="core plpgsql contrib isolation"
+while [ $# -gt 0 ]; do
+  case $1 in
+    --level) level=$2; shift ;;
+    --rows) rows=$2; shift ;;
+    --parallel) parallel=on ;;
+    --suites) suites=$2; shift ;;
+    *) echo "usage: $0 [--level user|all] [--rows N] [--parallel] [--suites NAMES]" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+source_folder=$("$ROOT/scripts/core_source.sh")
+place=$PRIVATE/lifted
+install -d -m 755 -o "$SERVER_USER" "$place"
+library=$place/transship_lifted.so
+if [ -n "${LIFTED_LIBRARY:-}" ]; then
+  install -m 755 "$LIFTED_LIBRARY" "$library"
+else
+  say "Building the library that lifts ordinary functions"
+  cargo build --quiet --release --package pg_ext --no-default-features --features "pg$major,lift-ordinary"
+  install -m 755 "$BUILD/libtransship.so" "$library"
+fi
+test_tools=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
+
+# run_suites NAME LEVEL: outputs go to $place/NAME/SUITE/results.
+run_suites() {
+  local name=$1 data=$place/$1/data socket=$place/$1/s suite
+  rm -rf "${place:?}/$name"
+  install -d -m 755 -o "$SERVER_USER" "$place/$name" "$data" "$socket"
+  as_server "$PG_BIN/initdb" --pgdata="$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$ROOT/target/initdb.log"
+  as_server tee -a "$data/postgresql.conf" > /dev/null <<CONF
+listen_addresses = ''
+unix_socket_directories = '$socket'
+shared_preload_libraries = '$library'
+fsync = off
+max_prepared_transactions = 10
+wal_level = logical
+statement_timeout = 120s
+CONF
+  if [ "$rows" != 0 ]; then echo "transship.batch_rows = $rows" | as_server tee -a "$data/postgresql.conf" > /dev/null; fi
+  if [ $parallel = on ]; then
+    as_server tee -a "$data/postgresql.conf" > /dev/null <<CONF
+force_parallel_mode = regress
+parallel_setup_cost = 0
+parallel_tuple_cost = 0
+min_parallel_table_scan_size = 0
+CONF
+    [ "$major" -lt 16 ] || sed -i 's/^force_parallel_mode/debug_parallel_query/' "$data/postgresql.conf"
+  fi
+  as_server env -u RUST_BACKTRACE TRANSSHIP_LIFT="$2" TRANSSHIP_LIFT_LOG="$place/$name/lifted" \
+    "$PG_BIN/pg_ctl" --pgdata="$data" --log="$place/$name/log" --silent --wait start
+  for suite in $suites; do run_suite "$name" "$suite" "$socket"; done
+  as_server "$PG_BIN/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop
+}
+
+# run_suite NAME SUITE SOCKET
+run_suite() {
+  local out=$place/$1/$2 regress=("$test_tools/regress/pg_regress") tests=()
+  install -d -m 755 -o "$SERVER_USER" "$out"
+  case $2 in
+    core) tests=(--inputdir="$source_folder/src/test/regress" --dlpath="$source_folder/src/test/regress" \
+      --schedule="$source_folder/src/test/regress/parallel_schedule" --max-concurrent-tests=20) ;;
+    plpgsql) tests=(--inputdir="$source_folder/src/pl/plpgsql/src" --dbname=plpgsql_regression \
+      $(sed -n '/^REGRESS *=/,/[^\\]$/p' "$source_folder/src/pl/plpgsql/src/Makefile" | sed 's/^REGRESS *= *//' | tr -d '\\')) ;;
+    isolation)
+      regress=("$test_tools/isolation/pg_isolation_regress")
+      tests=(--inputdir="$source_folder/src/test/isolation" --schedule="$source_folder/src/test/isolation/isolation_schedule" --dbname=isolation_regression) ;;
+    contrib)
+      for module in $CONTRIB; do
+        install -d -m 755 -o "$SERVER_USER" "$place/$1/contrib-$module"
+        as_server env PGHOST="$3" PGPORT=5432 PGUSER=postgres "${regress[@]}" --inputdir="$source_folder/contrib/$module" \
+          --outputdir="$place/$1/contrib-$module" --dlpath="$("$PG_CONFIG" --pkglibdir)" --bindir="$PG_BIN" --dbname=contrib_regression \
+          $(sed -n '/^REGRESS *=/,/[^\\]$/p' "$source_folder/contrib/$module/Makefile" | sed 's/^REGRESS *= *//' | tr -d '\\') \
+          >> "$out.out" 2>&1 || true
+      done
+      return ;;
+  esac
+  as_server env PGHOST="$3" PGPORT=5432 PGUSER=postgres "${regress[@]}" --outputdir="$out" --bindir="$PG_BIN" "${tests[@]}" > "$out.out" 2>&1 || true
+}
+# Those whose tests are SQL alone and need no settings of their own.
+CONTRIB="btree_gin btree_gist citext cube dict_int dict_xsyn earthdistance fuzzystrmatch hstore intarray isn lo ltree pg_trgm pgcrypto seg tablefunc tsm_system_rows unaccent"
+
+say "Running PostgreSQL's tests with nothing lifted"
+run_suites plain none
+say "Running PostgreSQL's tests with ${level/all/all} functions lifted, in batches of $rows, parallel plans $parallel"
+run_suites lifted "$level"
+"$ROOT/tests/lifted/compare.py" --major "$major" --level "$level" --parallel "$parallel" "$place/plain" "$place/lifted"

@@ -1,0 +1,138 @@
+-- What the plan above and below a Container Batch node relies on.
+CREATE TABLE small AS SELECT i::bigint AS x, i % 5 AS y FROM generate_series(1, 1000) i;
+CREATE TABLE lines AS SELECT i AS id, i % 4 AS a, 't' || i AS t, repeat('w ', i % 4) AS words FROM generate_series(1, 20) i;
+ANALYZE small, lines;
+CREATE FUNCTION words_of(text text) RETURNS TABLE ("position" int, word text) LANGUAGE container STABLE STRICT
+AS E'image = "regress:1.0"\nfunction = "words"';
+CREATE FUNCTION numbered(n bigint) RETURNS SETOF bigint LANGUAGE container STABLE STRICT
+AS E'image = "regress:1.0"\nfunction = "count_to"';
+-- Plans that run once, of nodes that are replaced.
+SELECT l.id, s.position FROM lines l, words_of(l.words) s WHERE l.id > (SELECT max(id) - 2 FROM lines) ORDER BY 1, 2;
+SELECT count(*), min(s.position) FROM lines l, words_of(l.words) s WHERE l.t > (SELECT min(t) FROM lines);
+SELECT id, numbered(a) FROM lines WHERE id > (SELECT max(id) - 2 FROM lines) ORDER BY 1, 2;
+SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT 1)) s WHERE l.id < 8 ORDER BY 1, 2;
+SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT l.id % 2 OFFSET 0)) s WHERE l.id < 8 ORDER BY 1, 2;
+-- Calls outside of aggregates see the group, not a row.
+SELECT y, add_one(y), sum(add_one(y)) FROM small GROUP BY ROLLUP (y) ORDER BY 1;
+SELECT y, add_one(y), x % 2, sum(add_one(y)) FILTER (WHERE x > 500) FROM small GROUP BY CUBE (y, x % 2) HAVING add_one(y) > 4 OR y IS NULL ORDER BY 1, 3;
+SELECT seven(), sum(seven()) FROM small WHERE x < 0;
+SELECT shout('a'), string_agg(shout('a'), ',') FROM small WHERE x < 0;
+SELECT add_one(y), count(add_one(y)) FROM small GROUP BY y ORDER BY 1;
+-- Conditions that a window node asks of its own results.
+SELECT * FROM (SELECT row_number() OVER (ORDER BY x DESC) rn, add_one(x) z FROM small) s WHERE rn <= 3;
+SELECT * FROM (SELECT x, rank() OVER (PARTITION BY y ORDER BY x) r, count(*) OVER (PARTITION BY y ORDER BY x) c, add_one(x) z FROM small) s
+WHERE r <= 2 AND c < 2 ORDER BY x;
+-- What stands beside the result of a set is NULL where the set is empty.
+SELECT l.id, s.found, s.position, s.word FROM lines l LEFT JOIN LATERAL (SELECT true AS found, m.position, coalesce(m.word, 'none') AS word FROM words_of(l.words) m) s ON true
+WHERE l.id < 6 ORDER BY 1, 3;
+SELECT l.id, s.position, s.word FROM lines l LEFT JOIN LATERAL words_of(l.words) s ON true WHERE l.id < 6 ORDER BY 1, 2;
+-- A whole row.
+SELECT l.id, s, s IS NULL AS is_null FROM lines l LEFT JOIN LATERAL words_of(l.words) s ON true WHERE l.id < 6 ORDER BY 1, 2;
+-- Backwards.
+BEGIN;
+DECLARE c SCROLL CURSOR FOR SELECT x, add_one(x) FROM small LIMIT 100;
+FETCH 3 c;
+FETCH BACKWARD 2 c;
+FETCH LAST c;
+FETCH ABSOLUTE 2 c;
+CLOSE c;
+DECLARE c SCROLL CURSOR FOR SELECT x, add_one(x) FROM small WHERE x < 4 UNION ALL SELECT x, add_one(x) FROM small WHERE x > 998;
+FETCH ALL c;
+FETCH BACKWARD ALL c;
+FETCH RELATIVE 2 c;
+CLOSE c;
+DECLARE c SCROLL CURSOR WITH HOLD FOR SELECT x FROM (SELECT x, add_one(x) z FROM small OFFSET 0) s WHERE z % 2 = 0 LIMIT 4;
+FETCH 2 c;
+COMMIT;
+FETCH PRIOR c;
+FETCH LAST c;
+CLOSE c;
+DO $$
+DECLARE
+  c SCROLL CURSOR FOR SELECT add_one(x) AS z FROM small LIMIT 30;
+  z bigint;
+BEGIN
+  OPEN c;
+  FETCH LAST FROM c INTO z;
+  RAISE NOTICE 'last %', z;
+  FETCH PRIOR FROM c INTO z;
+  RAISE NOTICE 'before it %', z;
+END $$;
+-- A merge join goes back on its inner side.
+SET enable_hashjoin = off;
+SET enable_nestloop = off;
+SET enable_material = off;
+CREATE INDEX ON small (y);
+SELECT count(*), sum(b.z) FROM lines a JOIN (SELECT y, add_one(x) z FROM small WHERE add_one(x) < 40) b ON a.a = b.y;
+SELECT count(*), sum(b.z) FROM small a JOIN (SELECT y, add_one(x) z FROM small ORDER BY y OFFSET 0) b ON a.y = b.y AND a.x < 10;
+RESET enable_hashjoin;
+RESET enable_nestloop;
+RESET enable_material;
+-- Subplans in a call's arguments depend on what is around them.
+SELECT v.k, (SELECT sum(add_one(CASE WHEN n.x IN (SELECT u.x FROM small u WHERE u.x <= v.k) THEN 1 ELSE 0 END)) FROM small n WHERE n.x <= 20)
+FROM (VALUES (1), (2), (3)) v (k);
+-- Calls with the results of a subquery that sets several columns.
+UPDATE lines l SET (a, t) = (SELECT l.a + 10, shout(l.t || '!') OFFSET 0) WHERE id < 3;
+UPDATE lines l SET (id, t) = (SELECT s.x, l.t FROM small s WHERE s.x = l.id LIMIT 1), words = shout(l.words) WHERE id < 3;
+SELECT * FROM lines WHERE id < 4 ORDER BY id;
+-- A key behind one that is NULL is not looked at.
+SET enable_mergejoin = off;
+SELECT count(*) FROM (SELECT CASE WHEN x <> 7 THEN x END AS k, x FROM small) a
+JOIN (SELECT CASE WHEN x <> 7 THEN x END AS k, x FROM small OFFSET 0) b ON a.k = b.k AND fail_at(a.x, 7) = fail_at(b.x, 7);
+RESET enable_mergejoin;
+-- Window functions evaluate their arguments for the rows they want.
+SELECT x, first_value(fail_at(x, 2)) OVER (ORDER BY x) AS first, lag(add_one(x)) OVER (ORDER BY x) AS lag, sum(add_one(x)) OVER (ORDER BY x) AS sum
+FROM small WHERE x < 4;
+SELECT x, sum(fail_at(x, 1)) OVER (ORDER BY x ROWS BETWEEN 1 FOLLOWING AND 2 FOLLOWING) FROM small WHERE x < 4;
+-- As many rows are read as are asked for.
+SELECT fail_at(x, 4) FROM (SELECT * FROM small ORDER BY x OFFSET 0) s LIMIT 3;
+SELECT fail_at(x, 6) FROM (SELECT * FROM small ORDER BY x OFFSET 0) s LIMIT 3 OFFSET 2;
+PREPARE limited(bigint) AS SELECT fail_at(x, 4) FROM (SELECT * FROM small ORDER BY x OFFSET 0) s LIMIT $1;
+SET plan_cache_mode = force_generic_plan;
+EXECUTE limited(3);
+SELECT code, message FROM failure('EXECUTE limited(4)');
+RESET plan_cache_mode;
+SELECT EXISTS (SELECT FROM (SELECT * FROM small ORDER BY x OFFSET 0) s WHERE fail_at(x, 2) > 0);
+-- VOLATILE functions, and what stands beside them, are called for no row more.
+CREATE SEQUENCE drawn;
+SELECT count_calls(0) < count_calls(0) AS is_counted;
+SELECT n, add_one(x) FROM (SELECT nextval('drawn') AS n, x FROM small OFFSET 0) s LIMIT 3;
+SELECT last_value FROM drawn;
+SELECT add_one(n) FROM (SELECT nextval('drawn') AS n FROM small OFFSET 0) s LIMIT 2;
+SELECT last_value FROM drawn;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT count_calls(x) FROM small LIMIT 10;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT count_calls(x) FROM small;
+SELECT transship.stat_reset();
+SELECT count(*) FROM (SELECT count_calls(x) FROM small LIMIT 10) s;
+BEGIN;
+DECLARE c CURSOR FOR SELECT count_calls(x) > 0 FROM small;
+FETCH 3 c;
+COMMIT;
+DO $$
+BEGIN
+  FOR i IN 1..2 LOOP
+    PERFORM EXISTS (SELECT FROM small WHERE count_calls(x) > 0);
+  END LOOP;
+END $$;
+SELECT name, calls FROM transship.stat_functions WHERE name = 'count_calls';
+-- Nor are rows locked.
+BEGIN;
+SELECT add_one(x) FROM (SELECT x FROM small ORDER BY x FOR UPDATE) s LIMIT 2;
+SELECT count(*) FROM small WHERE xmax <> 0;
+COMMIT;
+-- What is written between two rows is seen by functions inside the database.
+CREATE TABLE written (n bigint);
+CREATE FUNCTION written_so_far() RETURNS bigint LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN (SELECT count(*) FROM written); END';
+INSERT INTO written SELECT add_one(s.so_far) FROM (SELECT written_so_far() AS so_far FROM small WHERE x <= 4 OFFSET 0) s;
+SELECT * FROM written;
+-- Functions that run as their owner, or with settings of their own, are called row by row.
+CREATE FUNCTION owned(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT SECURITY DEFINER AS E'image = "regress:1.0"\nfunction = "add_one"';
+CREATE FUNCTION configured(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT SET work_mem = '1MB' AS E'image = "regress:1.0"\nfunction = "add_one"';
+EXPLAIN (VERBOSE, COSTS OFF) SELECT owned(x), configured(x) FROM small WHERE x < 3;
+SELECT owned(x), configured(x) FROM small WHERE x < 3;
+-- Expressions that nest deep.
+SELECT 'SELECT add_one(x)' || repeat(' + x', 800) || ' AS deep FROM small WHERE x = 1' AS statement \gset
+:statement;
+DROP TABLE small, lines, written;
+DROP SEQUENCE drawn;
+DROP FUNCTION words_of, numbered, written_so_far, owned, configured;

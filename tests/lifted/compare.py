@@ -1,0 +1,89 @@
+#!/usr/bin/env python3
+"""Compares what PostgreSQL's tests printed with ordinary functions lifted with what they printed with none lifted.
+
+    compare.py --major N --level user|all --parallel on|off PLAIN LIFTED
+
+Each difference must stand in the file `differences` beside this script, and each entry there must be met in the runs that it
+names, so that the list cannot grow stale. The script also counts the calls that were lifted in each test, and fails if there
+were fewer in all than a floor.
+"""
+
+import argparse
+import collections
+import difflib
+import pathlib
+import re
+import sys
+
+HERE = pathlib.Path(__file__).parent
+# Least calls lifted in a whole run of the core suite; a run that lifts less proves nothing.
+FLOORS = {"user": 500, "all": 15_000}
+
+
+def read_excuses(major, parallel):
+    """The list's entries for this run: test, lines that may differ, and the reason."""
+    excuses = collections.defaultdict(list)
+    for number, line in enumerate((HERE / "differences").read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields = [field.strip() for field in line.split("|", 3)]
+        if len(fields) != 4 or not all(fields):
+            sys.exit(f"differences, line {number}: test | runs | pattern of the lines | reason")
+        test, runs, pattern, reason = fields
+        names = {str(major), f"parallel-{parallel}", "all"}
+        if all(run in names for run in runs.split("+")):
+            excuses[test].append((re.compile(pattern), reason))
+    return excuses
+
+
+def changed_lines(plain, lifted):
+    """Lines that stand in one output only."""
+    texts = [path.read_text(errors="replace").splitlines() if path.exists() else [] for path in (plain, lifted)]
+    if not (plain.exists() and lifted.exists()):
+        return ["(one of the runs has no output)"]
+    diff = difflib.unified_diff(*texts, lineterm="", n=0)
+    return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--major", type=int)
+    parser.add_argument("--level")
+    parser.add_argument("--parallel")
+    parser.add_argument("plain", type=pathlib.Path)
+    parser.add_argument("lifted", type=pathlib.Path)
+    arguments = parser.parse_args()
+
+    excuses = read_excuses(arguments.major, arguments.parallel)
+    outputs = sorted(
+        {path.relative_to(root) for root in (arguments.plain, arguments.lifted) for path in root.glob("*/results/*.out")}
+    )
+    if not outputs:
+        sys.exit("no test was run")
+    counts = collections.Counter()
+    log = arguments.lifted / "lifted"
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        name, _, count = line.rpartition(" ")
+        counts[re.sub(r"^(pg_regress|isolation)/", "", name)] += int(count)
+    failed = []
+    for output in outputs:
+        suite, test = output.parts[0], output.stem
+        lines = changed_lines(arguments.plain / output, arguments.lifted / output)
+        unexcused = [line for line in lines if not any(pattern.search(line) for pattern, _ in excuses[test])]
+        if unexcused:
+            failed.append((f"{suite}/{test}", unexcused))
+    for name, lines in failed:
+        print(f"\n{name}: {len(lines)} lines differ")
+        print("\n".join(f"  {line}" for line in lines[:40]))
+    total = sum(counts.values())
+    print("\ncalls lifted by test: " + ", ".join(f"{name} {count}" for name, count in sorted(counts.items())))
+    print(f"{len(outputs)} tests, {len(failed)} differ; {total} calls lifted")
+    if total < FLOORS[arguments.level]:
+        sys.exit(f"fewer than {FLOORS[arguments.level]} calls were lifted: the run proves nothing")
+    if re.search("was terminated by signal", (arguments.lifted / "log").read_text(errors="replace")):
+        sys.exit("a process of the server crashed; see the log of the lifted run")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
