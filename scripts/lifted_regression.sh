@@ -2,13 +2,13 @@
 # PostgreSQL's own tests as the proof of the planner's surgery: ordinary functions are lifted (pg_ext/src/ordinary), and every
 # test must give what it gives with the same library and nothing lifted, but for what tests/lifted/differences lists.
 #
-#   lifted_regression.sh [--level user|all] [--rows N] [--parallel] [--suites "core plpgsql contrib isolation"]
+#   lifted_regression.sh [--level user|all] [--rows N] [--parallel] [--suites "own core plpgsql contrib isolation"]
 #
 # N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. LIFTED_LIBRARY is a library to use in place of a
 # build of this tree.
 source "$(dirname "$0")/environment.sh"
 
-level=all rows=3 parallel=off suites="core plpgsql contrib isolation"
+level=all rows=3 parallel=off suites="own core plpgsql contrib isolation"
 while [ $# -gt 0 ]; do
   case $1 in
     --level) level=$2; shift ;;
@@ -70,6 +70,7 @@ run_suite() {
   local out=$place/$1/$2 regress=("$test_tools/regress/pg_regress") tests=()
   install -d -m 755 -o "$SERVER_USER" "$out"
   case $2 in
+    own) tests=(--inputdir="$ROOT/tests/lifted/own" --dbname=own_regression surgery) ;;
     core) tests=(--inputdir="$source_folder/src/test/regress" --dlpath="$source_folder/src/test/regress" \
       --schedule="$source_folder/src/test/regress/parallel_schedule" --max-concurrent-tests=20) ;;
     plpgsql) tests=(--inputdir="$source_folder/src/pl/plpgsql/src" --dbname=plpgsql_regression \

@@ -7,11 +7,11 @@ AS E'image = "regress:1.0"\nfunction = "words"';
 CREATE FUNCTION numbered(n bigint) RETURNS SETOF bigint LANGUAGE container STABLE STRICT
 AS E'image = "regress:1.0"\nfunction = "count_to"';
 -- Plans that run once, of nodes that are replaced.
-SELECT l.id, s.position FROM lines l, words_of(l.words) s WHERE l.id > (SELECT max(id) - 2 FROM lines) ORDER BY 1, 2;
+SELECT l.id, s.position FROM lines l, words_of(l.words) s WHERE l.id > (SELECT max(id) - 2 FROM lines);
 SELECT count(*), min(s.position) FROM lines l, words_of(l.words) s WHERE l.t > (SELECT min(t) FROM lines);
-SELECT id, numbered(a) FROM lines WHERE id > (SELECT max(id) - 2 FROM lines) ORDER BY 1, 2;
-SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT 1)) s WHERE l.id < 8 ORDER BY 1, 2;
-SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT l.id % 2 OFFSET 0)) s WHERE l.id < 8 ORDER BY 1, 2;
+SELECT id, numbered(a) FROM lines WHERE id > (SELECT max(id) - 2 FROM lines);
+SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT 1)) s WHERE l.id < 8;
+SELECT l.id, s.n FROM lines l, LATERAL (SELECT n FROM numbered(l.a) n WHERE n > (SELECT l.id % 2 OFFSET 0)) s WHERE l.id < 8;
 -- Calls outside of aggregates see the group, not a row.
 SELECT y, add_one(y), sum(add_one(y)) FROM small GROUP BY ROLLUP (y) ORDER BY 1;
 SELECT y, add_one(y), x % 2, sum(add_one(y)) FILTER (WHERE x > 500) FROM small GROUP BY CUBE (y, x % 2) HAVING add_one(y) > 4 OR y IS NULL ORDER BY 1, 3;

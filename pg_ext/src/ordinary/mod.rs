@@ -85,10 +85,12 @@ pub unsafe fn is_explained(query_string: *const c_char) -> bool {
     texts.iter().filter(|text| !text.is_null()).any(|text| {
         // SAFETY: as above.
         let mut text = unsafe { CStr::from_ptr(*text) }.to_bytes().trim_ascii_start();
-        while let Some(line_end) =
-            text.starts_with(b"--").then(|| text.iter().position(|byte| *byte == b'\n')).flatten()
-        {
-            text = text[line_end..].trim_ascii_start();
+        // Comments that a client sends along.
+        for (opens, closes) in [("--", "\n"), ("/*", "*/")].into_iter().cycle().take(8) {
+            let end = text.windows(closes.len()).position(|found| found == closes.as_bytes());
+            if let Some(end) = end.filter(|_| text.starts_with(opens.as_bytes())) {
+                text = text[end + closes.len()..].trim_ascii_start();
+            }
         }
         text.get(..7).is_some_and(|start| start.eq_ignore_ascii_case(b"explain"))
     })
