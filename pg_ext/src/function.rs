@@ -213,7 +213,7 @@ impl Function {
     /// What is called in the container for an aggregate whose SFUNC is this function and whose FINALFUNC is `finish`.
     pub fn aggregate(&self, finish: &Function) -> Result<Arc<Call>> {
         let signature = Signature { result: finish.signature.result.clone(), ..self.signature.clone() };
-        self.call_of(signature)
+        self.call_of(signature, catalog::current_user())
     }
 
     /// How its batches travel.
@@ -238,14 +238,14 @@ impl Function {
         self.body.max_batch_rows.unwrap_or_else(settings::batch_rows)
     }
 
-    /// All that an exchange needs to know.
-    pub fn call(&self) -> Result<Arc<Call>> {
-        self.call_of(self.signature.clone())
+    /// All that an exchange of this user's needs to know.
+    pub fn call(&self, user: pg_sys::Oid) -> Result<Arc<Call>> {
+        self.call_of(self.signature.clone(), user)
     }
 
-    fn call_of(&self, signature: Signature) -> Result<Arc<Call>> {
+    fn call_of(&self, signature: Signature, user: pg_sys::Oid) -> Result<Arc<Call>> {
         Ok(Arc::new(Call {
-            target: self.target()?,
+            target: self.target(user)?,
             transport: self.transport(),
             signature,
             volatility: self.volatility,
@@ -256,7 +256,7 @@ impl Function {
 
     /// Checks the declaration against what the container offers, and gives the image's digest if there is an image.
     pub fn check(&self) -> Result<Option<String>> {
-        if let Some(target) = self.server()? {
+        if let Some(target) = self.server(catalog::current_user())? {
             if matches!(&target, Target::Remote { remote, .. } if !remote.dialect().has_signatures()) {
                 return Ok(None);
             }
@@ -302,17 +302,17 @@ impl Function {
         expected
     }
 
-    /// The server that the body names, if it names one.
-    fn server(&self) -> Result<Option<Target>> {
+    /// The server that the body names, if it names one, with what the user has for it.
+    fn server(&self, user: pg_sys::Oid) -> Result<Option<Target>> {
         match (self.body.remote()?, &self.body.server) {
             (Some(remote), _) => Ok(Some(Target::Remote { remote, credentials: Credentials::default() })),
-            (None, Some(name)) => server::target(name).map(Some),
+            (None, Some(name)) => server::target(name, user).map(Some),
             (None, None) => Ok(None),
         }
     }
 
-    fn target(&self) -> Result<Target> {
-        if let Some(target) = self.server()? {
+    fn target(&self, user: pg_sys::Oid) -> Result<Target> {
+        if let Some(target) = self.server(user)? {
             return Ok(target);
         }
         let digest = match (self.digest.get(), &self.body.digest) {
@@ -359,7 +359,7 @@ pub fn check_allowed(body: &FunctionBody) -> Result<()> {
         );
     }
     if let Some(name) = &body.server {
-        return server::target(name).map(|_| ());
+        return server::target(name, catalog::current_user()).map(|_| ());
     }
     let inline = || format!("inline:{}", body.template.as_deref().unwrap_or_default());
     let image = body.image.clone().unwrap_or_else(inline);

@@ -35,14 +35,17 @@ pub unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) ->
     }
 }
 
-/// The validator: checks a function when it is created, and pins its image.
+/// The validator: checks a function, and pins its image when it is created. Whoever may execute a function may also have it
+/// checked, but not changed.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     let nothing = pg_sys::Datum::from(0usize);
     // SAFETY: PostgreSQL passes a valid fcinfo; a validator has one argument, the function's oid.
-    let (oid, may_access) = unsafe {
+    let (oid, may_access, is_called_by_sql) = unsafe {
+        let info = (*fcinfo).flinfo;
         let oid = pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32);
-        (oid, pg_sys::CheckFunctionValidatorAccess((*(*fcinfo).flinfo).fn_oid, oid))
+        // CREATE FUNCTION calls it without an expression.
+        (oid, pg_sys::CheckFunctionValidatorAccess((*info).fn_oid, oid), !(*info).fn_expr.is_null())
     };
     if !may_access {
         return nothing;
@@ -60,10 +63,11 @@ pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg
     if !checks_body {
         return nothing;
     }
+    let may_change = !is_called_by_sql && catalog::is_being_created(&row);
     let source = row.source.clone();
     let function = report::unwrap(Function::from_row(row));
     let digest = report::unwrap(function.check());
-    if let (Some(digest), None) = (digest, &function.body.digest) {
+    if let (Some(digest), None, true) = (digest, &function.body.digest, may_change) {
         catalog::update_source(oid, &FunctionBody::pin_digest(&source, &digest));
     }
     nothing

@@ -30,7 +30,7 @@ pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys:
         let mut results = ResultSet::new(fcinfo, &function.result);
         let query = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let mut rows = Rows::open(query, &function);
-        let mut stream = Stream::open(oid, report::unwrap(function.call()));
+        let mut stream = Stream::open(oid, report::unwrap(function.call(catalog::current_user())));
         let mut is_done = false;
         loop {
             while !is_done && stream.untaken() < settings::batch_window() {

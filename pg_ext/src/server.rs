@@ -2,7 +2,8 @@
 //! and what they ask for: `CREATE USER MAPPING ... OPTIONS (token ..., headers ..., certificate ..., key ...)`. So that no secret stands in a
 //! function's body. Certificates and keys are given as text, in PEM: no option names a file of the server's.
 
-use std::ffi::{CStr, CString};
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_int};
 
 use pgrx::{pg_guard, pg_sys};
 use udf_protocol::dialect::Dialect;
@@ -29,13 +30,13 @@ pub fn remote(name: &str) -> Result<Remote> {
     }
 }
 
-/// A server, with what the current user has for it. Raises an error unless the user may use it.
-pub fn target(name: &str) -> Result<Target> {
+/// A server, with what the user has for it. Raises an error unless they may use it.
+pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
     // SAFETY: lookups of a server that was found.
     unsafe {
         let server = find(name)?;
-        catalog::check_server_usage((*server).serverid, name);
-        let mapping = catalog::user_mapping((*server).serverid);
+        catalog::check_server_usage((*server).serverid, name, user);
+        let mapping = catalog::user_mapping((*server).serverid, user);
         let of_user = |name: &str| mapping.and_then(|options| option(options, name));
         let identity = match (of_user("certificate"), of_user("key")) {
             (Some(certificate), Some(key)) => Some(Identity::from_pem(&certificate, &key)?),
@@ -60,6 +61,31 @@ pub fn target(name: &str) -> Result<Target> {
         };
         Ok(Target::Remote { remote: remote(name)?, credentials })
     }
+}
+
+thread_local! {
+    static CHANGES: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// How often servers, user mappings, roles and what may be done with them have changed, as far as this backend knows: what
+/// [`target`] gave holds while this does.
+pub fn changes() -> u64 {
+    CHANGES.get().unwrap_or_else(|| {
+        use pg_sys::SysCacheIdentifier::*;
+        for cache in [FOREIGNSERVEROID, USERMAPPINGOID, AUTHOID, AUTHMEMROLEMEM] {
+            // SAFETY: the callback is a static function and takes no argument. It is registered once per process.
+            unsafe {
+                pg_sys::CacheRegisterSyscacheCallback(cache as c_int, Some(note_change), pg_sys::Datum::from(0usize));
+            }
+        }
+        CHANGES.set(Some(0));
+        0
+    })
+}
+
+/// Called at any time at which PostgreSQL looks for what others have changed.
+unsafe extern "C-unwind" fn note_change(_argument: pg_sys::Datum, _cache: c_int, _hash: u32) {
+    CHANGES.set(CHANGES.get().map(|changes| changes.wrapping_add(1)));
 }
 
 fn find(name: &str) -> Result<*mut pg_sys::ForeignServer> {

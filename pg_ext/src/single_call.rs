@@ -1,6 +1,7 @@
 //! Row at a time: the same client and protocol with batches of one, for places where a call cannot be lifted.
 //!
-//! A function's exchange is kept for the transaction, so that such a call costs a round trip and not a start.
+//! A function's exchange is kept for the transaction, so that such a call costs a round trip and not a start. It is its
+//! user's: another one, as behind SET ROLE or in a SECURITY DEFINER function, has other credentials, or none.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,17 +14,24 @@ use udf_protocol::transport::Reply;
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::Function;
-use crate::report;
+use crate::pg::catalog;
 use crate::stream::Stream;
+use crate::{report, server};
+
+/// A function and who calls it.
+type Caller = (pg_sys::Oid, pg_sys::Oid);
 
 struct OpenCall {
     function: Rc<Function>,
+    caller: Caller,
+    /// Of [`server::changes`], when it was opened.
+    changes: u64,
     builder: BatchBuilder,
     stream: Stream,
 }
 
 thread_local! {
-    static OPEN_CALLS: RefCell<HashMap<pg_sys::Oid, OpenCall>> = RefCell::default();
+    static OPEN_CALLS: RefCell<HashMap<Caller, OpenCall>> = RefCell::default();
 }
 
 /// Calls the function for one row; none is NULL. Errors are raised.
@@ -39,7 +47,7 @@ pub unsafe fn call(
     let mut open = unsafe { send(oid, function, arguments) };
     let reply = receive(&mut open);
     let reader = ResultReader::new(function, reply.columns.column(0).clone());
-    keep(oid, open);
+    keep(open);
     reader.datum(0)
 }
 
@@ -62,18 +70,22 @@ pub unsafe fn call_set(
             (0..reply.columns.num_rows()).for_each(|row| take(&reader, row));
         }
         if reply.is_last {
-            return keep(oid, open);
+            return keep(open);
         }
     }
 }
 
 /// Taken out of the kept ones while in use: after an error the exchange is dropped, and the next call opens a new one.
 unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::NullableDatum]) -> OpenCall {
-    let kept =
-        OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&oid)).filter(|call| Rc::ptr_eq(&call.function, function));
+    let (caller, changes) = ((oid, catalog::current_user()), server::changes());
+    let kept = OPEN_CALLS
+        .with_borrow_mut(|calls| calls.remove(&caller))
+        .filter(|call| Rc::ptr_eq(&call.function, function) && call.changes == changes);
     let mut open = kept.unwrap_or_else(|| OpenCall {
+        caller,
+        changes,
         builder: BatchBuilder::new(&function.signature),
-        stream: Stream::open(oid, report::unwrap(function.call())),
+        stream: Stream::open(oid, report::unwrap(function.call(caller.1))),
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {
@@ -93,8 +105,8 @@ fn receive(open: &mut OpenCall) -> Reply {
     })
 }
 
-fn keep(oid: pg_sys::Oid, open: OpenCall) {
-    OPEN_CALLS.with_borrow_mut(|calls| calls.insert(oid, open));
+fn keep(open: OpenCall) {
+    OPEN_CALLS.with_borrow_mut(|calls| calls.insert(open.caller, open));
 }
 
 /// Ends all kept exchanges; for the end of a transaction.

@@ -31,12 +31,6 @@ def other_type(batch, number, writer):
     writer.write_with_metadata(pa.record_batch([column], schema=schema), json.dumps({"batch": number}).encode())
 
 
-def token_length(batch, number, writer, token=""):
-    writer.begin(_OUT)
-    column = pa.array([len(token)] * batch.num_rows, pa.int64())
-    writer.write_with_metadata(pa.record_batch([column], schema=_OUT), json.dumps({"batch": number}).encode())
-
-
 def two_columns(batch, number, writer):
     schema = pa.schema([pa.field("y", pa.int64()), pa.field("z", pa.int64())])
     writer.begin(schema)
@@ -58,9 +52,17 @@ def bad_metadata(batch, number, writer):
     writer.write_with_metadata(pa.record_batch(batch.columns, schema=_OUT), b"{")
 
 
+def answer_token_length(reader, writer, token):
+    """All batches of an exchange, whose one token came with its first."""
+    writer.begin(_OUT)
+    for chunk in reader:
+        column = pa.array([len(token)] * chunk.data.num_rows, pa.int64())
+        writer.write_with_metadata(pa.record_batch([column], schema=_OUT), chunk.app_metadata.to_pybytes())
+
+
 FUNCTIONS = {
     function.__name__: function
-    for function in (token_length, too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
+    for function in (too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
 }
 
 
@@ -79,17 +81,17 @@ class Server(flight.FlightServerBase):
     def do_action(self, context, action):
         if action.type != "transship.hello":
             raise NotImplementedError
-        yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": list(FUNCTIONS)}).encode()
+        yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": ["token_length", *FUNCTIONS]}).encode()
 
     def get_flight_info(self, context, descriptor):
         return flight.FlightInfo(pa.schema([*_IN, *_OUT]), descriptor, [], len(_IN), 0)
 
     def do_exchange(self, context, descriptor, reader, writer):
-        chunk = reader.read_chunk()
-        number = json.loads(chunk.app_metadata.to_pybytes())["batch"]
         name = descriptor.path[0].decode()
-        more = {"token": context.get_middleware("token").token} if name == "token_length" else {}
-        FUNCTIONS[name](chunk.data, number, writer, **more)
+        if name == "token_length":
+            return answer_token_length(reader, writer, context.get_middleware("token").token)
+        chunk = reader.read_chunk()
+        FUNCTIONS[name](chunk.data, json.loads(chunk.app_metadata.to_pybytes())["batch"], writer)
 
 
 if __name__ == "__main__":

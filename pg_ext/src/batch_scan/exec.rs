@@ -51,21 +51,26 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         // Rows are kept in batches, so the child need not go backwards for us.
         let not_needed = pg_sys::EXEC_FLAG_REWIND | pg_sys::EXEC_FLAG_BACKWARD | pg_sys::EXEC_FLAG_MARK;
         (*planstate).lefttree = pg_sys::ExecInitNode((*scan).scan.plan.lefttree, estate, eflags & !(not_needed as i32));
-        if eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0 {
-            return;
-        }
         let private = Private::from_plan(scan);
+        let is_explained_only = eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0;
         let mut calls = Vec::new();
         let mut looked_at = 0;
         let mut max_rows = usize::MAX;
         let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns);
         let mut conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
         let bounds = conditions.split_off(entries.len());
-        let first_rows = if private.is_bounded { rows_asked_for(planstate, &bounds) } else { usize::MAX };
+        let is_bounded = private.is_bounded && !is_explained_only;
+        let first_rows = if is_bounded { rows_asked_for(planstate, &bounds) } else { usize::MAX };
         let is_stepwise = private.is_stepwise;
         for (entry, condition) in entries.into_iter().zip(conditions) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
+            // As for expressions of other nodes, what they call is checked under EXPLAIN, too.
             catalog::check_execute((*expression).funcid);
+            if is_explained_only {
+                pg_sys::ExecInitExprList((*expression).args, planstate);
+                pg_sys::ExecInitExpr(condition, planstate);
+                continue;
+            }
             let function = report::unwrap(function::lookup((*expression).funcid));
             if function.role != Role::Direct {
                 report::raise_error(&function.not_direct(), None);
@@ -103,6 +108,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 function,
             });
         }
+        if is_explained_only {
+            return;
+        }
         // What is not kept is NULL in every row.
         let nulls = (*(*css).ss.ss_ScanTupleSlot).tts_isnull;
         (0..private.child_columns).for_each(|i| *nulls.add(i) = true);
@@ -119,6 +127,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             kept,
             deformed: deformed as i16,
             query_context: (*estate).es_query_cxt,
+            user: catalog::current_user(),
             calls,
             counters: Counters::default(),
             pace: first_pace(max_rows, first_rows, is_stepwise, is_parallel),
@@ -496,7 +505,7 @@ fn send_batch(inner: &mut Inner) {
             None => Stream::of_call(call.expression, &call.function, inner.query_context),
             #[cfg(not(feature = "lift-ordinary"))]
             // SAFETY: the plan outlives the node.
-            None => Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call())),
+            None => Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call(inner.user))),
         };
         batch.bytes += call.columns.bytes() + call.builder_bytes;
         call.builder_bytes = 0;

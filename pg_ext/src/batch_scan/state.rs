@@ -51,6 +51,9 @@ pub struct Inner {
     pub deformed: i16,
     /// The query's context, parent of the batches' contexts.
     pub query_context: pg_sys::MemoryContext,
+    /// Who may execute the functions, and has credentials for their servers: who began the scan, although another user may
+    /// fetch rows from its cursor.
+    pub user: pg_sys::Oid,
     /// The lifted calls.
     pub calls: Vec<Call>,
     /// What EXPLAIN ANALYZE shows.

@@ -55,10 +55,12 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
 
 /// Raises an error unless the current user may use the foreign server.
 pub fn check_server_usage(oid: pg_sys::Oid, name: &str) {
+
+/// Raises an error unless the user may use the foreign server.
+pub fn check_server_usage(oid: pg_sys::Oid, name: &str, user: pg_sys::Oid) {
     let name = std::ffi::CString::new(name).unwrap_or_default();
     // SAFETY: lookups in the system cache; the name outlives the error.
     unsafe {
-        let user = pg_sys::GetUserId();
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_foreign_server_aclcheck(oid, user, pg_sys::ACL_USAGE);
         #[cfg(not(feature = "pg15"))]
@@ -69,11 +71,16 @@ pub fn check_server_usage(oid: pg_sys::Oid, name: &str) {
     }
 }
 
-/// The options of the current user's mapping to a foreign server, or of everybody's; none if there is neither.
-pub fn user_mapping(server: pg_sys::Oid) -> Option<*mut pg_sys::List> {
+/// The user whose privileges count now: who is logged in, or what SET ROLE or a SECURITY DEFINER function made of them.
+pub fn current_user() -> pg_sys::Oid {
+    // SAFETY: reads a process-wide variable.
+    unsafe { pg_sys::GetUserId() }
+}
+
+/// The options of a user's mapping to a foreign server, or of everybody's; none if there is neither.
+pub fn user_mapping(server: pg_sys::Oid, user: pg_sys::Oid) -> Option<*mut pg_sys::List> {
     // SAFETY: lookups in the system cache; GetUserMapping raises an error only where both were missing.
     unsafe {
-        let user = pg_sys::GetUserId();
         let cache = pg_sys::SysCacheIdentifier::USERMAPPINGUSERSERVER as i32;
         let exists = [user, pg_sys::InvalidOid].into_iter().any(|user| {
             let (user, server) = (pg_sys::Datum::from(user), pg_sys::Datum::from(server));
@@ -87,15 +94,19 @@ pub fn user_mapping(server: pg_sys::Oid) -> Option<*mut pg_sys::List> {
 /// Raises an error unless the current user may execute the function, as the executor does for every call that it makes
 /// itself (execExpr.c, ExecInitFunc).
 pub fn check_execute(oid: pg_sys::Oid) {
+    let user = current_user();
     // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
     unsafe {
-        let user = pg_sys::GetUserId();
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE);
         #[cfg(not(feature = "pg15"))]
         let result = pg_sys::object_aclcheck(pg_sys::ProcedureRelationId, oid, user, pg_sys::ACL_EXECUTE.into());
         if result != pg_sys::AclResult::ACLCHECK_OK {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
+        }
+        // InvokeFunctionExecuteHook, which a security module such as sepgsql listens to.
+        if (*(&raw const pg_sys::object_access_hook)).is_some() {
+            pg_sys::RunFunctionExecuteHook(oid);
         }
     }
 }
@@ -180,6 +191,19 @@ pub fn aggregate_functions(oid: pg_sys::Oid) -> Option<[pg_sys::Oid; 3]> {
         });
         pg_sys::ReleaseSysCache(tuple);
         Some(found)
+    }
+}
+
+/// Whether the function's row was written by this transaction, and belongs to the current user.
+pub fn is_being_created(row: &ProcRow) -> bool {
+    let user = current_user();
+    // SAFETY: lookups in the system cache, and of this transaction's own numbers.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let is_owner = pg_sys::pg_proc_ownercheck(row.oid, user);
+        #[cfg(not(feature = "pg15"))]
+        let is_owner = pg_sys::object_ownercheck(pg_sys::ProcedureRelationId, row.oid, user);
+        is_owner && pg_sys::TransactionIdIsCurrentTransactionId(row.version.0.into())
     }
 }
 
