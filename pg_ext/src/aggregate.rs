@@ -7,11 +7,11 @@
 //!
 //! The value of type internal that PostgreSQL passes around is a [`State`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 
-use arrow_array::Array;
 use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef};
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 use udf_protocol::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
 use udf_protocol::pace::Pace;
@@ -20,7 +20,7 @@ use udf_protocol::{Error, Kind};
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::{self, Function, Role};
-use crate::pg::catalog;
+use crate::pg::{catalog, list};
 use crate::stream::Stream;
 use crate::{report, settings};
 
@@ -44,8 +44,8 @@ struct Groups {
     accumulate: Rc<Function>,
     /// FINALFUNC.
     finish: Rc<Function>,
-    /// The oid of SERIALFUNC, or none.
-    serialize: pg_sys::Oid,
+    /// How many FINALFUNCs ask for each group's result: PostgreSQL keeps one state for aggregates that differ in nothing else.
+    finishes: usize,
     stream: Stream,
     window: usize,
 
@@ -54,7 +54,7 @@ struct Groups {
     /// Groups whose results were not asked for since their last row.
     open: BTreeSet<i64>,
     /// Results or states that were asked for ahead.
-    ready: HashMap<i64, (Rc<ResultReader>, usize, usize)>,
+    ready: HashMap<i64, Ready>,
     ready_bytes: usize,
     results_per_batch: usize,
     forgotten: Vec<i64>,
@@ -63,6 +63,16 @@ struct Groups {
     builder: BatchBuilder,
     step: AggregateStep,
     pace: Pace,
+}
+
+/// A group's result or state that is there.
+struct Ready {
+    column: ArrayRef,
+    row: usize,
+    /// Its part of the column's size.
+    bytes: usize,
+    /// How often it will be asked for.
+    uses: usize,
 }
 
 /// Calls a part of an aggregate; none is NULL. Errors are raised.
@@ -102,6 +112,8 @@ pub unsafe fn call(
                     Some(state)
                 }
             },
+            // No row at all, of functions that are not STRICT.
+            Role::Deserialize if arguments[0].isnull => None,
             Role::Deserialize => {
                 // The state lives as long as the current context: PostgreSQL combines it at once.
                 let bytes = pg_sys::pg_detoast_datum_packed(arguments[0].value.cast_mut_ptr());
@@ -112,17 +124,40 @@ pub unsafe fn call(
             _ => match state_at(0) {
                 Some(State::Group { groups, number }) => {
                     let groups = &mut **groups;
-                    let is_serialize = (*(*fcinfo).flinfo).fn_oid == groups.serialize;
-                    groups.result(*number, if is_serialize { AggregateStep::State } else { AggregateStep::Finish })
+                    if is_serializing(fcinfo) { groups.state(*number) } else { groups.result(function, *number) }
                 }
                 Some(State::Bytes(_)) => refuse(function, "on a state that was not combined"),
+                None if is_serializing(fcinfo) => None,
                 // No row at all: the result of a group without rows, if PostgreSQL says which aggregate it is.
                 None => {
                     let (groups, number, _) = group_of(fcinfo, function, context, None);
-                    groups.result(number, AggregateStep::Finish)
+                    groups.result(function, number)
                 }
             },
         }
+    }
+}
+
+/// Whether the aggregate's node gives states in place of results. It calls SERIALFUNC then, and never FINALFUNC, which may have
+/// the same signature, or be the same function.
+///
+/// # Safety
+/// `fcinfo` is that of a call by an aggregate.
+unsafe fn is_serializing(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: the caller says so; an aggregate's call has its node as context.
+    unsafe { (*(*fcinfo).context.cast::<pg_sys::AggState>()).aggsplit & pg_sys::AGGSPLITOP_SERIALIZE != 0 }
+}
+
+/// How many aggregates share the state of this one, itself counted.
+///
+/// # Safety
+/// As for [`is_serializing`]; `aggregate` is one of the node's.
+unsafe fn aggregates_of_state(fcinfo: pg_sys::FunctionCallInfo, aggregate: *const pg_sys::Aggref) -> usize {
+    // SAFETY: the caller says so; the node lists its aggregates.
+    unsafe {
+        let all = list::elements::<pg_sys::Aggref>((*(*fcinfo).context.cast::<pg_sys::AggState>()).aggs);
+        let sharing = all.into_iter().filter(|other| (**other).aggtransno == (*aggregate).aggtransno);
+        sharing.map(|other| (*other).aggno).collect::<HashSet<_>>().len()
     }
 }
 
@@ -172,6 +207,18 @@ unsafe extern "C-unwind" fn forget_group(state: pg_sys::Datum) {
     }
 }
 
+/// Raises an error unless both are parts of one function in the container, whose state nobody else can finish.
+fn check_parts(accumulate: &Function, finish: &Function) {
+    if finish.signature.function != accumulate.signature.function {
+        let message = "SFUNC and FINALFUNC of an aggregate call different container functions";
+        let detail = format!(
+            "\"{}\" calls \"{}\", and \"{}\" calls \"{}\".",
+            accumulate.name, accumulate.signature.function, finish.name, finish.signature.function
+        );
+        report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_detail(detail), None);
+    }
+}
+
 impl Groups {
     unsafe fn new(fcinfo: pg_sys::FunctionCallInfo, function: &Rc<Function>) -> Groups {
         // SAFETY: the caller passes the fcinfo of a call by an aggregate.
@@ -181,7 +228,7 @@ impl Groups {
         }
         // SAFETY: as above.
         let oid = unsafe { (*aggregate).aggfnoid };
-        let Some([accumulate_oid, finish, serialize]) = catalog::aggregate_functions(oid) else {
+        let Some([accumulate_oid, finish]) = catalog::aggregate_functions(oid) else {
             refuse(function, "outside of an aggregate");
         };
         let language = catalog::container_language();
@@ -198,10 +245,13 @@ impl Groups {
         };
         let accumulate = part(accumulate_oid, Role::Accumulate, "SFUNC");
         let finish = part(finish, Role::Finish, "FINALFUNC");
+        check_parts(&accumulate, &finish);
+        // SAFETY: as above.
+        let finishes = unsafe { if is_serializing(fcinfo) { 1 } else { aggregates_of_state(fcinfo, aggregate) } };
         let call = report::unwrap(accumulate.aggregate(&finish));
         let builder = BatchBuilder::new(&call.signature);
         Groups {
-            serialize,
+            finishes,
             stream: Stream::open(accumulate_oid, call),
             window: settings::batch_window(),
             next_number: 0,
@@ -241,8 +291,8 @@ impl Groups {
 
     /// A group has a new row: what was asked for ahead no longer holds.
     fn touch(&mut self, number: i64) {
-        if let Some((_, _, bytes)) = self.ready.remove(&number) {
-            self.ready_bytes -= bytes;
+        if let Some(ready) = self.ready.remove(&number) {
+            self.ready_bytes -= ready.bytes;
         }
         self.open.insert(number);
     }
@@ -295,23 +345,49 @@ impl Groups {
         })
     }
 
-    /// A group's result or state, and those of others with it.
-    fn result(&mut self, number: i64, step: AggregateStep) -> Option<pg_sys::Datum> {
-        if !self.ready.contains_key(&number) {
-            self.ask(number, step);
+    /// A group's result, as one of `finish`, which may be another FINALFUNC than the one that the exchange was opened for.
+    fn result(&mut self, finish: &Rc<Function>, number: i64) -> Option<pg_sys::Datum> {
+        if !Rc::ptr_eq(finish, &self.finish) {
+            check_parts(&self.accumulate, finish);
+            if finish.signature.result != self.finish.signature.result {
+                let message =
+                    format!("container function \"{}\" has more than one result type", finish.signature.function);
+                let detail = format!(
+                    "FINALFUNC \"{}\" returns {}, and \"{}\", of another aggregate with the same SFUNC, {}.",
+                    finish.name, finish.signature.result, self.finish.name, self.finish.signature.result
+                );
+                report::raise_error(&Error::new(Kind::SignatureMismatch, message).with_detail(detail), None);
+            }
         }
-        let (reader, row, bytes) = self.ready.remove(&number)?;
-        self.ready_bytes -= bytes;
-        if step == AggregateStep::Finish {
-            return reader.datum(row);
-        }
-        let column = reader.column().as_binary::<i32>();
+        let (column, row) = self.take(number, AggregateStep::Finish)?;
+        ResultReader::new(finish, column).datum(row)
+    }
+
+    /// A group's state, as bytes.
+    fn state(&mut self, number: i64) -> Option<pg_sys::Datum> {
+        let (column, row) = self.take(number, AggregateStep::State)?;
+        let column = column.as_binary::<i32>();
         (!column.is_null(row)).then(|| {
             let state = column.value(row);
             let length = i32::try_from(state.len()).unwrap_or(i32::MAX);
             // SAFETY: text and bytea have one layout; PostgreSQL refuses a length of more than 1 GB itself.
             unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text_with_len(state.as_ptr().cast(), length)) }
         })
+    }
+
+    /// A group's result or state, and those of others with it: a column, and the place there.
+    fn take(&mut self, number: i64, step: AggregateStep) -> Option<(ArrayRef, usize)> {
+        if !self.ready.contains_key(&number) {
+            self.ask(number, step);
+        }
+        let ready = self.ready.get_mut(&number)?;
+        ready.uses -= 1;
+        let found = (ready.column.clone(), ready.row);
+        if ready.uses == 0 {
+            self.ready_bytes -= ready.bytes;
+            self.ready.remove(&number);
+        }
+        Some(found)
     }
 
     fn ask(&mut self, number: i64, step: AggregateStep) {
@@ -336,9 +412,8 @@ impl Groups {
         let reply = self.receive();
         let column = reply.columns.column(usize::from(step == AggregateStep::State)).clone();
         let bytes = column.get_array_memory_size() / numbers.len();
-        let reader = Rc::new(ResultReader::new(&self.finish, column));
         for (row, number) in numbers.into_iter().enumerate() {
-            self.ready.insert(number, (reader.clone(), row, bytes));
+            self.ready.insert(number, Ready { column: column.clone(), row, bytes, uses: self.finishes });
             self.ready_bytes += bytes;
         }
         self.results_per_batch = match reply.bytes_received > settings::batch_bytes() / 2 {

@@ -236,3 +236,19 @@ def pick(place, text):
     """Of the column's texts the one at a place, a dictionary of the argument itself."""
     places = pyarrow.compute.bit_wise_and(place, 1)
     return pyarrow.DictionaryArray.from_arrays(places.cast(pyarrow.int32()), text)
+
+
+class packed:
+    """An aggregate of bytes, which is what states travel as, too."""
+
+    def __init__(self):
+        self.texts = []
+
+    def step(self, text):
+        self.texts.append(text)
+
+    def merge(self, other):
+        self.texts += other.texts
+
+    def finish(self):
+        return " ".join(sorted(self.texts)).encode() if self.texts else None

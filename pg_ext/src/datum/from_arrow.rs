@@ -54,11 +54,6 @@ impl ResultReader {
         }
     }
 
-    /// The column.
-    pub fn column(&self) -> &ArrayRef {
-        &self.column
-    }
-
     /// Row `row` as a value in the current memory context; none is NULL.
     pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
         let sql_type = &self.function.result;

@@ -53,9 +53,6 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
     }
 }
 
-/// Raises an error unless the current user may use the foreign server.
-pub fn check_server_usage(oid: pg_sys::Oid, name: &str) {
-
 /// Raises an error unless the user may use the foreign server.
 pub fn check_server_usage(oid: pg_sys::Oid, name: &str, user: pg_sys::Oid) {
     let name = std::ffi::CString::new(name).unwrap_or_default();
@@ -174,10 +171,10 @@ pub fn result_descriptor(oid: pg_sys::Oid) -> Option<pg_sys::TupleDesc> {
     }
 }
 
-/// The functions of an aggregate: SFUNC, FINALFUNC, SERIALFUNC.
-pub fn aggregate_functions(oid: pg_sys::Oid) -> Option<[pg_sys::Oid; 3]> {
-    // Columns aggtransfn, aggfinalfn and aggserialfn (catalog/pg_aggregate.h).
-    const COLUMNS: [i16; 3] = [4, 5, 7];
+/// The functions of an aggregate: SFUNC, FINALFUNC.
+pub fn aggregate_functions(oid: pg_sys::Oid) -> Option<[pg_sys::Oid; 2]> {
+    // Columns aggtransfn and aggfinalfn (catalog/pg_aggregate.h).
+    const COLUMNS: [i16; 2] = [4, 5];
     // SAFETY: a tuple of the cache AGGFNOID is a row of pg_aggregate, whose columns are of type oid and never NULL.
     unsafe {
         let cache = pg_sys::SysCacheIdentifier::AGGFNOID as i32;
