@@ -141,6 +141,11 @@ def words(text):
     return enumerate(text.split(), 1)
 
 
+def maybe_pairs(n):
+    for number in range(1, (n or 0) + 1):
+        yield (number, str(number)) if number % 2 else None
+
+
 # Map functions.
 
 

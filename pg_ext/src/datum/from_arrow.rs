@@ -11,6 +11,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, Int32Array, new_null_array};
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
+use udf_protocol::signature::FunctionKind;
 use udf_protocol::textual_type;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind};
@@ -54,12 +55,27 @@ impl ResultReader {
         }
     }
 
-    /// Row `row` as a value in the current memory context; none is NULL.
+    /// Row `row` as a value in the current memory context; none is NULL. In a set of rows, NULL is a row of NULLs, as
+    /// PostgreSQL's tuplestores make it.
     pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
         let sql_type = &self.function.result;
+        if let (FunctionKind::Table, Form::Composite { typmod, attributes }) =
+            (self.function.signature.kind, &sql_type.form)
+        {
+            return self.checked_datum(row).or_else(|| {
+                let (mut values, mut nulls) =
+                    (vec![pg_sys::Datum::from(0usize); attributes.len()], vec![true; attributes.len()]);
+                Some(form_row(sql_type.oid, *typmod, &mut values, &mut nulls))
+            });
+        }
+
         if matches!(sql_type.form, Form::Plain) && sql_type.domain.is_none() {
             return self.unwrap(self.value(row), row);
         }
+        self.checked_datum(row)
+    }
+
+    fn checked_datum(&self, row: usize) -> Option<pg_sys::Datum> {
         // PostgreSQL's own functions may refuse the value; then the error says whose result it was.
         report::set_reading(Some((self.function.clone(), row)));
         let datum = self.unwrap(self.value(row), row);
@@ -276,10 +292,15 @@ fn composite_datum(
             (values[i], nulls[i]) = (datum, false);
         }
     }
+    Ok(form_row(oid, typmod, &mut values, &mut nulls))
+}
+
+/// A row of a composite type.
+fn form_row(oid: pg_sys::Oid, typmod: i32, values: &mut [pg_sys::Datum], nulls: &mut [bool]) -> pg_sys::Datum {
     // SAFETY: the descriptor is the type's, and has as many attributes as there are values; the tuple is copied.
     unsafe {
         let descriptor = pg_sys::lookup_rowtype_tupdesc(oid, typmod);
-        if usize::try_from((*descriptor).natts) != Ok(attributes.len()) {
+        if usize::try_from((*descriptor).natts) != Ok(values.len()) {
             report::raise_error(&type_changed(), None);
         }
         let tuple = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
@@ -287,7 +308,7 @@ fn composite_datum(
         if (*descriptor).tdrefcount >= 0 {
             pg_sys::DecrTupleDescRefCount(descriptor);
         }
-        Ok(datum)
+        datum
     }
 }
 
