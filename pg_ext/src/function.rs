@@ -2,6 +2,7 @@
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
+use std::ffi::CString;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +25,8 @@ use crate::{server, session, settings};
 pub struct Function {
     /// Its name in SQL.
     pub name: String,
+    /// The same in the database's encoding.
+    pub name_in_database: CString,
     /// Its body.
     pub body: FunctionBody,
     /// What it is called for.
@@ -160,6 +163,7 @@ impl Function {
         };
         Ok(Function {
             name: row.name,
+            name_in_database: row.name_in_database,
             body,
             role,
             signature,

@@ -1,7 +1,5 @@
 //! What SQL sees of images, functions' bodies and replicas, as JSON that the extension's views take apart.
 
-use std::ffi::CStr;
-
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
 use udf_protocol::control::{ImageInfo, Request, Response};
@@ -9,14 +7,14 @@ use udf_protocol::manifest::FunctionBody;
 use udf_protocol::{Error, Kind, ddl};
 
 use crate::host::Backend;
-use crate::pg::catalog;
+use crate::pg::{catalog, text};
 use crate::{report, session, settings};
 
 /// `transship.image_ddl(image text, schema text, previous text) RETURNS json`.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn image_ddl(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo with three texts, none of them NULL, since the function is STRICT.
-    let [image, schema, previous] = unsafe { [0, 1, 2].map(|i| text((*fcinfo).args.as_slice(3)[i].value)) };
+    let [image, schema, previous] = unsafe { [0, 1, 2].map(|i| argument((*fcinfo).args.as_slice(3)[i].value)) };
     let info = resolve(&image);
     let previous = Some(previous).filter(|digest| !digest.is_empty());
     // The name of an image may stand for another content by now than the digest that is asked for.
@@ -29,7 +27,7 @@ pub unsafe extern "C-unwind" fn image_ddl(fcinfo: pg_sys::FunctionCallInfo) -> p
 #[pg_guard]
 pub unsafe extern "C-unwind" fn image_info(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo with a text that is not NULL, since the function is STRICT.
-    let info = resolve(&unsafe { text((*fcinfo).args.as_slice(1)[0].value) });
+    let info = resolve(&unsafe { argument((*fcinfo).args.as_slice(1)[0].value) });
     report::json_datum(&json!({"name": info.manifest.name, "version": info.manifest.version, "digest": info.digest}))
 }
 
@@ -62,7 +60,7 @@ pub unsafe extern "C-unwind" fn manager_replicas(_fcinfo: pg_sys::FunctionCallIn
     }
 }
 
-unsafe fn text(datum: pg_sys::Datum) -> String {
+unsafe fn argument(datum: pg_sys::Datum) -> String {
     // SAFETY: the caller passes a text.
-    unsafe { CStr::from_ptr(pg_sys::text_to_cstring(datum.cast_mut_ptr())).to_string_lossy().into_owned() }
+    unsafe { text::from_c(pg_sys::text_to_cstring(datum.cast_mut_ptr())) }
 }

@@ -12,8 +12,8 @@ use udf_protocol::{Error, Kind};
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::{SqlType, to_arrow};
 use crate::function::{self, Function, Role};
-use crate::pg::catalog;
 use crate::pg::memory::{OwnedContext, within};
+use crate::pg::{catalog, text};
 use crate::result_set::ResultSet;
 use crate::stream::Stream;
 use crate::{report, settings};
@@ -83,7 +83,7 @@ unsafe fn check_columns(fcinfo: pg_sys::FunctionCallInfo, function: &Function) {
         let columns = |descriptor| -> Vec<(pg_sys::Oid, String)> {
             let descriptor = PgTupleDesc::from_pg_copy(descriptor);
             let kept = descriptor.iter().filter(|column| !column.attisdropped);
-            kept.map(|column| (column.atttypid, column.name().to_string())).collect()
+            kept.map(|column| (column.atttypid, text::from_c(column.attname.data.as_ptr()))).collect()
         };
         let (asked, given) = (columns((*info).expectedDesc), columns(function.result.descriptor()));
         if asked.iter().map(|column| column.0).eq(given.iter().map(|column| column.0)) {
@@ -122,7 +122,8 @@ impl Rows {
             let descriptor = PgTupleDesc::from_pg_copy((*portal).tupDesc);
             let mut columns = Vec::new();
             for column in descriptor.iter() {
-                columns.push((column.name().to_string(), report::unwrap(SqlType::new(column.atttypid))));
+                let name = text::from_c(column.attname.data.as_ptr());
+                columns.push((name, report::unwrap(SqlType::new(column.atttypid))));
             }
             check_query(function, &columns);
             Rows {

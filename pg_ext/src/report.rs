@@ -3,9 +3,12 @@
 //! An error is raised as a panic, which runs the destructors of the frames it passes, and becomes PostgreSQL's error at
 //! the border. The context is added there: [`with_context`] puts a callback on PostgreSQL's error context stack, and
 //! that adds what [`raise_error`] left for it.
+//!
+//! In a database of another encoding than UTF-8 the callback also puts the texts in place: a panic carries UTF-8 alone, into
+//! which neither ours, once converted, nor those of PostgreSQL's own errors fit.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::rc::Rc;
 
 use pgrx::pg_sys;
@@ -14,10 +17,21 @@ use pgrx::pg_sys::panic::ErrorReport;
 use udf_protocol::{Error, Kind};
 
 use crate::function::Function;
+use crate::pg::memory::within;
+use crate::pg::text;
 
 thread_local! {
     static CONTEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
+    static TEXTS: RefCell<Option<Texts>> = const { RefCell::new(None) };
     static READING: RefCell<Option<(Rc<Function>, usize)>> = const { RefCell::new(None) };
+}
+
+/// The texts of an error on its way to the border.
+struct Texts {
+    /// Message, detail and hint, as the panic carries them.
+    carried: [Option<String>; 3],
+    /// The same in the database's encoding.
+    meant: [Option<CString>; 3],
 }
 
 /// Says whose result, and which row of the batch, is being made an SQL value: PostgreSQL's own errors then say so too.
@@ -27,18 +41,28 @@ pub fn set_reading(result: Option<(Rc<Function>, usize)>) {
 
 /// Raises a protocol error as an SQL error; `context` says which call it was.
 pub fn raise_error(error: &Error, context: Option<String>) -> ! {
-    CONTEXT.set(context.map(|text| CString::new(text).unwrap_or_default()));
-    // Foreign text may hold NUL characters, which end a C string.
-    let clean = |text: &str| text.replace('\0', "\u{fffd}");
-    let mut report = ErrorReport::new(sqlstate(error.kind()), clean(error.message()), "transship");
-    if let Some(detail) = error.detail() {
-        report = report.set_detail(clean(detail));
+    CONTEXT.set(context.map(|context| text::to_server_or_marks(&context)));
+    let texts = [Some(error.message()), error.detail(), error.hint()];
+    let carried = texts.map(|text| text.map(carry));
+    let meant = || texts.map(|text| text.map(text::to_server_or_marks));
+    let is_meant = texts.iter().flatten().zip(carried.iter().flatten()).all(|(text, carried)| text == carried);
+    TEXTS.set((!is_meant).then(|| Texts { carried: carried.clone(), meant: meant() }));
+    let [message, detail, hint] = carried;
+    let mut report = ErrorReport::new(sqlstate(error.kind()), message.unwrap_or_default(), "transship");
+    if let Some(detail) = detail {
+        report = report.set_detail(detail);
     }
-    if let Some(hint) = error.hint() {
-        report = report.set_hint(clean(hint));
+    if let Some(hint) = hint {
+        report = report.set_hint(hint);
     }
     report.report(pg_sys::elog::PgLogLevel::ERROR);
     unreachable!("an error report does not return")
+}
+
+/// A text as a panic carries it, which may come to a border where no callback is.
+fn carry(text: &str) -> String {
+    // Foreign text may hold NUL characters, which end a C string.
+    if text::is_utf8() { text.replace('\0', "\u{fffd}") } else { text::to_ascii(text) }
 }
 
 /// Raises on error.
@@ -69,15 +93,57 @@ pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
     }
 }
 
+// pgrx leaves them out.
+unsafe extern "C-unwind" {
+    fn errmsg_internal(format: *const c_char, ...) -> c_int;
+    fn errdetail_internal(format: *const c_char, ...) -> c_int;
+    fn errhint(format: *const c_char, ...) -> c_int;
+    fn errcontext_msg(format: *const c_char, ...) -> c_int;
+}
+
+/// Puts the texts of an error that was carried here in place, and notes those of one that is raised.
+///
+/// # Safety
+/// To be called while PostgreSQL builds a report.
+unsafe fn restore_texts() {
+    // SAFETY: the caller says so. The copy is made where the report is not, and freed; PostgreSQL copies what it is given.
+    unsafe {
+        let report = within(pg_sys::TopMemoryContext, || pg_sys::CopyErrorData());
+        let found = [(*report).message, (*report).detail, (*report).hint]
+            .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text).to_owned()));
+        pg_sys::FreeErrorData(report);
+        let carried = found.clone().map(|text| text.map(|text| text.to_string_lossy().into_owned()));
+        let is_carried = TEXTS.with_borrow(|texts| texts.as_ref().is_some_and(|texts| texts.carried == carried));
+        if !is_carried {
+            let is_ascii = found.iter().flatten().all(|text| text.to_bytes().is_ascii());
+            TEXTS.set((!is_ascii).then(|| Texts { carried, meant: found }));
+            return;
+        }
+        let Some(Texts { meant: [message, detail, hint], .. }) = TEXTS.take() else { return };
+        if let Some(message) = message {
+            errmsg_internal(c"%s".as_ptr(), message.as_ptr());
+        }
+        if let Some(detail) = detail {
+            errdetail_internal(c"%s".as_ptr(), detail.as_ptr());
+        }
+        if let Some(hint) = hint {
+            errhint(c"%s".as_ptr(), hint.as_ptr());
+        }
+    }
+}
+
 unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
-    unsafe extern "C-unwind" {
-        fn errcontext_msg(format: *const c_char, ...) -> c_int;
+    if !text::is_utf8() {
+        // SAFETY: PostgreSQL calls this while it builds a report.
+        unsafe { restore_texts() };
     }
     let reading = || {
         // Not taken: PostgreSQL asks again when the error passes the border.
         let text = READING.with_borrow(|reading| {
             let (function, row) = reading.as_ref()?;
-            Some(format!("result of container function \"{}\", row {} of the batch", function.name, row + 1))
+            let name = function.name_in_database.to_bytes();
+            let row = format!("\", row {} of the batch", row + 1);
+            Some([b"result of container function \"", name, row.as_bytes()].concat())
         });
         CString::new(text?).ok()
     };
@@ -93,12 +159,8 @@ unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
 /// JSON as a value of PostgreSQL's type json.
 pub fn json_datum(value: &serde_json::Value) -> pg_sys::Datum {
     let text = CString::new(value.to_string()).unwrap_or_default();
-    // SAFETY: the text ends in NUL, and json is stored as text. JSON of ours is ASCII or UTF-8.
-    unsafe {
-        let length = i32::try_from(text.as_bytes().len()).unwrap_or(i32::MAX);
-        let server = pg_sys::pg_any_to_server(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as i32);
-        pg_sys::Datum::from(pg_sys::cstring_to_text(server))
-    }
+    // SAFETY: the text ends in NUL, and json is stored as text.
+    unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text(text::to_server(&text))) }
 }
 
 fn sqlstate(kind: Kind) -> PgSqlErrorCode {

@@ -12,7 +12,7 @@ use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
 use udf_protocol::transport::{Credentials, Proxy, Remote, Token};
 use udf_protocol::{Error, Result};
 
-use crate::pg::{catalog, list};
+use crate::pg::{catalog, list, text};
 use crate::report;
 
 /// The foreign-data wrapper's name.
@@ -35,7 +35,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
     // SAFETY: lookups of a server that was found.
     unsafe {
         let server = find(name)?;
-        catalog::check_server_usage((*server).serverid, name, user);
+        catalog::check_server_usage(server, user);
         let mapping = catalog::user_mapping((*server).serverid, user);
         let of_user = |name: &str| mapping.and_then(|options| option(options, name));
         let identity = match (of_user("certificate"), of_user("key")) {
@@ -94,7 +94,7 @@ fn find(name: &str) -> Result<*mut pg_sys::ForeignServer> {
     let text = CString::new(name).map_err(|_| unknown())?;
     // SAFETY: lookups in the catalogs; what they return is palloc'd.
     unsafe {
-        let server = pg_sys::GetForeignServerByName(text.as_ptr(), true);
+        let server = pg_sys::GetForeignServerByName(text::to_server(&text), true);
         if server.is_null() {
             return Err(unknown());
         }
@@ -132,7 +132,7 @@ unsafe fn option(options: *mut pg_sys::List, name: &str) -> Option<String> {
     unsafe {
         let found = list::elements::<pg_sys::DefElem>(options).into_iter();
         let mut found = found.filter(|element| CStr::from_ptr((**element).defname).to_bytes() == name.as_bytes());
-        found.next().map(|element| CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy().into_owned())
+        found.next().map(|element| text::from_c(pg_sys::defGetString(element)))
     }
 }
 
@@ -149,8 +149,8 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
             _ => &[],
         };
         for element in list::elements::<pg_sys::DefElem>(pg_sys::untransformRelOptions(arguments[0].value)) {
-            let name = CStr::from_ptr((*element).defname).to_string_lossy();
-            if !known.contains(&name.as_ref()) {
+            let name = text::from_c((*element).defname);
+            if !known.contains(&name.as_str()) {
                 let error = Error::invalid_definition(format!("unrecognized option \"{name}\""));
                 let names: Vec<String> = known.iter().map(|name| format!("\"{name}\"")).collect();
                 let hint = match names.as_slice() {
@@ -159,7 +159,7 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
                 };
                 report::raise_error(&error.with_hint(hint), None);
             }
-            let value = CStr::from_ptr(pg_sys::defGetString(element)).to_string_lossy();
+            let value = text::from_c(pg_sys::defGetString(element));
             report::unwrap(match name.as_ref() {
                 // Together with its dialect, when it is used: the path of an address depends on it.
                 "endpoint" => {

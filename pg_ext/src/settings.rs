@@ -8,6 +8,8 @@ use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use udf_protocol::manifest::TransportName;
 use udf_protocol::pace::{Bounds, Pace};
 
+use crate::pg::text;
+
 /// Values of `transship.transport`.
 #[derive(Debug, Clone, Copy, PostgresGucEnum)]
 enum Transport {
@@ -140,7 +142,7 @@ pub fn manager_socket() -> PathBuf {
 
 /// Images that those who are not superusers may name.
 pub fn allowed_images() -> String {
-    ALLOWED_IMAGES.get().unwrap_or_default().to_string_lossy().into_owned()
+    text::to_utf8(ALLOWED_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
 }
 
 /// Whether calls are batched.

@@ -88,6 +88,15 @@ def _same(x):
     return x
 
 
+def speak(word, number):
+    """Text that few encodings have, as a result or as an error."""
+    if number == 1:
+        raise ValueError(f"{word} は駄目")
+    if number == 2:
+        raise ValueError(f"{word} costs 5 €, 😀 and \0")
+    return word if number == 0 else f"{word} costs 5 €, 😀"
+
+
 # One pair per type: echo_ goes through Python's values, pass_ through Arrow's.
 for _name in (
     "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "

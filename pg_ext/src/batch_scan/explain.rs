@@ -8,7 +8,7 @@ use udf_protocol::manifest::TransportName;
 use super::private::Private;
 use super::state::{BatchScanState, Counters, SharedCounters};
 use crate::function;
-use crate::pg::list;
+use crate::pg::{list, text};
 
 /// EstimateDSMCustomScan: one set of counters per worker.
 #[pg_guard]
@@ -101,7 +101,7 @@ pub unsafe extern "C-unwind" fn explain(
         let conditions = list::elements::<pg_sys::Node>((*scan).custom_exprs);
         let say = |expression| {
             let text = pg_sys::deparse_expression(expression, context, (*es).verbose, false);
-            CStr::from_ptr(text).to_string_lossy().into_owned()
+            text::from_c(text)
         };
         let private = Private::from_plan(scan);
         for (entry, condition) in entries.into_iter().skip(private.child_columns).zip(conditions) {
@@ -121,7 +121,7 @@ pub unsafe extern "C-unwind" fn explain(
                 line.push_str(" row by row");
             }
             let line = CString::new(line).unwrap_or_default();
-            pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), line.as_ptr(), es);
+            pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), text::to_server(&line), es);
         }
         let node = css.cast::<BatchScanState>();
         if !(*es).analyze || (*node).inner.is_null() {

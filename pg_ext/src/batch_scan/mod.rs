@@ -21,6 +21,8 @@ use pgrx::pg_sys;
 
 pub use private::{Private, SetJoin};
 
+use crate::report;
+
 /// The node's name in EXPLAIN, and the key under which plans that were sent to a worker find the methods.
 const NAME: &CStr = c"Container Batch";
 
@@ -31,7 +33,7 @@ pub static SCAN_METHODS: Methods<pg_sys::CustomScanMethods> =
 /// The executor's callbacks, in the order of a node's life.
 static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::CustomExecMethods {
     CustomName: NAME.as_ptr(),
-    BeginCustomScan: Some(exec::begin),
+    BeginCustomScan: Some(begin),
     ExecCustomScan: Some(exec::exec),
     ReScanCustomScan: Some(exec::rescan),
     EndCustomScan: Some(exec::end),
@@ -44,6 +46,11 @@ static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::Custom
     ShutdownCustomScan: Some(explain::keep_totals),
     ExplainCustomScan: Some(explain::explain),
 });
+
+unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate: *mut pg_sys::EState, eflags: i32) {
+    // SAFETY: the executor calls this, and the function is guarded.
+    unsafe { report::with_context(|| exec::begin(css, estate, eflags)) }
+}
 
 /// A table of callbacks.
 pub struct Methods<T>(T);

@@ -19,6 +19,7 @@ use udf_protocol::{Error, Kind};
 use super::to_arrow::type_changed;
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output_function};
 use crate::function::Function;
+use crate::pg::text;
 use crate::report;
 
 /// First and last day of PostgreSQL's dates, 4713 BC and 5874897 AD, counted from 2000-01-01 (datatype/timestamp.h).
@@ -191,19 +192,19 @@ fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
 
 fn text_datum(sql_type: &SqlType, text: &str) -> Converted {
     let is_plain = sql_type.oid == pg_sys::TEXTOID || (sql_type.oid == pg_sys::VARCHAROID && sql_type.typmod < 0);
-    // SAFETY: reads a process-wide constant.
-    let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
     if text.as_bytes().contains(&0) {
         return Err(Misfit("text with a NUL character, which PostgreSQL cannot hold"));
     }
-    if is_utf8 && is_plain {
+    if text::is_utf8() && is_plain {
         return to_varlena(text.as_bytes());
     }
-    let length = i32::try_from(text.len()).map_err(|_| Misfit("text of more than 1 GB"))?;
+    if text.len() > i32::MAX as usize {
+        return Err(Misfit("text of more than 1 GB"));
+    }
     let text = CString::new(text).unwrap_or_default();
-    // SAFETY: the text ends in NUL and has the given length; the input function belongs to the result type.
+    // SAFETY: the input function belongs to the result type.
     unsafe {
-        let server = pg_sys::pg_any_to_server(text.as_ptr(), length, pg_sys::pg_enc::PG_UTF8 as i32);
+        let server = text::to_server(&text);
         if is_plain {
             return Ok(pg_sys::Datum::from(pg_sys::cstring_to_text(server)));
         }

@@ -14,6 +14,7 @@ use udf_protocol::types::{Attribute, Type};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::pg::catalog::{extension_of_type, type_name};
+use crate::pg::text;
 
 /// Days from 1970-01-01, Arrow's epoch, to 2000-01-01, PostgreSQL's.
 const EPOCH_DAYS: i32 = 10_957;
@@ -188,7 +189,9 @@ impl SqlType {
                 continue;
             }
             let found = SqlType::at_depth(attribute.atttypid, attribute.atttypmod, depth + 1)?;
-            named.push(Attribute { name: attribute.name().to_string(), ty: found.ty.clone() });
+            // SAFETY: a name ends in NUL.
+            let name = unsafe { text::from_c(attribute.attname.data.as_ptr()) };
+            named.push(Attribute { name, ty: found.ty.clone() });
             attributes.push(Some(found));
         }
         let form = Form::Composite { typmod, attributes };

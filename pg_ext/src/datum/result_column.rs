@@ -13,6 +13,7 @@ use super::Form;
 use super::from_arrow::ResultReader;
 use crate::function::Function;
 use crate::pg::raw;
+use crate::pg::text::is_utf8;
 
 /// Bytes of a varlena's header (varatt.h).
 const HEADER_BYTES: usize = 4;
@@ -54,9 +55,7 @@ impl ResultColumn {
             Type::Text if matches!(sql_type.oid, pg_sys::TEXTOID | pg_sys::VARCHAROID) => {
                 let dictionary = column.as_dictionary_opt::<Int32Type>();
                 let text = dictionary.map_or(&column, |dictionary| dictionary.values()).as_string::<i32>();
-                // SAFETY: reads a process-wide constant.
-                let is_utf8 = unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32;
-                if is_utf8 && !text.values().contains(&0) {
+                if is_utf8() && !text.values().contains(&0) {
                     if let Some(dictionary) = dictionary
                         && text.values().len() <= LONGEST_TEXT
                     {

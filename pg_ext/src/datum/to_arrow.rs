@@ -1,7 +1,5 @@
 //! A SQL value into an Arrow column.
 
-use std::ffi::CStr;
-
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
@@ -9,6 +7,7 @@ use udf_protocol::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
 use udf_protocol::{Error, Kind};
 
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
+use crate::pg::text::to_utf8;
 use crate::report;
 
 /// Appends one value. What PostgreSQL has to allocate for it lands in the current memory context.
@@ -230,26 +229,4 @@ pub fn type_changed() -> Error {
 
 fn refuse(message: &str, detail: &str) -> ! {
     report::raise_error(&Error::new(Kind::OutOfRange, message).with_detail(detail), None)
-}
-
-/// Text in the database's encoding as UTF-8.
-///
-/// # Safety
-/// The bytes are text in the database's encoding.
-unsafe fn to_utf8(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
-    if let Ok(text) = std::str::from_utf8(bytes)
-        // SAFETY: reads a process-wide constant.
-        && unsafe { pg_sys::GetDatabaseEncoding() } == pg_sys::pg_enc::PG_UTF8 as i32
-    {
-        return text.into();
-    }
-    let length = i32::try_from(bytes.len()).expect("a value is below 1 GB");
-    // SAFETY: the bytes are text of the given length; the result is the same pointer or a new string that ends in NUL.
-    unsafe {
-        let converted = pg_sys::pg_server_to_any(bytes.as_ptr().cast(), length, pg_sys::pg_enc::PG_UTF8 as i32);
-        if std::ptr::eq(converted.cast::<u8>(), bytes.as_ptr()) {
-            return String::from_utf8_lossy(bytes);
-        }
-        CStr::from_ptr(converted).to_string_lossy()
-    }
 }

@@ -1,8 +1,10 @@
 //! Rows of `pg_proc`.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use pgrx::pg_sys;
+
+use super::text;
 
 /// What we read of a function's row. `version` changes whenever the row does.
 #[derive(Debug)]
@@ -10,6 +12,8 @@ pub struct ProcRow {
     pub oid: pg_sys::Oid,
     pub version: (u32, u32, u16),
     pub name: String,
+    /// The name in the database's encoding.
+    pub name_in_database: CString,
     pub source: String,
     pub argument_types: Vec<pg_sys::Oid>,
     pub argument_names: Vec<String>,
@@ -54,16 +58,19 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
 }
 
 /// Raises an error unless the user may use the foreign server.
-pub fn check_server_usage(oid: pg_sys::Oid, name: &str, user: pg_sys::Oid) {
-    let name = std::ffi::CString::new(name).unwrap_or_default();
-    // SAFETY: lookups in the system cache; the name outlives the error.
+///
+/// # Safety
+/// `server` is valid.
+pub unsafe fn check_server_usage(server: *const pg_sys::ForeignServer, user: pg_sys::Oid) {
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
     unsafe {
+        let oid = (*server).serverid;
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_foreign_server_aclcheck(oid, user, pg_sys::ACL_USAGE);
         #[cfg(not(feature = "pg15"))]
         let result = pg_sys::object_aclcheck(pg_sys::ForeignServerRelationId, oid, user, pg_sys::ACL_USAGE.into());
         if result != pg_sys::AclResult::ACLCHECK_OK {
-            pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FOREIGN_SERVER, pg_sys::pstrdup(name.as_ptr()));
+            pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FOREIGN_SERVER, (*server).servername);
         }
     }
 }
@@ -123,10 +130,8 @@ pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
             let datum = pg_sys::SysCacheGetAttr(cache, tuple, number as i16, &mut is_null);
             (!is_null).then_some(datum)
         };
-        let source = attribute(pg_sys::Anum_pg_proc_prosrc).map(|datum| {
-            let text = pg_sys::text_to_cstring(datum.cast_mut_ptr());
-            CStr::from_ptr(text).to_string_lossy().into_owned()
-        });
+        let source = attribute(pg_sys::Anum_pg_proc_prosrc)
+            .map(|datum| text::from_c(pg_sys::text_to_cstring(datum.cast_mut_ptr())));
         let count = usize::try_from((*row).pronargs).unwrap_or(0);
         let argument_types = (*row).proargtypes.values.as_slice(count).to_vec();
         let modes = attribute(pg_sys::Anum_pg_proc_proargmodes);
@@ -138,14 +143,15 @@ pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
             for (i, name) in argument_names.iter_mut().enumerate().take(usize::try_from(found_count).unwrap_or(0)) {
                 let text = *found.add(i);
                 if !text.is_null() {
-                    *name = CStr::from_ptr(text).to_string_lossy().into_owned();
+                    *name = text::from_c(text);
                 }
             }
         }
         let result = ProcRow {
             oid,
             version: version_of(tuple),
-            name: CStr::from_ptr((*row).proname.data.as_ptr()).to_string_lossy().into_owned(),
+            name: text::from_c((*row).proname.data.as_ptr()),
+            name_in_database: CStr::from_ptr((*row).proname.data.as_ptr()).to_owned(),
             source: source.unwrap_or_default(),
             argument_types,
             argument_names,
@@ -206,7 +212,7 @@ pub fn is_being_created(row: &ProcRow) -> bool {
 
 /// Replaces a function's body, in the transaction that created the function.
 pub fn update_source(oid: pg_sys::Oid, source: &str) {
-    let length = i32::try_from(source.len()).expect("a function body is far below 2 GB");
+    let source = CString::new(source).unwrap_or_default();
     // SAFETY: the relation is open and locked while its tuple is changed, as in PostgreSQL's own commands; the arrays
     // have one element per attribute of pg_proc.
     unsafe {
@@ -219,7 +225,7 @@ pub fn update_source(oid: pg_sys::Oid, source: &str) {
             let mut nulls = [false; pg_sys::Natts_pg_proc as usize];
             let mut replaces = [false; pg_sys::Natts_pg_proc as usize];
             let position = pg_sys::Anum_pg_proc_prosrc as usize - 1;
-            let text = pg_sys::cstring_to_text_with_len(source.as_ptr().cast(), length);
+            let text = pg_sys::cstring_to_text(text::to_server(&source));
             values[position] = pg_sys::Datum::from(text);
             replaces[position] = true;
             let changed = pg_sys::heap_modify_tuple(
@@ -239,7 +245,7 @@ pub fn update_source(oid: pg_sys::Oid, source: &str) {
 /// The name of a type as SQL writes it.
 pub fn type_name(oid: pg_sys::Oid) -> String {
     // SAFETY: format_type_be takes any oid and returns a palloc'd string.
-    unsafe { CStr::from_ptr(pg_sys::format_type_be(oid)).to_string_lossy().into_owned() }
+    unsafe { text::from_c(pg_sys::format_type_be(oid)) }
 }
 
 /// The extension that a type belongs to.
@@ -251,7 +257,7 @@ pub fn extension_of_type(oid: pg_sys::Oid) -> Option<String> {
             return None;
         }
         let name = pg_sys::get_extension_name(extension);
-        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+        (!name.is_null()).then(|| text::from_c(name))
     }
 }
 

@@ -5,3 +5,4 @@ pub mod list;
 pub mod memory;
 pub mod nodes;
 pub mod raw;
+pub mod text;

@@ -1,0 +1,105 @@
+//! Text between the database's encoding and UTF-8, which is what Rust and containers have.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, CString, c_char};
+
+use pgrx::pg_sys;
+
+/// Bytes of UTF-8 that PostgreSQL's conversions may make of one (mb/pg_wchar.h, MAX_CONVERSION_GROWTH).
+const MOST_GROWTH: usize = 4;
+
+const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
+
+/// Whether UTF-8 is stored as it is: the database has that encoding.
+pub fn is_utf8() -> bool {
+    encoding() == UTF8
+}
+
+/// Whether text of Rust's stands as it is: in a database of UTF-8, and in one that says nothing of its texts.
+fn takes_utf8() -> bool {
+    [UTF8, pg_sys::pg_enc::PG_SQL_ASCII as i32].contains(&encoding())
+}
+
+fn encoding() -> i32 {
+    // SAFETY: reads a process-wide constant.
+    unsafe { pg_sys::GetDatabaseEncoding() }
+}
+
+/// Text in the database's encoding as UTF-8. Raises an error if it is none: in SQL_ASCII anything may stand for text.
+pub fn to_utf8(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(bytes)
+        && is_utf8()
+    {
+        return text.into();
+    }
+    let length = i32::try_from(bytes.len()).expect("a value is below 1 GB");
+    // SAFETY: the bytes have the given length; the result is the same pointer or a new string that ends in NUL.
+    unsafe {
+        let converted = pg_sys::pg_server_to_any(bytes.as_ptr().cast(), length, UTF8);
+        if std::ptr::eq(converted.cast::<u8>(), bytes.as_ptr()) {
+            return String::from_utf8_lossy(bytes);
+        }
+        CStr::from_ptr(converted).to_string_lossy()
+    }
+}
+
+/// As [`to_utf8`], of a string of PostgreSQL's.
+///
+/// # Safety
+/// `text` ends in NUL.
+pub unsafe fn from_c(text: *const c_char) -> String {
+    // SAFETY: the caller says so.
+    to_utf8(unsafe { CStr::from_ptr(text) }.to_bytes()).into_owned()
+}
+
+/// UTF-8 as text in the database's encoding, palloc'd or the text itself. Raises an error if a character has none there.
+pub fn to_server(text: &CStr) -> *mut c_char {
+    let length = i32::try_from(text.to_bytes().len()).expect("a value is below 1 GB");
+    // SAFETY: the text ends in NUL and has the given length.
+    unsafe { pg_sys::pg_any_to_server(text.as_ptr(), length, UTF8) }
+}
+
+/// UTF-8 for an error's text in the database's encoding, with a mark for each character that there is none for, and for NUL.
+pub fn to_server_or_marks(text: &str) -> CString {
+    let text = text.replace('\0', if is_utf8() { "\u{fffd}" } else { "?" });
+    let converted = if text.is_ascii() || takes_utf8() { text.into_bytes() } else { convert_or_mark(&text) };
+    CString::new(converted).unwrap_or_default()
+}
+
+/// Text without what is not ASCII, which is text in every encoding.
+pub fn to_ascii(text: &str) -> String {
+    text.chars().map(|character| if character.is_ascii() && character != '\0' { character } else { '?' }).collect()
+}
+
+fn convert_or_mark(text: &str) -> Vec<u8> {
+    // SAFETY: looks at the transaction's state, and then into the catalogs.
+    let conversion = unsafe {
+        match pg_sys::IsTransactionState() {
+            true => pg_sys::FindDefaultConversionProc(UTF8, encoding()),
+            false => pg_sys::InvalidOid,
+        }
+    };
+    if conversion == pg_sys::InvalidOid {
+        return to_ascii(text).into_bytes();
+    }
+    let mut converted = Vec::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        // It is given a fourth of this at most.
+        let mut room = vec![0; (rest.len() + 2) * MOST_GROWTH];
+        let (source, length) = (rest.as_ptr().cast_mut(), i32::try_from(rest.len()).unwrap_or(i32::MAX));
+        let size = i32::try_from(room.len()).unwrap_or(i32::MAX);
+        // SAFETY: source and room have these sizes; the source is not written. What is written ends in NUL.
+        let done = unsafe {
+            let room = room.as_mut_ptr();
+            pg_sys::pg_do_encoding_conversion_buf(conversion, UTF8, encoding(), source, length, room, size, true)
+        };
+        converted.extend(room.iter().take_while(|byte| **byte != 0));
+        rest = rest.get(usize::try_from(done).unwrap_or(0)..).unwrap_or_default();
+        if let Some(refused) = rest.chars().next() {
+            converted.push(b'?');
+            rest = &rest[refused.len_utf8()..];
+        }
+    }
+    converted
+}
