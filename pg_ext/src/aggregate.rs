@@ -234,7 +234,7 @@ impl Groups {
         let language = catalog::container_language();
         let part = |oid: pg_sys::Oid, role: Role, name: &str| {
             let is_ours = language.is_some_and(|language| function::is_container_function(oid, language));
-            let found = is_ours.then(|| report::unwrap(function::lookup(oid)));
+            let found = is_ours.then(|| report::unwrap(function::lookup_to_call(oid)));
             found.filter(|found| found.role == role).unwrap_or_else(|| {
                 let message = format!(
                     "the aggregate of container function \"{}\" lacks a container function as {name}",

@@ -17,7 +17,7 @@ use udf_protocol::{Error, Kind, Result, allow_list};
 
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
-use crate::pg::catalog::{self, ProcRow};
+use crate::pg::catalog::{self, ProcRow, type_name};
 use crate::{server, session, settings};
 
 /// A container function.
@@ -48,6 +48,17 @@ pub struct Function {
     digest: OnceCell<String>,
     /// The composite types among arguments and result, as they were when the function was looked up.
     composites: Vec<CompositeVersion>,
+    /// Whether these are as the container knows them.
+    is_adapted: bool,
+}
+
+/// What the container offers.
+struct Offered {
+    signature: Signature,
+    /// Who offers it, for errors.
+    place: String,
+    /// The image's digest, if there is an image.
+    digest: Option<String>,
 }
 
 /// What a function is called for.
@@ -98,9 +109,7 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     }
     // Where the planner has not started it, as in PL/pgSQL's expressions, its thread starts while the row is read.
     session::start();
-    let row = catalog::read_proc(oid).ok_or_else(|| {
-        Error::new(Kind::FunctionNotFound, format!("container function with oid {} does not exist", oid.to_u32()))
-    })?;
+    let row = catalog::read_proc(oid).ok_or_else(|| unknown(oid))?;
     let version = row.version;
     let function = Rc::new(Function::from_row(row)?);
     if function.body.image.is_some() || function.body.source.is_some() {
@@ -108,6 +117,26 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     }
     CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
     Ok(function)
+}
+
+/// As [`lookup`], for a call: with composite types as the container knows them. A row type may have changed since the function
+/// was created, and columns travel without their names and, in memory, without their types.
+pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
+    let function = lookup(oid)?;
+    if function.is_adapted {
+        return Ok(function);
+    }
+    let row = catalog::read_proc(oid).ok_or_else(|| unknown(oid))?;
+    let version = row.version;
+    let mut function = Function::from_row(row)?;
+    function.adapt()?;
+    let function = Rc::new(function);
+    CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
+    Ok(function)
+}
+
+fn unknown(oid: pg_sys::Oid) -> Error {
+    Error::new(Kind::FunctionNotFound, format!("container function with oid {} does not exist", oid.to_u32()))
 }
 
 /// Whether the function is in LANGUAGE container, whose oid is `language`.
@@ -178,6 +207,7 @@ impl Function {
                 _ => Volatility::Volatile,
             },
             digest: OnceCell::new(),
+            is_adapted: composites.is_empty(),
             composites,
         })
     }
@@ -260,15 +290,47 @@ impl Function {
 
     /// Checks the declaration against what the container offers, and gives the image's digest if there is an image.
     pub fn check(&self) -> Result<Option<String>> {
+        let Some(offered) = self.offered()? else { return Ok(None) };
+        self.expected(&offered.signature).check_against(&offered.signature, &offered.place)?;
+        Ok(offered.digest)
+    }
+
+    /// Leaves out what the container does not know of arguments' row types: columns that were added since. Any other change
+    /// of them is an error.
+    fn adapt(&mut self) -> Result<()> {
+        self.is_adapted = true;
+        let Some(offered) = self.offered()? else { return Ok(()) };
+        let theirs = &offered.signature.arguments;
+        for ((own, named), theirs) in self.arguments.iter_mut().zip(&mut self.signature.arguments).zip(theirs) {
+            own.narrow(&theirs.ty);
+            named.ty = own.ty.clone();
+        }
+        self.expected(&offered.signature).check_against(&offered.signature, &offered.place).map_err(|error| {
+            if error.kind() != Kind::SignatureMismatch {
+                return error;
+            }
+            let mut types: Vec<_> = self.composites.iter().map(|(oid, ..)| format!("\"{}\"", type_name(*oid))).collect();
+            types.dedup();
+            let message = format!("container function \"{}\" does not match {} any more", self.name, offered.place);
+            let hint = format!(
+                "Row type {} has changed since the function was created. Build the image for what it is now, and create the function again.",
+                types.join(" or ")
+            );
+            Error::new(Kind::SignatureMismatch, message).with_detail(error.detail().unwrap_or_default()).with_hint(hint)
+        })
+    }
+
+    /// What the container offers as this function; none from a server that does not say.
+    fn offered(&self) -> Result<Option<Offered>> {
         if let Some(target) = self.server(catalog::current_user())? {
             if matches!(&target, Target::Remote { remote, .. } if !remote.dialect().has_signatures()) {
                 return Ok(None);
             }
             let name = &self.signature.function;
             let timeout = settings::start_timeout();
-            let offered = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
-            self.expected(&offered).check_against(&offered, &format!("the server at \"{}\"", self.body.place()))?;
-            return Ok(None);
+            let signature = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
+            let place = format!("the server at \"{}\"", self.body.place());
+            return Ok(Some(Offered { signature, place, digest: None }));
         }
         let image = self.image()?;
         let place = match &self.body.image {
@@ -276,7 +338,7 @@ impl Function {
             None => "the inline source".to_string(),
         };
         let entry = image.manifest.functions.iter().find(|entry| entry.name == self.signature.function);
-        let Some(offered) = entry.map(|entry| entry.signature()).transpose()?.flatten() else {
+        let Some(signature) = entry.map(|entry| entry.signature()).transpose()?.flatten() else {
             let names: Vec<_> = image.manifest.functions.iter().map(|entry| format!("\"{}\"", entry.name)).collect();
             let more = names.len().saturating_sub(SHOWN_NAMES);
             let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -287,8 +349,7 @@ impl Function {
             .with_detail(format!("It offers {}{rest}.", names[..names.len() - more].join(", ")))
             .with_hint("Name one of them with the key \"function\" in the function body."));
         };
-        self.expected(&offered).check_against(&offered, &place)?;
-        Ok(Some(image.digest))
+        Ok(Some(Offered { signature, place, digest: Some(image.digest) }))
     }
 
     /// The signature that the declaration asks for. A part of an aggregate declares only a part of it.
@@ -323,10 +384,11 @@ impl Function {
             (Some(digest), _) => digest.clone(),
             // Inline code can be built again where its image is missing, as after a restore elsewhere.
             (None, Some(digest)) if self.body.source.is_none() => digest.clone(),
-            (None, _) => {
-                let digest = self.image()?.digest;
-                self.digest.get_or_init(|| digest).clone()
-            }
+            // Nobody has checked the declaration, or not against this image.
+            (None, _) => match self.check()? {
+                Some(digest) => self.digest.get_or_init(|| digest).clone(),
+                None => return Err(Error::invalid_definition("the function body names no image")),
+            },
         };
         Ok(Target::Image { manager: settings::manager_socket(), digest })
     }

@@ -19,7 +19,7 @@ pub unsafe extern "C-unwind" fn handle_call(fcinfo: pg_sys::FunctionCallInfo) ->
         let oid = (*(*fcinfo).flinfo).fn_oid;
         let count = usize::try_from((*fcinfo).nargs).unwrap_or(0);
         let arguments = (*fcinfo).args.as_slice(count);
-        let function = report::unwrap(function::lookup(oid));
+        let function = report::unwrap(function::lookup_to_call(oid));
         let result = match function.role {
             Role::Direct if function.signature.kind == FunctionKind::Table => {
                 let mut results = ResultSet::new(fcinfo, &function.result);

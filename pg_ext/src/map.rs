@@ -62,7 +62,7 @@ fn find(oid: pg_sys::Oid) -> std::rc::Rc<Function> {
     let language = catalog::container_language();
     if language.is_some_and(|language| function::is_container_function(oid, language)) {
         catalog::check_execute(oid);
-        let function = report::unwrap(function::lookup(oid));
+        let function = report::unwrap(function::lookup_to_call(oid));
         if function.role == Role::Map {
             return function;
         }

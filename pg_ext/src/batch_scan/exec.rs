@@ -71,7 +71,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 pg_sys::ExecInitExpr(condition, planstate);
                 continue;
             }
-            let function = report::unwrap(function::lookup((*expression).funcid));
+            let function = report::unwrap(function::lookup_to_call((*expression).funcid));
             if function.role != Role::Direct {
                 report::raise_error(&function.not_direct(), None);
             }

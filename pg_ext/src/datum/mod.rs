@@ -199,6 +199,46 @@ impl SqlType {
         Ok(SqlType { oid, ty: Type::Composite(named.into()), form, typmod: -1, input, domain: None })
     }
 
+    /// Leaves out the attributes of composite types that `known` lacks, if it has all others in the same order. They are
+    /// treated like those that were dropped.
+    pub fn narrow(&mut self, known: &Type) {
+        match (&mut self.form, known) {
+            (Form::Array(form), Type::Array(known)) => {
+                form.element.narrow(known);
+                self.ty = Type::Array(Arc::new(form.element.ty.clone()));
+            }
+            (Form::Composite { attributes, .. }, Type::Composite(known)) => {
+                let mut rest = known.iter();
+                let mut next = rest.next();
+                let own = self.ty.attributes();
+                let is_known = own.iter().map(|attribute| {
+                    let is_known = next.is_some_and(|known| known.name == attribute.name);
+                    if is_known {
+                        next = rest.next();
+                    }
+                    is_known
+                });
+                let is_known: Vec<bool> = is_known.collect();
+                if next.is_some() {
+                    return;
+                }
+                let mut named = Vec::new();
+                let kept = attributes.iter_mut().filter(|attribute| attribute.is_some());
+                for ((attribute, is_known), own) in kept.zip(is_known).zip(own.iter()) {
+                    match attribute {
+                        Some(kept) if is_known => {
+                            kept.narrow(&known[named.len()].ty);
+                            named.push(Attribute { name: own.name.clone(), ty: kept.ty.clone() });
+                        }
+                        _ => *attribute = None,
+                    }
+                }
+                self.ty = Type::Composite(named.into());
+            }
+            _ => {}
+        }
+    }
+
     /// A descriptor of rows of this type, in the current memory context; of one column for a type that is not composite.
     pub fn descriptor(&self) -> pg_sys::TupleDesc {
         // SAFETY: lookups of a type that exists; the descriptors are palloc'd.

@@ -1,0 +1,69 @@
+-- Row types that change after the function was created. Columns travel without names, and in memory without types.
+CREATE TABLE spots (x float8, y float8);
+INSERT INTO spots VALUES (1, 2), (3, NULL), (NULL, NULL);
+CREATE FUNCTION first_of(s spots) RETURNS float8 LANGUAGE container IMMUTABLE AS $$
+template = "python"
+source = '''
+def first_of(s):
+    return None if s is None else s["x"]
+'''
+$$;
+CREATE FUNCTION first_sum(s spots[]) RETURNS float8 LANGUAGE container IMMUTABLE AS $$
+template = "python"
+source = '''
+def first_sum(s):
+    return sum(spot["x"] or 0 for spot in s)
+'''
+$$;
+CREATE FUNCTION echo_spot(s spots) RETURNS spots LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "echo_point"';
+PREPARE firsts AS SELECT first_of(s), s FROM spots s;
+EXECUTE firsts;
+SELECT echo_spot(s) FROM spots s;
+-- Columns that the container does not know of are left out of arguments.
+ALTER TABLE spots ADD COLUMN z int DEFAULT 7;
+ALTER TABLE spots ADD COLUMN t text;
+EXECUTE firsts;
+SELECT first_of(ROW(5, 6, 7, 'x')), first_sum(array_agg(s)) FROM spots s;
+SET transship.transport = flight;
+EXECUTE firsts;
+SET transship.transport = json;
+EXECUTE firsts;
+RESET transship.transport;
+SET transship.batching = off;
+SELECT first_of(s), s FROM spots s;
+RESET transship.batching;
+ALTER TABLE spots DROP COLUMN z;
+SELECT first_of(s), s FROM spots s;
+-- Of a result they would be lost.
+SELECT * FROM failure('SELECT echo_spot(s) FROM spots s');
+SELECT code, message FROM failure('SELECT echo_spot(ROW(1, 2, ''x''))');
+ALTER TABLE spots DROP COLUMN t;
+SELECT echo_spot(s) FROM spots s;
+-- Columns that are in another place, of another type or of another name are no more what the container takes.
+ALTER TABLE spots ALTER COLUMN x TYPE bigint;
+SELECT * FROM failure('SELECT first_of(s) FROM spots s');
+SELECT code, message FROM failure('SELECT first_of(ROW(1, 2))');
+ALTER TABLE spots DROP COLUMN x;
+SELECT code, message, detail FROM failure('SELECT first_of(s) FROM spots s');
+ALTER TABLE spots ADD COLUMN x float8 DEFAULT 8;
+SELECT code, message, detail FROM failure('SELECT first_sum(array_agg(s)) FROM spots s');
+SELECT code, message FROM failure('EXECUTE firsts');
+CREATE OR REPLACE FUNCTION first_of(s spots) RETURNS float8 LANGUAGE container IMMUTABLE AS $$
+template = "python"
+source = '''
+def first_of(s):
+    return None if s is None else s["x"]
+'''
+$$;
+EXECUTE firsts;
+ALTER TABLE spots RENAME COLUMN x TO w;
+SELECT code, message FROM failure('EXECUTE firsts');
+-- A declaration that nobody has checked is checked before the first call.
+SET check_function_bodies = off;
+CREATE FUNCTION not_so(x float8) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
+RESET check_function_bodies;
+SELECT code, message, detail FROM failure('SELECT not_so(x) FROM numbers');
+SELECT code, message FROM failure('SELECT not_so(1)');
+DEALLOCATE firsts;
+DROP FUNCTION not_so, echo_spot, first_of, first_sum;
+DROP TABLE spots;
