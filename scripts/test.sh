@@ -26,6 +26,7 @@ for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/conformance.sh"
 done
+RUNTIME=process "$ROOT/scripts/small_shm.sh"
 RUNTIME=docker "$ROOT/scripts/templates.sh"
 RUNTIME=docker "$ROOT/scripts/versions.sh"
 RUNTIME=docker "$ROOT/scripts/deploy.sh"

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use memmap2::{MmapMut, MmapOptions};
 use nix::fcntl::posix_fallocate;
 
-use crate::transport::segment::Segment;
+use crate::transport::segment::{Segment, has_room};
 
 /// Arenas that are kept for later batches, at most: more than a window's.
 const MOST_KEPT: usize = 12;
@@ -94,6 +94,9 @@ impl Writer {
 
     /// A segment in a replica's folder of segments.
     fn shared(directory: &Path, bytes: usize) -> io::Result<Writer> {
+        if !has_room(directory, bytes) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         let segment = Segment::create(directory, Segment::FOR_CALLS)?;
         // Memory that is promised now cannot be missing when it is written, which would end the process.
         posix_fallocate(&segment.file, 0, i64::try_from(bytes).map_err(io::Error::other)?)?;
@@ -132,6 +135,9 @@ impl Arenas {
         let mut kept = self.0.lock().expect("no holder panics");
         kept.retain(|arena| !arena.is_retained.load(Ordering::Relaxed));
         let is_free = |arena: &Arc<Arena>| Arc::strong_count(arena) == 1;
+        if directory.is_some_and(|directory| !has_room(directory, 0)) {
+            kept.retain(|arena| !is_free(arena) || arena.segment().is_none());
+        }
         let lies_there = |arena: &Arc<Arena>| arena.segment().and_then(Segment::directory) == directory;
         // A much larger one is left to the calls that need it.
         let fits = |arena: &Arc<Arena>| (bytes..=bytes.saturating_mul(MOST_SPARE)).contains(&arena.size());

@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
-use super::segment::{Segment, Segments};
+use super::segment::{Segment, Segments, has_room};
 use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, innermost};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
@@ -250,8 +250,14 @@ impl PipelinedCall<'_> {
         let mut layout = self.encoding.layout(self.signature, &batch, arena);
         let worth_it =
             self.segments.filter(|(_, most_inline)| layout.segment().is_some() || layout.bytes > *most_inline);
-        let pair =
-            worth_it.and_then(|(directory, _)| pipeline.segments.pop().or_else(|| Segments::create(directory).ok()));
+        let pair = worth_it.and_then(|(directory, _)| {
+            // For the reply, and for the calls if they do not lie there already.
+            if !has_room(directory, 2 * layout.bytes) {
+                pipeline.segments.clear();
+                return None;
+            }
+            pipeline.segments.pop().or_else(|| Segments::create(directory).ok())
+        });
         let segments = pair.filter(|pair| layout.segment().unwrap_or(&pair.calls).write(&layout).is_ok());
         if segments.is_none() && layout.segment().is_some() {
             // There is no memory left for segments: all of the data goes with the request.

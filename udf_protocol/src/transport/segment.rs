@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use arrow_buffer::{Buffer, MutableBuffer};
 use nix::fcntl::OFlag;
+use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
 use super::rest::random_name;
 use crate::codec::columns::Layout;
@@ -29,6 +30,24 @@ pub fn read(file: &File, size: usize) -> io::Result<Buffer> {
     let mut bytes = MutableBuffer::from_len_zeroed(size);
     file.read_exact_at(&mut bytes, 0)?;
     Ok(bytes.into())
+}
+
+/// Whether so many bytes more leave half of the memory that a folder lies in to others. A database's parallel queries have
+/// theirs there as well, and fail where it is missing; batches travel without.
+pub(crate) fn has_room(directory: &Path, bytes: usize) -> bool {
+    match statfs(directory) {
+        Ok(found) if found.filesystem_type() == TMPFS_MAGIC => {
+            let block = u64::try_from(found.block_size()).unwrap_or(1);
+            leaves_half(found.blocks() * block, found.blocks_available() * block, bytes as u64)
+        }
+        // Not memory; or else what is done next will say what is wrong.
+        _ => true,
+    }
+}
+
+fn leaves_half(total: u64, available: u64, bytes: u64) -> bool {
+    // One without a size has no bound.
+    total == 0 || available.saturating_sub(bytes) >= total / 2
 }
 
 /// A segment. Dropping it removes its name.
@@ -106,6 +125,21 @@ impl Segments {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn segments_leave_half_of_the_memory_to_others() {
+        assert!(leaves_half(64, 64, 32) && !leaves_half(64, 64, 33));
+        assert!(leaves_half(64, 32, 0) && !leaves_half(64, 32, 1) && !leaves_half(64, 5, 6));
+        assert!(leaves_half(0, 0, 100));
+        let shm = Path::new("/dev/shm");
+        if let Ok(found) = statfs(shm)
+            && found.filesystem_type() == TMPFS_MAGIC
+            && found.blocks() > 0
+        {
+            let size = usize::try_from(found.blocks() * u64::try_from(found.block_size()).unwrap()).unwrap();
+            assert!(!has_room(shm, size / 2 + 1));
+        }
+    }
 
     #[test]
     fn segments_are_files_that_go_with_their_connection() {
