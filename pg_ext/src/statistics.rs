@@ -5,8 +5,12 @@
 //! disk is busy. Without `/dev/shm` it lies in `pg_stat_tmp` of the data directory. It holds atomics only: whoever writes
 //! takes no lock, and a backend that dies leaves at most an entry under "running", which the next one that needs a place
 //! takes over. Its name carries the layout's version and says which server it belongs to.
+//!
+//! An entry of a function stays where it is. Once there is no room for another, the entries of functions that were dropped
+//! are freed, or else of those that were called longest ago; a backend that is just counting there counts for the next.
 
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -19,12 +23,19 @@ use nix::unistd::Uid;
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
 
+use crate::pg::catalog;
 use crate::report;
 
 /// Where the file may lie, the first that can be used.
 const FOLDERS: [&str; 2] = ["/dev/shm", "pg_stat_tmp"];
-/// Functions that are counted; beyond that, calls are not.
+/// Functions that are counted.
 const FUNCTIONS: usize = 4096;
+/// Entries that are freed at a time where all functions exist.
+const FREED_AT_ONCE: usize = FUNCTIONS / 16;
+/// The key of an entry that was freed; whoever looks for a function goes on behind it.
+const FREED: u64 = u64::MAX;
+/// The key of an entry that is being freed.
+const BEING_FREED: u64 = u64::MAX - 1;
 /// Exchanges that are shown as running; beyond that, they are not.
 const RUNNING: usize = 1024;
 /// Buckets of the latency histogram: four per power of two of microseconds, up to 2^40 µs.
@@ -39,8 +50,10 @@ struct Shared {
 /// What is counted of one function.
 #[repr(C)]
 pub struct FunctionCounters {
-    /// Database and function; zero for a free entry.
+    /// Database and function; zero for an entry that was never used.
     key: AtomicU64,
+    /// When an exchange last began, in PostgreSQL's microseconds since 2000.
+    used: AtomicU64,
     exchanges: AtomicU64,
     calls: AtomicU64,
     rows: AtomicU64,
@@ -68,6 +81,8 @@ struct RunningExchange {
 
 thread_local! {
     static SHARED: OnceCell<Option<&'static Shared>> = const { OnceCell::new() };
+    // Entries that this process has found.
+    static KNOWN: RefCell<HashMap<u64, &'static FunctionCounters>> = RefCell::default();
 }
 
 /// The counters of all backends; none if the file cannot be mapped, and then nothing is counted.
@@ -91,7 +106,7 @@ fn open_file() -> io::Result<File> {
     let system = unsafe { pg_sys::GetSystemIdentifier() };
     // Backends run in the data directory, of which a copy has the same identifier.
     let data = fs::metadata(".")?;
-    let name = format!("transship.1.{system:x}.{:x}.{:x}.stat", data.dev(), data.ino());
+    let name = format!("transship.2.{system:x}.{:x}.{:x}.stat", data.dev(), data.ino());
     let [first, second] = FOLDERS.map(|folder| format!("{folder}/{name}"));
     open_or_make(&first).or_else(|_| open_or_make(&second))
 }
@@ -130,13 +145,82 @@ fn key_of(function: pg_sys::Oid) -> u64 {
 
 fn find_counters(key: u64) -> Option<&'static FunctionCounters> {
     let functions = &shared()?.functions;
+    let known = KNOWN.with_borrow(|known| known.get(&key).copied());
+    if let Some(counters) = known.filter(|counters| counters.key.load(Relaxed) == key) {
+        return Some(counters);
+    }
+    let counters = find_or_make(functions, key).or_else(|| {
+        free_entries(functions);
+        find_or_make(functions, key)
+    })?;
+    KNOWN.with_borrow_mut(|known| known.insert(key, counters));
+    Some(counters)
+}
+
+/// The entry of a key, made if need be; none if there is no room.
+fn find_or_make(functions: &'static [FunctionCounters], key: u64) -> Option<&'static FunctionCounters> {
     let start = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize % FUNCTIONS;
-    (0..FUNCTIONS).map(|i| &functions[(start + i) % FUNCTIONS]).find(|counters| {
-        let found = counters.key.load(Relaxed);
-        found == key
-            || (found == 0
-                && counters.key.compare_exchange(0, key, Relaxed, Relaxed).map_or_else(|now| now == key, |_| true))
-    })
+    let mut free = None;
+    for counters in (0..FUNCTIONS).map(|i| &functions[(start + i) % FUNCTIONS]) {
+        match counters.key.load(Relaxed) {
+            found if found == key => return Some(counters),
+            found @ (0 | FREED) => {
+                free = free.or(Some((counters, found)));
+                if found == 0 {
+                    break;
+                }
+            }
+            _ => {}
+        }
+    }
+    let (counters, found) = free?;
+    // Another may have been faster, with this key or with another.
+    match counters.key.compare_exchange(found, key, Relaxed, Relaxed) {
+        Err(now) if now != key => find_or_make(functions, key),
+        _ => Some(counters),
+    }
+}
+
+/// Frees the entries of functions that were dropped, with their database or in this one, or else of those that were called
+/// longest ago.
+fn free_entries(functions: &[FunctionCounters]) {
+    let database = key_of(pg_sys::InvalidOid) >> 32;
+    let exists = |key: u64| {
+        let (owner, function) = (pg_sys::Oid::from((key >> 32) as u32), pg_sys::Oid::from(key as u32));
+        if key >> 32 == database { catalog::proc_version(function).is_some() } else { catalog::database_exists(owner) }
+    };
+    let entries = functions.iter().map(|counters| (counters.key.load(Relaxed), counters));
+    let mut entries: Vec<_> = entries.filter(|(key, _)| !matches!(*key, 0 | FREED | BEING_FREED)).collect();
+    if entries.iter().all(|(key, _)| exists(*key)) {
+        entries.sort_by_key(|(_, counters)| counters.used.load(Relaxed));
+        entries.truncate(FREED_AT_ONCE);
+    } else {
+        entries.retain(|(key, _)| !exists(*key));
+    }
+    for (key, counters) in entries {
+        if counters.key.compare_exchange(key, BEING_FREED, Relaxed, Relaxed).is_ok() {
+            counters.clear();
+            counters.key.store(FREED, Relaxed);
+        }
+    }
+}
+
+impl FunctionCounters {
+    fn clear(&self) {
+        let fields = [
+            &self.exchanges,
+            &self.calls,
+            &self.rows,
+            &self.batches,
+            &self.bytes_sent,
+            &self.bytes_received,
+            &self.errors,
+            &self.retries,
+            &self.wait_us,
+            &self.compute_us,
+        ];
+        fields.into_iter().chain(&self.latencies).for_each(|counter| counter.store(0, Relaxed));
+    }
 }
 
 /// Counts one exchange.
@@ -152,10 +236,13 @@ impl Meter {
     pub fn new(function: pg_sys::Oid) -> Meter {
         let key = key_of(function);
         let counters = find_counters(key);
+        // SAFETY: reads the clock.
+        let now = unsafe { pg_sys::GetCurrentTimestamp() } as u64;
         if let Some(counters) = counters {
             counters.exchanges.fetch_add(1, Relaxed);
+            counters.used.store(now, Relaxed);
         }
-        Meter { counters, running: start_running(key), retries: 0 }
+        Meter { counters, running: start_running(key, now), retries: 0 }
     }
 
     /// A batch was sent.
@@ -212,15 +299,15 @@ impl Drop for Meter {
     }
 }
 
-fn start_running(key: u64) -> Option<&'static RunningExchange> {
-    // SAFETY: reads a process-wide variable, and the clock.
-    let (pid, now) = unsafe { (u64::try_from(pg_sys::MyProcPid).ok()?, pg_sys::GetCurrentTimestamp()) };
+fn start_running(key: u64, now: u64) -> Option<&'static RunningExchange> {
+    // SAFETY: reads a process-wide variable.
+    let pid = u64::try_from(unsafe { pg_sys::MyProcPid }).ok()?;
     let entry = shared()?.running.iter().find(|entry| {
         let holder = entry.pid.load(Relaxed);
         (holder == 0 || !is_alive(holder)) && entry.pid.compare_exchange(holder, pid, Relaxed, Relaxed).is_ok()
     })?;
     entry.key.store(key, Relaxed);
-    entry.started.store(now as u64, Relaxed);
+    entry.started.store(now, Relaxed);
     entry.calls.store(0, Relaxed);
     entry.batches_sent.store(0, Relaxed);
     entry.batches_received.store(0, Relaxed);
@@ -310,19 +397,7 @@ pub unsafe extern "C-unwind" fn reset(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
     for counters in shared().iter().flat_map(|shared| &shared.functions) {
         let found = counters.key.load(Relaxed);
         if found == key || (function == pg_sys::InvalidOid && found >> 32 << 32 == key && found != 0) {
-            let fields = [
-                &counters.exchanges,
-                &counters.calls,
-                &counters.rows,
-                &counters.batches,
-                &counters.bytes_sent,
-                &counters.bytes_received,
-                &counters.errors,
-                &counters.retries,
-                &counters.wait_us,
-                &counters.compute_us,
-            ];
-            fields.into_iter().chain(&counters.latencies).for_each(|counter| counter.store(0, Relaxed));
+            counters.clear();
         }
     }
     pg_sys::Datum::from(0usize)

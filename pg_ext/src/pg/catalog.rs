@@ -57,6 +57,14 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether there is a database with this oid.
+pub fn database_exists(oid: pg_sys::Oid) -> bool {
+    let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+    let none = pg_sys::Datum::from(0usize);
+    // SAFETY: a lookup in the system cache, which a transaction is open for.
+    unsafe { pg_sys::SearchSysCacheExists(cache, pg_sys::Datum::from(oid), none, none, none) }
+}
+
 /// Raises an error unless the user may use the foreign server.
 ///
 /// # Safety
