@@ -38,6 +38,12 @@ test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a
 core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
 	@scripts/core_regression.sh
 
+differential:    ## Ask random questions in two ways that must agree, in the database that installcheck left: make differential QUESTIONS=2000 SEED=7
+	@scripts/differential.sh $(or $(QUESTIONS),2000) $(or $(SEED),1)
+
+sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server crashes: make sqlsmith QUERIES=1000 SEED=7
+	@scripts/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
+
 pg:              ## Start a private cluster and manager with a few sample functions.
 	@scripts/pg.sh
 
@@ -61,4 +67,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance templates test-matrix core-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance templates test-matrix core-regression differential sqlsmith pg pg-dsn pg-env pg-stop bench format clean

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compares random queries with PL/pgSQL, in the database that installcheck.sh left: differential.sh [QUERIES [SEED]]
+# Asks random questions in two ways, of PL/pgSQL and of containers, in the database that installcheck.sh left:
+# differential.sh [QUESTIONS [SEED [FIRST]]]
 source "$(dirname "$0")/environment.sh"
 say "Comparing random queries with PL/pgSQL"
-PGDATABASE=transship_regression exec "$ROOT/target/venv/bin/python" sql/differential.py "$@"
+PGDATABASE=transship_regression exec "$ROOT/target/venv/bin/python" sql/differential "$@"
