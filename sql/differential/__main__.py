@@ -18,11 +18,11 @@ from twins import set_up
 
 # How often each kind is asked, compared with the others.
 ONE_STATEMENT = {
-    "plain": 20, "initplans": 8, "grouping_sets": 6, "empty_aggregates": 3, "window_conditions": 6, "lateral_subselects": 6,
+    "plain": 20, "initplans": 8, "grouping_sets": 6, "empty_aggregates": 3, "window_conditions": 6, "window_arguments": 2, "lateral_subselects": 6,
     "composites": 4, "subplans_in_aggregates": 6, "recursion": 3, "set_operations": 3,
 }  # fmt: skip
 SEVERAL_STATEMENTS = {
-    sessions.prepared: 6, sessions.cursors: 8, sessions.locking_cursors: 3, sessions.changes: 4, sessions.meetings: 6, sessions.roles: 6,
+    sessions.prepared: 6, sessions.cursors: 8, sessions.locking_cursors: 3, sessions.changes: 4, sessions.meetings: 6, sessions.effects: 4, sessions.roles: 6,
     logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3, logic.batching: 4,
 }  # fmt: skip
 # Of a kind that makes calls in all its questions, some must be batched.
@@ -75,7 +75,8 @@ class Report:
 
     def summary(self):
         for kind in sorted(self.asked):
-            counts = f"{self.asked[kind]} asked, {self.batched[kind]} batched, {self.refused[kind]} with errors, {self.undecided[kind]} undecided"
+            words = [(self.asked, "asked"), (self.batched, "batched"), (self.refused, "with errors"), (self.undecided, "undecided")]
+            counts = ", ".join(f"{counter[kind]} {word}" for counter, word in words)
             failed = self.failed[kind]
             print(f"{kind}: {counts}" + (f", {len(failed)} FAILED: {' '.join(map(str, failed))}" if failed else ""))
 

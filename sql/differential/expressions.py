@@ -19,6 +19,7 @@ class Expressions:
         # Names of a prepared statement's parameters, of bigint.
         self.parameters = []
         self.has_initplans = False
+        self.is_in_subquery = False
 
     def one_of(self, *choices):
         return self.random.choice(choices)
@@ -61,6 +62,8 @@ class Expressions:
             lambda: f"length({self.text(tables, depth - 1)})",
             lambda: f"(SELECT max(s.b + {self.number([*tables, 's'], depth - 1)}) FROM d2 s WHERE s.b = {table}.b)",
         ]
+        if not self.is_in_subquery:
+            other.append(lambda: self.set_subquery(table))
         if self.has_initplans:
             other.append(self.initplan)
         return self.one_of(*call, *call, *other, lambda: self.leaf(tables))()
@@ -104,11 +107,34 @@ class Expressions:
             choices.append(f"{table}.t > (SELECT min(s.t) FROM d2 s)")
         return self.one_of(*choices)
 
+    def set_subquery(self, table):
+        """A number out of a function that returns sets, asked again for each row around it."""
+        number, condition = self.in_subquery()
+        return self.one_of(
+            f"(SELECT sum(m.id)::bigint FROM d2 s, %many(s.a) m WHERE s.id = {table}.id)",
+            f"(SELECT m.id + m.b FROM d2 s, %many({number}) m WHERE s.b = {table}.b ORDER BY m.id, m.b LIMIT 1)",
+            f"(SELECT count(m.id) FROM d2 s LEFT JOIN LATERAL %many(s.b) m ON {condition} WHERE s.id = {table}.id)::bigint",
+            f"(SELECT max(m.id) FROM %many({table}.a) m WHERE m.b < {table}.b)",
+            f"(SELECT max(u) FROM (SELECT %upto(s.a) AS u FROM d2 s WHERE s.b = {table}.b) s)",
+        )
+
+    def membership(self, tables):
+        """IN and EXISTS, which become joins at the top of a WHERE clause."""
+        table = self.one_of(*tables)
+        number, condition = self.in_subquery()
+        return self.one_of(
+            f"{table}.id {self.one_of('', 'NOT ')}IN (SELECT {number} FROM d2 s)",
+            f"{self.one_of('', 'NOT ')}EXISTS (SELECT FROM d2 s WHERE %inc(s.a) = {table}.a AND {condition})",
+            f"{self.one_of('', 'NOT ')}EXISTS (SELECT FROM d2 s, %many(s.a) m WHERE s.id = {table}.id AND m.id >= {self.integer(1, 4)})",
+            f"EXISTS (SELECT FROM d2 s WHERE s.b = {table}.b AND {condition})",
+        )
+
     def in_subquery(self):
-        """A number and a condition over s, which hold no further subqueries of that kind."""
-        before, self.has_initplans = self.has_initplans, False
+        """A number and a condition over s, which hold no further subqueries of these kinds."""
+        before = self.has_initplans, self.is_in_subquery
+        self.has_initplans, self.is_in_subquery = False, True
         parts = self.number(["s"], 1), self.condition(["s"], 1)
-        self.has_initplans = before
+        self.has_initplans, self.is_in_subquery = before
         return parts
 
     def subplan_condition(self, tables, outer):
@@ -144,6 +170,8 @@ class Expressions:
             lambda: f"NOT ({part()})",
             lambda: f"EXISTS (SELECT 1 FROM d2 e WHERE e.a = {tables[0]}.a AND e.b < 3)",
         ]
+        if not self.is_in_subquery:
+            choices.append(lambda: self.membership(tables))
         if self.has_initplans:
             choices.append(lambda: self.initplan_condition(tables))
         return self.one_of(*choices)()

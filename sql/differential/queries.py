@@ -26,7 +26,8 @@ class Queries(Expressions):
     def gated_source(self):
         """A join by sorted columns whose inner side has a filter that is asked once."""
         gate = self.one_of("%seven() > 1", "(SELECT true)", "(SELECT max(s.id) FROM d2 s) > 5", "%pick(NULL, 3) = 3")
-        return f"d1 x JOIN (SELECT id, a, b, t FROM d1 z WHERE {gate} AND {self.condition(['z'], 1)}) y ON x.{self.one_of('a', 'id')} = y.id", ["x", "y"]
+        inner = f"(SELECT id, a, b, t FROM d1 z WHERE {gate} AND {self.condition(['z'], 1)})"
+        return f"d1 x JOIN {inner} y ON x.{self.one_of('a', 'id')} = y.id", ["x", "y"]
 
     def source_with_sets(self):
         """A FROM clause with a function in it, or with one that returns sets in a target list."""
@@ -34,7 +35,7 @@ class Queries(Expressions):
             lambda: (f"d2 x, %both(x.a, {self.number(['x'], 1)}) f", ["x", "f"]),
             lambda: (f"d2 x, %many({self.number(['x'], 1)}) f", ["x", "f"]),
             lambda: (f"d1 x LEFT JOIN LATERAL %many({self.number(['x'], 1)}) f ON {self.one_of('true', 'true', 'f.b = 1')}", ["x", "f"]),
-            lambda: (f"d2 x, %many(x.a) f JOIN d2 y ON y.b = f.id", ["x", "f", "y"]),
+            lambda: ("d2 x, %many(x.a) f JOIN d2 y ON y.id = f.id + x.b", ["x", "f", "y"]),
             lambda: (f"(SELECT id, %upto({self.number(['z'], 1)}) AS a, {self.number(['z'], 1)} AS b, t FROM d2 z) x", ["x"]),
             lambda: (f"(SELECT id, (%many({self.number(['z'], 1)})).a, b, t FROM d2 z WHERE {self.condition(['z'], 1)}) x", ["x"]),
         )()  # fmt: skip
@@ -166,10 +167,29 @@ class Queries(Expressions):
         inner = f"SELECT {', '.join(parts)} FROM {source}{self.where(tables, 0.3)}"
         k = self.integer(0, 12)
         condition = self.one_of(
-            f"rn <= {k}", f"rn < {k}", "rn = 1", f"{k} >= rn", f"rn <= {k} AND %even(c0)", f"rn > {k}", f"%inc(rn) <= {k}", f"rn <= %pick({k}, 1)",
+            f"rn <= {k}", f"rn < {k}", "rn = 1", f"{k} >= rn", f"rn <= {k} AND %even(c0)", f"rn > {k}", f"%inc(rn) <= {k}",
+            f"rn <= %pick({k}, 1)",
         )  # fmt: skip
         outer = self.one_of("*", f"rn, {', '.join(names)}", "%inc(c0), rn", f"{names[-1]}")
         return f"SELECT {outer} FROM ({inner}) s WHERE {condition}"
+
+    def window_arguments(self):
+        """Window functions that look at some rows only, over calls that fail for others."""
+        table = self.one_of("d1", "d2", "d3")
+        call = self.one_of("%fail(x.a)", f"%fail(x.id - {self.integer(1, 5)})", "%fail(x.id + 5)", f"%fail({self.number(['x'], 1)})", "%inc(x.a)")
+        function = self.one_of(
+            f"first_value({call})", f"last_value({call})", f"nth_value({call}, 3)", f"lag({call})", f"lead({call}, 2)",
+            f"lag(x.a, 1, {call})", f"sum(x.a) FILTER (WHERE {call} > 2)", f"sum({call}) FILTER (WHERE x.a <> 7)", f"max({call})",
+        )  # fmt: skip
+        frame = self.one_of(
+            "",
+            " ROWS BETWEEN 1 FOLLOWING AND 2 FOLLOWING",
+            " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING",
+            " ROWS 1 PRECEDING EXCLUDE CURRENT ROW",
+        )
+        window = f"{self.one_of('', 'PARTITION BY x.b ')}ORDER BY x.id{self.one_of('', ' DESC')}{frame}"
+        where = self.one_of("", f" WHERE x.id <> {self.integer(1, 12)}", " WHERE %even(x.id)")
+        return f"SELECT x.id, {function} OVER ({window}), {self.number(['x'], 1)} FROM {table} x{where}"
 
     def lateral_subselects(self):
         """LEFT JOIN LATERAL of subselects, whose constants and COALESCE are NULL where nothing was found."""

@@ -166,6 +166,36 @@ def meetings(queries):
     return twins("meetings", steps)
 
 
+def effects(queries):
+    """What a query leaves behind that ends early: values drawn from a sequence, locked rows."""
+    call = queries.number(["x"], queries.integer(1, 2))
+    limit = f"LIMIT {queries.integer(0, 5)}"
+    drawn = queries.one_of(
+        f"SELECT nextval('d_drawn'), {call} FROM d1 x {limit}",
+        f"SELECT x.n, %inc(x.a) FROM (SELECT a, nextval('d_drawn') AS n FROM d1) x {limit}",
+        f"SELECT x.id, {call} FROM d1 x WHERE nextval('d_drawn') > {queries.integer(0, 9)} AND %even(x.a) {limit}",
+        f"SELECT EXISTS (SELECT FROM d2 x WHERE %inc(x.a) > 3 AND nextval('d_drawn') > {queries.integer(0, 9)})",
+        f"SELECT x.id, (SELECT nextval('d_drawn') + %inc(x.a) FROM d2 y WHERE y.b = x.b LIMIT 1) FROM d2 x WHERE x.id < 3",
+        f"SELECT %inc(nextval('d_drawn')) FROM d1 x {limit}",
+    )
+    locking = queries.one_of(
+        f"SELECT x.id, {call} FROM d4 x {limit} FOR UPDATE",
+        f"SELECT x.id, {call} FROM (SELECT * FROM d4 FOR UPDATE) x {limit}",
+        f"SELECT x.id, {call} FROM d4 x WHERE %even(x.a) {limit} FOR UPDATE",
+        f"SELECT x.id, f.id FROM d4 x, %many(x.a) f {limit} FOR UPDATE OF x",
+        f"SELECT x.id, {call} FROM d4 x WHERE x.id > {queries.integer(0, 9)} ORDER BY x.id {limit} FOR UPDATE",
+    )
+    prepare = [*map(Step, FRESH_ROWS), Step("ALTER SEQUENCE d_drawn RESTART"), Step("SET max_parallel_workers_per_gather = 0"), Step("BEGIN")]
+    query = queries.one_of(drawn, locking)
+    if queries.chance(0.4):
+        query = query.replace(limit, "")
+        steps = [Step(f"DECLARE c CURSOR FOR {query}"), Step(f"FETCH {queries.integer(0, 5)} FROM c", is_ordered=True)]
+    else:
+        steps = [Step(query)]
+    look = [Step("SELECT last_value, is_called FROM d_drawn"), Step("SELECT id FROM d4 FOR UPDATE SKIP LOCKED", session=2)]
+    return twins("effects", [*prepare, *steps, *look, Step("COMMIT")])
+
+
 def roles(queries):
     """Switches of roles inside a transaction, functions that switch themselves, and several users' calls in one query."""
     function = lambda: queries.one_of("%token", "%token", "%token_of_one", "%token_set_two", "%as_two", "%sum_as_two")  # noqa: E731
