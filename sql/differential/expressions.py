@@ -20,6 +20,8 @@ class Expressions:
         self.parameters = []
         self.has_initplans = False
         self.is_in_subquery = False
+        # Settings without which the query would not be what it is meant to be.
+        self.settings = {}
 
     def one_of(self, *choices):
         return self.random.choice(choices)
@@ -45,9 +47,11 @@ class Expressions:
             lambda: f"%inc({deeper()})",
             lambda: f"%add({deeper()}, {deeper()})",
             lambda: f"%pick({deeper()}, {deeper()})",
-            lambda: f"%echo({deeper()})",
             lambda: f"(%both({deeper()}, {deeper()})).{self.one_of('id', 'a', 'b')}",
         ]
+        # Where fewer rows may be asked for, VOLATILE calls are made one by one, in a subquery for each row around it.
+        if not self.is_in_subquery:
+            call.append(lambda: f"%echo({deeper()})")
         if self.may_fail:
             call.append(lambda: f"CASE WHEN {deeper()} <> 7 THEN %inc({deeper()}) ELSE %fail({deeper()}) END")
             call.append(lambda: f"CASE WHEN {table}.a <> 7 THEN %fail({table}.a) END")
@@ -124,7 +128,7 @@ class Expressions:
         number, condition = self.in_subquery()
         return self.one_of(
             f"{table}.id {self.one_of('', 'NOT ')}IN (SELECT {number} FROM d2 s)",
-            f"{self.one_of('', 'NOT ')}EXISTS (SELECT FROM d2 s WHERE %inc(s.a) = {table}.a AND {condition})",
+            f"{self.one_of('', 'NOT ')}EXISTS (SELECT FROM d2 s WHERE %inc(s.a) = {table}.a AND s.id < 12 AND {condition})",
             f"{self.one_of('', 'NOT ')}EXISTS (SELECT FROM d2 s, %many(s.a) m WHERE s.id = {table}.id AND m.id >= {self.integer(1, 4)})",
             f"EXISTS (SELECT FROM d2 s WHERE s.b = {table}.b AND {condition})",
         )

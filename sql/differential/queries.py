@@ -24,10 +24,12 @@ class Queries(Expressions):
         )()
 
     def gated_source(self):
-        """A join by sorted columns whose inner side has a filter that is asked once."""
+        """A join whose inner side has a filter that is asked once; a merge join goes back on it."""
+        if self.chance(0.5):
+            self.settings.update(enable_hashjoin="off", enable_nestloop="off", enable_sort="off", max_parallel_workers_per_gather="0")
         gate = self.one_of("%seven() > 1", "(SELECT true)", "(SELECT max(s.id) FROM d2 s) > 5", "%pick(NULL, 3) = 3")
         inner = f"(SELECT id, a, b, t FROM d1 z WHERE {gate} AND {self.condition(['z'], 1)})"
-        return f"d1 x JOIN {inner} y ON x.{self.one_of('a', 'id')} = y.id", ["x", "y"]
+        return f"d1 x {self.one_of('LEFT JOIN', 'LEFT JOIN', 'JOIN')} {inner} y ON x.{self.one_of('a', 'id')} = y.id", ["x", "y"]
 
     def source_with_sets(self):
         """A FROM clause with a function in it, or with one that returns sets in a target list."""
@@ -35,7 +37,7 @@ class Queries(Expressions):
             lambda: (f"d2 x, %both(x.a, {self.number(['x'], 1)}) f", ["x", "f"]),
             lambda: (f"d2 x, %many({self.number(['x'], 1)}) f", ["x", "f"]),
             lambda: (f"d1 x LEFT JOIN LATERAL %many({self.number(['x'], 1)}) f ON {self.one_of('true', 'true', 'f.b = 1')}", ["x", "f"]),
-            lambda: ("d2 x, %many(x.a) f JOIN d2 y ON y.id = f.id + x.b", ["x", "f", "y"]),
+            lambda: ("d2 x CROSS JOIN LATERAL %many(x.a) f JOIN d2 y ON y.id = f.id + x.b", ["x", "f", "y"]),
             lambda: (f"(SELECT id, %upto({self.number(['z'], 1)}) AS a, {self.number(['z'], 1)} AS b, t FROM d2 z) x", ["x"]),
             lambda: (f"(SELECT id, (%many({self.number(['z'], 1)})).a, b, t FROM d2 z WHERE {self.condition(['z'], 1)}) x", ["x"]),
         )()  # fmt: skip

@@ -16,7 +16,7 @@ OPTIONS = {
     "parallel_setup_cost": "0",
     "parallel_tuple_cost": "0",
     "min_parallel_table_scan_size": "0",
-    "statement_timeout": "30s",
+    "statement_timeout": "60s",
     "client_min_messages": "error",
 }
 # Errors that are never the answer to a question: internal errors, lost connections to a container, broken protocol, limits.

@@ -19,7 +19,8 @@ def prepared(queries):
     """A prepared statement with parameters, under plans for all values and for each."""
     queries.parameters = ["$1", "$2"]
     kind = queries.one_of(
-        "plain", "initplans", "grouping_sets", "lateral_subselects", "subplans_in_aggregates", "window_conditions", "set_operations",
+        "plain", "initplans", "grouping_sets", "lateral_subselects", "composites", "subplans_in_aggregates", "window_conditions",
+        "set_operations",
     )  # fmt: skip
     query = getattr(queries, kind)()
     mode = queries.one_of("force_generic_plan", "force_generic_plan", "force_generic_plan", "auto", "force_custom_plan")
