@@ -123,7 +123,7 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
 /// was created, and columns travel without their names and, in memory, without their types.
 pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let function = lookup(oid)?;
-    if function.is_adapted {
+    if function.is_adapted || cfg!(feature = "lift-ordinary") {
         return Ok(function);
     }
     let row = catalog::read_proc(oid).ok_or_else(|| unknown(oid))?;
@@ -225,6 +225,8 @@ impl Function {
         let result = SqlType::new(oid).expect("the argument's type is supported");
         Function {
             name: self.name.clone(),
+            name_in_database: self.name_in_database.clone(),
+            is_adapted: true,
             body: FunctionBody::default(),
             role: Role::Direct,
             signature: Signature { result: result.ty.clone(), ..self.signature.clone() },

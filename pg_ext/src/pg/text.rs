@@ -37,6 +37,8 @@ pub fn to_utf8(bytes: &[u8]) -> Cow<'_, str> {
     unsafe {
         let converted = pg_sys::pg_server_to_any(bytes.as_ptr().cast(), length, UTF8);
         if std::ptr::eq(converted.cast::<u8>(), bytes.as_ptr()) {
+            // A UTF-8 database may hold what is none, as after a restore of damaged data: no value is changed on its way.
+            pg_sys::pg_verify_mbstr(UTF8, bytes.as_ptr().cast(), length, false);
             return String::from_utf8_lossy(bytes);
         }
         CStr::from_ptr(converted).to_string_lossy()
