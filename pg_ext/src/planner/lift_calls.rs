@@ -59,7 +59,9 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         if plans.into_iter().any(|plan| has_deep_expressions(plan)) {
             return;
         }
-        let mut lifter = Lifter { language, subplans, next_id: 0, gathers_above: 0, subplan_demands: HashMap::new() };
+        let has_row_marks = !(*statement).rowMarks.is_null();
+        let mut lifter =
+            Lifter { language, subplans, has_row_marks, next_id: 0, gathers_above: 0, subplan_demands: HashMap::new() };
         lifter.note_ids((*statement).planTree);
         let count = list::elements::<pg_sys::Plan>(subplans).len();
         for subplan in list::elements::<pg_sys::Plan>(subplans) {
@@ -85,6 +87,8 @@ pub(super) struct Lifter {
     pub(super) language: pg_sys::Oid,
     /// The statement's.
     pub(super) subplans: *mut pg_sys::List,
+    /// Whether rows may be checked again after another transaction has changed them (EvalPlanQual).
+    pub(super) has_row_marks: bool,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
     next_id: i32,
     /// Gather nodes above the plan at hand.

@@ -9,14 +9,14 @@
 //!           Function Call: f(t.b)
 //! ```
 
-use pgrx::pg_sys;
+use pgrx::{PgTupleDesc, pg_sys};
 
 use super::columns::{child_column_as, column, entry_of};
 use super::demand::Demand;
 use super::lift_calls::Lifter;
 use super::may_batch;
 use crate::batch_scan::{Private, SetJoin};
-use crate::pg::{list, nodes};
+use crate::pg::{catalog, list, nodes};
 
 impl Lifter {
     /// A node in place of a ProjectSet with one function that returns a set, if that is a container function.
@@ -114,6 +114,7 @@ impl Lifter {
             let outer = (*plan).lefttree;
             let width = list::elements::<pg_sys::TargetEntry>((*outer).targetlist).len();
             let result = column(pg_sys::INDEX_VAR, width, call);
+            let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
             let is_composite = pg_sys::type_is_rowtype((*result).vartype);
             // A Var of the FunctionScan is the result, or a column of it.
             let mut is_clear = true;
@@ -128,8 +129,12 @@ impl Lifter {
                     }
                     let whole: *mut pg_sys::Node = pg_sys::copyObjectImpl(result.cast()).cast();
                     match (is_composite, (*var).varattno) {
-                        // The whole row is none of these: of a result that is NULL it is a row of NULLs, and a row that is
-                        // locked or checked again after another transaction's change must be the one that was joined.
+                        // A row that is checked again after another transaction's change must be the one that was joined.
+                        (true, 0) if !returns_set && !self.has_row_marks => row_or_nulls(call, whole).or_else(|| {
+                            is_clear = false;
+                            Some(node)
+                        }),
+                        (true, 0) if !self.has_row_marks => Some(whole),
                         (false, 1) => Some(whole),
                         (true, number) if number > 0 => Some(select_field(whole, var)),
                         _ => {
@@ -145,7 +150,8 @@ impl Lifter {
                 .map(|target| from_inner((*target).expr.cast()))
                 .collect();
             // A row without results has NULL in all columns of the inner side.
-            if !is_clear || (join == SetJoin::Left && !inner_targets.iter().all(|target| is_part_of_result(*target))) {
+            let may_lack_results = returns_set && join == SetJoin::Left;
+            if !is_clear || (may_lack_results && !inner_targets.iter().all(|target| is_part_of_result(*target))) {
                 return None;
             }
             let from_join = |expression: *mut pg_sys::Node| {
@@ -161,7 +167,6 @@ impl Lifter {
             filters.extend(join_filters.into_iter().chain(list::elements((*plan).qual)).map(from_join));
             let targets: Vec<_> =
                 list::elements::<pg_sys::Node>((*plan).targetlist).into_iter().map(from_join).collect();
-            let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
             let node = self.make_set_node(outer, call, returns_set.then_some(join), asked);
             (*node).scan.plan.targetlist = list::from_elements(&targets);
             (*node).scan.plan.qual = list::from_elements(&filters);
@@ -210,6 +215,36 @@ unsafe fn select_field(whole: *mut pg_sys::Node, var: *mut pg_sys::Var) -> *mut 
         (*select).resulttypmod = (*var).vartypmod;
         (*select).resultcollid = (*var).varcollid;
         select.cast()
+    }
+}
+
+/// A composite result as the row that a FunctionScan makes of it: in FROM, NULL is a row of NULLs. Of a function that returns a
+/// set, the results are such rows already, and NULL is a row of an outer join that has none.
+unsafe fn row_or_nulls(call: *mut pg_sys::Node, whole: *mut pg_sys::Node) -> Option<*mut pg_sys::Node> {
+    // SAFETY: the structs belong to the tags; the caller passes a call and a Var of its result's type.
+    unsafe {
+        let var = whole.cast::<pg_sys::Var>();
+        let descriptor = catalog::result_descriptor((*call.cast::<pg_sys::FuncExpr>()).funcid)?;
+        let (mut nulls, mut names) = (Vec::new(), Vec::new());
+        for attribute in PgTupleDesc::from_pg_copy(descriptor).iter() {
+            // What stands for an attribute that was dropped, which has no type any more, is not looked at.
+            nulls.push(match attribute.attisdropped {
+                true => pg_sys::makeNullConst(pg_sys::INT4OID, -1, pg_sys::InvalidOid),
+                false => pg_sys::makeNullConst(attribute.atttypid, attribute.atttypmod, attribute.attcollation),
+            });
+            names.push(pg_sys::makeString(pg_sys::pstrdup(attribute.attname.data.as_ptr())));
+        }
+        let row = nodes::make::<pg_sys::RowExpr>(pg_sys::NodeTag::T_RowExpr);
+        (*row).args = list::from_elements(&nulls);
+        (*row).colnames = list::from_elements(&names);
+        (*row).row_typeid = (*var).vartype;
+        (*row).row_format = pg_sys::CoercionForm::COERCE_IMPLICIT_CAST;
+        (*row).location = -1;
+        let coalesce = nodes::make::<pg_sys::CoalesceExpr>(pg_sys::NodeTag::T_CoalesceExpr);
+        (*coalesce).coalescetype = (*var).vartype;
+        (*coalesce).args = list::from_elements(&[whole, row.cast()]);
+        (*coalesce).location = -1;
+        Some(coalesce.cast())
     }
 }
 
