@@ -21,6 +21,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::batch::CallBatch;
+use crate::codec::json_text::decimal_text;
 use crate::signature::Signature;
 use crate::textual_type;
 use crate::types::Type;
@@ -275,6 +276,10 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
             for (row, value) in values.iter().enumerate() {
                 match value {
                     Value::Null => builder.append_null(),
+                    // Digits, whatever exponent they come with; one that stands for more than can be held is refused here.
+                    Value::String(text) if *ty == Type::Numeric => {
+                        builder.append_value(decimal_text(text).ok_or_else(|| misfit(ty, row, value))?);
+                    }
                     Value::String(text) => builder.append_value(text),
                     Value::Number(number) if *ty == Type::Numeric => builder.append_value(number.to_string()),
                     other if *ty == Type::Json => builder.append_value(other.to_string()),

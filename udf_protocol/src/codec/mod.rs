@@ -4,4 +4,5 @@ pub mod adapt;
 pub mod arrow_ipc;
 pub mod columns;
 pub mod json;
+pub mod json_text;
 pub mod parquet;

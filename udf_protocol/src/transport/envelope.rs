@@ -4,6 +4,7 @@
 //! The writer is strict about what each dialect's own engine would send; the reader takes whatever keeps its meaning: NaN
 //! and Infinity as bare words, bodies that are a string of JSON, results that are objects with one member.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -12,11 +13,12 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
-use super::http::{Answer, Http};
+use super::http::Http;
 use super::rest::random_name;
 use super::{Credentials, Endpoint, Inbox, Outbox, Reply, ServerInfo, Transport, answer_each, shorten};
 use crate::batch::CallBatch;
 use crate::codec::json::{decode_column, encode_value_or_null};
+use crate::codec::json_text::{Json, integer_text, read_value, value_of};
 use crate::dialect::Dialect;
 use crate::error::{Error, Result};
 use crate::signature::{FunctionKind, Signature};
@@ -103,7 +105,8 @@ impl Envelope {
         }
         let bytes_received = answer.body.len();
         let rows = batch.columns.num_rows();
-        let values = read_reply(self.dialect, function, rows, &answer)?;
+        let text = text_of(&answer.body);
+        let values = read_reply(self.dialect, function, rows, answer.status, &text)?;
         let values: Vec<Value> = values.into_iter().map(|value| normalize(self.dialect, signature, value)).collect();
         if values.len() != rows {
             return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
@@ -281,35 +284,39 @@ fn write_value(out: &mut String, dialect: Dialect, ty: &Type, column: &ArrayRef,
 }
 
 /// The results of an answer, row by row.
-fn read_reply(dialect: Dialect, function: &str, rows: usize, answer: &Answer) -> Result<Vec<Value>> {
-    let body = parse(&answer.body);
-    let status = answer.status;
+fn read_reply<'a>(
+    dialect: Dialect,
+    function: &str,
+    rows: usize,
+    status: StatusCode,
+    text: &'a str,
+) -> Result<Vec<Json<'a>>> {
+    let body = Json::parse(text);
     if status != StatusCode::OK {
-        let text =
-            body.as_ref().and_then(words_of).unwrap_or_else(|| String::from_utf8_lossy(&answer.body).into_owned());
+        let words = body.as_ref().and_then(words_of).unwrap_or_else(|| text.to_string());
         // These say that the request was not answered, whatever it was.
         if matches!(status.as_u16(), 408 | 429 | 502 | 503 | 504) {
             return Err(Error::connection_lost(
                 function,
-                format!("It answered with HTTP status {status}: {}", short(text)),
+                format!("It answered with HTTP status {status}: {}", short(words)),
             ));
         }
-        let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Value::as_str).map(str::to_string);
-        return Err(Error::user_code(function, &short(text), None, trace.map(short)));
+        let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Json::as_str).map(str::to_string);
+        return Err(Error::user_code(function, &short(words), None, trace.map(short)));
     }
     let malformed = |fact: &str| Error::protocol(function, format!("Its reply cannot be read: {fact}."));
-    let body = body.ok_or_else(|| malformed("it is not JSON"))?;
-    let list = |member: &str| -> Result<Vec<Value>> {
-        let found = body.get(member).and_then(Value::as_array);
-        found.cloned().ok_or_else(|| malformed(&format!("it has no array \"{member}\"")))
+    let mut body = body.ok_or_else(|| malformed("it is not JSON"))?;
+    let list = |found: Option<Json<'a>>, member: &str| match found {
+        Some(Json::Array(items)) => Ok(items),
+        _ => Err(malformed(&format!("it has no array \"{member}\""))),
     };
     match dialect {
         Dialect::Snowflake | Dialect::Singlestore => {
             let mut results = Vec::with_capacity(rows);
-            for (number, row) in list("data")?.into_iter().enumerate() {
+            for (number, row) in list(body.take("data"), "data")?.into_iter().enumerate() {
                 match row {
-                    Value::Array(pair) if pair.len() == 2 && pair[0].as_u64() == Some(number as u64) => {
-                        results.extend(pair.into_iter().nth(1));
+                    Json::Array(mut pair) if pair.len() == 2 && is_number(&pair[0], number) => {
+                        results.extend(pair.pop())
                     }
                     _ => return Err(malformed(&format!("row {number} is not its number and one value"))),
                 }
@@ -317,58 +324,45 @@ fn read_reply(dialect: Dialect, function: &str, rows: usize, answer: &Answer) ->
             Ok(results)
         }
         Dialect::Redshift => {
-            let has_failed = body.get("success").is_some_and(|success| *success == false || success == "false");
+            let is_false = |success: &Json| *success == Json::Bool(false) || success.as_str() == Some("false");
             // A Lambda function that raised is answered with its own form, and status 200.
-            if has_failed || body.get("results").is_none() {
-                let trace = body.get("stackTrace").map(Value::to_string);
-                let text = words_of(&body).ok_or_else(|| malformed("it has no array \"results\""))?;
-                return Err(Error::user_code(function, &short(text), None, trace.map(short)));
+            if body.get("success").is_some_and(is_false) || body.get("results").is_none() {
+                let trace = body.get("stackTrace").map(Json::to_string);
+                let words = words_of(&body).ok_or_else(|| malformed("it has no array \"results\""))?;
+                return Err(Error::user_code(function, &short(words), None, trace.map(short)));
             }
-            list("results")
+            list(body.take("results"), "results")
         }
-        Dialect::Bigquery => list("replies"),
+        Dialect::Bigquery => list(body.take("replies"), "replies"),
         Dialect::Mlflow | Dialect::MlflowRecords | Dialect::MlflowInputs if body.get("predictions").is_some() => {
-            list("predictions")
+            list(body.take("predictions"), "predictions")
         }
-        _ => body.as_array().cloned().ok_or_else(|| malformed("it is not an array")),
+        _ => match body {
+            Json::Array(items) => Ok(items),
+            _ => Err(malformed("it is not an array")),
+        },
     }
 }
 
-/// A body as JSON: with Python's words for what JSON lacks, and out of the string that some frameworks put it into.
-fn parse(body: &[u8]) -> Option<Value> {
-    let parsed = serde_json::from_slice(body)
-        .or_else(|_| serde_json::from_str(&quote_bare_words(std::str::from_utf8(body).unwrap_or(""))));
-    match parsed.ok()? {
-        Value::String(text) if text.starts_with(['{', '[']) => parse(text.as_bytes()),
-        value => Some(value),
-    }
+/// Whether a value is a row's number.
+fn is_number(value: &Json, number: usize) -> bool {
+    matches!(value, Json::Number(token) if token.parse() == Ok(number))
 }
 
-/// Puts NaN, Infinity and -Infinity, where they stand for values, into quotes.
-fn quote_bare_words(text: &str) -> String {
-    let mut quoted = String::with_capacity(text.len() + 16);
-    let (mut rest, mut is_inside) = (text, false);
-    while let Some(first) = rest.chars().next() {
-        let word = ["NaN", "Infinity", "-Infinity"].into_iter().find(|word| !is_inside && rest.starts_with(word));
-        if let Some(word) = word {
-            let _ = write!(quoted, "\"{word}\"");
-            rest = &rest[word.len()..];
-            continue;
+/// The JSON of a body, out of the string that some frameworks put it into; nothing if it is not UTF-8.
+fn text_of(body: &[u8]) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(std::str::from_utf8(body).unwrap_or_default());
+    while text.trim_start().starts_with('"') {
+        match serde_json::from_str::<String>(&text) {
+            Ok(inner) if inner.starts_with(['{', '[', '"']) => text = Cow::Owned(inner),
+            _ => break,
         }
-        let length = if is_inside && first == '\\' {
-            1 + rest[1..].chars().next().map_or(0, char::len_utf8)
-        } else {
-            first.len_utf8()
-        };
-        is_inside ^= first == '"';
-        quoted.push_str(&rest[..length]);
-        rest = &rest[length..];
     }
-    quoted
+    text
 }
 
 /// What an answer says of a failure.
-fn words_of(body: &Value) -> Option<String> {
+fn words_of(body: &Json) -> Option<String> {
     let found = ["errorMessage", "error_msg", "message", "error"].iter().find_map(|name| body.get(name));
     found.map(|found| found.as_str().map_or_else(|| found.to_string(), str::to_string))
 }
@@ -379,33 +373,40 @@ fn short(mut text: String) -> String {
 }
 
 /// A result as this protocol's JSON form writes it.
-fn normalize(dialect: Dialect, signature: &Signature, value: Value) -> Value {
+fn normalize(dialect: Dialect, signature: &Signature, value: Json) -> Value {
     let ty = &signature.result;
     let is_object = matches!(ty, Type::Composite(_) | Type::Range(_) | Type::Interval | Type::Json);
     let value = match value {
         // A row of a data frame: the column of that name, or the only one.
-        Value::Object(mut members) if !is_object => match members.remove(&signature.function) {
-            Some(found) => found,
-            None if members.len() == 1 => members.into_iter().next().map(|(_, value)| value).unwrap_or_default(),
-            None => Value::Object(members),
-        },
+        Json::Object(mut members) if !is_object => {
+            match members.iter().rposition(|(name, _)| *name == signature.function) {
+                Some(place) => members.swap_remove(place).1,
+                None if members.len() == 1 => members.remove(0).1,
+                None => Json::Object(members),
+            }
+        }
         // So do some servers give a row of one column.
-        Value::Array(mut items) if items.len() == 1 && !matches!(ty, Type::Array(_) | Type::Json) => items.remove(0),
+        Json::Array(mut items) if items.len() == 1 && !matches!(ty, Type::Array(_) | Type::Json) => items.remove(0),
         other => other,
     };
     match (ty, &value) {
-        (Type::Float4 | Type::Float8 | Type::Numeric | Type::Text, _) => value,
+        (Type::Float4 | Type::Float8 | Type::Numeric | Type::Text, _) => value_of(ty, value),
         // Numbers with a NULL among them come back as floats from pandas.
-        (_, Value::String(text)) if text == "NaN" => Value::Null,
-        (Type::Bool, Value::Number(number)) if number.as_f64() == Some(0.0) => Value::Bool(false),
-        (Type::Bool, Value::Number(number)) if number.as_f64() == Some(1.0) => Value::Bool(true),
-        (Type::Bool, Value::String(text)) if text == "true" || text == "false" => Value::Bool(text == "true"),
-        (Type::Timestamp | Type::TimestampTz, Value::String(text)) if text.as_bytes().get(10) == Some(&b' ') => {
+        (_, Json::String(text)) if text == "NaN" => Value::Null,
+        (Type::Bool, Json::Number(token)) => match integer_text(token).as_deref() {
+            Some("0") => Value::Bool(false),
+            Some("1") => Value::Bool(true),
+            _ => value_of(ty, value),
+        },
+        (Type::Bool, Json::String(text)) if text == "true" || text == "false" => Value::Bool(text == "true"),
+        (Type::Timestamp | Type::TimestampTz, Json::String(text)) if text.as_bytes().get(10) == Some(&b' ') => {
             Value::String(text.replacen(' ', "T", 1))
         }
-        (Type::Bytea, Value::String(text)) if dialect == Dialect::Snowflake => base64_of_hex(text).unwrap_or(value),
-        (Type::Array(_), Value::String(text)) => serde_json::from_str(text).unwrap_or(value),
-        _ => value,
+        (Type::Bytea, Json::String(text)) if dialect == Dialect::Snowflake => {
+            base64_of_hex(text).unwrap_or_else(|| Value::String(text.to_string()))
+        }
+        (Type::Array(_), Json::String(text)) => read_value(ty, text).unwrap_or_else(|| Value::String(text.to_string())),
+        _ => value_of(ty, value),
     }
 }
 
@@ -500,9 +501,9 @@ mod tests {
     }
 
     fn reply(dialect: Dialect, result: Type, rows: usize, status: u16, body: &str) -> Result<Vec<Value>> {
-        let answer = Answer { status: StatusCode::from_u16(status).unwrap(), body: body.to_string().into() };
+        let text = text_of(body.as_bytes());
         let signature = signature(&[], result);
-        let values = read_reply(dialect, "f", rows, &answer)?;
+        let values = read_reply(dialect, "f", rows, StatusCode::from_u16(status).unwrap(), &text)?;
         Ok(values.into_iter().map(|value| normalize(dialect, &signature, value)).collect())
     }
 
@@ -512,7 +513,7 @@ mod tests {
         for (dialect, result, body, expected) in [
             (Dialect::Snowflake, Type::Int8, r#"{"data": [[0, 7], [1, null]]}"#, "[7, null]"),
             (Dialect::Snowflake, Type::Bytea, r#"{"data": [[0, "00ff"]]}"#, "[\"AP8=\"]"),
-            (Dialect::Snowflake, Type::Json, r#"{"data": [[0, {"City": "Warsaw"}]]}"#, r#"[{"City": "Warsaw"}]"#),
+            (Dialect::Snowflake, Type::Json, r#"{"data": [[0, {"City": "Warsaw"}]]}"#, r#"["{\"City\":\"Warsaw\"}"]"#),
             (Dialect::Singlestore, Type::Bool, r#"{"data": [[0, 1], [1, 0]]}"#, "[true, false]"),
             (
                 Dialect::Redshift,
@@ -529,7 +530,7 @@ mod tests {
                 r#"{"predictions": [2.0, NaN, -Infinity]}"#,
                 "[2.0, \"NaN\", \"-Infinity\"]",
             ),
-            (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"p": 1.0}, {"p": NaN}]}"#, "[1.0, null]"),
+            (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"p": 1.0}, {"p": NaN}]}"#, r#"["1", null]"#),
             (Dialect::Mlflow, Type::Int8, r#"{"predictions": [{"g": 2, "f": 1}]}"#, "[1]"),
             (Dialect::Mlflow, Type::Text, r#"{"predictions": ["a \" NaN"]}"#, r#"["a \" NaN"]"#),
             (Dialect::MlflowSplit, Type::Int8, "[1, 0]", "[1, 0]"),
@@ -544,6 +545,91 @@ mod tests {
         ] {
             let rows = json(expected).len();
             assert_eq!(reply(dialect, result, rows, 200, body).unwrap(), json(expected), "{} {body}", dialect.name());
+        }
+    }
+
+    /// A body of the dialect's with these results, written as they are.
+    fn body_of(dialect: Dialect, results: &[&str]) -> String {
+        let list = format!("[{}]", results.join(","));
+        match dialect {
+            Dialect::Snowflake | Dialect::Singlestore => {
+                let rows: Vec<String> =
+                    results.iter().enumerate().map(|(i, result)| format!("[{i},{result}]")).collect();
+                format!("{{\"data\":[{}]}}", rows.join(","))
+            }
+            Dialect::Redshift => format!("{{\"success\":true,\"results\":{list}}}"),
+            Dialect::Bigquery => format!("{{\"replies\":{list}}}"),
+            Dialect::Mlflow | Dialect::MlflowRecords | Dialect::MlflowInputs => format!("{{\"predictions\":{list}}}"),
+            _ => list,
+        }
+    }
+
+    const JSON_DIALECTS: [Dialect; 10] = [
+        Dialect::Snowflake,
+        Dialect::Singlestore,
+        Dialect::Redshift,
+        Dialect::Bigquery,
+        Dialect::Mlflow,
+        Dialect::MlflowRecords,
+        Dialect::MlflowInputs,
+        Dialect::MlflowSplit,
+        Dialect::Array,
+        Dialect::AzureMl,
+    ];
+
+    #[test]
+    fn numbers_are_read_exactly_in_every_dialect() {
+        let tokens = [
+            "99999999999999.9999",
+            "12345678901234567890.5",
+            "12345678901234567890.12",
+            "0.1000",
+            "-170141183460469231731687303715884105728",
+        ];
+        for dialect in JSON_DIALECTS {
+            for body in [body_of(dialect, &tokens), Value::from(body_of(dialect, &tokens)).to_string()] {
+                let read = reply(dialect, Type::Numeric, tokens.len(), 200, &body).unwrap();
+                assert_eq!(read, tokens.map(Value::from), "{}", dialect.name());
+                let column = decode_column(&Type::Numeric, &read).unwrap();
+                let texts = arrow_array::cast::AsArray::as_string::<i32>(&column);
+                assert_eq!(texts.iter().flatten().collect::<Vec<_>>(), tokens);
+            }
+            let column = |ty: Type, token: &str| {
+                decode_column(&ty, &reply(dialect, ty.clone(), 1, 200, &body_of(dialect, &[token])).unwrap())
+            };
+            let integers = column(Type::Int8, "9007199254740993.0").unwrap();
+            let integers = arrow_array::cast::AsArray::as_primitive::<arrow_array::types::Int64Type>(&integers);
+            assert_eq!(integers.value(0), 9_007_199_254_740_993);
+            let json = column(Type::Json, "{\"a\":[1.10,12345678901234567890.12]}").unwrap();
+            let json = arrow_array::cast::AsArray::as_string::<i32>(&json);
+            assert_eq!(json.value(0), "{\"a\":[1.10,12345678901234567890.12]}");
+            for (ty, token) in [
+                (Type::Numeric, "1e999999999"),
+                (Type::Numeric, "\"1e999999999\""),
+                (Type::Int8, "1e999999999"),
+                (Type::Float8, "1e999999999"),
+                (Type::Bool, "1e999999999"),
+            ] {
+                assert!(column(ty.clone(), token).is_err(), "{} {ty} {token}", dialect.name());
+            }
+        }
+    }
+
+    proptest::proptest! {
+        /// Decimals go out and come back in each dialect without a change, as the number or string that the dialect writes.
+        #[test]
+        fn decimals_return_as_they_were(whole in "0|-?[1-9][0-9]{0,40}", fraction in "(\\.[0-9]{1,30})?") {
+            let decimal = format!("{whole}{fraction}");
+            for dialect in JSON_DIALECTS {
+                let column = decode_column(&Type::Numeric, &[Value::from(decimal.as_str())]).unwrap();
+                let mut written = String::new();
+                write_value(&mut written, dialect, &Type::Numeric, &column, 0);
+                for token in [written.as_str(), decimal.as_str()] {
+                    let read = reply(dialect, Type::Numeric, 1, 200, &body_of(dialect, &[token])).unwrap();
+                    let returned = decode_column(&Type::Numeric, &read).unwrap();
+                    proptest::prop_assert_eq!(&returned, &column, "{}", dialect.name());
+                }
+            }
         }
     }
 
