@@ -25,7 +25,7 @@ def body_of(columns, rows=None, spaces=False):
 
 
 def slowly(function, body):
-    return rest._read_batch(function, rest._read_request(body))
+    return rest._read_batch(function, rest._read_request(function, body))
 
 
 def test_numbers_are_the_same():

@@ -1,8 +1,9 @@
 """Databend's form of Flight: its types, and replies without row numbers.
 
-Databend declares functions itself and compares its types with those of GetFlightInfo to the letter. It knows no Transship
-metadata, so it is known by its headers. Types that it lacks (numeric without a scale, uuid, time, interval, ...) travel as
-VARCHAR, in the JSON form of docs/types.md.
+Databend declares functions itself and compares its types with those of GetFlightInfo to the letter. Some of its clients send
+headers of their own, which get these types; the engine sends none, and gets the layout of its own batches (types.lay_out),
+as any client does. Types that it lacks (numeric without a scale, uuid, time, interval, ...) travel as VARCHAR, in the JSON
+form of docs/types.md, where its clients say that they are Databend's.
 
 Source: the package databend-udf, and docs/dialects.md.
 """
@@ -29,6 +30,11 @@ class Headers(flight.ServerMiddlewareFactory):
 
     def start_call(self, info, headers):
         return flight.ServerMiddleware() if any(name.lower().startswith(_HEADER) for name in headers) else None
+
+
+def is_variant(schema):
+    """Whether a client's schema has fields of Databend's VARIANT."""
+    return any((field.metadata or {}).get(b"Extension") == b"Variant" for field in schema)
 
 
 def with_input_count(schema, count):
@@ -89,6 +95,8 @@ def _to(entry, array):
 
 def _from(entry, array):
     """Databend's values as this protocol's."""
+    if isinstance(array, pa.DictionaryArray):
+        array = array.dictionary_decode()
     return _convert(entry, array, lambda part: part.arrow, _values_of)
 
 
@@ -104,7 +112,7 @@ def _convert(entry, array, arrow_of, convert_text):
         parts = [_convert(part, values, arrow_of, convert_text) for (_, part), values in pairs]
         return pa.StructArray.from_arrays(parts, fields=list(kind), mask=array.is_null())
     if entry.name in _AS_THEY_ARE or entry.name in _LEAVES:
-        return array.cast(kind)
+        return array.cast(kind) if arrow_of is _arrow else types.adapt(entry, array)
     return convert_text(entry, array)
 
 

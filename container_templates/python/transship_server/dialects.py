@@ -5,13 +5,17 @@ The function is the one that the request names (a header of Snowflake and Single
 of the path, or the only one.
 """
 
+import base64
+
 import pyarrow as pa
 
-from . import types
+from . import exact_json, types
 from .errors import CallError
 
 _MLFLOW_INPUTS = ("dataframe_split", "dataframe_records", "inputs", "instances")
 _NAME_HEADERS = ("sf-external-function-name", "s2-ef-name")
+# Engines that send and take JSON as it is, not as a string that holds it.
+_WITH_JSON = ("snowflake", "bigquery")
 
 
 def answer(functions, path, headers, body):
@@ -21,10 +25,13 @@ def answer(functions, path, headers, body):
         return None
     try:
         function = _find(functions, path, headers, body)
+        if dialect == "azure-ml" and _are_numbered(function, body["data"]):
+            # Gateways drop headers, and callers by hand do not write them.
+            dialect = "snowflake"
         results = _call(function, dialect, _rows(dialect, function, body))
     except CallError as error:
         return _failure(dialect, error)
-    if dialect == "numbered":
+    if dialect in ("snowflake", "singlestore"):
         # SingleStore's numbers are any integers.
         return 200, {"data": [[row[0], value] for row, value in zip(body["data"], results)]}
     return 200, _envelope(dialect, results)
@@ -36,7 +43,9 @@ def _recognize(headers, body):
     if not isinstance(body, dict):
         return None
     if "data" in body and "columns" not in body:
-        return "numbered" if any(name in headers for name in _NAME_HEADERS) else "azure-ml"
+        if any(name.startswith("sf-") for name in headers):
+            return "snowflake"
+        return "singlestore" if any(name.startswith("s2-ef-") for name in headers) else "azure-ml"
     if "arguments" in body and "external_function" in body:
         return "redshift"
     if "calls" in body:
@@ -46,6 +55,15 @@ def _recognize(headers, body):
     return None
 
 
+def _are_numbered(function, rows):
+    """Whether each row has its number before its arguments."""
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) for row in rows):
+        return False
+    numbers = range(len(rows))
+    width = len(function.arguments) + 1
+    return all(len(row) == width and type(row[0]) is int and row[0] == number for number, row in zip(numbers, rows))
+
+
 def _find(functions, path, headers, body):
     last = path.split("?")[0].rstrip("/").rsplit("/", 1)[-1]
     named = [headers.get(name) for name in _NAME_HEADERS]
@@ -53,8 +71,13 @@ def _find(functions, path, headers, body):
         # Redshift writes schema.function.
         named.append(str(body.get("external_function") or "").rsplit(".", 1)[-1])
     for name in [*filter(None, named), last]:
-        if name in functions:
-            return functions[name]
+        # Snowflake may write "DATABASE"."SCHEMA"."NAME"; names without quotes are in upper case there.
+        for known in (name, name.rsplit(".", 1)[-1].strip('"')):
+            if known in functions:
+                return functions[known]
+            alike = [key for key in functions if key.lower() == known.lower()]
+            if len(alike) == 1:
+                return functions[alike[0]]
     if len(functions) != 1 or any(named):
         raise CallError("function_not_found", f'there is no function "{next(filter(None, named), last)}"')
     return next(iter(functions.values()))
@@ -66,7 +89,7 @@ def _rows(dialect, function, body):
     try:
         if dialect == "array":
             rows = body
-        elif dialect == "numbered":
+        elif dialect in ("snowflake", "singlestore"):
             rows = [row[1:] for row in body["data"]]
         elif dialect == "azure-ml":
             rows = body["data"]
@@ -99,7 +122,7 @@ def _call(function, dialect, rows):
     columns = []
     for position, (_, entry) in enumerate(function.arguments):
         try:
-            columns.append(types.decode_json(entry, [_incoming(entry, row[position]) for row in rows]))
+            columns.append(types.decode_json(entry, [_incoming(dialect, entry, row[position]) for row in rows]))
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
     if columns:
@@ -110,16 +133,41 @@ def _call(function, dialect, rows):
     return [_outgoing(dialect, function.result, value) for value in types.encode_json(function.result, column)]
 
 
-def _incoming(entry, value):
+def _incoming(dialect, entry, value):
     """An engine's value in this protocol's JSON form."""
+    if value is None:
+        return None
+    if isinstance(entry, types.ArrayType):
+        if isinstance(value, list):
+            return [_incoming(dialect, entry.element, item) for item in value]
+        return value
+    if isinstance(entry, types.CompositeType):
+        if isinstance(value, dict):
+            return {name: _incoming(dialect, part, value.get(name)) for name, part in entry.attributes}
+        return value
+    if entry.name == "json" and (dialect in _WITH_JSON or not isinstance(value, str)):
+        return exact_json.dumps(value)
+    if entry.name == "bytea" and dialect == "snowflake":
+        return base64.b64encode(bytes.fromhex(value)).decode()
+    if entry.name == "bool" and not isinstance(value, bool) and value in (0, 1):
+        # SingleStore's BOOL is a TINYINT.
+        return bool(value)
     if entry.name in ("timestamp", "timestamptz") and isinstance(value, str):
         return value.replace(" ", "T", 1)
-    if entry.name == "numeric" and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return repr(value)
     return value
 
 
 def _outgoing(dialect, entry, value):
+    if value is None:
+        return None
+    if isinstance(entry, types.ArrayType):
+        return [_outgoing(dialect, entry.element, item) for item in value]
+    if isinstance(entry, types.CompositeType):
+        return {name: _outgoing(dialect, part, value[name]) for name, part in entry.attributes}
+    if entry.name == "json" and dialect in _WITH_JSON:
+        return exact_json.loads(value)
+    if entry.name == "bytea" and dialect == "snowflake":
+        return base64.b64decode(value).hex().upper()
     # Only BigQuery and this protocol write large integers as strings.
     if entry.name == "int8" and isinstance(value, str) and dialect != "bigquery":
         return int(value)

@@ -11,7 +11,7 @@ import time
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from . import __version__, databend
+from . import __version__, databend, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .function import Cancelled
@@ -53,14 +53,18 @@ class Server(flight.FlightServerBase):
         function = self._functions.get(_name_of(descriptor))
         # An unknown function is answered like a failing one, once its first batch is read: a status would look like an
         # exception of the handler's.
-        is_databend = function is not None and context.get_middleware(databend.NAME) is not None
+        arguments_schema = reader.schema
+        is_databend = context.get_middleware(databend.NAME) is not None or databend.is_variant(arguments_schema)
+        is_databend = function is not None and is_databend
+        layout = types.layout_of(arguments_schema)
         reply_schema = function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())])
-        writer.begin(databend.reply_schema(function) if is_databend else reply_schema)
+        reply_schema = databend.reply_schema(function) if is_databend else reply_schema
+        writer.begin(types.laid_out_schema(reply_schema, layout))
         calls = _Calls(reader)
         try:
             if isinstance(function, MapFunction):
                 for part in function.run((batch for batch, _ in calls), context.is_cancelled):
-                    writer.write_with_metadata(part, b"{}")
+                    writer.write_with_metadata(types.lay_out(part, layout), b"{}")
                 # What the handler did not want is read, so that the client sees its batches taken.
                 for _ in calls:
                     pass
@@ -88,9 +92,11 @@ class Server(flight.FlightServerBase):
                         metadata["more"] = True
                     if is_databend:
                         part = databend.reply(function, part)
-                    writer.write_with_metadata(part, json.dumps(metadata).encode())
+                    writer.write_with_metadata(types.lay_out(part, layout), json.dumps(metadata).encode())
                     start = time.perf_counter_ns()
                     part = following
+            if function is None and calls.count == 0:
+                raise self._unknown(descriptor)
         except Cancelled:
             return
         except CallError as error:
@@ -101,9 +107,12 @@ class Server(flight.FlightServerBase):
     def _find(self, descriptor):
         function = self._functions.get(_name_of(descriptor))
         if function is None:
-            # Arrow maps KeyError to NOT_FOUND.
-            raise KeyError(f'there is no function "{_name_of(descriptor)}"')
+            raise self._unknown(descriptor)
         return function
+
+    def _unknown(self, descriptor):
+        # Arrow maps KeyError to NOT_FOUND.
+        return KeyError(f'there is no function "{_name_of(descriptor)}"')
 
     def _info(self, descriptor, function, schema):
         count = len(function.arguments)
@@ -117,6 +126,7 @@ class _Calls:
         self._reader = reader
         self._next = 0
         self.number = 0
+        self.count = 0
         self.are_foreign = False
 
     def __iter__(self):
@@ -124,6 +134,7 @@ class _Calls:
 
     def __next__(self):
         chunk = self._reader.read_chunk()
+        self.count += 1
         self.are_foreign = not chunk.app_metadata
         metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())
         self.number = metadata.get("batch", self._next)

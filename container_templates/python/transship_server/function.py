@@ -92,14 +92,11 @@ class Function:
             return batch
         columns = batch.columns
         for position, (_, entry) in enumerate(self.arguments):
-            found = columns[position].type
-            plain = types.storage(found.value_type if isinstance(found, pa.DictionaryType) else found)
-            if found != entry.arrow and plain == entry.arrow:
-                columns[position] = columns[position].cast(entry.arrow)
-            elif found != entry.arrow:
-                raise CallError(
-                    "protocol_violation", f"column {position + 1} of {self.name} is {entry.arrow}, not {found}"
-                )
+            try:
+                columns[position] = types.adapt(entry, columns[position])
+            except (ValueError, pa.ArrowException) as cause:
+                fact = f"column {position + 1} of {self.name} does not fit {entry.arrow}: {cause}"
+                raise CallError("protocol_violation", fact) from None
         return pa.RecordBatch.from_arrays(columns, schema=self.argument_schema) if columns else batch
 
     def rows(self, batch):

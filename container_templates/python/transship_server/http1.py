@@ -18,6 +18,7 @@ _IDLE = struct.pack("ll", 600, 0)
 _HEAD = re.compile(
     r"([A-Z]+) ([^ \x00-\x20\x7f]+) HTTP/1\.([01])\r?\n((?:[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n]*\r?\n)*)\r?\n"
 )
+_CHUNK = re.compile(rb"([0-9A-Fa-f]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 _FIELD = re.compile(r"([^:]+):([^\r\n]*)\r?\n")
 
 
@@ -93,7 +94,11 @@ class Handler:
             # A list of values may stand in several fields.
             headers[name] = f"{headers[name]}, {value}" if name in headers else value
         if "transfer-encoding" in headers:
-            raise _Refused(http.HTTPStatus.LENGTH_REQUIRED)
+            if headers["transfer-encoding"].lower() != "chunked" or self.method != "POST":
+                raise _Refused(http.HTTPStatus.NOT_IMPLEMENTED)
+            if minor == "0" or "content-length" in headers:
+                # Two lengths, of which somebody before this server may have believed the other (RFC 9112, 6.1).
+                raise _Refused(http.HTTPStatus.BAD_REQUEST)
         wish = headers.get("connection", "").lower()
         self.close_connection = wish == "close" or (minor == "0" and wish != "keep-alive")
         if self.method != "POST" and headers.get("content-length", "0") != "0":
@@ -111,6 +116,35 @@ class Handler:
             # The client has gone in the middle of it.
             raise ConnectionError
         return line
+
+    def read_chunks(self, most):
+        """The body of a request in chunks (RFC 9112, 7.1), of at most so many bytes. Raises ValueError."""
+        chunks, size = [], 0
+        while True:
+            line = self._read_line()
+            match = _CHUNK.match(line)
+            if not match:
+                raise ValueError("a chunk has no length")
+            length = int(match.group(1), 16)
+            if length == 0:
+                break
+            size += length
+            if size > most:
+                raise ValueError(f"a body has at most {most} bytes")
+            chunk = self.stream.read(length) or b""
+            if len(chunk) < length:
+                raise ConnectionError
+            chunks.append(chunk)
+            if self._read_line() not in (b"\r\n", b"\n"):
+                raise ValueError("a chunk is longer than its length")
+        # What may follow are fields, which say nothing of the body.
+        for _ in range(_MAX_HEADERS):
+            line = self._read_line()
+            if not line:
+                raise ConnectionError
+            if line in (b"\r\n", b"\n"):
+                return b"".join(chunks)
+        raise ValueError("too many fields follow the body")
 
     def send(self, status, content_type, body, fields=""):
         """Sends an answer. fields are further lines of its head, each with its end."""

@@ -1,6 +1,8 @@
 """The forms of docs/protocol.md §6 and §7, over HTTP/1.1 on a TCP or a Unix socket."""
 
+import base64
 import gzip
+import hashlib
 import json
 import os
 import select
@@ -9,10 +11,11 @@ import threading
 import time
 import traceback
 import urllib.parse
+import zlib
 
 import pyarrow as pa
 
-from . import columns, dialects, http1, json_columns, types
+from . import columns, dialects, exact_json, http1, json_columns, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -69,7 +72,8 @@ class _Handler(http1.Handler):
     def _answer_call(self, body):
         try:
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
-                return self._answer(*answered)
+                status, answer = answered
+                return self._send(status, "application/json", exact_json.dumps(answer).encode())
             function = self._find()
             if self.headers.get("content-type") == columns.CONTENT_TYPE:
                 request = columns.Request(body, self.segments)
@@ -81,7 +85,7 @@ class _Handler(http1.Handler):
                 return self._send(200, columns.CONTENT_TYPE, request.body(micros))
             body, batch = self.json_reader.read(function, body) or (body, None)
             if batch is None:
-                body = _read_request(body)
+                body = _read_request(function, body)
                 batch = _read_batch(function, body)
             reply, micros = self._call(function, body, batch)
             encoded = zip(function.reply_columns, reply.columns)
@@ -113,7 +117,7 @@ class _Handler(http1.Handler):
 
     def _answer_dialect(self, body):
         try:
-            request = json.loads(body)
+            request = exact_json.loads(body)
         except ValueError:
             return None
         return dialects.answer(self.server.functions, urllib.parse.unquote(self.path), self.headers, request)
@@ -133,6 +137,12 @@ class _Handler(http1.Handler):
         return function
 
     def _read_body(self):
+        if "transfer-encoding" in self.headers:
+            try:
+                return self._decode_body(self.read_chunks(_MAX_BODY_BYTES))
+            except ValueError as cause:
+                self.close_connection = True
+                raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
         try:
             length = int(self.headers["content-length"])
         except (KeyError, ValueError):
@@ -144,6 +154,25 @@ class _Handler(http1.Handler):
         body = self.stream.read(length) or b""
         if len(body) < length:
             raise ConnectionError
+        return self._decode_body(body)
+
+    def _decode_body(self, body):
+        """The body as it was before it was compressed, if its digest is right."""
+        digest = self.headers.get("content-md5")
+        if digest is not None and digest not in _digests(body):
+            raise CallError("protocol_violation", "the request does not match its Content-MD5")
+        encoding = self.headers.get("content-encoding", "identity").lower()
+        if encoding in ("gzip", "x-gzip", "deflate"):
+            # The zlib library tells gzip's and its own form apart.
+            reader = zlib.decompressobj(wbits=47)
+            try:
+                body = reader.decompress(body, _MAX_BODY_BYTES)
+            except zlib.error as cause:
+                raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
+            if not reader.eof:
+                raise CallError("protocol_violation", "the request is not whole, or unpacks to more than 1 GiB")
+        elif encoding != "identity":
+            raise CallError("protocol_violation", f"the request's content encoding {encoding} is unknown")
         return body
 
     def _fail(self, error):
@@ -207,13 +236,20 @@ class _Exchanges:
             self._groups.pop(name, None)
 
 
-def _read_request(body):
+def _digests(body):
+    """What Content-MD5 may say of a body (RFC 1864); some write it in hexadecimal."""
+    digest = hashlib.md5(body, usedforsecurity=False)
+    return base64.b64encode(digest.digest()).decode(), digest.hexdigest()
+
+
+def _read_request(function, body):
+    is_exact = any(types.needs_exact_numbers(entry) for _, entry in function.call_columns)
     try:
-        request = json.loads(body)
+        request = exact_json.loads(body) if is_exact else json.loads(body)
         if isinstance(request, dict):
             return request
         cause = "it is not an object"
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         cause = error
     raise CallError("protocol_violation", f"the request cannot be read: {cause}")
 

@@ -12,16 +12,23 @@ import ipaddress
 import json
 import math
 import re
+import sys
 import typing
 import uuid
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from . import exact_json
 
 _EXTENSION_KEY = b"ARROW:extension:name"
 _EPOCH = datetime.datetime(1970, 1, 1)
 _UTC_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _MAX_SAFE_INTEGER = 1 << 53
+# What rounds to float4's largest value, at most.
+_MAX_FLOAT4 = (2 - 2**-24) * 2.0**127
+_NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class Type:
@@ -352,6 +359,98 @@ def storage(kind):
     return kind
 
 
+def adapt(entry, array):
+    """An array that holds a type's values in another layout (large or small offsets, views, dictionaries, parts without
+    names) as one of the type's own. ValueError or ArrowInvalid if it holds something else."""
+    if array.type == entry.arrow:
+        return array
+    if isinstance(array, pa.ExtensionArray):
+        return adapt(entry, array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        return adapt(entry, array.dictionary_decode())
+    if isinstance(entry, ArrayType) and _is_any_list(array.type):
+        # Offsets of a slice do not start at zero; flatten() leaves out what lies below NULL.
+        lengths = array.value_lengths().fill_null(0)
+        if isinstance(array, pa.FixedSizeListArray):
+            lengths = pc.if_else(array.is_valid(), lengths, pa.scalar(0, lengths.type))
+        offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths.cast(pa.int64()))])
+        elements = adapt(entry.element, array.flatten())
+        return pa.ListArray.from_arrays(offsets.cast(pa.int32()), elements, entry.arrow, mask=array.is_null())
+    if isinstance(entry, CompositeType) and pa.types.is_struct(array.type):
+        if array.type.num_fields != len(entry.attributes):
+            raise ValueError(f"it has {array.type.num_fields} attributes, not {len(entry.attributes)}")
+        # Parts stand for attributes by their order: some clients send no names. flatten() brings NULLs along.
+        parts = [adapt(part, values) for (_, part), values in zip(entry.attributes, array.flatten())]
+        return pa.StructArray.from_arrays(parts, fields=list(entry.arrow), mask=array.is_null())
+    found, wanted = array.type, entry.arrow
+    is_text = wanted == pa.string() and found in (pa.large_string(), pa.string_view())
+    is_bytes = wanted == pa.binary() and found in (pa.large_binary(), pa.binary_view())
+    # Databend's VARIANT, and RisingWave's decimals before version 2, are bytes.
+    is_text_in_bytes = entry.name in ("json", "numeric") and found in (pa.binary(), pa.large_binary(), pa.binary_view())
+    if is_text_in_bytes:
+        return array.cast(pa.large_binary()).cast(pa.large_string()).cast(wanted)
+    if is_text or is_bytes or (entry.name == "timestamptz" and found == pa.timestamp("us")):
+        return array.cast(wanted)
+    raise ValueError(f"it is {wanted}, not {found}")
+
+
+def layout_of(schema):
+    """What a client's schema says of the layout that it wants: a subset of {"large text", "view", "large list"}."""
+    layout, kinds = set(), list(schema.types)
+    while kinds:
+        kind = kinds.pop()
+        if kind in (pa.large_string(), pa.large_binary()):
+            layout.add("large text")
+        elif kind in (pa.string_view(), pa.binary_view()):
+            layout.add("view")
+        elif pa.types.is_large_list(kind):
+            layout.add("large list")
+        if isinstance(kind, pa.DictionaryType):
+            kinds.append(kind.value_type)
+        kinds.extend(kind.field(position).type for position in range(kind.num_fields))
+    return frozenset(layout)
+
+
+def laid_out(kind, layout):
+    """An Arrow type in a client's layout."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return laid_out(kind.storage_type, layout)
+    if pa.types.is_list(kind):
+        element = _laid_out_field(kind.value_field, layout)
+        return pa.large_list(element) if "large list" in layout else pa.list_(element)
+    if pa.types.is_struct(kind):
+        return pa.struct([_laid_out_field(field, layout) for field in kind])
+    if "view" in layout:
+        return {pa.string(): pa.string_view(), pa.binary(): pa.binary_view()}.get(kind, kind)
+    if "large text" in layout:
+        return {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(kind, kind)
+    return kind
+
+
+def _laid_out_field(field, layout):
+    return field.with_type(laid_out(field.type, layout))
+
+
+@functools.lru_cache(maxsize=1024)
+def laid_out_schema(schema, layout):
+    """A schema in a client's layout."""
+    return pa.schema([_laid_out_field(field, layout) for field in schema], schema.metadata)
+
+
+def lay_out(batch, layout):
+    """A batch in a client's layout."""
+    if not layout:
+        return batch
+    schema = laid_out_schema(batch.schema, layout)
+    columns = [column.cast(field.type) for column, field in zip(batch.columns, schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else batch
+
+
+def _is_any_list(kind):
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_kind(kind) for is_kind in kinds) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+
+
 def dictionary_of(entry, array):
     """An array of dictionary type as one of int32 and text, if it holds results of a type that travels as text and its
     dictionary is worth sending; None otherwise."""
@@ -427,12 +526,13 @@ def decode_json(entry, values):
         columns = [decode_json(part, [row.get(name) for row in rows]) for name, part in entry.attributes]
         mask = pa.array([value is None for value in values], pa.bool_())
         return pa.StructArray.from_arrays(columns, fields=list(entry.arrow), mask=mask)
-    if entry.plain and entry.plain.issuperset(map(type, values)):
+    if entry.plain and entry.plain.issuperset(map(type, values)) and not _overflows(entry, values):
         return pa.array(values, entry.arrow)
     if entry.name in ("int2", "int4", "int8"):
         values = [v if v is None else _read_int(v) for v in values]
     elif entry.name in ("float4", "float8"):
-        values = [v if v is None else _read_float(v) for v in values]
+        most = _MAX_FLOAT4 if entry.name == "float4" else sys.float_info.max
+        values = [v if v is None else _read_float(v, most) for v in values]
     elif entry.name == "bytea":
         values = [v if v is None else base64.b64decode(v) for v in values]
     elif entry.name == "uuid":
@@ -448,8 +548,26 @@ def decode_json(entry, values):
     elif entry.name == "interval":
         values = [v if v is None else _read_interval(_check_json(v, dict)) for v in values]
     elif entry.name == "numeric":
-        values = [v if v is None else str(v) for v in values]
+        values = [v if v is None else _read_numeric(v) for v in values]
     return pa.array(values, entry.arrow)
+
+
+def needs_exact_numbers(entry):
+    """Whether a number of this type may be more than a float can hold."""
+    if isinstance(entry, ArrayType):
+        return needs_exact_numbers(entry.element)
+    if isinstance(entry, CompositeType):
+        return any(needs_exact_numbers(part) for _, part in entry.attributes)
+    return entry.name in ("int2", "int4", "int8", "numeric", "json", "interval")
+
+
+def _overflows(entry, values):
+    """Whether a float may be out of the range of its type."""
+    if entry.name not in ("float4", "float8"):
+        return False
+    numbers = list(filter(None, values))
+    # NaN compares with nothing; it costs a second look only.
+    return bool(numbers) and not (max(numbers) < _MAX_FLOAT4 and min(numbers) > -_MAX_FLOAT4)
 
 
 def _non_finite(value):
@@ -498,18 +616,34 @@ def _read_interval(value):
     return pa.MonthDayNano([_read_int(value.get("months", 0)), _read_int(value.get("days", 0)), nanoseconds])
 
 
+def _read_numeric(value):
+    if isinstance(value, exact_json.Number):
+        return exact_json.decimal_text(value.text)
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise TypeError(f"{value!r} is not a number")
+    text = str(value)
+    return text if text in _NON_FINITE else exact_json.decimal_text(text)
+
+
 def _read_int(value):
-    if isinstance(value, float) and not value.is_integer():
+    if isinstance(value, exact_json.Number):
+        return exact_json.integer(value.text)
+    # A float beyond that may have been another integer.
+    if isinstance(value, float) and not (value.is_integer() and abs(value) <= _MAX_SAFE_INTEGER):
         raise ValueError(f"{value!r} is not an integer")
     if isinstance(value, bool):
         raise TypeError(f"{value!r} is not an integer")
     return int(value)
 
 
-def _read_float(value):
+def _read_float(value, most):
     if isinstance(value, bool):
         raise TypeError(f"{value!r} is not a number")
-    return float(value)
+    number = float(value)
+    said = value.text if isinstance(value, exact_json.Number) else value
+    if said not in _NON_FINITE and not (abs(number) <= most or math.isnan(number)):
+        raise ValueError(f"{said!r} is out of range")
+    return number
 
 
 def _read_date(text):
