@@ -192,9 +192,20 @@ impl Signature {
     }
 }
 
-/// A datetime2 may be declared as text: not every engine has a type for it.
+/// A datetime2 may be declared as text: not every engine has a type for it. Attributes that a server leaves without names
+/// (RisingWave, Databend's TUPLE) may be declared with any.
 fn is_same(declared: &Type, offered: &Type) -> bool {
-    declared == offered || (*declared == Type::Text && *offered == Type::DateTime2)
+    match (declared, offered) {
+        (Type::Text, Type::DateTime2) => true,
+        (Type::Array(mine), Type::Array(theirs)) => is_same(mine, theirs),
+        (Type::Composite(mine), Type::Composite(theirs)) => {
+            mine.len() == theirs.len()
+                && mine.iter().zip(theirs.iter()).all(|(mine, theirs)| {
+                    (theirs.name.is_empty() || mine.name == theirs.name) && is_same(&mine.ty, &theirs.ty)
+                })
+        }
+        _ => declared == offered,
+    }
 }
 
 /// The servers of arrow-udf leave the names of a result's columns empty.
@@ -264,5 +275,32 @@ mod tests {
         assert_eq!(offered.call_schema().fields().len(), 0);
         let schema = Schema::new(vec![Type::Int4.field("f")]);
         assert_eq!(Signature::from_schema("f", &schema, 0).unwrap(), offered);
+    }
+
+    /// What a server leaves without names is declared with names, wherever it stands.
+    #[test]
+    fn attributes_without_names_may_be_declared_with_any() {
+        let ty = |text: &str| Type::from_name(text).unwrap();
+        let offered = |argument: &str, result: &str| {
+            Signature::scalar("f", vec![Argument { name: String::new(), ty: ty(argument) }], ty(result))
+        };
+        let nameless = "(\"\" text, \"\" (\"\" int4)[])";
+        let named = "(f1 text, f2 (f1 int4)[])";
+        for (argument, result) in [(nameless, "int4"), ("int4", nameless), ("(\"\" int8)[]", "(\"\" int8)[]")] {
+            let declared = |text: &str| match text {
+                _ if text == nameless => named.to_string(),
+                _ => text.replace("\"\"", "f1"),
+            };
+            offered(&declared(argument), &declared(result)).check_against(&offered(argument, result), "x").unwrap();
+        }
+        for (declared, found) in [
+            ("(f1 text)", nameless),
+            ("(f1 text, f2 (f1 int8)[])", nameless),
+            ("(f1 int4)", "(a int4)"),
+            ("(f1 numeric)[]", "(\"\" text)[]"),
+        ] {
+            let error = offered(declared, "int4").check_against(&offered(found, "int4"), "x").unwrap_err();
+            assert_eq!(error.kind(), Kind::SignatureMismatch, "{declared}");
+        }
     }
 }

@@ -67,6 +67,13 @@ pub struct Attribute {
     pub ty: Type,
 }
 
+impl Attribute {
+    /// The name of a column for it, the attribute at `position`: engines want one where servers leave names empty.
+    pub fn column_name(&self, position: usize) -> String {
+        if self.name.is_empty() { format!("f{}", position + 1) } else { self.name.clone() }
+    }
+}
+
 /// A pattern of the types whose values travel as text.
 #[macro_export]
 macro_rules! textual_type {
@@ -443,6 +450,17 @@ impl Type {
         }
     }
 
+    /// Whether a part of the type is an attribute without a name.
+    pub fn has_nameless_parts(&self) -> bool {
+        match self {
+            Type::Array(element) => element.has_nameless_parts(),
+            Type::Composite(attributes) => {
+                attributes.iter().any(|attribute| attribute.name.is_empty() || attribute.ty.has_nameless_parts())
+            }
+            _ => false,
+        }
+    }
+
     /// Whether a column of type `found` may stand for one of this type. Plain text may stand for a type that travels as
     /// text, since the engine's own parser judges it; the servers of arrow-udf leave names of attributes empty.
     pub fn accepts(&self, found: &Type) -> bool {
@@ -590,6 +608,10 @@ mod tests {
     #[test]
     fn text_and_nameless_attributes_stand_for_more() {
         let declared = Type::from_name("(a numeric, b inet[])").unwrap();
+        assert!(!declared.has_nameless_parts() && !Type::Text.has_nameless_parts());
+        for text in ["(\"\" text)", "(a (b (\"\" text)[])[])[]"] {
+            assert!(Type::from_name(text).unwrap().has_nameless_parts(), "{text}");
+        }
         assert!(declared.accepts(&Type::from_name("(\"\" text, \"\" text[])").unwrap()));
         assert!(!declared.accepts(&Type::from_name("(b numeric, a inet[])").unwrap()));
         assert!(!Type::Text.accepts(&Type::Numeric));

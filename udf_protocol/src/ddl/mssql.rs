@@ -93,7 +93,10 @@ fn result_columns(signature: &Signature) -> String {
     let columns: Vec<String> = match &signature.result {
         Type::Composite(attributes) => attributes
             .iter()
-            .map(|attribute| format!("{} {} NULL", quote(&attribute.name), attribute.ty.tsql()))
+            .enumerate()
+            .map(|(position, attribute)| {
+                format!("{} {} NULL", quote(&attribute.column_name(position)), attribute.ty.tsql())
+            })
             .collect(),
         single => vec![format!("{} {} NULL", quote(&signature.function), single.tsql())],
     };

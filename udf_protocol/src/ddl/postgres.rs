@@ -63,9 +63,10 @@ impl Writer<'_> {
         let returns = match &signature.result {
             Type::Composite(attributes) if is_set => {
                 let mut columns = Vec::new();
-                for attribute in attributes.iter() {
-                    let ty = self.sql_type(&attribute.ty, &format!("{name}_{}", attribute.name));
-                    columns.push(format!("{} {ty}", quote(&attribute.name)));
+                for (position, attribute) in attributes.iter().enumerate() {
+                    let column = attribute.column_name(position);
+                    let ty = self.sql_type(&attribute.ty, &format!("{name}_{column}"));
+                    columns.push(format!("{} {ty}", quote(&column)));
                 }
                 format!("TABLE ({})", columns.join(", "))
             }
@@ -147,9 +148,10 @@ impl Writer<'_> {
             },
             Type::Composite(attributes) => {
                 let mut columns = Vec::new();
-                for attribute in attributes.iter() {
-                    let ty = self.sql_type(&attribute.ty, &format!("{name}_{}", attribute.name));
-                    columns.push(format!("{} {ty}", quote(&attribute.name)));
+                for (position, attribute) in attributes.iter().enumerate() {
+                    let column = attribute.column_name(position);
+                    let ty = self.sql_type(&attribute.ty, &format!("{name}_{column}"));
+                    columns.push(format!("{} {ty}", quote(&column)));
                 }
                 let qualified = format!("{}.{}", self.schema, quote(name));
                 self.statements.push(format!("CREATE TYPE {qualified} AS ({})", columns.join(", ")));
@@ -347,8 +349,8 @@ version = "1"
 template = "python"
 functions = [
   { name = "f", arguments = ["x int8", "text[]"], returns = "range(date)", strict = true, volatility = "immutable" },
-  { name = "Select", arguments = ["p (x float8, y float8)"], returns = "(a int4, b text)" },
-  { name = "t", arguments = [], returns = "(a int4, \"B c\" text)", kind = "table", volatility = "stable" },
+  { name = "Select", arguments = ["p (\"\" float8, \"\" float8)"], returns = "(a int4, b text)" },
+  { name = "t", arguments = [], returns = "(a int4, \"B c\" text, \"\" int4)", kind = "table", volatility = "stable" },
   { name = "m", arguments = ["int4"], returns = "int4", kind = "map" },
   { name = "g", arguments = ["x int8"], returns = "float8", kind = "aggregate", merges = true },
   { name = "h", arguments = [], returns = "int8", kind = "aggregate" },
@@ -359,10 +361,10 @@ functions = [
         let statements = postgres(&manifest, "My schema", &Pin::default()).unwrap();
         let expected = [
             "CREATE OR REPLACE FUNCTION \"My schema\".f(x int8, text[]) RETURNS daterange\nLANGUAGE container IMMUTABLE STRICT PARALLEL SAFE\nAS $$\nimage = \"m:1\"\n$$",
-            "CREATE TYPE \"My schema\".\"Select_p\" AS (x float8, y float8)",
+            "CREATE TYPE \"My schema\".\"Select_p\" AS (f1 float8, f2 float8)",
             "CREATE TYPE \"My schema\".\"Select_result\" AS (a int4, b text)",
             "CREATE OR REPLACE FUNCTION \"My schema\".\"Select\"(p \"My schema\".\"Select_p\") RETURNS \"My schema\".\"Select_result\"\nLANGUAGE container VOLATILE\nAS $$\nimage = \"m:1\"\n$$",
-            "CREATE OR REPLACE FUNCTION \"My schema\".t() RETURNS TABLE (a int4, \"B c\" text)\nLANGUAGE container STABLE PARALLEL SAFE\nAS $$\nimage = \"m:1\"\n$$",
+            "CREATE OR REPLACE FUNCTION \"My schema\".t() RETURNS TABLE (a int4, \"B c\" text, f3 int4)\nLANGUAGE container STABLE PARALLEL SAFE\nAS $$\nimage = \"m:1\"\n$$",
             "CREATE OR REPLACE FUNCTION \"My schema\".m(int4) RETURNS SETOF int4\nLANGUAGE container VOLATILE\nAS $$\nimage = \"m:1\"\nkind = \"map\"\n$$",
             "CREATE OR REPLACE FUNCTION \"My schema\".g_accumulate(internal, int8) RETURNS internal\nLANGUAGE container IMMUTABLE PARALLEL SAFE\nAS $$\nimage = \"m:1\"\nfunction = \"g\"\n$$",
         ];

@@ -128,6 +128,10 @@ impl Rest {
         }
         let info: FunctionInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
+        // Values of a composite type go by their names here, so one without would be lost.
+        if info.returns.has_nameless_parts() || info.arguments.iter().any(|argument| argument.ty.has_nameless_parts()) {
+            return Err(Error::protocol(function, "An attribute of a type in its signature has no name."));
+        }
         let arguments = info.arguments.into_iter().map(|argument| Argument { name: argument.name, ty: argument.ty });
         Ok(Signature {
             function: function.to_string(),
