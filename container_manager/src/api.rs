@@ -77,10 +77,14 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
             Ok(None) => return,
             Err(cause) => return eprintln!("transshipd: a request was cut off: {cause}"),
         };
+        let mut is_readable = true;
         let response = match &uid {
             Ok(uid) if config.allowed_uids.contains(uid) => match serde_json::from_str(&line) {
                 Ok(request) => answer(request, &mut held).await,
-                Err(cause) => Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}"))),
+                Err(cause) => {
+                    is_readable = false;
+                    Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
+                }
             },
             _ => Err(Error::new(Kind::NotAllowed, "permission denied for the container manager")
                 .with_hint("Start transshipd with --allow-user for the user that the database server runs as.")),
@@ -88,7 +92,9 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
         let response = response.unwrap_or_else(Response::Error);
         let mut line = serde_json::to_string(&response).expect("responses hold nothing that JSON cannot");
         line.push('\n');
-        if writer.write_all(line.as_bytes()).await.is_err() {
+        // docs/protocol.md §9: "the manager ends a connection at the first line that is no request". Whoever speaks something
+        // else, HTTP for example, may carry lines that somebody else has written.
+        if writer.write_all(line.as_bytes()).await.is_err() || !is_readable {
             return;
         }
     }

@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
-use tokio::net::UnixStream;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::{Manifest, TransportName};
-use udf_protocol::transport::{Credentials, Endpoint, ServerInfo};
+use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
@@ -20,7 +19,7 @@ use crate::registration::build::build_inline;
 use crate::registration::library::{Upload, build_library};
 use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
-use crate::sandbox::REPLICA_ID;
+use crate::sandbox::{REPLICA_ID, ServerUsers};
 use crate::segments;
 
 /// Between two looks at whether a starting replica answers.
@@ -40,6 +39,7 @@ const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
 pub struct Pool {
     config: Config,
     runtime: Arc<dyn Runtime>,
+    server_users: ServerUsers,
     state: Mutex<PoolState>,
     /// One build at a time: builds share caches and are heavy.
     building: tokio::sync::Mutex<()>,
@@ -77,7 +77,9 @@ impl PoolState {
 impl Pool {
     /// An empty pool.
     pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Arc<Pool> {
-        Arc::new(Pool { config, runtime, state: Mutex::default(), building: tokio::sync::Mutex::default() })
+        let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
+        let (state, building) = Default::default();
+        Arc::new(Pool { config, runtime, server_users, state, building })
     }
 
     /// The runtime's name.
@@ -98,13 +100,14 @@ impl Pool {
                 // One that cannot go on does not answer, either.
                 let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
             }
-            let greeting = greet(&found.socket_dir).await.ok();
+            let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
-            if let (Some(server), Some(ImageInfo { manifest, .. })) = (greeting, image) {
+            if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
                 let segment_dir = segments::dir_of(&self.config.place.shm_dir, &found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
                 replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
                 replica.server = server;
+                replica.user = Some(user);
                 replica.become_state(State::Ready)?;
                 self.lock().replicas.insert(name, replica);
                 adopted += 1;
@@ -236,7 +239,7 @@ impl Pool {
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
                 break fate;
             }
-            if greet(&socket_dir).await.is_ok() {
+            if greet(&socket_dir, &self.server_users).await.is_ok() {
                 return Ok("is still running".to_string());
             }
             if Instant::now() >= deadline {
@@ -327,12 +330,13 @@ impl Pool {
             limits,
         };
         let error = match self.start_and_wait(spec).await {
-            Ok(server) => {
+            Ok((server, user)) => {
                 let is_kept = {
                     let mut state = self.lock();
                     state.replicas.get_mut(&name).is_some_and(|replica| {
                         replica.segment_dir = segment_dir;
                         replica.server = server;
+                        replica.user = Some(user);
                         replica.become_state(State::Ready).is_ok()
                     })
                 };
@@ -358,8 +362,8 @@ impl Pool {
         let _ = fs::remove_dir_all(segments::dir_of(&self.config.place.shm_dir, socket_dir));
     }
 
-    /// What the replica's server, which answers now, says of itself.
-    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<ServerInfo> {
+    /// What the replica's server, which answers now, says of itself, and the user that it runs as.
+    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<(ServerInfo, u32)> {
         make_dir(&spec.socket_dir)?;
         let failed = |cause| {
             Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()))
@@ -376,8 +380,8 @@ impl Pool {
         self.blocking(move |pool| pool.runtime.start(&spec)).await?;
         let mut next_status = Instant::now();
         loop {
-            match greet(&socket_dir).await {
-                Ok(server) => return Ok(server),
+            match greet(&socket_dir, &self.server_users).await {
+                Ok(found) => return Ok(found),
                 Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
                 Err(_) => {}
             }
@@ -457,13 +461,13 @@ impl Pool {
                     .replicas
                     .get(&name)
                     .filter(|replica| replica.leases == 0)
-                    .map(|replica| replica.socket_dir.clone())
+                    .map(|replica| (replica.socket_dir.clone(), replica.user))
             };
             // An engine that has a lease asks for the fate itself, and wants to hear it.
-            let Some(socket_dir) = idle else { continue };
+            let Some((socket_dir, user)) = idle else { continue };
             // Knocking costs nothing; asking a container engine costs a process.
-            if UnixStream::connect(socket_dir.join("flight.sock")).await.is_ok()
-                || UnixStream::connect(socket_dir.join("http.sock")).await.is_ok()
+            if unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
+                || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
             {
                 continue;
             }
@@ -582,10 +586,16 @@ impl Pool {
     }
 }
 
-/// Asks a server whether it is there, with all that it offers.
-async fn greet(socket_dir: &Path) -> Result<ServerInfo> {
+/// Asks a server whether it is there, with all that it offers; and the user that it runs as, who must be one of `users`.
+async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {
+    let user = find_user(socket_dir).await?;
+    if !users.contains(user) {
+        let fact = format!("user {user}, who is not a replica's, listens on its socket");
+        return Err(Error::unreachable(&socket_dir.to_string_lossy(), fact));
+    }
     let say_hello = async |endpoint: Endpoint| {
-        let hello = async { endpoint.transport(&Credentials::default()).hello().await };
+        let credentials = Credentials { server_user: Some(user), ..Credentials::default() };
+        let hello = async { endpoint.transport(&credentials).hello().await };
         tokio::time::timeout(PROBE_TIMEOUT, hello).await.unwrap_or_else(|_| {
             Err(Error::unreachable(&endpoint.to_string(), format!("no answer within {PROBE_TIMEOUT:?}")))
         })
@@ -593,15 +603,30 @@ async fn greet(socket_dir: &Path) -> Result<ServerInfo> {
     let no_flight = match say_hello(flight_endpoint(socket_dir)).await {
         // One socket may be there before the other.
         Ok(info) if info.offers(TransportName::Shm) || info.offers(TransportName::Socket) => {
-            return say_hello(json_endpoint(socket_dir)).await;
+            return Ok((say_hello(json_endpoint(socket_dir)).await?, user));
         }
-        Ok(info) => return Ok(info),
+        Ok(info) => return Ok((info, user)),
         Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
         Err(error) => error,
     };
     // A server with both may have opened one socket only so far.
     let info = say_hello(json_endpoint(socket_dir)).await?;
-    if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok(info) }
+    if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok((info, user)) }
+}
+
+/// The user who listens on a replica's sockets.
+async fn find_user(socket_dir: &Path) -> Result<u32> {
+    let mut refusal = None;
+    for name in ["http.sock", "flight.sock"] {
+        let path = socket_dir.join(name);
+        let connecting = tokio::time::timeout(PROBE_TIMEOUT, unix::connect(&path, None));
+        let connected = connecting.await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        match connected.and_then(|stream| stream.peer_cred()) {
+            Ok(peer) => return Ok(peer.uid()),
+            Err(cause) => refusal = refusal.or(Some(Error::unreachable(&path.to_string_lossy(), cause))),
+        }
+    }
+    Err(refusal.expect("a replica has names for its sockets"))
 }
 
 /// 128 random bits.

@@ -84,6 +84,8 @@ pub struct Replica {
     pub segment_dir: Option<PathBuf>,
     /// What its server says of itself; known once it is Ready.
     pub server: ServerInfo,
+    /// The user that its server runs as; known once it is Ready.
+    pub user: Option<u32>,
     /// Leases on it.
     pub leases: usize,
     /// When it was started or adopted.
@@ -104,6 +106,7 @@ impl Replica {
             socket_dir,
             segment_dir: None,
             server: ServerInfo::default(),
+            user: None,
             leases: 0,
             since: now,
             used: now,
@@ -147,6 +150,7 @@ impl Replica {
             columns: self.server.offers(TransportName::Socket),
             parquet: self.server.offers(TransportName::Parquet),
             pipelining: self.server.pipelining.unwrap_or(true),
+            user: self.user,
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }
     }

@@ -1,10 +1,42 @@
 //! Limits and isolation: what a replica may not do, for each kind of runtime (design decision 9: locked down by
 //! default, and opening anything is a visible option of the manifest).
 
+use std::collections::HashSet;
+
+use nix::unistd::Uid;
 use udf_protocol::manifest::Limits;
 
 /// The unprivileged user and group of every replica: "nobody".
 pub const REPLICA_ID: u32 = 65534;
+
+/// The users that a replica's server may run as. Whoever else answers on its socket is not the replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ServerUsers {
+    /// This one.
+    Only(u32),
+    /// Whatever user the container engine makes of [`REPLICA_ID`] (a user namespace has numbers of its own), but none of these.
+    AnyBut(HashSet<u32>),
+}
+
+impl ServerUsers {
+    /// Those of a runtime's replicas, given the users who may talk to the manager.
+    pub fn of(runtime: &str, allowed: &HashSet<u32>) -> ServerUsers {
+        let me = Uid::effective();
+        if runtime == "process" {
+            return ServerUsers::Only(if me.is_root() { REPLICA_ID } else { me.as_raw() });
+        }
+        let others = allowed.iter().copied().chain([0, me.as_raw()]);
+        ServerUsers::AnyBut(others.filter(|user| *user != REPLICA_ID).collect())
+    }
+
+    /// Whether a user is one of them.
+    pub fn contains(&self, user: u32) -> bool {
+        match self {
+            ServerUsers::Only(only) => user == *only,
+            ServerUsers::AnyBut(others) => !others.contains(&user),
+        }
+    }
+}
 
 /// Arguments of `docker run` and `podman run`.
 pub fn container_arguments(limits: &Limits) -> Vec<String> {
@@ -62,6 +94,17 @@ mod tests {
         }
         let open = container_arguments(&Limits { network: true, ..Limits::default() });
         assert!(!open.iter().any(|argument| argument.starts_with("--network")));
+    }
+
+    #[test]
+    fn the_managers_own_users_are_no_replicas() {
+        let allowed = HashSet::from([26, REPLICA_ID]);
+        let in_containers = ServerUsers::of("docker", &allowed);
+        assert!(in_containers.contains(REPLICA_ID) && in_containers.contains(165_534));
+        assert!(!in_containers.contains(0) && !in_containers.contains(26));
+        assert!(!in_containers.contains(Uid::effective().as_raw()));
+        let processes = ServerUsers::of("process", &allowed);
+        assert!(!processes.contains(26) && !processes.contains(165_534));
     }
 
     #[test]

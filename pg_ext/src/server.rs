@@ -58,6 +58,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
                 .transpose()?,
             compression: option((*server).options, "compression").map(|name| compression(&name)).transpose()?
                 == Some(true),
+            server_user: None,
         };
         Ok(Target::Remote { remote: remote(name)?, credentials })
     }

@@ -167,6 +167,9 @@ pub struct LeaseInfo {
     /// Whether it takes requests before the last one is answered.
     #[serde(default)]
     pub pipelining: bool,
+    /// The user that its server runs as. No other is taken for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
 }
 
 impl LeaseInfo {

@@ -142,7 +142,7 @@ impl Connections {
                 let lease = self.lease(manager, digest, target).await?;
                 let name = lease.info.choose(wanted, kind);
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                let nobody = Credentials::default();
+                let nobody = Credentials { server_user: lease.info.user, ..Credentials::default() };
                 let way = (Remote::from(endpoint.clone()), nobody.clone(), name, wanted);
                 let transport = self.transport(way, || endpoint.transport_in(lease.info.form(name, wanted), &nobody));
                 Ok(Reached { endpoint, name, transport, lease: Some(lease) })
@@ -208,7 +208,8 @@ impl Connections {
             self.forget(&call.target, &endpoint);
             return Err(error);
         }
-        let may_map = name == TransportName::Shm && is_of_another_user(&endpoint);
+        let user = lease.as_ref().and_then(|lease| lease.info.user);
+        let may_map = name == TransportName::Shm && is_of_another_user(&endpoint, user);
         let directory = lease.as_ref().filter(|_| may_map).and_then(|it| it.info.segments.clone());
         inbox.deliver(Ok(Event::Reached(name, directory)));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
@@ -233,9 +234,11 @@ impl Connections {
 
 /// Whether who listens there is another user, who can neither write nor shorten what belongs to this one (`docs/protocol.md`
 /// §7.6).
-fn is_of_another_user(endpoint: &Endpoint) -> bool {
+fn is_of_another_user(endpoint: &Endpoint, user: Option<u32>) -> bool {
     let Endpoint::JsonUnix(path) = endpoint else { return false };
-    std::fs::metadata(path).is_ok_and(|socket| socket.uid() != Uid::effective().as_raw())
+    let me = Uid::effective().as_raw();
+    // Not of what a link points to, which anybody may choose.
+    user != Some(me) && std::fs::symlink_metadata(path).is_ok_and(|socket| socket.uid() != me)
 }
 
 impl std::fmt::Debug for Connections {

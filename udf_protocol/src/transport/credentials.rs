@@ -24,6 +24,8 @@ pub struct Credentials {
     pub proxy: Option<Proxy>,
     /// Whether Flight's messages and JSON's replies are compressed (gzip).
     pub compression: bool,
+    /// The user that a server behind a Unix socket must run as; any if left out.
+    pub server_user: Option<u32>,
 }
 
 impl Credentials {

@@ -29,7 +29,7 @@ use super::{
     CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply,
     ServerInfo, Transport, WireError,
 };
-use super::{connect_unix, innermost};
+use super::{innermost, unix};
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
@@ -125,10 +125,10 @@ impl Flight {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
         let channel = match &endpoint {
             Endpoint::FlightUnix(path) => {
-                let path = path.clone();
+                let (path, user) = (path.clone(), credentials.server_user);
                 builder.connect_with_connector_lazy(tower::service_fn(move |_| {
                     let path = path.clone();
-                    async move { connect_unix(&path).await.map(TokioIo::new) }
+                    async move { unix::connect(&path, user).await.map(TokioIo::new) }
                 }))
             }
             Endpoint::FlightTls(authority) => {

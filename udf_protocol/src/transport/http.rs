@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::tcp::Tcp;
 use super::tls::Tls;
-use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, connect_unix, innermost};
+use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, innermost, unix};
 use crate::error::{Error, Kind, Result};
 
 /// A connection, of whatever kind.
@@ -37,6 +37,8 @@ pub(crate) struct Http {
     /// For one that is reached over TCP without it.
     tcp: Option<Tcp>,
     accepts_gzip: bool,
+    /// As in [`Credentials`].
+    server_user: Option<u32>,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -59,7 +61,8 @@ impl Http {
             _ => None,
         };
         let accepts_gzip = credentials.compression;
-        Http { endpoint, secrets: credentials.headers(), tls, tcp, accepts_gzip, idle: Mutex::new(Vec::new()) }
+        let (secrets, server_user) = (credentials.headers(), credentials.server_user);
+        Http { endpoint, secrets, tls, tcp, accepts_gzip, server_user, idle: Mutex::new(Vec::new()) }
     }
 
     /// Where the server listens.
@@ -71,7 +74,9 @@ impl Http {
     pub(crate) async fn open(&self) -> Result<Stream> {
         let unreachable = |cause: std::io::Error| Error::unreachable(&self.endpoint.to_string(), cause);
         Ok(match (&self.endpoint, &self.tcp, &self.tls) {
-            (Endpoint::JsonUnix(path), ..) => Box::new(connect_unix(path).await.map_err(unreachable)?),
+            (Endpoint::JsonUnix(path), ..) => {
+                Box::new(unix::connect(path, self.server_user).await.map_err(unreachable)?)
+            }
             (_, Some(tcp), _) => Box::new(tcp.connect().await.map_err(unreachable)?),
             (_, _, Some(tls)) => Box::new(tls.connect().await.map_err(unreachable)?),
             _ => return Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),

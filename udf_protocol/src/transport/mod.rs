@@ -14,18 +14,18 @@ pub mod rest;
 pub mod segment;
 mod tcp;
 mod tls;
+pub mod unix;
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use serde::Deserialize;
-use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 
 use crate::batch::CallBatch;
@@ -331,20 +331,6 @@ impl Inbox {
         }
         let _ = self.sender.send(event);
         self.doorbell.ring();
-    }
-}
-
-/// Connects to a Unix socket. A server whose queue of connections is full is tried again, for as long as connecting may
-/// take: the kernel does not wait for it, as it does over TCP.
-pub(crate) async fn connect_unix(path: &Path) -> std::io::Result<UnixStream> {
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
-    loop {
-        match UnixStream::connect(path).await {
-            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock && Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            outcome => return outcome,
-        }
     }
 }
 
