@@ -187,6 +187,9 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
+/// How much of an unknown type's text is repeated.
+const MAX_TYPE_CHARACTERS: usize = 400;
+
 // The words.
 impl Error {
     pub(crate) fn user_code(function: &str, text: &str, row: Option<u64>, traceback: Option<String>) -> Error {
@@ -254,7 +257,10 @@ impl Error {
     }
 
     pub(crate) fn unsupported_type(what: &str) -> Error {
-        Error::new(Kind::UnsupportedType, format!("type {what} is not supported by container functions"))
+        // An image may call its types what it likes.
+        let end = (0..=MAX_TYPE_CHARACTERS.min(what.len())).rev().find(|end| what.is_char_boundary(*end)).unwrap_or(0);
+        let (what, rest) = (&what[..end], if end < what.len() { "..." } else { "" });
+        Error::new(Kind::UnsupportedType, format!("type {what}{rest} is not supported by container functions"))
             .with_hint("docs/types.md lists the supported types; cast the value to one of them, for example to text.")
     }
 

@@ -5,15 +5,24 @@ use std::sync::Arc;
 
 use crate::types::{Attribute, MAX_DEPTH, TABLE, Type};
 
-/// Reads a type's text; none if it is not one.
+/// Longest text of a type, in bytes: 1,600 attributes, which is all that a table of PostgreSQL has, with names of 63 characters
+/// of four bytes each.
+const MAX_BYTES: usize = 512 << 10;
+
+/// Reads a type's text; none if it is not one, or nests deeper than [`MAX_DEPTH`].
 pub(crate) fn read(text: &str) -> Option<Type> {
+    if text.len() > MAX_BYTES {
+        return None;
+    }
     let mut parser = Parser { text, depth: 0 };
-    parser.read_type().filter(|_| parser.text.trim().is_empty())
+    let (ty, _) = parser.read_type()?;
+    parser.text.trim().is_empty().then_some(ty)
 }
 
 /// What is left to be read.
 struct Parser<'a> {
     text: &'a str,
+    /// How many types stand around what is read.
     depth: usize,
 }
 
@@ -29,22 +38,29 @@ impl Parser<'_> {
         }
     }
 
-    fn read_type(&mut self) -> Option<Type> {
-        self.depth += 1;
+    /// A type, and how deep it nests: brackets stand behind what they make an array of, so that the depth of the whole is known
+    /// last.
+    fn read_type(&mut self) -> Option<(Type, usize)> {
         if self.depth > MAX_DEPTH {
             return None;
         }
+        self.depth += 1;
+        let mut height = 0;
         let mut ty = if self.skip("(") {
             let mut attributes = Vec::new();
             loop {
-                attributes.push(Attribute { name: self.read_identifier()?, ty: self.read_type()? });
+                let name = self.read_identifier()?;
+                let (ty, inner) = self.read_type()?;
+                height = height.max(inner + 1);
+                attributes.push(Attribute { name, ty });
                 if !self.skip(",") {
                     break;
                 }
             }
             self.skip(")").then(|| Type::Composite(attributes.into()))?
         } else if self.skip("range(") {
-            let element = self.read_type()?;
+            let (element, inner) = self.read_type()?;
+            height = inner + 1;
             self.skip(")").then(|| Type::Range(Arc::new(element)))?
         } else {
             self.text = self.text.trim_start();
@@ -65,12 +81,13 @@ impl Parser<'_> {
         };
         self.depth -= 1;
         while self.skip("[") {
-            if !self.skip("]") {
+            height += 1;
+            if !self.skip("]") || self.depth + height > MAX_DEPTH {
                 return None;
             }
             ty = Type::Array(Arc::new(ty));
         }
-        Some(ty)
+        Some((ty, height))
     }
 
     /// A name; in double quotes, with double quotes doubled, if it is not of letters, digits and underscores.
@@ -121,5 +138,38 @@ impl fmt::Display for Type {
             }
             plain => f.write_str(plain.entry().map_or("", |entry| entry.name)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nests_too_deep_or_is_too_long_is_no_type() {
+        // On the stack that a thread of a manager or a backend has.
+        let reading = std::thread::Builder::new().stack_size(256 << 10).spawn(|| {
+            let arrays = |count: usize| format!("int4{}", "[]".repeat(count));
+            let deepest = read(&arrays(MAX_DEPTH)).unwrap();
+            assert_eq!(deepest.to_string(), arrays(MAX_DEPTH));
+            // What is read can be sent and read again.
+            assert_eq!(Type::from_field(&deepest.field("x")).unwrap(), deepest);
+            for text in [
+                arrays(MAX_DEPTH + 1),
+                arrays(120_000),
+                format!("({}", "(a ".repeat(120_000)),
+                "range(".repeat(120_000),
+                format!("{}int4{}", "(a ".repeat(MAX_DEPTH), ")[]".repeat(MAX_DEPTH)),
+                format!("(a {}, b int4)", arrays(MAX_DEPTH)),
+                format!("(a {})[]", arrays(MAX_DEPTH - 1)),
+                format!("(a int4{})", ", b int4".repeat(100_000)),
+            ] {
+                assert_eq!(read(&text), None, "{:.40}", text);
+                assert!(Type::from_name(&text).unwrap_err().to_string().len() < 1000);
+            }
+            assert!(read(&format!("(a {}, b int4)", arrays(MAX_DEPTH - 1))).is_some());
+            assert!(read(&format!("(a int4{})", ", b int4".repeat(1599))).is_some());
+        });
+        reading.unwrap().join().unwrap();
     }
 }

@@ -48,3 +48,37 @@ pub fn decode_batch(message: &FlightData, schema: SchemaRef) -> Result<RecordBat
     catch_unwind(AssertUnwindSafe(read))
         .unwrap_or_else(|_| Err(ArrowError::IpcError("the message is damaged".to_string())))
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow_schema::{DataType, Field};
+
+    use super::*;
+    use crate::types::Type;
+
+    #[test]
+    fn schemas_that_nest_too_deep_are_refused() {
+        // Made with more stack than they are read with.
+        let of_depth = |depth: usize| {
+            let make = move || {
+                let item = |ty| Arc::new(Field::new("item", ty, true));
+                let ty = (0..depth).fold(DataType::Int32, |ty, _| DataType::List(item(ty)));
+                encode_schema(&Schema::new(vec![Field::new("x", ty, true)]))
+            };
+            std::thread::Builder::new().stack_size(64 << 20).spawn(make).unwrap().join().unwrap()
+        };
+        let messages = [16, 17, 40, 2_000].map(of_depth);
+        let reading = std::thread::Builder::new().stack_size(512 << 10).spawn(move || {
+            let read = |message: &FlightData| {
+                let schema = decode_schema(message).map_err(|cause| cause.to_string())?;
+                Type::from_foreign_field(schema.field(0)).map_err(|error| error.to_string())
+            };
+            let [deepest, deeper, much_deeper, endless] = &messages;
+            assert!(read(deepest).is_ok());
+            for message in [deeper, much_deeper, endless] {
+                assert!(read(message).unwrap_err().len() < 1000);
+            }
+        });
+        reading.unwrap().join().unwrap();
+    }
+}
