@@ -178,5 +178,6 @@ fn sqlstate(kind: Kind) -> PgSqlErrorCode {
         }
         Kind::NotAllowed => PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
         Kind::OutOfRange => PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+        Kind::OutOfMemory => PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
     }
 }

@@ -35,6 +35,7 @@ static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
 static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(8);
 static BATCH_TIME_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
+static MAX_REPLY_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(256 * 1024);
 static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
 static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
@@ -100,6 +101,14 @@ pub fn define() {
         0,
         86_400_000,
         GucFlags::UNIT_MS,
+    );
+    define_int(
+        c"transship.max_reply_size",
+        c"Most memory for a container's reply to one batch while it is read.",
+        &MAX_REPLY_SIZE_KB,
+        64,
+        1024 * 1024,
+        GucFlags::UNIT_KB,
     );
     define_int(
         c"transship.batch_timeout",
@@ -181,6 +190,11 @@ pub fn batch_bytes() -> usize {
 /// Most batches in flight.
 pub fn batch_window() -> usize {
     to_usize(BATCH_WINDOW.get())
+}
+
+/// What a reply may take while it is read.
+pub fn max_reply_bytes() -> usize {
+    to_usize(MAX_REPLY_SIZE_KB.get()) * 1024
 }
 
 /// Longest wait for one batch.

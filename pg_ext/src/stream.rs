@@ -14,8 +14,8 @@ use udf_protocol::manifest::TransportName;
 use udf_protocol::transport::Reply;
 
 use crate::host::Backend;
-use crate::session;
 use crate::statistics::Meter;
+use crate::{session, settings};
 
 /// An exchange.
 pub struct Stream {
@@ -27,7 +27,9 @@ pub struct Stream {
 impl Stream {
     /// Opens an exchange of the function with this oid, and begins to reach who answers.
     pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
-        Stream { exchange: session::client().open(call), meter: Meter::new(function), sent_at: VecDeque::new() }
+        let client = session::client();
+        client.limit_replies(settings::max_reply_bytes());
+        Stream { exchange: client.open(call), meter: Meter::new(function), sent_at: VecDeque::new() }
     }
 
     /// Memory for the columns of a batch, of at least so many bytes.

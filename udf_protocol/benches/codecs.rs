@@ -12,7 +12,7 @@ use arrow_array::{
 use arrow_buffer::Buffer;
 use udf_protocol::batch::CallBatch;
 use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch};
-use udf_protocol::codec::{columns, json, parquet};
+use udf_protocol::codec::{columns, json, json_reply, parquet};
 use udf_protocol::signature::{Argument, Signature};
 use udf_protocol::types::Type;
 
@@ -67,7 +67,7 @@ fn measure(ty: &Type) -> Result<(), Box<dyn Error>> {
         let (header, data): (columns::ReplyHeader, _) = columns::read_frame(&body).expect("it was just written");
         columns::decode_reply(&signature, &header, &Buffer::from(data), &columns::Layout::default())
     };
-    decode()?;
+    decode().map_err(|cause| format!("{cause:?}"))?;
     report("columns", nanoseconds(encode), nanoseconds(decode));
 
     let message = BatchEncoder::default().encode(&batch)?;
@@ -82,10 +82,10 @@ fn measure(ty: &Type) -> Result<(), Box<dyn Error>> {
 
     let text = json::encode_call(&signature, &call, "");
     let decode = || {
-        let reply: json::Reply = serde_json::from_str(&text).expect("it was just written");
-        json::decode_reply(&signature, &reply)
+        let reply = json_reply::Reply::read(text.as_bytes()).expect("it was just written");
+        reply.columns(&signature, Some(ROWS), usize::MAX)
     };
-    decode()?;
+    decode().map_err(|cause| format!("{cause:?}"))?;
     report("json", nanoseconds(|| json::encode_call(&signature, &call, "")), nanoseconds(decode));
     Ok(())
 }

@@ -7,7 +7,7 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use crate::exchange::Exchange;
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::Signature;
-use crate::transport::{Inbox, Outbox};
+use crate::transport::{Budget, DEFAULT_REPLY_BYTES, Inbox, Outbox};
 use crate::waiter::Waiter;
 
 /// What the thread does.
@@ -41,6 +41,7 @@ pub struct Client {
     /// Since the last release.
     has_prepared: AtomicBool,
     arenas: Arc<Arenas>,
+    max_reply_bytes: AtomicUsize,
     thread: thread::JoinHandle<()>,
 }
 
@@ -58,12 +59,18 @@ impl Client {
         mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
         let thread = thread.map_err(|cause| not_started(&cause))?;
         let (connections, arenas, has_prepared) = Default::default();
-        Ok(Client { tasks, waiter, connections, has_prepared, arenas, thread })
+        let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
+        Ok(Client { tasks, waiter, connections, has_prepared, arenas, max_reply_bytes, thread })
     }
 
     /// Whether its thread runs. If not, another client may have more luck.
     pub fn is_running(&self) -> bool {
         !self.tasks.is_closed()
+    }
+
+    /// Bounds what exchanges that are opened from now on may hold of one reply, in bytes.
+    pub fn limit_replies(&self, bytes: usize) {
+        self.max_reply_bytes.store(bytes, Relaxed);
     }
 
     /// Ends the client and waits until its thread has ended, which takes no longer than the step it is at.
@@ -77,10 +84,12 @@ impl Client {
     pub fn open(&self, call: Arc<Call>) -> Exchange {
         let (sender, outbox) = Outbox::new();
         let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
+        let budget = Budget::new(self.max_reply_bytes.load(Relaxed));
+        let inbox = inbox.within(budget.clone());
         let connections = self.connections.clone();
         let task_call = call.clone();
         let cancel = self.spawn(async move { connections.run(&task_call, outbox, &inbox).await });
-        Exchange::new(call, self.arenas.clone(), self.waiter.clone(), sender, (receiver, room), cancel)
+        Exchange::new(call, self.arenas.clone(), self.waiter.clone(), sender, (receiver, room, budget), cancel)
     }
 
     /// The signature that `target` offers for `function`.

@@ -16,6 +16,7 @@ use arrow_schema::{DataType, Schema, SchemaRef};
 use arrow_select::take::{take, take_record_batch};
 
 use crate::batch::CallBatch;
+use crate::codec::Unreadable;
 use crate::signature::{FunctionKind, Signature, Volatility};
 use crate::transport::MAX_MESSAGE_BYTES;
 use crate::types::Type;
@@ -49,10 +50,10 @@ pub(crate) struct Folded {
 }
 
 impl Folded {
-    /// The results of the distinct rows as those of all rows. The error says what is wrong.
-    pub(crate) fn unfold(&self, results: &RecordBatch) -> Result<RecordBatch, String> {
+    /// The results of the distinct rows as those of all rows, which may have `most` bytes of text. The error says what is wrong.
+    pub(crate) fn unfold(&self, results: &RecordBatch, most: usize) -> Result<RecordBatch, Unreadable> {
         if results.num_rows() != self.firsts.len() {
-            return Err(format!("It gave {} results for {} rows.", results.num_rows(), self.firsts.len()));
+            return Err(format!("It gave {} results for {} rows.", results.num_rows(), self.firsts.len()).into());
         }
         if self.takes_dictionaries
             && let Some(encoded) = self.encode(results)
@@ -60,10 +61,11 @@ impl Folded {
             return Ok(encoded);
         }
         let bytes: usize = results.columns().iter().map(|column| self.bytes_of(column)).sum();
-        if bytes > MAX_MESSAGE_BYTES {
-            return Err(format!("Its results have {bytes} bytes, more than {MAX_MESSAGE_BYTES}."));
+        // Offsets of 32 bits reach no further than the largest message.
+        if bytes > most.min(MAX_MESSAGE_BYTES) {
+            return Err(Unreadable::TooLarge);
         }
-        take_record_batch(results, &self.places).map_err(|cause| format!("{cause}."))
+        take_record_batch(results, &self.places).map_err(|cause| format!("{cause}.").into())
     }
 
     /// The results as a dictionary, if they are one column of texts.
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!(distinct.column(1).as_string::<i32>().iter().collect::<Vec<_>>(), [Some("a"), None, Some("b")]);
         assert_eq!([0, 1, 2, 3].map(|row| folded.first(row)), [Some(0), Some(1), Some(4), None]);
         let results = batch(vec![Arc::new(UInt32Array::from(vec![10, 20, 30]))]);
-        let all = folded.unfold(&results.columns).unwrap();
+        let all = folded.unfold(&results.columns, usize::MAX).unwrap();
         assert_eq!(all.column(0).as_primitive::<UInt32Type>().values(), &[10, 20, 10, 20, 30, 10]);
     }
 
@@ -337,10 +339,10 @@ mod tests {
     fn results_that_would_be_too_large_are_refused() {
         let (_, folded) = unknown().fold(&batch(vec![Arc::new(Int64Array::from_value(1, 100))])).unwrap();
         let results = batch(vec![Arc::new(StringArray::from(vec!["x".repeat(MAX_MESSAGE_BYTES / 90)]))]);
-        assert!(folded.unfold(&results.columns).unwrap_err().contains("more than 1073741824"));
+        assert!(folded.unfold(&results.columns, usize::MAX).unwrap_err() == Unreadable::TooLarge);
         // As a dictionary they are no larger than what came.
         let folded = Folded { takes_dictionaries: true, ..folded };
-        assert_eq!(folded.unfold(&results.columns).unwrap().num_rows(), 100);
+        assert_eq!(folded.unfold(&results.columns, usize::MAX).unwrap().num_rows(), 100);
     }
 
     #[test]
@@ -352,12 +354,12 @@ mod tests {
         let texts = batch(vec![Arc::new(StringArray::from(vec![Some("a"), None, Some("b")]))]);
         let encoded = batch(vec![Arc::new(DictionaryArray::<Int32Type>::from_iter([Some("a"), None, Some("b")]))]);
         for results in [texts, encoded] {
-            let all = folded.unfold(&results.columns).unwrap();
+            let all = folded.unfold(&results.columns, usize::MAX).unwrap();
             let all = all.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
             assert_eq!(all.into_iter().collect::<Vec<_>>(), expected);
         }
         let numbers = batch(vec![Arc::new(Int64Array::from(vec![1, 2, 3]))]);
-        assert_eq!(folded.unfold(&numbers.columns).unwrap().schema(), numbers.columns.schema());
+        assert_eq!(folded.unfold(&numbers.columns, usize::MAX).unwrap().schema(), numbers.columns.schema());
     }
 
     #[test]
@@ -378,7 +380,7 @@ mod tests {
             let all = batch(vec![Arc::new(numbers), Arc::new(texts)]);
             if let Some((distinct, folded)) = taking(1e6).fold(&all) {
                 prop_assert!(distinct.num_rows() < all.columns.num_rows());
-                prop_assert_eq!(folded.unfold(&distinct).unwrap(), all.columns);
+                prop_assert_eq!(folded.unfold(&distinct, usize::MAX).unwrap(), all.columns);
             }
         }
     }

@@ -5,6 +5,7 @@
 //! and hint are whole sentences. Constructors live here, so that no caller words an error in place.
 
 use std::fmt;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,8 @@ pub enum Kind {
     BuildFailed,
     /// A value lies outside what the receiving side can hold.
     OutOfRange,
+    /// A reply is larger than may be held of it, or there is no memory for it.
+    OutOfMemory,
 }
 
 impl Kind {
@@ -79,7 +82,8 @@ impl Kind {
             | Kind::InvalidDefinition
             | Kind::NotAllowed
             | Kind::BuildFailed
-            | Kind::OutOfRange => Origin::Caller,
+            | Kind::OutOfRange
+            | Kind::OutOfMemory => Origin::Caller,
         }
     }
 }
@@ -99,12 +103,15 @@ struct Inner {
     /// Zero-based row within the batch, if one row is to blame.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     row: Option<u64>,
+    /// How long a server wants not to be asked again.
+    #[serde(skip)]
+    retry_after: Option<Duration>,
 }
 
 impl Error {
     /// An error of `kind`; `message` starts in lower case and has no final period.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error(Box::new(Inner { kind, message: message.into(), detail: None, hint: None, row: None }))
+        Error(Box::new(Inner { kind, message: message.into(), detail: None, hint: None, row: None, retry_after: None }))
     }
 
     /// Adds facts, as whole sentences.
@@ -123,6 +130,17 @@ impl Error {
     pub fn with_row(mut self, row: u64) -> Error {
         self.0.row = Some(row);
         self
+    }
+
+    /// Says how long the server wants not to be asked again.
+    pub(crate) fn with_retry_after(mut self, pause: Duration) -> Error {
+        self.0.retry_after = Some(pause);
+        self
+    }
+
+    /// How long the server wants not to be asked again, if it said so.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     /// What happened.
@@ -245,6 +263,14 @@ impl Error {
         Error::new(Kind::Unreachable, format!("could not reach the container manager at \"{socket}\""))
             .with_detail(format!("The system said: {cause}."))
             .with_hint("Start transshipd, or set transship.manager_socket to the socket it listens on.")
+    }
+
+    pub(crate) fn reply_too_large(function: &str, most: usize) -> Error {
+        Error::new(Kind::OutOfMemory, format!("a reply of container function \"{function}\" is too large"))
+            .with_detail(format!("It needs more than the {} MB that one reply may have.", most >> 20))
+            .with_hint(
+                "Raise transship.max_reply_size, or lower transship.batch_rows so that a reply answers fewer rows.",
+            )
     }
 
     pub(crate) fn timeout(what: &str, after_ms: u128) -> Error {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::FunctionKind;
-use crate::transport::{Event, Reply};
+use crate::transport::{Budget, Event, Reply};
 use crate::waiter::Waiter;
 
 /// What a map function's server did.
@@ -43,6 +43,7 @@ pub struct Exchange {
     sender: Option<mpsc::UnboundedSender<CallBatch>>,
     receiver: std_mpsc::Receiver<Result<Event>>,
     room: Arc<Semaphore>,
+    budget: Arc<Budget>,
     cancel: Option<oneshot::Sender<()>>,
     // for the batches in flight
     /// Replies and failures that overtook an earlier batch's.
@@ -65,13 +66,13 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange whose ends are `sender`, `receiver` and `room` for this side, and `cancel` for its task.
+    /// An exchange whose ends are `sender`, `receiver`, `room` and `budget` for this side, and `cancel` for its task.
     pub(crate) fn new(
         call: Arc<Call>,
         arenas: Arc<Arenas>,
         waiter: Waiter,
         sender: mpsc::UnboundedSender<CallBatch>,
-        (receiver, room): (std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>),
+        (receiver, room, budget): (std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>, Arc<Budget>),
         cancel: oneshot::Sender<()>,
     ) -> Exchange {
         Exchange {
@@ -82,6 +83,7 @@ impl Exchange {
             sender: Some(sender),
             receiver,
             room,
+            budget,
             cancel: Some(cancel),
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
@@ -150,8 +152,9 @@ impl Exchange {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
                 }
-                Some(Event::Reply(reply)) => {
+                Some(Event::Reply(mut reply)) => {
                     self.room.add_permits(1);
+                    reply.share = None;
                     return Ok(MapEvent::Results(reply));
                 }
                 Some(Event::End) => return Ok(MapEvent::End),
@@ -194,6 +197,7 @@ impl Exchange {
                 if reply.is_last {
                     self.sent_at.remove(&reply.number);
                     self.next_number += 1;
+                    self.budget.expect(self.next_number);
                 }
                 self.ready_at = Some(Instant::now());
             }
@@ -202,13 +206,16 @@ impl Exchange {
         outcome
     }
 
-    /// The reply for all rows of its batch.
+    /// The reply for all rows of its batch. From now on it is the engine's.
     fn unfold(&mut self, mut reply: Reply) -> Result<Reply> {
+        reply.share = None;
         let rows = reply.columns.num_rows();
         self.folding.note(rows, reply.compute_us);
         if let Some(folded) = self.folded.remove(&reply.number) {
             let function = &self.call.signature.function;
-            reply.columns = folded.unfold(&reply.columns).map_err(|fact| Error::bad_result(function, fact))?;
+            reply.columns = folded.unfold(&reply.columns, self.budget.limit()).map_err(|unreadable| {
+                unreadable.into_error(function, self.budget.limit(), |fact| Error::bad_result(function, fact))
+            })?;
             reply.repeated = reply.columns.num_rows() - rows;
         }
         Ok(reply)

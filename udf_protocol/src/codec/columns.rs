@@ -4,6 +4,7 @@
 //! In: a record batch, or a header and bytes that nobody has checked. Out: buffers and the header that describes them, or
 //! a record batch that is valid. Nothing here reads or writes a file.
 
+use std::fs::File;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -22,9 +23,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::arena::Arena;
 use crate::batch::{AggregateStep, CallBatch};
+use crate::codec::Unreadable;
 use crate::signature::Signature;
 use crate::textual_type;
-use crate::transport::segment::Segment;
+use crate::transport::segment::{self, Segment};
 use crate::types::Type;
 
 /// Every buffer begins at a multiple of so many bytes.
@@ -115,6 +117,13 @@ impl ReplyHeader {
     pub fn extent(&self) -> Option<usize> {
         let is_alias = self.which_are_aliases();
         extent(self.buffers.chunks(2).zip(is_alias).filter(|(_, is_alias)| !is_alias).map(|(place, _)| place))
+    }
+
+    /// Bytes of the buffers that are not the call's.
+    pub(crate) fn own_bytes(&self) -> usize {
+        let places = self.buffers.chunks(2).zip(self.which_are_aliases());
+        let lengths = places.filter(|(_, is_alias)| !is_alias).map(|(place, _)| place.get(1).copied().unwrap_or(0));
+        lengths.fold(0, usize::saturating_add)
     }
 
     /// Of each buffer, whether it lies in the data of the call. Numbers of buffers that there are not are left out.
@@ -304,11 +313,106 @@ pub fn decode_reply(
     data: &Buffer,
     call: &Layout,
 ) -> Result<RecordBatch, String> {
+    let mut data = Data::Memory(aligned(data.clone()));
+    decode_reply_from(signature, header, &mut data, call)
+}
+
+/// The same out of data that may lie in a file.
+pub(crate) fn decode_reply_from(
+    signature: &Signature,
+    header: &ReplyHeader,
+    data: &mut Data<'_>,
+    call: &Layout,
+) -> Result<RecordBatch, String> {
     let fields = signature.reply_types().into_iter().map(|ty| ty.field(&signature.function));
     let places = header.buffers.chunks(2).zip(header.which_are_aliases());
     let dictionaries = &header.dictionaries;
-    let reader = Reader { what: "reply", places, dictionaries, data: &aligned(data.clone()), call };
+    let reader = Reader { what: "reply", places, dictionaries, data, call };
     reader.batch(&signature.reply_types(), Schema::new(fields.collect::<Vec<_>>()).into(), header.rows)
+}
+
+/// Where the buffers of a batch lie.
+#[derive(Debug)]
+pub(crate) enum Data<'a> {
+    /// Here, where any value may begin.
+    Memory(Buffer),
+    /// In a file, of which no more is read than the rows need.
+    File(FileData<'a>),
+}
+
+impl Data<'_> {
+    /// Bytes that are there, or were read.
+    pub(crate) fn taken(&self) -> usize {
+        match self {
+            Data::Memory(data) => data.len(),
+            Data::File(data) => data.taken,
+        }
+    }
+
+    /// All of it, as one.
+    pub(crate) fn whole(&mut self) -> Result<Buffer, Unreadable> {
+        match self {
+            Data::Memory(data) => Ok(data.clone()),
+            Data::File(data) => data.read(0, data.size).map_err(|fact| match data.is_too_large {
+                true => Unreadable::TooLarge,
+                false => Unreadable::Misfit(fact),
+            }),
+        }
+    }
+}
+
+/// What is read of a file that another process may change meanwhile, and make as large as it likes.
+#[derive(Debug)]
+pub(crate) struct FileData<'a> {
+    file: &'a File,
+    /// What it reached to when it was first looked at.
+    size: usize,
+    /// Bytes that may yet be read.
+    left: usize,
+    /// Bytes that were read.
+    pub(crate) taken: usize,
+    /// Whether more was asked for than may be read.
+    pub(crate) is_too_large: bool,
+}
+
+impl FileData<'_> {
+    /// The first `size` bytes of a file, of which `most` may be read.
+    pub(crate) fn new(file: &File, size: usize, most: usize) -> FileData<'_> {
+        FileData { file, size, left: most, taken: 0, is_too_large: false }
+    }
+
+    fn read(&mut self, offset: usize, length: usize) -> Result<Buffer, String> {
+        let too_large = || "The reply is larger than it may be.".to_string();
+        if length > self.left {
+            self.is_too_large = true;
+            return Err(too_large());
+        }
+        self.left -= length;
+        self.taken += length;
+        let read = segment::read_at(self.file, offset as u64, length).map_err(|cause| {
+            self.is_too_large = cause.kind() == std::io::ErrorKind::OutOfMemory;
+            format!("The reply's segment cannot be read: {cause}.")
+        });
+        read.map(aligned)
+    }
+}
+
+/// Bytes of values of fixed width that so many rows have, validity included; none if some values have no fixed width.
+pub(crate) fn fixed_bytes(types: &[Type], rows: usize) -> Option<usize> {
+    types.iter().try_fold(0_usize, |sum, ty| sum.checked_add(fixed_bytes_of(ty, rows)?))
+}
+
+fn fixed_bytes_of(ty: &Type, rows: usize) -> Option<usize> {
+    let width = match ty {
+        Type::Bool => 1,
+        textual_type!() | Type::Bytea | Type::Array(_) => return None,
+        Type::Range(_) | Type::Composite(_) => {
+            let parts = ty.attributes();
+            return parts.iter().try_fold(rows, |sum, part| sum.checked_add(fixed_bytes_of(&part.ty, rows)?));
+        }
+        plain => plain.data_type().primitive_width().unwrap_or(16),
+    };
+    rows.checked_mul(width + 1)
 }
 
 /// Reads a call's columns as `signature` says, out of the data in which `buffers` has offset and length of each. The error
@@ -320,29 +424,29 @@ pub fn decode_call(
     data: &Buffer,
 ) -> Result<RecordBatch, String> {
     let places = buffers.chunks(2).zip(std::iter::repeat(false));
-    let reader =
-        Reader { what: "call", places, dictionaries: &[], data: &aligned(data.clone()), call: &Layout::default() };
+    let mut data = Data::Memory(aligned(data.clone()));
+    let reader = Reader { what: "call", places, dictionaries: &[], data: &mut data, call: &Layout::default() };
     reader.batch(&signature.call_types(), signature.call_schema(), rows)
 }
 
 /// The bytes, where any value may begin.
-fn aligned(buffer: Buffer) -> Buffer {
+pub(crate) fn aligned(buffer: Buffer) -> Buffer {
     let is_aligned = buffer.as_ptr().align_offset(READ_ALIGNMENT) == 0;
     if is_aligned { buffer } else { Buffer::from(buffer.as_slice()) }
 }
 
-struct Reader<'a, P> {
+struct Reader<'a, 'd, P> {
     /// What is read, for messages.
     what: &'static str,
     /// Of each buffer its place, and whether that is in the data of the call.
     places: P,
     /// The columns that are dictionaries, as in [`ReplyHeader::dictionaries`].
     dictionaries: &'a [usize],
-    data: &'a Buffer,
+    data: &'a mut Data<'d>,
     call: &'a Layout,
 }
 
-impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
+impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, '_, P> {
     fn batch(mut self, types: &[Type], schema: SchemaRef, rows: usize) -> Result<RecordBatch, String> {
         let mut sizes = vec![None; types.len()];
         for entry in self.dictionaries.chunks(2) {
@@ -375,23 +479,35 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
         format!("A buffer of the {} has {length} bytes, not {bytes}.", self.what)
     }
 
-    /// The next buffer, of at least `bytes` bytes.
+    /// The next buffer, of at least `bytes` bytes, of which no more is needed.
     fn buffer(&mut self, bytes: Option<usize>) -> Result<Buffer, String> {
+        self.buffer_of(bytes, bytes.unwrap_or(0))
+    }
+
+    /// The next buffer, of at least `bytes` bytes, of which `needed` are looked at, if it has so many.
+    fn buffer_of(&mut self, bytes: Option<usize>, needed: usize) -> Result<Buffer, String> {
         let what = self.what;
         let Some((&[offset, length], is_alias)) = self.places.next() else {
             return Err(format!("The {what} has fewer buffers than its columns."));
         };
-        let is_inside = offset.checked_add(length).is_some_and(|end| end <= self.data.len());
-        let found = match is_alias {
-            true => self.call.find(offset, length).map(aligned),
-            false => is_inside.then(|| self.data.slice_with_length(offset, length)),
+        let size = match &self.data {
+            Data::Memory(data) => data.len(),
+            Data::File(data) => data.size,
         };
-        let found = found.filter(|_| offset.is_multiple_of(READ_ALIGNMENT));
-        match (found, bytes) {
-            (None, _) => Err(format!("The {what} has {length} bytes at {offset}, where no buffer can be.")),
-            (_, None) => Err(format!("The {what} has too many rows.")),
-            (_, Some(bytes)) if bytes > length => Err(self.too_short(length, bytes)),
-            (Some(buffer), _) => Ok(buffer),
+        let alias = is_alias.then(|| self.call.find(offset, length)).flatten();
+        let is_inside = offset.checked_add(length).is_some_and(|end| end <= size);
+        if !offset.is_multiple_of(READ_ALIGNMENT) || !(if is_alias { alias.is_some() } else { is_inside }) {
+            return Err(format!("The {what} has {length} bytes at {offset}, where no buffer can be."));
+        }
+        match bytes {
+            None => return Err(format!("The {what} has too many rows.")),
+            Some(bytes) if bytes > length => return Err(self.too_short(length, bytes)),
+            Some(_) => {}
+        }
+        match (alias, &mut *self.data) {
+            (Some(alias), _) => Ok(aligned(alias)),
+            (None, Data::Memory(data)) => Ok(data.slice_with_length(offset, length)),
+            (None, Data::File(data)) => data.read(offset, length.min(needed)),
         }
     }
 
@@ -425,7 +541,7 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
     }
 
     fn nulls(&mut self, rows: usize) -> Result<Option<NullBuffer>, String> {
-        let validity = self.buffer(Some(0))?;
+        let validity = self.buffer_of(Some(0), rows.div_ceil(8))?;
         match validity.len() {
             0 => Ok(None),
             length if length < rows.div_ceil(8) => Err(self.too_short(length, rows.div_ceil(8))),
@@ -435,7 +551,8 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
 
     fn text(&mut self, rows: usize, nulls: Option<NullBuffer>) -> Result<ArrayRef, String> {
         let offsets = self.offsets(rows)?;
-        let array = StringArray::try_new(offsets, self.buffer(Some(0))?, nulls);
+        let needed = usize::try_from(offsets.last()).unwrap_or(0);
+        let array = StringArray::try_new(offsets, self.buffer_of(Some(0), needed)?, nulls);
         Ok(Arc::new(array.map_err(|cause| self.malformed(cause))?))
     }
 
@@ -468,8 +585,9 @@ impl<'p, P: Iterator<Item = (&'p [usize], bool)>> Reader<'_, P> {
             textual_type!() => self.text(rows, nulls)?,
             Type::Bytea => {
                 let offsets = self.offsets(rows)?;
+                let needed = usize::try_from(offsets.last()).unwrap_or(0);
                 Arc::new(
-                    BinaryArray::try_new(offsets, self.buffer(Some(0))?, nulls)
+                    BinaryArray::try_new(offsets, self.buffer_of(Some(0), needed)?, nulls)
                         .map_err(|cause| self.malformed(cause))?,
                 )
             }

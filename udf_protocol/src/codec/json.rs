@@ -1,6 +1,6 @@
 //! The native columnar JSON form, `docs/protocol.md` §6: one array per column, values as the type table says.
 //!
-//! The writer is strict; the reader is lenient where that is unambiguous: numbers as strings, integers for floats,
+//! [`super::json_reply`] reads whole replies. The writer is strict; the reader is lenient where that is unambiguous: numbers as strings, integers for floats,
 //! floats without fraction for integers, base64 with white space.
 
 use std::fmt::Write as _;
@@ -12,12 +12,11 @@ use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, IntervalMonthDayNano,
     IntervalMonthDayNanoType, Time64MicrosecondType, TimestampMicrosecondType,
 };
-use arrow_array::{Array, ArrayRef, BooleanArray, ListArray, PrimitiveArray, RecordBatch, StructArray};
+use arrow_array::{Array, ArrayRef, BooleanArray, ListArray, PrimitiveArray, StructArray};
 use arrow_buffer::OffsetBuffer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use chrono::{DateTime, NaiveDate, NaiveDateTime, Timelike, Utc};
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::batch::CallBatch;
@@ -29,19 +28,6 @@ use crate::types::Type;
 /// Largest integer that a JSON reader with double precision keeps exactly, 2^53.
 const MAX_SAFE_INTEGER: i64 = 1 << 53;
 const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H:%M:%S%.6f";
-
-/// The body of a reply.
-#[derive(Debug, Deserialize)]
-pub struct Reply {
-    /// The number of the batch it answers.
-    #[serde(default)]
-    pub batch: Option<u64>,
-    /// How long the server computed, in microseconds.
-    #[serde(default)]
-    pub micros: u64,
-    /// One array with one value per row.
-    pub columns: Vec<Vec<Value>>,
-}
 
 /// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`.
 pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
@@ -466,21 +452,6 @@ fn misfit(ty: &Type, row: usize, value: &Value) -> String {
         text.push_str("...");
     }
     format!("Row {} holds {text}, which is not of type {ty}.", row + 1)
-}
-
-/// Reads a reply's columns as `signature` says, `docs/protocol.md` §6. The error says what does not fit.
-pub fn decode_reply(signature: &Signature, reply: &Reply) -> Result<RecordBatch, String> {
-    let types = signature.reply_types();
-    if reply.columns.len() != types.len() {
-        return Err(format!("The reply has {} columns, not {}.", reply.columns.len(), types.len()));
-    }
-    let (mut fields, mut columns) = (Vec::new(), Vec::new());
-    for (ty, values) in types.iter().zip(&reply.columns) {
-        fields.push(ty.field(&signature.function));
-        columns.push(decode_column(ty, values)?);
-    }
-    let schema = Arc::new(arrow_schema::Schema::new(fields));
-    RecordBatch::try_new(schema, columns).map_err(|cause| format!("The reply is malformed: {cause}."))
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use parquet::basic::Compression;
 use parquet::file::properties::WriterProperties;
 
+use crate::codec::Unreadable;
 use crate::codec::adapt::adapt;
 use crate::error::{Error, Result};
 use crate::signature::Signature;
@@ -57,13 +58,36 @@ pub fn encode(batch: &RecordBatch) -> Vec<u8> {
 
 /// Reads a reply of so many rows as `signature` says. The error says what does not fit.
 pub fn decode_reply(signature: &Signature, rows: usize, file: &Buffer) -> std::result::Result<RecordBatch, String> {
-    // The library has thought of broken files, but not of liars.
-    let read = catch_unwind(AssertUnwindSafe(|| read_file(signature, rows, Bytes::from_owner(file.clone()))));
-    read.unwrap_or_else(|_| Err("its file is broken".to_string()))
-        .map_err(|cause| format!("The reply is malformed: {cause}."))
+    decode_reply_within(signature, rows, file, MAX_MESSAGE_BYTES).map_err(|unreadable| match unreadable {
+        Unreadable::Misfit(fact) => fact,
+        Unreadable::TooLarge => "The reply is larger than it says.".to_string(),
+    })
 }
 
-fn read_file(signature: &Signature, rows: usize, file: Bytes) -> std::result::Result<RecordBatch, String> {
+/// The same of a reply whose columns may have `most` bytes.
+pub(crate) fn decode_reply_within(
+    signature: &Signature,
+    rows: usize,
+    file: &Buffer,
+    most: usize,
+) -> std::result::Result<RecordBatch, Unreadable> {
+    // The library has thought of broken files, but not of liars.
+    let read = catch_unwind(AssertUnwindSafe(|| read_file(signature, rows, Bytes::from_owner(file.clone()), most)));
+    match read {
+        Ok(Ok(Some(batch))) => Ok(batch),
+        Ok(Ok(None)) => Err(Unreadable::TooLarge),
+        Ok(Err(cause)) => Err(format!("The reply is malformed: {cause}.").into()),
+        Err(_) => Err("The reply is malformed: its file is broken.".to_string().into()),
+    }
+}
+
+/// None if the columns would have more than `most` bytes.
+fn read_file(
+    signature: &Signature,
+    rows: usize,
+    file: Bytes,
+    most: usize,
+) -> std::result::Result<Option<RecordBatch>, String> {
     let types = signature.reply_types();
     let fields: Vec<_> = types.iter().map(|ty| ty.field(&signature.function)).collect();
     let schema = Arc::new(Schema::new(fields));
@@ -86,15 +110,18 @@ fn read_file(signature: &Signature, rows: usize, file: Bytes) -> std::result::Re
         let batch = typed(&schema, &batch.map_err(say)?)?;
         read += batch.num_rows();
         bytes += batch.get_array_memory_size() + size_of::<RecordBatch>();
-        if read > rows || bytes > MAX_MESSAGE_BYTES {
+        if read > rows {
             return Err("its file is larger than it says".to_string());
+        }
+        if bytes > most {
+            return Ok(None);
         }
         batches.push(batch);
     }
     if read < rows {
         return Err(format!("its file ends after {read} rows"));
     }
-    concat_batches(&schema, &batches).map_err(say)
+    concat_batches(&schema, &batches).map(Some).map_err(say)
 }
 
 /// A batch with the types of the function instead of the file's.

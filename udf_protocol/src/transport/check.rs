@@ -3,7 +3,7 @@
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, RecordBatch};
-use arrow_schema::DataType;
+use arrow_schema::{DataType, Fields};
 
 use crate::batch::{AggregateStep, CallBatch};
 use crate::error::{Error, Result};
@@ -14,27 +14,7 @@ use crate::types::Type;
 /// as the batch it answers", and what it says of the other kinds of functions.
 pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatch) -> Result<()> {
     let function = &signature.function;
-    let types = signature.reply_types();
-    let fields = columns.schema_ref().fields();
-    if fields.len() != types.len() {
-        return Err(Error::protocol(function, format!("Its reply has {} columns, not {}.", fields.len(), types.len())));
-    }
-    for (field, ty) in fields.iter().zip(&types) {
-        let is_encoded = matches!(field.data_type(), DataType::Dictionary(places, texts)
-            if **places == DataType::Int32 && **texts == DataType::Utf8);
-        let found = match is_encoded && call.takes_dictionaries {
-            true => Type::from_field(&field.as_ref().clone().with_data_type(DataType::Utf8)),
-            false => Type::from_field(field),
-        };
-        let found = found
-            .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
-        if !ty.accepts(&found) {
-            return Err(Error::bad_result(
-                function,
-                format!("Its reply is of type {found}; the declared result is {ty}."),
-            ));
-        }
-    }
+    check_types(signature, columns.schema_ref().fields(), call.takes_dictionaries)?;
     let (calls, rows) = (call.columns.num_rows(), columns.num_rows());
     let expected = match (signature.kind, call.step) {
         (FunctionKind::Scalar, _) | (_, Some(AggregateStep::State | AggregateStep::Finish)) => Some(calls),
@@ -46,6 +26,32 @@ pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatc
     }
     if signature.kind == FunctionKind::Table {
         check_row_numbers(function, calls, columns)?;
+    }
+    Ok(())
+}
+
+/// Checks the types of a reply's columns, which texts may have as dictionaries if that is taken.
+pub(super) fn check_types(signature: &Signature, fields: &Fields, takes_dictionaries: bool) -> Result<()> {
+    let function = &signature.function;
+    let types = signature.reply_types();
+    if fields.len() != types.len() {
+        return Err(Error::protocol(function, format!("Its reply has {} columns, not {}.", fields.len(), types.len())));
+    }
+    for (field, ty) in fields.iter().zip(&types) {
+        let is_encoded = matches!(field.data_type(), DataType::Dictionary(places, texts)
+            if **places == DataType::Int32 && **texts == DataType::Utf8);
+        let found = match is_encoded && takes_dictionaries {
+            true => Type::from_field(&field.as_ref().clone().with_data_type(DataType::Utf8)),
+            false => Type::from_field(field),
+        };
+        let found = found
+            .map_err(|_| Error::bad_result(function, format!("Its reply is of Arrow type {}.", field.data_type())))?;
+        if !ty.accepts(&found) {
+            return Err(Error::bad_result(
+                function,
+                format!("Its reply is of type {found}; the declared result is {ty}."),
+            ));
+        }
     }
     Ok(())
 }

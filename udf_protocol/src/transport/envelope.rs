@@ -13,15 +13,16 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
-use super::http::Http;
-use super::rest::random_name;
+use super::http::{Http, Most};
 use super::{Credentials, Endpoint, Inbox, Outbox, Reply, ServerInfo, Transport, answer_each, shorten};
 use crate::batch::CallBatch;
 use crate::codec::json::{decode_column, encode_value_or_null};
+use crate::codec::json_reply::tree_bytes;
 use crate::codec::json_text::{Json, integer_text, read_value, value_of};
 use crate::dialect::Dialect;
 use crate::error::{Error, Result};
 use crate::signature::{FunctionKind, Signature};
+use crate::textual_type;
 use crate::types::Type;
 
 /// Between two looks at whether a result that was promised (HTTP 202) is there: twice as long each time, up to the second.
@@ -58,7 +59,9 @@ impl Envelope {
         }
     }
 
-    fn headers_of(&self, signature: &Signature, batch: u64) -> HeaderMap {
+    /// The headers of a batch of an exchange of that name. They are the same each time it is sent: servers know by them that
+    /// they have it already.
+    fn headers_of(&self, signature: &Signature, batch: u64, exchange: &str) -> HeaderMap {
         let text = |value: &str| HeaderValue::from_str(value).unwrap_or_else(|_| HeaderValue::from_static(""));
         let mut headers = HeaderMap::new();
         let mut insert = |name: &'static str, value: &str| {
@@ -73,8 +76,8 @@ impl Envelope {
                 insert("sf-external-function-name", &signature.function);
                 insert("sf-external-function-signature", &format!("({})", arguments.join(", ")));
                 insert("sf-external-function-return-type", &signature.result.to_string());
-                insert("sf-external-function-current-query-id", &random_name());
-                insert("sf-external-function-query-batch-id", &format!("{}:{batch}", random_name()));
+                insert("sf-external-function-current-query-id", exchange);
+                insert("sf-external-function-query-batch-id", &format!("{exchange}:{batch}"));
             }
             Dialect::Singlestore => {
                 insert("s2-ef-name", &signature.function);
@@ -88,25 +91,40 @@ impl Envelope {
     }
 
     /// One batch, there and back.
-    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+    async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
-        let body = write_request(self.dialect, signature, batch);
+        let body = write_request(self.dialect, signature, batch, exchange);
         let bytes_sent = body.len();
-        let (path, headers) = (self.path_of(function), self.headers_of(signature, batch.number));
+        let (path, headers) = (self.path_of(function), self.headers_of(signature, batch.number, exchange));
         let lost = |error: Error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         };
-        let mut answer = self.http.request(Method::POST, &path, headers.clone(), body).await.map_err(lost)?;
+        let mut share = inbox.budget().share(batch.number);
+        let most = Most { function, share: &mut share, bytes: usize::MAX };
+        let mut answer =
+            self.http.request_within(Method::POST, &path, headers.clone(), body, most).await.map_err(lost)?;
         let mut pause = FIRST_POLL;
         while self.dialect == Dialect::Snowflake && answer.status == StatusCode::ACCEPTED {
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LAST_POLL);
-            answer = self.http.request(Method::GET, &path, headers.clone(), String::new()).await.map_err(lost)?;
+            let most = Most { function, share: &mut share, bytes: usize::MAX };
+            let asking = self.http.request_within(Method::GET, &path, headers.clone(), String::new(), most);
+            answer = asking.await.map_err(lost)?;
         }
         let bytes_received = answer.body.len();
         let rows = batch.columns.num_rows();
+        // A string of the body may hold what is parsed in its turn.
+        let has_inner = answer.body.starts_with(b"\"") || !matches!(signature.result, textual_type!());
+        if tree_bytes(&answer.body, has_inner) > inbox.budget().limit() {
+            return Err(share.exceeded(function));
+        }
         let text = text_of(&answer.body);
-        let values = read_reply(self.dialect, function, rows, answer.status, &text)?;
+        let values = read_reply(self.dialect, function, rows, answer.status, &text).map_err(|error| {
+            match answer.retry_after {
+                Some(pause) if error.is_retryable() => error.with_retry_after(pause),
+                _ => error,
+            }
+        })?;
         let values: Vec<Value> = values.into_iter().map(|value| normalize(self.dialect, signature, value)).collect();
         if values.len() != rows {
             return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
@@ -115,12 +133,15 @@ impl Envelope {
         let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
         let columns = RecordBatch::try_new(schema.into(), vec![column])
             .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))?;
-        Ok(Reply::whole(batch.number, columns, bytes_sent, bytes_received))
+        Ok(Reply { share: Some(share), ..Reply::whole(batch.number, columns, bytes_sent, bytes_received) })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         check_scalar(self.dialect, signature)?;
-        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch).await })).await
+        let exchange = outbox.name().to_string();
+        let exchange = exchange.as_str();
+        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, exchange, inbox).await }))
+            .await
     }
 }
 
@@ -149,7 +170,7 @@ pub(crate) fn no_signature(dialect: Dialect, function: &str) -> Error {
     ))
 }
 
-fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch) -> String {
+fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     let rows = batch.columns.num_rows();
     let names: Vec<String> = signature.call_schema().fields().iter().map(|field| quote(field.name())).collect();
     let cell = |out: &mut String, column: usize, row: usize| {
@@ -187,9 +208,9 @@ fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch) -> 
         Dialect::Redshift => {
             let _ = write!(
                 out,
-                "{{\"request_id\":\"{}\",\"cluster\":\"transship\",\"user\":\"transship\",\"database\":\"transship\",\
+                "{{\"request_id\":\"{exchange}:{}\",\"cluster\":\"transship\",\"user\":\"transship\",\"database\":\"transship\",\
                  \"external_function\":{},\"query_id\":0,\"num_records\":{rows},\"arguments\":",
-                random_name(),
+                batch.number,
                 quote(&signature.function)
             );
             write_rows(&mut out, false);
@@ -198,9 +219,9 @@ fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch) -> 
         Dialect::Bigquery => {
             let _ = write!(
                 out,
-                "{{\"requestId\":\"{}\",\"caller\":\"transship\",\"sessionUser\":\"transship\",\
+                "{{\"requestId\":\"{exchange}:{}\",\"caller\":\"transship\",\"sessionUser\":\"transship\",\
                  \"userDefinedContext\":{{\"function\":{}}},\"calls\":",
-                random_name(),
+                batch.number,
                 quote(&signature.function)
             );
             write_rows(&mut out, false);
@@ -456,7 +477,7 @@ mod tests {
         });
         let options = arrow_array::RecordBatchOptions::new().with_row_count(Some(rows.len()));
         let columns = RecordBatch::try_new_with_options(signature.call_schema(), columns.collect(), &options).unwrap();
-        write_request(dialect, &signature, &CallBatch::new(0, columns))
+        write_request(dialect, &signature, &CallBatch::new(0, columns), "id")
     }
 
     #[test]

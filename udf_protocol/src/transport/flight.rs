@@ -26,15 +26,15 @@ use super::foreign::{adapt_columns, adapt_reply, first_arrow_udf_schema, foreign
 use super::tcp::Tcp;
 use super::tls::Tls;
 use super::{
-    CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_MESSAGE_BYTES, Outbox, PROTOCOL_VERSION, Reply,
-    ServerInfo, Transport, WireError,
+    CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
+    Transport, WireError,
 };
 use super::{innermost, unix};
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
-use crate::transport::check::check_reply;
+use crate::transport::check::{check_reply, check_types};
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
@@ -157,9 +157,10 @@ impl Flight {
         }
     }
 
-    pub(super) fn client(&self) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
+    /// A client that takes messages of at most so many bytes.
+    pub(super) fn client(&self, most: usize) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
         let client = FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
-            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_decoding_message_size(most)
             .max_encoding_message_size(usize::MAX);
         if !self.compression {
             return client;
@@ -169,7 +170,7 @@ impl Flight {
 
     async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
         let action = Action { r#type: name.to_string(), body: Default::default() };
-        let mut results = self.client().do_action(action).await?.into_inner();
+        let mut results = self.client(MAX_ASIDE_BYTES).do_action(action).await?.into_inner();
         let first = results.message().await?;
         Ok(first.map(|result| result.body.to_vec()).unwrap_or_default())
     }
@@ -197,7 +198,7 @@ impl Flight {
 
     async fn describe(&self, function: &str) -> Result<(Signature, Option<Foreign>)> {
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
-        let info = match self.client().get_flight_info(descriptor).await {
+        let info = match self.client(MAX_ASIDE_BYTES).get_flight_info(descriptor).await {
             Ok(info) => info.into_inner(),
             Err(status) if is_transport_failure(&status) => {
                 return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
@@ -294,7 +295,8 @@ impl Flight {
         // The receiver is in scope and the queue empty, so sending cannot fail.
         let _ = wire.try_send(opening);
         let mut wire = Some(wire);
-        let mut client = self.client();
+        let most = inbox.budget().limit();
+        let mut client = self.client(most);
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
@@ -302,7 +304,7 @@ impl Flight {
         let mut reply_schema: Option<SchemaRef> = None;
         let mut bytes_sent = std::collections::HashMap::new();
         let mut first = first;
-        let lost = |status: Status| status_error(function, &status);
+        let lost = |status: Status| reply_error(function, &status, most);
         let mut is_closing = false;
         loop {
             if is_closing {
@@ -344,7 +346,7 @@ impl Flight {
                             let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
                             let number = call.map(|call| call.number).unwrap_or_default();
                             let columns = RecordBatch::new_empty(schema);
-                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0, repeated: 0 })));
+                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0, repeated: 0, share: None })));
                             return Ok(true);
                         }
                         if wire.is_none() && outbox.awaited() == 0 {
@@ -362,20 +364,30 @@ impl Flight {
                     let Some(schema) = &reply_schema else {
                         let schema = decode_schema(&message)
                             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
+                        if foreign.is_none() {
+                            check_types(signature, schema.fields(), false)?;
+                        }
                         reply_schema = Some(schema);
                         continue;
                     };
+                    let bytes_received = message.data_body.len() + message.data_header.len();
+                    let number = match signature.kind {
+                        // All of its results have the number 0, and none is waited for before the others.
+                        FunctionKind::Map => u64::MAX,
+                        _ => outbox.oldest_sent().unwrap_or_default(),
+                    };
+                    let mut share = inbox.budget().share(number);
+                    share.grow(function, bytes_received).await?;
                     let columns = decode_batch(&message, schema.clone())
                         .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
                     let columns = match foreign {
                         Some(_) => adapt_reply(signature, columns)?,
                         None => columns,
                     };
-                    let bytes_received = message.data_body.len() + message.data_header.len();
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch::new(0, RecordBatch::new_empty(signature.call_schema()));
                         check_reply(signature, &call, &columns)?;
-                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros, repeated: 0 })));
+                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros, repeated: 0, share: Some(share) })));
                         continue;
                     }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
@@ -403,6 +415,7 @@ impl Flight {
                         bytes_received,
                         compute_us: metadata.micros,
                         repeated: 0,
+                        share: Some(share),
                     })));
                 }
             }
@@ -454,14 +467,21 @@ fn is_transport_failure(status: &Status) -> bool {
     status.source().is_some() || status.code() == Code::Unavailable
 }
 
+/// The error of a stream whose messages may have `most` bytes.
+pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error {
+    // The library's own words; a server that says them is no better off.
+    let words = ["message length too large", "exceeded while decompressing"];
+    match words.iter().any(|words| status.message().contains(words)) {
+        true => Error::reply_too_large(function, most),
+        false => status_error(function, status),
+    }
+}
+
 pub(super) fn status_error(function: &str, status: &Status) -> Error {
     if is_transport_failure(status) {
         return Error::connection_lost(function, say(status));
     }
     match status.code() {
-        Code::OutOfRange if status.message().contains("too large") => {
-            Error::protocol(function, format!("Its reply is larger than {MAX_MESSAGE_BYTES} bytes."))
-        }
         _ => {
             // Arrow's Python servers append the traceback to the message.
             let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {

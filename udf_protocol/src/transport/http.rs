@@ -3,21 +3,26 @@
 //! It answers one request per connection at a time, so each batch in flight has a connection; connections are kept and
 //! used again.
 
+use std::collections::TryReserveError;
 use std::io::Read;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::tcp::Tcp;
 use super::tls::Tls;
-use super::{Credentials, Endpoint, MAX_MESSAGE_BYTES, innermost, unix};
+use super::{Budget, Credentials, Endpoint, MAX_ASIDE_BYTES, Share, innermost, unix};
 use crate::error::{Error, Kind, Result};
+
+/// What is unpacked at a time.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// A connection, of whatever kind.
 pub(crate) type Stream = Box<dyn ReadWrite>;
@@ -47,6 +52,8 @@ pub(crate) struct Http {
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
+    /// How long it wants not to be asked again.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Http {
@@ -104,23 +111,37 @@ impl Http {
         Ok(sender)
     }
 
-    /// Gets what is at a path.
+    /// Gets what is at a path, if it is small.
     pub(crate) async fn get(&self, path: &str) -> Result<Answer> {
         self.request(Method::GET, path, HeaderMap::new(), String::new()).await
     }
 
-    /// Posts a JSON body.
-    pub(crate) async fn post(&self, path: &str, body: String) -> Result<Answer> {
-        self.request(Method::POST, path, HeaderMap::new(), body).await
+    /// Posts a JSON body; the answer is a reply that counts as `share` of an exchange's budget.
+    pub(crate) async fn post(&self, path: &str, body: String, most: Most<'_>) -> Result<Answer> {
+        self.request_within(Method::POST, path, HeaderMap::new(), body, most).await
     }
 
-    /// Sends a request with further headers. A retryable error means that the connection was lost.
+    /// Sends a request with further headers, for an answer that is small.
     pub(crate) async fn request(
         &self,
         method: Method,
         path: &str,
         headers: HeaderMap,
         body: impl Into<Bytes>,
+    ) -> Result<Answer> {
+        let budget = Budget::new(MAX_ASIDE_BYTES);
+        let most = Most { function: "", share: &mut budget.share(0), bytes: MAX_ASIDE_BYTES };
+        self.request_within(method, path, headers, body, most).await
+    }
+
+    /// Sends a request with further headers. A retryable error means that the connection was lost.
+    pub(crate) async fn request_within(
+        &self,
+        method: Method,
+        path: &str,
+        headers: HeaderMap,
+        body: impl Into<Bytes>,
+        mut most: Most<'_>,
     ) -> Result<Answer> {
         let mut request = Request::builder()
             .method(method)
@@ -150,30 +171,89 @@ impl Http {
         connection.ready().await.map_err(lost)?;
         let response = connection.send_request(request).await.map_err(lost)?;
         let status = response.status();
+        let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| pause_of(value.to_str().ok()?));
         let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
-        let body = Limited::new(response.into_body(), MAX_MESSAGE_BYTES)
-            .collect()
-            .await
-            .map_err(|cause| Error::unreachable(&self.endpoint.to_string(), cause))?
-            .to_bytes();
+        let mut body = Vec::new();
+        let mut incoming = response.into_body();
+        while let Some(frame) = incoming.frame().await {
+            if let Ok(piece) = frame.map_err(lost)?.into_data() {
+                most.take(piece.len()).await?;
+                extend(&mut body, &piece).map_err(|_| most.exceeded())?;
+            }
+        }
         if !connection.is_closed() {
             self.idle.lock().expect("no holder panics").push(connection);
         }
-        let body = if is_gzip && self.accepts_gzip { unpack(&body, MAX_MESSAGE_BYTES)? } else { body };
-        Ok(Answer { status, body })
+        let body = if is_gzip && self.accepts_gzip { unpack(&body, &mut most).await? } else { body };
+        Ok(Answer { status, body: body.into(), retry_after })
     }
 }
 
-/// A body without its compression, which may then be of at most `most` bytes.
-fn unpack(body: &[u8], most: usize) -> Result<Bytes> {
+/// How large an answer may be.
+pub(crate) struct Most<'a> {
+    /// The function whose reply it is, for messages.
+    pub(crate) function: &'a str,
+    pub(crate) share: &'a mut Share,
+    /// What the rows that are asked for can need, if that is known, and with it less than the share.
+    pub(crate) bytes: usize,
+}
+
+impl Most<'_> {
+    /// Counts a further piece, and waits for its turn.
+    async fn take(&mut self, more: usize) -> Result<()> {
+        let Some(left) = self.bytes.checked_sub(more) else {
+            return Err(match self.function {
+                "" => self.exceeded(),
+                function => Error::protocol(function, "Its reply is larger than its rows can be."),
+            });
+        };
+        self.bytes = left;
+        self.share.grow(self.function, more).await
+    }
+
+    fn exceeded(&self) -> Error {
+        if self.function.is_empty() {
+            let fact = format!("It is larger than {} MB.", MAX_ASIDE_BYTES >> 20);
+            return Error::new(Kind::ProtocolViolation, "an answer of a server cannot be read").with_detail(fact);
+        }
+        self.share.exceeded(self.function)
+    }
+}
+
+/// What `Retry-After` says, in seconds or as a date (RFC 9110 §10.2.3).
+fn pause_of(text: &str) -> Option<Duration> {
+    match text.trim().parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => {
+            let date = chrono::DateTime::parse_from_rfc2822(text.trim()).ok()?;
+            Some(date.signed_duration_since(chrono::Utc::now()).to_std().unwrap_or_default())
+        }
+    }
+}
+
+/// Appends, unless there is no memory for it.
+fn extend(body: &mut Vec<u8>, piece: &[u8]) -> std::result::Result<(), TryReserveError> {
+    body.try_reserve(piece.len())?;
+    body.extend_from_slice(piece);
+    Ok(())
+}
+
+/// A body without its compression.
+async fn unpack(body: &[u8], most: &mut Most<'_>) -> Result<Vec<u8>> {
     let mut unpacked = Vec::new();
-    let read = MultiGzDecoder::new(body).take(most as u64 + 1).read_to_end(&mut unpacked);
-    let fact = match read {
-        Ok(size) if size > most => format!("It is larger than {most} bytes."),
-        Ok(_) => return Ok(unpacked.into()),
-        Err(cause) => format!("It cannot be unpacked: {cause}."),
-    };
-    Err(Error::new(Kind::ProtocolViolation, "a compressed answer of a server cannot be read").with_detail(fact))
+    let mut decoder = MultiGzDecoder::new(body);
+    let mut piece = vec![0; PIECE_BYTES];
+    loop {
+        let size = decoder.read(&mut piece).map_err(|cause| {
+            Error::new(Kind::ProtocolViolation, "a compressed answer of a server cannot be read")
+                .with_detail(format!("It cannot be unpacked: {cause}."))
+        })?;
+        if size == 0 {
+            return Ok(unpacked);
+        }
+        most.take(size).await?;
+        extend(&mut unpacked, &piece[..size]).map_err(|_| most.exceeded())?;
+    }
 }
 
 #[cfg(test)]
@@ -182,13 +262,21 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_grows_too_large_is_not_unpacked() {
+    #[tokio::test]
+    async fn what_grows_too_large_is_not_unpacked() {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
         encoder.write_all(&[b' '; 100_000]).unwrap();
         let packed = encoder.finish().unwrap();
-        assert_eq!(unpack(&packed, 100_000).unwrap().len(), 100_000);
-        let error = unpack(&packed, 99_999).unwrap_err();
-        assert_eq!(error.detail(), Some("It is larger than 99999 bytes."));
+        let budget = Budget::new(100_000);
+        let unpack = async |bytes| {
+            unpack(&packed, &mut Most { function: "f", share: &mut budget.share(0), bytes }).await.map(|it| it.len())
+        };
+        assert_eq!(unpack(100_000).await.unwrap(), 100_000);
+        assert_eq!(unpack(1_000_000).await.unwrap(), 100_000);
+        assert_eq!(unpack(99_999).await.unwrap_err().kind(), Kind::ProtocolViolation);
+        let budget = Budget::new(99_999);
+        let mut share = budget.share(0);
+        let most = &mut Most { function: "f", share: &mut share, bytes: 1_000_000 };
+        assert_eq!(super::unpack(&packed, most).await.unwrap_err().kind(), Kind::OutOfMemory);
     }
 }

@@ -1,6 +1,7 @@
 //! How batches travel. A transport moves bytes between an [`Outbox`] of calls and a [`Inbox`] of replies; it knows
 //! neither engines nor leases.
 
+mod budget;
 mod check;
 pub mod credentials;
 mod envelope;
@@ -34,6 +35,7 @@ use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
 use crate::signature::Signature;
 
+pub use budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 pub use credentials::{Credentials, Token};
 pub use pipeline::COLUMNS;
 pub use remote::Remote;
@@ -48,6 +50,9 @@ pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
 
 /// Longest wait for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Largest greeting, signature or error that a server may send, in bytes.
+pub(crate) const MAX_ASIDE_BYTES: usize = 8 << 20;
 
 /// Longest error text that is taken from a server, in bytes.
 const MAX_ERROR_BYTES: usize = 16 << 10;
@@ -195,6 +200,8 @@ pub(crate) fn host_and_port(text: &str, authority: &str) -> Result<String> {
 /// Calls on their way out: those not yet answered, oldest first, then those the engine adds.
 #[derive(Debug)]
 pub struct Outbox {
+    /// What tells the exchange from all others, however often its batches are sent.
+    name: String,
     unanswered: VecDeque<CallBatch>,
     /// Whether the engine has a part of the answer to the oldest of them.
     is_partly_answered: bool,
@@ -207,7 +214,21 @@ impl Outbox {
     /// An outbox that the sender's side fills. The engine's window bounds it.
     pub fn new() -> (mpsc::UnboundedSender<CallBatch>, Outbox) {
         let (sender, incoming) = mpsc::unbounded_channel();
-        (sender, Outbox { unanswered: VecDeque::new(), is_partly_answered: false, sent: 0, incoming })
+        (
+            sender,
+            Outbox {
+                name: rest::random_name(),
+                unanswered: VecDeque::new(),
+                is_partly_answered: false,
+                sent: 0,
+                incoming,
+            },
+        )
+    }
+
+    /// The exchange's name, which no other has.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The next batch to send; none once the engine has closed its side and all was handed out.
@@ -273,12 +294,14 @@ pub struct Reply {
     pub compute_us: u64,
     /// Rows that were not sent, since they equal others of the batch.
     pub repeated: usize,
+    /// What it holds of its exchange's budget, until the engine takes it.
+    pub share: Option<Share>,
 }
 
 impl Reply {
     /// The whole answer to a batch, of a server that does not say how long it computed.
     pub(crate) fn whole(number: u64, columns: RecordBatch, bytes_sent: usize, bytes_received: usize) -> Reply {
-        Reply { number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0, repeated: 0 }
+        Reply { number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0, repeated: 0, share: None }
     }
 }
 
@@ -305,6 +328,7 @@ pub struct Inbox {
     doorbell: Arc<Doorbell>,
     /// How many further replies the engine has room for.
     room: Arc<Semaphore>,
+    budget: Arc<Budget>,
 }
 
 /// Replies that may wait for the engine. Servers that have more to say are held up by HTTP/2's flow control.
@@ -315,7 +339,18 @@ impl Inbox {
     pub fn new(doorbell: Arc<Doorbell>) -> (Inbox, std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>) {
         let (sender, receiver) = std_mpsc::channel();
         let room = Arc::new(Semaphore::new(ROOM));
-        (Inbox { sender, doorbell, room: room.clone() }, receiver, room)
+        let budget = Budget::new(DEFAULT_REPLY_BYTES);
+        (Inbox { sender, doorbell, room: room.clone(), budget }, receiver, room)
+    }
+
+    /// The same within another budget.
+    pub(crate) fn within(self, budget: Arc<Budget>) -> Inbox {
+        Inbox { budget, ..self }
+    }
+
+    /// What replies may hold until the engine takes them.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
     }
 
     /// Waits until the engine has room for a reply; it makes room by taking one.

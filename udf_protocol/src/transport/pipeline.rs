@@ -19,13 +19,17 @@ use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
-use super::{Event, Inbox, MAX_MESSAGE_BYTES, Outbox, Reply, innermost};
+use super::{Event, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, Share, innermost};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
-use crate::codec::columns::{CallHeader, Layout, ReplyHeader, decode_reply, frame, inline_body, read_frame};
+use crate::codec::Unreadable;
+use crate::codec::columns::{
+    CallHeader, Data, FileData, Layout, ReplyHeader, aligned, decode_reply_from, fixed_bytes, frame, inline_body,
+    read_frame,
+};
 use crate::codec::parquet;
 use crate::error::{Error, Result};
-use crate::signature::Signature;
+use crate::signature::{FunctionKind, Signature};
 
 /// The content type of columns as they lie in memory.
 pub const COLUMNS: &str = "application/vnd.transship.columns";
@@ -36,8 +40,12 @@ const PARQUET: &str = "parquet";
 /// Longest head of an answer, in bytes.
 const MAX_HEAD_BYTES: usize = 16 << 10;
 const MAX_HEADERS: usize = 64;
+/// Longest header of a reply's columns, in bytes: 1,600 columns of text have 4,800 buffers, with two numbers each.
+const MAX_HEADER_BYTES: usize = 512 << 10;
 /// Least room for what is read at a time.
 const READ_BYTES: usize = 4 << 10;
+/// The same while a body is read that is not short.
+const LONG_READ_BYTES: usize = 64 << 10;
 /// Bodies up to this are copied behind their heads.
 const SHORT_BYTES: usize = 4 << 10;
 
@@ -73,12 +81,21 @@ impl Encoding {
         self,
         signature: &Signature,
         header: &ReplyHeader,
-        data: &Buffer,
+        data: &mut Data<'_>,
         call: &Layout,
-    ) -> std::result::Result<RecordBatch, String> {
+        most: usize,
+    ) -> std::result::Result<RecordBatch, Unreadable> {
         match self {
-            Encoding::Columns => decode_reply(signature, header, data, call),
-            Encoding::Parquet => parquet::decode_reply(signature, header.rows, data),
+            Encoding::Columns => decode_reply_from(signature, header, data, call).map_err(|fact| match data {
+                Data::File(FileData { is_too_large: true, .. }) => Unreadable::TooLarge,
+                _ => Unreadable::Misfit(fact),
+            }),
+            Encoding::Parquet => {
+                let file = data.whole()?;
+                // The file, and the columns that are made of it twice: piece by piece, and as one.
+                let left = most.saturating_sub(file.len()) / 2;
+                parquet::decode_reply_within(signature, header.rows, &file, left)
+            }
         }
     }
 }
@@ -120,6 +137,8 @@ impl Pipelines {
         };
         call.run(&mut pipeline, outbox, inbox).await?;
         if pipeline.is_reusable {
+            // What a large reply has made large is not kept.
+            pipeline.received = BytesMut::new();
             self.idle.lock().expect("no holder panics").push(pipeline);
         }
         Ok(())
@@ -206,6 +225,8 @@ impl PipelinedCall<'_> {
         let lost = |cause: std::io::Error| Error::connection_lost(self.function(), innermost(&cause));
         let mut awaited: VecDeque<Awaited> = VecDeque::new();
         let mut sending: VecDeque<Bytes> = VecDeque::new();
+        // Of the answer that is being read.
+        let mut share: Option<Share> = None;
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
             // So that a short answer comes in one piece.
@@ -224,13 +245,29 @@ impl PipelinedCall<'_> {
                     if read.map_err(lost)? == 0 {
                         return Err(Error::connection_lost(self.function(), "the server closed it"));
                     }
-                    while let Some(answer) = self.next_answer(&mut pipeline.received)? {
-                        let Some(call) = awaited.pop_front() else {
+                    while let Some(head) = self.next_head(&pipeline.received)? {
+                        let Some(call) = awaited.front() else {
                             return Err(Error::protocol(self.function(), "It answered more than it was asked."));
                         };
-                        pipeline.is_reusable &= !answer.is_last;
                         let number = call.batch.number;
-                        let event = match self.receive(pipeline, call, answer) {
+                        if share.is_none() {
+                            self.check_length(&head, call)?;
+                            let mut new = inbox.budget().share(number);
+                            new.grow(self.function(), head.length).await?;
+                            share = Some(new);
+                        }
+                        let missing = (head.size + head.length).saturating_sub(pipeline.received.len());
+                        if missing > 0 {
+                            // As much as has come: what a head promises costs nothing.
+                            let more = pipeline.received.len().max(LONG_READ_BYTES);
+                            pipeline.received.reserve(missing.min(more));
+                            break;
+                        }
+                        pipeline.received.advance(head.size);
+                        let body = pipeline.received.split_to(head.length).freeze();
+                        let (Some(call), Some(share)) = (awaited.pop_front(), share.take()) else { break };
+                        pipeline.is_reusable &= !head.is_last;
+                        let event = match self.receive(pipeline, call, &head, body, share).await {
                             Ok(reply) => Event::Reply(reply),
                             Err(error) => Event::Failure(number, error),
                         };
@@ -283,13 +320,13 @@ impl PipelinedCall<'_> {
         Awaited { batch, segments, layout }
     }
 
-    /// The next whole answer; none if there is more of it to come.
-    fn next_answer(&self, received: &mut BytesMut) -> Result<Option<Answer>> {
+    /// The head of the next answer; none if there is more of it to come.
+    fn next_head(&self, received: &[u8]) -> Result<Option<Head>> {
         let unreadable = |fact: &str| Error::protocol(self.function(), format!("Its answer is not HTTP: {fact}."));
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Response::new(&mut headers);
-        let head = match parsed.parse(received).map_err(|cause| unreadable(&cause.to_string()))? {
-            httparse::Status::Complete(length) => length,
+        let size = match parsed.parse(received).map_err(|cause| unreadable(&cause.to_string()))? {
+            httparse::Status::Complete(size) => size,
             httparse::Status::Partial if received.len() > MAX_HEAD_BYTES => {
                 return Err(unreadable("its head is too long"));
             }
@@ -301,51 +338,81 @@ impl PipelinedCall<'_> {
         };
         let length = value("content-length").and_then(|length| length.parse::<usize>().ok());
         let length = length.ok_or_else(|| unreadable("it does not say its length"))?;
-        if length > MAX_MESSAGE_BYTES {
-            return Err(unreadable("it is longer than 1 GiB"));
-        }
         let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
-        let answer = Answer {
+        Ok(Some(Head {
+            size,
+            length,
             status: status.ok_or_else(|| unreadable("it has no status"))?,
             is_columns: value("content-type") == Some(COLUMNS),
             is_last: value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
-            body: Bytes::new(),
-        };
-        if received.len() < head + length {
-            received.reserve(head + length - received.len());
-            return Ok(None);
-        }
-        received.advance(head);
-        Ok(Some(Answer { body: received.split_to(length).freeze(), ..answer }))
+        }))
     }
 
-    fn receive(&self, pipeline: &mut Pipeline, call: Awaited, answer: Answer) -> Result<Reply> {
+    /// Refuses a body that is longer than what it can be of use for, before it is read.
+    fn check_length(&self, head: &Head, call: &Awaited) -> Result<()> {
+        let most = match (head.status, self.encoding, self.signature.kind) {
+            (StatusCode::OK, Encoding::Columns, FunctionKind::Scalar) => {
+                // Buffers may be longer than their values need, and begin at multiples of what writers like.
+                let needed = fixed_bytes(&self.signature.reply_types(), call.batch.columns.num_rows());
+                needed.and_then(|needed| needed.checked_mul(2)?.checked_add(MAX_HEADER_BYTES))
+            }
+            (StatusCode::OK, ..) => None,
+            _ => Some(MAX_ASIDE_BYTES),
+        };
+        match most {
+            Some(most) if head.length > most => {
+                let (length, function) = (head.length, self.function());
+                Err(Error::protocol(function, format!("Its answer has {length} bytes, which its rows cannot need.")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn receive(
+        &self,
+        pipeline: &mut Pipeline,
+        call: Awaited,
+        answer: &Head,
+        body: Bytes,
+        mut share: Share,
+    ) -> Result<Reply> {
         let function = self.function();
         let Awaited { batch, segments, layout } = call;
         if answer.status != StatusCode::OK {
-            return Err(error_of(function, answer.status, &answer.body));
+            return Err(error_of(function, answer.status, &body));
         }
         if !answer.is_columns {
             return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
         }
         let unreadable = |fact: String| Error::protocol(function, format!("A reply cannot be read: {fact}."));
-        let (header, inline): (ReplyHeader, _) = read_frame(&answer.body).map_err(unreadable)?;
+        let header_bytes = body.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize);
+        if header_bytes > MAX_HEADER_BYTES && header_bytes < body.len() {
+            return Err(unreadable("its header is too long".to_string()));
+        }
+        let (header, inline): (ReplyHeader, _) = read_frame(&body).map_err(unreadable)?;
         if header.batch.is_some_and(|number| number != batch.number) {
             return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
         }
         if !header.dictionaries.is_empty() && !batch.takes_dictionaries {
             return Err(unreadable("it has a dictionary that was not asked for".to_string()));
         }
-        let data = match (&header.segment, &segments) {
-            (None, _) => Buffer::from(inline),
+        let mut data = match (&header.segment, &segments) {
+            (None, _) => Data::Memory(aligned(Buffer::from(inline))),
             (Some(name), Some(segments)) if *name == segments.replies() => {
-                read_segment(segments, &header).map_err(unreadable)?
+                let size = size_of_reply(segments, &header).map_err(unreadable)?;
+                // At most all of its buffers, and no more than a reply may have.
+                share.grow(function, header.own_bytes().min(share.left())).await?;
+                Data::File(FileData::new(segments.reply_file(), size, share.held()))
             }
             (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
         };
-        let decoded = self.encoding.decode(self.signature, &header, &data, &layout);
-        let columns = decoded.map_err(|fact| Error::bad_result(function, fact))?;
+        let most = share.held() + share.left();
+        let columns = self
+            .encoding
+            .decode(self.signature, &header, &mut data, &layout, most)
+            .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
         check_reply(self.signature, &batch, &columns)?;
+        let bytes_received = data.taken();
         // A handler that still looks at its arguments must go on seeing them.
         let is_spent = header.retained && !layout.retain_arena();
         pipeline.segments.extend(segments.filter(|_| !is_spent));
@@ -354,25 +421,31 @@ impl PipelinedCall<'_> {
             columns,
             is_last: true,
             bytes_sent: layout.bytes,
-            bytes_received: data.len(),
+            bytes_received,
             compute_us: header.micros,
             repeated: 0,
+            share: Some(share),
         })
     }
 }
 
-fn read_segment(segments: &Segments, header: &ReplyHeader) -> std::result::Result<Buffer, String> {
+/// What the reply in a segment reaches to.
+fn size_of_reply(segments: &Segments, header: &ReplyHeader) -> std::result::Result<usize, String> {
     let size = header.extent().filter(|size| *size <= MAX_MESSAGE_BYTES).ok_or("it is larger than 1 GiB")?;
-    segments.read(size).map_err(|_| "its segment is too short".to_string())
+    let is_there = segments.reply_file().metadata().is_ok_and(|file| file.len() >= size as u64);
+    if is_there { Ok(size) } else { Err("its segment is too short".to_string()) }
 }
 
-/// What a server answered.
-struct Answer {
+/// What a server says of its answer.
+struct Head {
+    /// Its own bytes.
+    size: usize,
+    /// Those of the body.
+    length: usize,
     status: StatusCode,
     is_columns: bool,
     /// Whether the server closes the connection behind it.
     is_last: bool,
-    body: Bytes,
 }
 
 /// Writes of the first piece what the connection takes now. Cancel-safe.

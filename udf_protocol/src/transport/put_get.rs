@@ -18,7 +18,7 @@ use tonic::{Status, Streaming};
 
 use super::check::check_reply;
 use super::envelope::{check_scalar, no_greeting, no_signature};
-use super::flight::{Flight, status_error};
+use super::flight::{Flight, reply_error};
 use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport};
 use crate::batch::CallBatch;
 use crate::codec::adapt::adapt;
@@ -62,13 +62,15 @@ impl PutGet {
     }
 
     /// One batch, there and back.
-    async fn call(&self, signature: &Signature, batch: &CallBatch) -> Result<Reply> {
+    async fn call(&self, signature: &Signature, batch: &CallBatch, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
-        let lost = |status: Status| status_error(function, &status);
+        let mut share = inbox.budget().share(batch.number);
+        let most = share.left();
+        let lost = |status: Status| reply_error(function, &status, most);
         let malformed =
             |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
         let _lock = self.acquire().await?;
-        let mut client = self.flight.client();
+        let mut client = self.flight.client(most);
         let descriptor = FlightDescriptor::new_path(vec!["scoreit".to_string()]);
         let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
         let message = BatchEncoder::default().encode(&batch.columns).map_err(|cause| malformed(&cause))?;
@@ -80,7 +82,9 @@ impl PutGet {
         let mut results: Streaming<FlightData> = client.do_get(ticket).await.map_err(lost)?.into_inner();
         let (mut schema, mut batches, mut bytes_received) = (None, Vec::new(), 0);
         while let Some(message) = results.message().await.map_err(lost)? {
-            bytes_received += message.data_body.len() + message.data_header.len();
+            let bytes = message.data_body.len() + message.data_header.len();
+            share.grow(function, bytes).await?;
+            bytes_received += bytes;
             match &schema {
                 None => schema = Some(decode_schema(&message).map_err(|cause| malformed(&cause))?),
                 Some(schema) => {
@@ -92,13 +96,13 @@ impl PutGet {
         let table = arrow_select::concat::concat_batches(&schema, &batches).map_err(|cause| malformed(&cause))?;
         let columns = adapt_reply(signature, table)?;
         check_reply(signature, batch, &columns)?;
-        Ok(Reply::whole(batch.number, columns, bytes_sent, bytes_received))
+        Ok(Reply { share: Some(share), ..Reply::whole(batch.number, columns, bytes_sent, bytes_received) })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         check_scalar(Dialect::PutGet, signature)?;
         while let Some(batch) = outbox.next().await {
-            let reply = self.call(signature, &batch).await?;
+            let reply = self.call(signature, &batch, inbox).await?;
             outbox.answer(batch.number);
             inbox.deliver(Ok(Event::Reply(reply)));
         }

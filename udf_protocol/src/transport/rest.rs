@@ -11,13 +11,16 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde::Deserialize;
 
-use super::http::Http;
+use super::http::{Http, Most};
 use super::pipeline::{Encoding, Pipelines};
 use super::{
-    Credentials, Endpoint, Event, Inbox, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport, WireError, answer_each,
+    Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
+    WireError, answer_each,
 };
 use crate::batch::CallBatch;
+use crate::codec::columns::fixed_bytes;
 use crate::codec::json;
+use crate::codec::json_reply::{self, Columns};
 use crate::error::{Error, Result};
 use crate::signature::{Argument, FunctionKind, Signature};
 use crate::transport::check::check_reply;
@@ -142,22 +145,35 @@ impl Rest {
     }
 
     /// One batch, there and back.
-    async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<Reply> {
+    async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
         let body = encode(signature, batch, exchange).await?;
         let bytes_sent = body.len();
-        let answer = self.http.post(&path_of(function), body).await.map_err(|error| {
+        let rows = Some(batch.columns.num_rows()).filter(|_| signature.kind == FunctionKind::Scalar);
+        let mut share = inbox.budget().share(batch.number);
+        let bytes = rows.and_then(|rows| text_bytes(&signature.reply_types(), rows)).unwrap_or(usize::MAX);
+        let most = Most { function, share: &mut share, bytes };
+        let answer = self.http.post(&path_of(function), body, most).await.map_err(|error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         })?;
         if answer.status != StatusCode::OK {
             return Err(error_of(function, answer.status, &answer.body));
         }
-        let reply: json::Reply = serde_json::from_slice(&answer.body)
+        let reply = json_reply::Reply::read(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
         if reply.batch.is_some_and(|number| number != batch.number) {
             return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
         }
-        let columns = json::decode_reply(signature, &reply).map_err(|fact| Error::bad_result(function, fact))?;
+        let most = inbox.budget().limit();
+        let read = reply.columns(signature, rows, most);
+        let read = read.map_err(|cause| cause.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
+        let columns = match read {
+            Columns::Read(columns) => columns,
+            Columns::TooMany(found) => {
+                let calls = batch.columns.num_rows();
+                return Err(Error::protocol(function, format!("Its reply has {found} rows for {calls} calls.")));
+            }
+        };
         check_reply(signature, batch, &columns)?;
         Ok(Reply {
             number: batch.number,
@@ -167,6 +183,7 @@ impl Rest {
             bytes_received: answer.body.len(),
             compute_us: reply.micros,
             repeated: 0,
+            share: Some(share),
         })
     }
 
@@ -174,7 +191,7 @@ impl Rest {
     async fn run_groups(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let exchange = random_name();
         while let Some(batch) = outbox.next().await {
-            let reply = self.call(signature, &batch, &exchange).await?;
+            let reply = self.call(signature, &batch, &exchange, inbox).await?;
             outbox.answer(batch.number);
             inbox.deliver(Ok(Event::Reply(reply)));
         }
@@ -209,8 +226,17 @@ impl Rest {
         if signature.kind == FunctionKind::Aggregate {
             return self.run_groups(signature, outbox, inbox).await;
         }
-        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "").await })).await
+        answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "", inbox).await })).await
     }
+}
+
+/// What a value of fixed width may take in JSON, white space included.
+const MAX_TEXT_BYTES: usize = 512;
+
+/// Bytes of JSON that values of so many rows can need; none if they may need any number.
+fn text_bytes(types: &[Type], rows: usize) -> Option<usize> {
+    // Every byte of such a value is a digit of less.
+    fixed_bytes(types, rows)?.checked_mul(MAX_TEXT_BYTES)?.checked_add(MAX_ASIDE_BYTES)
 }
 
 /// Writing more values than this to JSON takes longer than handing them to another thread.

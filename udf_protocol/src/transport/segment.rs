@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use arrow_buffer::{Buffer, MutableBuffer};
+use arrow_buffer::Buffer;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
@@ -27,8 +27,15 @@ pub fn read(file: &File, size: usize) -> io::Result<Buffer> {
     if file.metadata()?.len() < size as u64 {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let mut bytes = MutableBuffer::from_len_zeroed(size);
-    file.read_exact_at(&mut bytes, 0)?;
+    read_at(file, 0, size)
+}
+
+/// Bytes of a file, copied. A lack of memory is an error.
+pub(crate) fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Buffer> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.resize(size, 0);
+    file.read_exact_at(&mut bytes, offset)?;
     Ok(bytes.into())
 }
 
@@ -116,9 +123,9 @@ impl Segments {
         &self.replies.name
     }
 
-    /// The first `size` bytes of a reply.
-    pub(crate) fn read(&self, size: usize) -> io::Result<Buffer> {
-        read(&self.replies.file, size)
+    /// The file of the one for replies.
+    pub(crate) fn reply_file(&self) -> &File {
+        &self.replies.file
     }
 }
 
@@ -148,8 +155,8 @@ mod tests {
         let seen = || std::fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(seen(), 2);
         std::fs::write(directory.path().join(segments.replies()), b"reply").unwrap();
-        assert_eq!(segments.read(5).unwrap().as_slice(), b"reply");
-        assert!(segments.read(6).is_err());
+        assert_eq!(read(segments.reply_file(), 5).unwrap().as_slice(), b"reply");
+        assert!(read(segments.reply_file(), 6).is_err());
         drop(segments);
         assert_eq!(seen(), 0);
     }
