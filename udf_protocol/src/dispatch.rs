@@ -2,9 +2,10 @@
 //!
 //! In: the batches of an [`Outbox`]. Out: replies and at most one error in an [`Inbox`]. Invariant: a batch of a
 //! VOLATILE function is sent at most once; a batch of any other is sent again, to another replica, after a replica was
-//! lost, at most [`MAX_ATTEMPTS`] times in all.
+//! lost, at most [`MAX_ATTEMPTS`] times in all, after a pause.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,6 +23,20 @@ use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Remote, Tran
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
+
+/// The pause before the second attempt, and how many times as long each further one is. A random part of up to a half is left
+/// out, so that those who were lost together do not come back together.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_GROWTH: u32 = 8;
+
+/// How long to wait after an attempt that failed, given what its server asked for.
+fn pause_before(attempt: u32, asked: Option<Duration>) -> Duration {
+    let longest = FIRST_PAUSE * PAUSE_GROWTH.pow(attempt - 1);
+    let random = RandomState::new().build_hasher().finish() as u32;
+    let pause = longest - longest.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0);
+    // Whatever it asks for, not all of its clients at once.
+    asked.map_or(pause, |asked| asked + pause)
+}
 
 /// Who answers a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -178,9 +193,14 @@ impl Connections {
             let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table);
             let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
             if error.is_retryable() && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
-                attempt += 1;
-                outbox.rewind();
-                continue;
+                let pause = pause_before(attempt, error.retry_after());
+                // The engine gives up then: better now, with the reason.
+                if pause < call.batch_timeout {
+                    tokio::time::sleep(pause).await;
+                    attempt += 1;
+                    outbox.rewind();
+                    continue;
+                }
             }
             inbox.deliver(Err(error));
             return;
