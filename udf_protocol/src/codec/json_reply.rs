@@ -243,7 +243,7 @@ fn read_column(
     if rows.is_some_and(|rows| count > rows) {
         return Ok(Err(count));
     }
-    column.finish(left).map(Ok)
+    column.finish().map(Ok)
 }
 
 /// Which row of a column does not fit.
@@ -254,7 +254,7 @@ fn find_misfit(ty: &Type, text: &str) -> String {
         let value = text.value()?;
         let mut column = Column::new(ty);
         let mut left = usize::MAX;
-        let read = column.append(&mut Text { rest: value }, &mut left).and_then(|()| column.finish(&mut left));
+        let read = column.append(&mut Text { rest: value }, &mut left).and_then(|()| column.finish());
         if read.is_err() {
             found = Some(value);
             return Err(Failure::Misfit);
@@ -380,7 +380,7 @@ impl Column {
         self.validity.len()
     }
 
-    fn finish(self, left: &mut usize) -> Result<ArrayRef, Failure> {
+    fn finish(self) -> Result<ArrayRef, Failure> {
         let malformed = |cause: arrow_schema::ArrowError| Failure::Malformed(cause.to_string());
         let rows = self.len();
         let nulls = Some(NullBuffer::from(self.validity)).filter(|nulls| nulls.null_count() > 0);
@@ -405,14 +405,14 @@ impl Column {
             }
             Values::Elements(elements) => {
                 let field = Arc::new(elements.ty.field("item"));
-                let (ends, elements) = (OffsetBuffer::new(ends.into()), elements.finish(left)?);
+                let (ends, elements) = (OffsetBuffer::new(ends.into()), elements.finish()?);
                 Arc::new(ListArray::try_new(field, ends, elements, nulls).map_err(malformed)?)
             }
             Values::Parts(parts) => {
                 let (mut fields, mut columns) = (Vec::new(), Vec::new());
                 for (name, part) in parts {
                     fields.push(part.ty.field(&name));
-                    columns.push(part.finish(left)?);
+                    columns.push(part.finish()?);
                 }
                 let array = StructArray::try_new_with_length(fields.into(), columns, nulls, rows);
                 Arc::new(array.map_err(malformed)?)

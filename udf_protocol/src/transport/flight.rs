@@ -481,16 +481,12 @@ pub(super) fn status_error(function: &str, status: &Status) -> Error {
     if is_transport_failure(status) {
         return Error::connection_lost(function, say(status));
     }
-    match status.code() {
-        _ => {
-            // Arrow's Python servers append the traceback to the message.
-            let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {
-                Some((message, traceback)) => (message, Some(traceback.to_string())),
-                None => (status.message(), None),
-            };
-            Error::user_code(function, message, None, traceback)
-        }
-    }
+    // Arrow's Python servers append the traceback to the message.
+    let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {
+        Some((message, traceback)) => (message, Some(traceback.to_string())),
+        None => (status.message(), None),
+    };
+    Error::user_code(function, message, None, traceback)
 }
 
 /// The innermost cause: "connection refused" rather than "transport error".
