@@ -66,6 +66,9 @@ class Outcome:
     word: str
     value: object = None
 
+    def __str__(self):
+        return f"{self.word}: {str(self.value)[:600]}"
+
     @property
     def code(self):
         return self.value[0] if self.word == "error" else ""
