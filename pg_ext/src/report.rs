@@ -116,7 +116,7 @@ unsafe fn restore_texts() {
         let is_carried = TEXTS.with_borrow(|texts| texts.as_ref().is_some_and(|texts| texts.carried == carried));
         if !is_carried {
             let is_ascii = found.iter().flatten().all(|text| text.to_bytes().is_ascii());
-            TEXTS.set((!is_ascii).then(|| Texts { carried, meant: found }));
+            TEXTS.set((!is_ascii).then_some(Texts { carried, meant: found }));
             return;
         }
         let Some(Texts { meant: [message, detail, hint], .. }) = TEXTS.take() else { return };

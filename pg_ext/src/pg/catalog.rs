@@ -117,7 +117,7 @@ pub fn check_execute(oid: pg_sys::Oid) {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
         }
         // InvokeFunctionExecuteHook, which a security module such as sepgsql listens to.
-        if (*(&raw const pg_sys::object_access_hook)).is_some() {
+        if (&raw const pg_sys::object_access_hook).read().is_some() {
             pg_sys::RunFunctionExecuteHook(oid);
         }
     }
