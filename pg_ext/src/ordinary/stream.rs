@@ -319,6 +319,7 @@ unsafe extern "C-unwind" fn end(stream: *mut Stream, work: *mut Work) {
             bytes_received: 0,
             compute_us: 0,
             repeated: 0,
+            share: None,
         });
     }
 }
