@@ -34,6 +34,18 @@ else
 fi
 test_tools=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
 
+# Ends what a run that was interrupted has left.
+stop_servers() {
+  local name
+  for name in plain lifted; do
+    if is_alive "$place/$name/data/postmaster.pid"; then
+      as_server "$PG_BIN/pg_ctl" --pgdata="$place/$name/data" --mode=immediate --silent --wait stop
+    fi
+  done
+}
+trap stop_servers EXIT
+stop_servers
+
 # run_suites NAME LEVEL: outputs go to $place/NAME/SUITE/results.
 run_suites() {
   local name=$1 data=$place/$1/data socket=$place/$1/s suite
