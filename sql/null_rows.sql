@@ -1,20 +1,20 @@
 -- A composite result that is NULL: in FROM it is a row of NULLs, elsewhere NULL, as of any function. PL/pgSQL and SQL are the reference.
 CREATE TYPE spread AS (low bigint, gone int, high bigint, label text);
 ALTER TYPE spread DROP ATTRIBUTE gone;
-CREATE FUNCTION span(a bigint, b bigint) RETURNS spread LANGUAGE container IMMUTABLE AS 'image = "regress:1.0"';
+CREATE FUNCTION spread_of(a bigint, b bigint) RETURNS spread LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "span"';
 CREATE FUNCTION span_strict(a bigint, b bigint) RETURNS spread LANGUAGE container IMMUTABLE STRICT AS E'image = "regress:1.0"\nfunction = "span"';
 CREATE FUNCTION span_out(a bigint, b bigint, OUT low bigint, OUT high bigint, OUT label text) LANGUAGE container IMMUTABLE
 AS E'image = "regress:1.0"\nfunction = "span"';
 CREATE FUNCTION pairs(n bigint) RETURNS TABLE ("position" int, word text) LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "maybe_pairs"';
 CREATE SCHEMA reference;
-CREATE FUNCTION reference.span(a bigint, b bigint) RETURNS spread LANGUAGE plpgsql IMMUTABLE AS $$
+CREATE FUNCTION reference.spread_of(a bigint, b bigint) RETURNS spread LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
   RETURN CASE WHEN a + b IS NOT NULL THEN (least(a, b), greatest(a, b), a || '-' || b)::spread END;
 END
 $$;
-CREATE FUNCTION reference.span_strict(a bigint, b bigint) RETURNS spread LANGUAGE plpgsql IMMUTABLE STRICT AS 'BEGIN RETURN reference.span(a, b); END';
+CREATE FUNCTION reference.span_strict(a bigint, b bigint) RETURNS spread LANGUAGE plpgsql IMMUTABLE STRICT AS 'BEGIN RETURN reference.spread_of(a, b); END';
 CREATE FUNCTION reference.span_out(a bigint, b bigint, OUT low bigint, OUT high bigint, OUT label text) LANGUAGE sql IMMUTABLE AS
-'SELECT s.low, s.high, s.label FROM reference.span(a, b) s WHERE s.low IS NOT NULL';
+'SELECT s.low, s.high, s.label FROM reference.spread_of(a, b) s WHERE s.low IS NOT NULL';
 CREATE TYPE numbered AS (position int, word text);
 CREATE FUNCTION reference.pairs(n bigint) RETURNS SETOF numbered LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -38,7 +38,7 @@ BEGIN
 END
 $$;
 SELECT name, query, batched = expected AND single = expected AS same, expected
-FROM (VALUES ('span(x, 5)'), ('span_strict(x, 5)'), ('span_out(x, 5)'), ('pairs(x)')) f (name),
+FROM (VALUES ('spread_of(x, 5)'), ('span_strict(x, 5)'), ('span_out(x, 5)'), ('pairs(x)')) f (name),
   (VALUES
     ('SELECT k, r FROM gaps, %s r ORDER BY k'),
     ('SELECT count(*), count(r) FROM gaps, %s r'),
@@ -49,9 +49,9 @@ FROM (VALUES ('span(x, 5)'), ('span_strict(x, 5)'), ('span_out(x, 5)'), ('pairs(
     ('SELECT k, r FROM gaps LEFT JOIN LATERAL %s r ON k <> 1 ORDER BY k'),
     ('SELECT k, r.* FROM gaps, %s r ORDER BY k'),
     ('SELECT k, %s AS r FROM gaps ORDER BY k')) q (query), answers(format(query, name));
-EXPLAIN (VERBOSE, COSTS OFF) SELECT k, r FROM gaps, span(x, 5) r;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT k, r FROM gaps, spread_of(x, 5) r;
 EXPLAIN (VERBOSE, COSTS OFF) SELECT k, r FROM gaps, pairs(x) r;
-DROP FUNCTION answers, span, span_strict, span_out, pairs;
+DROP FUNCTION answers, spread_of, span_strict, span_out, pairs;
 SET client_min_messages = warning;
 DROP SCHEMA reference CASCADE;
 RESET client_min_messages;

@@ -63,8 +63,10 @@ def main():
     counts = collections.Counter()
     log = arguments.lifted / "lifted"
     for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        # A session's name may hold a line break.
         name, _, count = line.rpartition(" ")
-        counts[re.sub(r"^(pg_regress|isolation)/", "", name)] += int(count)
+        if count.isdigit():
+            counts[re.sub(r"^(pg_regress|isolation)/", "", name)] += int(count)
     failed = []
     for output in outputs:
         suite, test = output.parts[0], output.stem

@@ -25,6 +25,7 @@ use udf_protocol::types::Type;
 use super::to_arrow::{self, days_since_1970, micros_since_1970};
 use super::{Form, SqlType};
 use crate::pg::raw;
+use crate::pg::text::to_utf8;
 
 /// Bytes of a Datum.
 const DATUM_BYTES: usize = size_of::<pg_sys::Datum>();
@@ -511,10 +512,10 @@ fn bytes_array(ty: &Type, data: Vec<u8>, ends: Vec<i32>, nulls: Option<NullBuffe
     let data = Buffer::from_vec(data);
     match StringArray::try_new(offsets.clone(), data.clone(), nulls.clone()) {
         Ok(array) => Arc::new(array),
-        // PostgreSQL has checked its text; what slipped through is replaced, value by value.
+        // PostgreSQL has checked its text; for what slipped through this raises an error.
         Err(_) => {
             let bytes = BinaryArray::new(offsets, data, nulls);
-            Arc::new(bytes.iter().map(|value| value.map(String::from_utf8_lossy)).collect::<StringArray>())
+            Arc::new(bytes.iter().map(|value| value.map(to_utf8)).collect::<StringArray>())
         }
     }
 }
