@@ -44,6 +44,10 @@ differential:    ## Ask random questions in two ways that must agree, in the dat
 sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server crashes: make sqlsmith QUERIES=1000 SEED=7
 	@scripts/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
 
+lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form.
+	@for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel --suites core" "--rows 0" "--rows 1 --level user" "--rows 3 --level user --parallel"; do \
+	  scripts/lifted_regression.sh $$form || exit 1; done
+
 pg:              ## Start a private cluster and manager with a few sample functions.
 	@scripts/pg.sh
 

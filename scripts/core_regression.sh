@@ -1,33 +1,11 @@
 #!/usr/bin/env bash
-# Runs PostgreSQL's own regression suite with the library preloaded, on a cluster of its own. The suite comes from
-# Debian's source package, of the version nearest to the server's that Debian still has.
+# Runs PostgreSQL's own regression suite with the library preloaded, on a cluster of its own.
 source "$(dirname "$0")/environment.sh"
-"$ROOT/scripts/packages.sh" dpkg-dev bzip2 xz-utils gcc
 "$ROOT/scripts/install.sh"
 
 place=$PRIVATE/core
-major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
-mkdir -p "$place/apt/parts" "$place/apt/lists/partial"
-if ! compgen -G "$place/postgresql-*/src/test/regress/regress.c" > /dev/null; then
-  say "Fetching the source of PostgreSQL $major"
-  sed 's/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/debian.sources > "$place/apt/parts/src.sources"
-  options=(-o "Dir::Etc::SourceList=$place/apt/none" -o "Dir::Etc::SourceParts=$place/apt/parts" -o "Dir::State::lists=$place/apt/lists")
-  touch "$place/apt/none"
-  (
-    cd "$place"
-    apt-get "${options[@]}" --quiet=2 update
-    for version in $(apt-cache "${options[@]}" showsrc "postgresql-$major" | sed -n 's/^Version: //p' | sort --version-sort --reverse); do
-      apt-get "${options[@]}" --quiet=2 source --download-only "postgresql-$major=$version" && break
-    done
-    tar --extract --file "$(ls postgresql-*.orig.tar.bz2)"
-  ) > "$ROOT/target/core_source.log" 2>&1 || { tail -n 20 "$ROOT/target/core_source.log" >&2; exit 1; }
-fi
-cd "$place"/postgresql-*/src/test/regress
-say "Building the suite's library"
-gcc -shared -fPIC -I"$("$PG_CONFIG" --includedir-server)" -o regress.so regress.c
-
+suite=$("$ROOT/scripts/core_source.sh")/src/test/regress
 regress=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test/regress/pg_regress
-suite=$PWD
 # run_suite NAME LIBRARY: results go to $place/NAME.
 run_suite() {
   local name=$1 data=$place/$1/data socket=$place/$1/s
@@ -47,7 +25,7 @@ CONF
   grep -E "tests (passed|failed)" "$place/$name.out"
 }
 
-chown -R "$SERVER_USER" .
+cd "$suite"
 say "Running PostgreSQL's regression suite without the library"
 run_suite without ''
 say "Running PostgreSQL's regression suite with the library preloaded"

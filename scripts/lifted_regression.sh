@@ -29,7 +29,7 @@ if [ -n "${LIFTED_LIBRARY:-}" ]; then
   install -m 755 "$LIFTED_LIBRARY" "$library"
 else
   say "Building the library that lifts ordinary functions"
-  cargo build --quiet --release --package pg_ext --no-default-features --features "pg$major,lift-ordinary"
+  cargo build --quiet --release --workspace --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
   install -m 755 "$BUILD/libtransship.so" "$library"
 fi
 test_tools=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
@@ -107,6 +107,6 @@ CONTRIB="btree_gin btree_gist citext cube dict_int dict_xsyn earthdistance fuzzy
 
 say "Running PostgreSQL's tests with nothing lifted"
 run_suites plain none
-say "Running PostgreSQL's tests with ${level/all/all} functions lifted, in batches of $rows, parallel plans $parallel"
+say "Running PostgreSQL's tests with functions lifted (level $level), in batches of $rows, parallel plans $parallel"
 run_suites lifted "$level"
 "$ROOT/tests/lifted/compare.py" --major "$major" --level "$level" --parallel "$parallel" "$place/plain" "$place/lifted"
