@@ -302,6 +302,7 @@ impl Flight {
         let mut replies: Option<Streaming<FlightData>> = None;
         let mut encoder = BatchEncoder::default();
         let mut reply_schema: Option<SchemaRef> = None;
+        let mut is_schema_checked = foreign.is_some();
         let mut bytes_sent = std::collections::HashMap::new();
         let mut first = first;
         let lost = |status: Status| reply_error(function, &status, most);
@@ -364,9 +365,6 @@ impl Flight {
                     let Some(schema) = &reply_schema else {
                         let schema = decode_schema(&message)
                             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
-                        if foreign.is_none() {
-                            check_types(signature, schema.fields(), false)?;
-                        }
                         reply_schema = Some(schema);
                         continue;
                     };
@@ -378,6 +376,12 @@ impl Flight {
                     };
                     let mut share = inbox.budget().share(number);
                     share.grow(function, bytes_received).await?;
+                    // Only now: an error says more than the schema that comes before it. And before values are read, which
+                    // other types could make many of few bytes.
+                    if !is_schema_checked {
+                        check_types(signature, schema.fields(), false)?;
+                        is_schema_checked = true;
+                    }
                     let columns = decode_batch(&message, schema.clone())
                         .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
                     let columns = match foreign {
