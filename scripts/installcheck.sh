@@ -53,7 +53,7 @@ export TLS_ENDPOINT=grpcs://localhost:$tls_port TLS_FOLDER=$tls MISBEHAVING_ENDP
 export ARROW_UDF_1_ENDPOINT=grpc://127.0.0.1:$old_port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching surgery guarded nulls types built_types results map aggregates errors cancel transports arrow_udf dialects tls prepared parallel statements dba settings update security_context aggregate_states null_rows encodings row_types statistics)
+[ $# -gt 0 ] || tests=(language batching surgery guarded nulls types built_types results map aggregates errors cancel transports arrow_udf dialects tls prepared parallel statements dba settings update security_context aggregate_states null_rows encodings row_types statistics reply_size)
 export PG_REGRESS_DIFF_OPTS=-u
 # A statement that hangs is a failure, not a wait.
 export PGOPTIONS="-c statement_timeout=120s"
@@ -69,7 +69,7 @@ mkdir -p "$ROOT/target/regress"
 say "Running specs/, where two sessions meet"
 mkdir -p "$ROOT/target/isolation"
 "$regress/isolation/pg_isolation_regress" --inputdir=. --outputdir=target/isolation --bindir="$PG_BIN" \
-  --dbname=transship_regression --use-existing concurrent_update replace_function || {
+  --dbname=transship_regression --use-existing concurrent_update replace_function lateral_set || {
   cat target/isolation/regression.diffs >&2
   exit 1
 }

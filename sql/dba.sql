@@ -83,7 +83,7 @@ SELECT transship.stat_reset();
 SELECT count(*) FROM transship.stat_functions WHERE calls > 0;
 -- What is running, seen from inside a query that does.
 SELECT DISTINCT p.name, p.batches_sent > 0 AS sent, p.calls > 0 AS calls, started <= clock_timestamp() AS started
-FROM (SELECT add_one(x) AS z FROM numbers LIMIT 500) s, LATERAL (SELECT * FROM transship.progress WHERE pid = pg_backend_pid() AND s.z > 0) p;
+FROM (SELECT add_one(x) AS z FROM numbers LIMIT 500) s, LATERAL (SELECT * FROM transship.progress WHERE pid = pg_backend_pid() AND s.z > 0 OFFSET 0) p;
 DROP SERVER scorer CASCADE;
 SELECT code, message FROM failure('SELECT token_length(1)');
 DROP FUNCTION token_length, mine, mine_too;
