@@ -44,9 +44,9 @@ differential:    ## Ask random questions in two ways that must agree, in the dat
 sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server crashes: make sqlsmith QUERIES=1000 SEED=7
 	@scripts/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
 
-lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form.
-	@for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel --suites core" "--rows 0" "--rows 1 --level user" "--rows 3 --level user --parallel"; do \
-	  scripts/lifted_regression.sh $$form || exit 1; done
+lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form, on PostgreSQL 15, 17 and 18.
+	@scripts/lifted_regression.sh --all-forms
+	@LIFTED=--all-forms scripts/test_matrix.sh
 
 pg:              ## Start a private cluster and manager with a few sample functions.
 	@scripts/pg.sh

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Fetches the source of the PostgreSQL that PG_CONFIG names, from Debian's source package of the nearest version that Debian still
-# has, builds the libraries of its test suites, and prints where it lies.
+# has, builds the libraries of its test suites, and prints where it lies.  core_source.sh MAJOR SUITE fetches only: that version,
+# from that Debian suite.
 source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/packages.sh" dpkg-dev bzip2 xz-utils gcc >&2
 
-major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+major=${1:-$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')}
 place=$PRIVATE/core
 mkdir -p "$place/apt/parts" "$place/apt/lists/partial"
 if ! compgen -G "$place/postgresql-$major.*/src/test/regress/regress.c" > /dev/null; then
   say "Fetching the source of PostgreSQL $major"
-  sed 's/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/debian.sources > "$place/apt/parts/src.sources"
-  options=(-o "Dir::Etc::SourceList=$place/apt/none" -o "Dir::Etc::SourceParts=$place/apt/parts" -o "Dir::State::lists=$place/apt/lists")
+  rm -rf "$place/apt/lists" && mkdir -p "$place/apt/lists/partial"
+  sed -e 's/^Types: deb$/Types: deb-src/' ${2:+-e "s/^Suites:.*/Suites: $2/" -e '/^$/,$d'} /etc/apt/sources.list.d/debian.sources > "$place/apt/parts/src.sources"
+  options=(-o "Dir::Etc::SourceList=$place/apt/none" -o "Dir::Etc::SourceParts=$place/apt/parts" -o "Dir::State::lists=$place/apt/lists" \
+    -o Acquire::Check-Valid-Until=false)
   touch "$place/apt/none"
   (
     cd "$place"
@@ -21,6 +24,7 @@ if ! compgen -G "$place/postgresql-$major.*/src/test/regress/regress.c" > /dev/n
     tar --extract --file "$(ls "postgresql-${major}"_*.orig.tar.bz2 | tail -n 1)"
   ) > "$ROOT/target/core_source.log" 2>&1 || { tail -n 20 "$ROOT/target/core_source.log" >&2; exit 1; }
 fi
+[ $# = 0 ] || exit 0
 cd "$place/postgresql-$major".*/
 includes=$("$PG_CONFIG" --includedir-server)
 if [ ! -e src/test/regress/regress.so ]; then

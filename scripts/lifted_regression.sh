@@ -3,11 +3,19 @@
 # test must give what it gives with the same library and nothing lifted, but for what tests/lifted/differences lists.
 #
 #   lifted_regression.sh [--level user|all] [--rows N] [--parallel] [--suites "own core plpgsql contrib isolation"]
+#   lifted_regression.sh --all-forms
 #
 # N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. LIFTED_LIBRARY is a library to use in place of a
 # build of this tree.
 source "$(dirname "$0")/environment.sh"
 
+if [ "${1:-}" = --all-forms ]; then
+  for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel" "--rows 0" "--rows 1" "--rows 1 --level user" "--rows 3 --level user --parallel"; do
+    # shellcheck disable=SC2086
+    "$0" $form
+  done
+  exit
+fi
 level=all rows=3 parallel=off suites="own core plpgsql contrib isolation"
 while [ $# -gt 0 ]; do
   case $1 in
@@ -109,4 +117,4 @@ say "Running PostgreSQL's tests with nothing lifted"
 run_suites plain none
 say "Running PostgreSQL's tests with functions lifted (level $level), in batches of $rows, parallel plans $parallel"
 run_suites lifted "$level"
-"$ROOT/tests/lifted/compare.py" --major "$major" --level "$level" --parallel "$parallel" "$place/plain" "$place/lifted"
+"$ROOT/tests/lifted/compare.py" --major "$major" --level "$level" --rows "$rows" --parallel "$parallel" "$place/plain" "$place/lifted"

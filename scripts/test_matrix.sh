@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs sql/ on other versions of PostgreSQL, each in a container of the Debian suite that has it: test_matrix.sh [VERSION...]
 # The containers of functions run on the host, as RUNTIME says; expected/ differs where expected/VERSION/ has a file.
+# LIFTED="ARGUMENTS": runs lifted_regression.sh ARGUMENTS there in place of sql/.
 source "$(dirname "$0")/environment.sh"
 declare -A suites=([17]=trixie [18]=forky)
 versions=("$@")
@@ -8,9 +9,11 @@ versions=("$@")
 
 "$ROOT/scripts/docker.sh" start
 source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/up.sh"
-"$ROOT/scripts/python.sh"
-build_image sql/functions
+if [ -z "${LIFTED:-}" ]; then
+  "$ROOT/scripts/up.sh"
+  "$ROOT/scripts/python.sh"
+  build_image sql/functions
+fi
 "$ROOT/scripts/packages.sh" mmdebstrap ca-certificates
 sysroot=$(rustc --print sysroot) cargo_home=${CARGO_HOME:-$HOME/.cargo}
 
@@ -18,17 +21,18 @@ for version in "${versions[@]}"; do
   image=transship-matrix:$version
   if ! docker image inspect "$image" > /dev/null 2>&1; then
     say "Making an image with PostgreSQL $version of Debian ${suites[$version]}"
-    packages=ca-certificates,postgresql-$version,postgresql-server-dev-$version,postgresql-$version-pgvector,clang,libclang-dev,gcc,libc6-dev,make,procps
+    packages=ca-certificates,postgresql-$version,postgresql-server-dev-$version,postgresql-$version-pgvector,clang,libclang-dev,gcc,libc6-dev,make,procps,dpkg-dev,bzip2,xz-utils,python3
     # A mirror may lag behind the validity of a suite that is still moving; its signature is checked all the same.
     mmdebstrap --quiet --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' --include="$packages" \
       --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' "${suites[$version]}" - 2> "$ROOT/target/mmdebstrap.log" \
       | docker import - "$image" > /dev/null || { docker image rm "$image" > /dev/null; tail -n 20 "$ROOT/target/mmdebstrap.log" >&2; exit 1; }
   fi
+  if [ -n "${LIFTED:-}" ]; then "$ROOT/scripts/core_source.sh" "$version" "${suites[$version]}"; fi
   say "Testing PostgreSQL $version"
   mkdir -p "$ROOT/target/matrix/$version"
   docker run --rm --init --network host --workdir "$ROOT" \
     --volume "$ROOT:$ROOT" --volume "$PRIVATE:$PRIVATE" --volume "$sysroot:$sysroot:ro" --volume "$cargo_home:$cargo_home" \
     --env PATH="$sysroot/bin:/usr/bin:/bin:/usr/sbin:/sbin" --env CARGO_HOME="$cargo_home" --env HOME=/root \
-    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET \
+    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env LIFTED="${LIFTED:-}" \
     "$image" bash scripts/test_matrix_inside.sh "$version"
 done

@@ -1,16 +1,23 @@
 #!/usr/bin/env bash
-# What test_matrix.sh runs in a container: builds the extension for one version of PostgreSQL, and runs sql/ on it.
+# What test_matrix.sh runs in a container: builds the extension for one version of PostgreSQL, and runs sql/ on it, or, with
+# LIFTED, PostgreSQL's own tests.
 set -euo pipefail
 version=$1
 bin=/usr/lib/postgresql/$version/bin
 target=$PWD/target/matrix/$version
 export CARGO_TARGET_DIR=$target/cargo PGRX_PG_CONFIG_PATH=$bin/pg_config
+# The manager on the host knows the server's user by its number.
+usermod --uid "$SERVER_UID" postgres
+if [ -n "$LIFTED" ]; then
+  cargo build --quiet --release --package pg_ext --no-default-features --features "pg$version,lift-ordinary"
+  export PG_CONFIG=$bin/pg_config LIFTED_LIBRARY=$CARGO_TARGET_DIR/release/libtransship.so
+  # shellcheck disable=SC2086
+  exec scripts/lifted_regression.sh $LIFTED
+fi
 cargo build --quiet --release --package pg_ext --no-default-features --features "pg$version"
 install -m 755 "$CARGO_TARGET_DIR/release/libtransship.so" "$("$bin/pg_config" --pkglibdir)/transship.so"
 install -m 644 pg_ext/transship.control pg_ext/transship--*.sql "$("$bin/pg_config" --sharedir)/extension/"
 
-# The manager on the host knows the server's user by its number.
-usermod --uid "$SERVER_UID" postgres
 data=/var/tmp/data socket=/var/tmp/socket
 install -d -m 755 -o postgres "$data" "$socket" "$target/results"
 as_server() { setpriv --reuid postgres --regid postgres --init-groups env HOME=/tmp "$@"; }
