@@ -213,7 +213,7 @@ def containers():
             function = query.split()[1].split("(")[0]
             (digest,) = connection.execute("SELECT digest FROM transship.functions WHERE name = %s", [function]).fetchone()
             size = int(docker("image", "inspect", "--format={{.Size}}", digest)) / 1e6
-            container = docker("ps", "--quiet", f"--filter=label=org.transship.digest={digest}").split()[0]
+            container = docker("ps", "--quiet", f"--filter=ancestor={digest}").split()[0]
             # The largest process: the first may be a small one that only waits for the others.
             processes = docker("top", container, "-eo", "pid").split()[1:]
             sizes = max(map(memory_of, processes), key=lambda sizes: sizes["Rss:"])

@@ -4,15 +4,25 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use udf_protocol::control::{Request, Response, read_line};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::pool::Pool;
 use crate::registration::library::Upload;
+
+/// Connections at a time of users who may ask. Each session of an engine has one.
+const MOST_CONNECTIONS: usize = 8192;
+/// Connections at a time that are told that they are refused.
+const MOST_STRANGERS: usize = 16;
+/// How long a refused connection may stay, and what it may still send.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+const MOST_IGNORED_BYTES: u64 = 64 << 10;
 
 /// Binds the manager's socket, in place of one that a dead manager left.
 pub fn bind(socket: &Path) -> Result<UnixListener> {
@@ -37,18 +47,51 @@ pub fn bind(socket: &Path) -> Result<UnixListener> {
 
 /// Serves connections until the listener fails.
 pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>) {
+    let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
+    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let (pool, config) = (pool.clone(), config.clone());
-                tokio::spawn(async move { serve_connection(stream, pool, &config).await });
-            }
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
             Err(cause) => {
                 eprintln!("transshipd: could not accept a connection: {cause}");
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
             }
+        };
+        // Nothing is read of a user who may not ask.
+        let is_allowed = stream.peer_cred().is_ok_and(|peer| config.allowed_uids.contains(&peer.uid()));
+        if !is_allowed {
+            // Beyond that many at a time, they are not even told.
+            if let Ok(place) = strangers.clone().try_acquire_owned() {
+                let refusal = Error::new(Kind::NotAllowed, "permission denied for the container manager")
+                    .with_hint("Start transshipd with --allow-user for the user that the database server runs as.");
+                tokio::spawn(refuse(stream, refusal, place));
+            }
+        } else if let Ok(place) = connections.clone().try_acquire_owned() {
+            tokio::spawn(serve_connection(stream, pool.clone(), place));
+        } else if let Ok(place) = strangers.clone().try_acquire_owned() {
+            let message = format!("the container manager has {MOST_CONNECTIONS} connections already");
+            tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
         }
     }
+}
+
+/// Answers a connection with one error and ends it.
+async fn refuse(mut stream: UnixStream, refusal: Error, _place: OwnedSemaphorePermit) {
+    let answered = async {
+        stream.write_all(&line_of(&Response::Error(refusal))).await?;
+        stream.shutdown().await?;
+        // So that its request, which is not looked at, does not fail before it reads the answer.
+        tokio::io::copy(&mut stream.take(MOST_IGNORED_BYTES), &mut tokio::io::sink()).await
+    };
+    // Whoever does not want the answer gets none.
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, answered).await;
+}
+
+fn line_of(response: &Response) -> Vec<u8> {
+    let mut line = serde_json::to_vec(response).expect("responses hold nothing that JSON cannot");
+    line.push(b'\n');
+    line
 }
 
 /// What one connection holds: its leases, which dropping it releases, and the files it has sent.
@@ -66,8 +109,7 @@ impl Drop for Held {
     }
 }
 
-async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) {
-    let uid = stream.peer_cred().map(|credentials| credentials.uid());
+async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, _place: OwnedSemaphorePermit) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     let mut held = Held { pool, replicas: Vec::new(), upload: Upload::default() };
@@ -78,23 +120,17 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, config: &Config) 
             Err(cause) => return eprintln!("transshipd: a request was cut off: {cause}"),
         };
         let mut is_readable = true;
-        let response = match &uid {
-            Ok(uid) if config.allowed_uids.contains(uid) => match serde_json::from_str(&line) {
-                Ok(request) => answer(request, &mut held).await,
-                Err(cause) => {
-                    is_readable = false;
-                    Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
-                }
-            },
-            _ => Err(Error::new(Kind::NotAllowed, "permission denied for the container manager")
-                .with_hint("Start transshipd with --allow-user for the user that the database server runs as.")),
+        let response = match serde_json::from_str(&line) {
+            Ok(request) => answer(request, &mut held).await,
+            Err(cause) => {
+                is_readable = false;
+                Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
+            }
         };
         let response = response.unwrap_or_else(Response::Error);
-        let mut line = serde_json::to_string(&response).expect("responses hold nothing that JSON cannot");
-        line.push('\n');
         // docs/protocol.md §9: "the manager ends a connection at the first line that is no request". Whoever speaks something
         // else, HTTP for example, may carry lines that somebody else has written.
-        if writer.write_all(line.as_bytes()).await.is_err() || !is_readable {
+        if writer.write_all(&line_of(&response)).await.is_err() || !is_readable {
             return;
         }
     }

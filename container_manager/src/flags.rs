@@ -48,7 +48,7 @@ pub struct PlaceFlags {
 /// What runs containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RuntimeName {
-    /// Docker where a daemon answers, else sandboxed child processes.
+    /// Docker where it is installed, else sandboxed child processes.
     Auto,
     /// The docker command line.
     Docker,

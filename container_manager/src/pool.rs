@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::Uid;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::{Manifest, TransportName};
+use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
 
@@ -121,6 +122,7 @@ impl Pool {
 
     /// The image that a name or digest stands for.
     pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
+        ImageReference::parse(&image)?;
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
         // costs a process.
         {

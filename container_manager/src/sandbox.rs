@@ -38,14 +38,22 @@ impl ServerUsers {
     }
 }
 
-/// Arguments of `docker run` and `podman run`.
-pub fn container_arguments(limits: &Limits) -> Vec<String> {
+/// Arguments of `run` of docker or podman, whichever the program is.
+pub fn container_arguments(program: &str, limits: &Limits) -> Vec<String> {
     let memory = format!("{}m", limits.memory_mb);
     let mut arguments: Vec<String> = [
         "--read-only",
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
         "--tmpfs=/tmp:rw,noexec,nosuid,nodev,size=64m",
+        // Nobody else's shared memory, and its own counts to its limit.
+        "--ipc=private",
+        "--shm-size=64m",
+        "--ulimit=core=0",
+        "--ulimit=nofile=4096:4096",
+        // An image is called by its digest, and what is not here was never looked at.
+        "--pull=never",
+        "--log-opt=max-size=10m",
     ]
     .map(String::from)
     .into();
@@ -55,6 +63,10 @@ pub fn container_arguments(limits: &Limits) -> Vec<String> {
     arguments.push(format!("--memory-swap={memory}"));
     arguments.push(format!("--cpus={}", limits.cpus));
     arguments.push(format!("--pids-limit={}", limits.pids));
+    if program == "docker" {
+        // What a handler leaves behind is reaped. podman may have no init of its own.
+        arguments.extend(["--init", "--log-driver=local", "--log-opt=max-file=2"].map(String::from));
+    }
     if !limits.network {
         arguments.push("--network=none".to_string());
     }
@@ -88,11 +100,20 @@ mod tests {
 
     #[test]
     fn containers_are_locked_down_unless_the_manifest_opens_them() {
-        let arguments = container_arguments(&Limits::default());
-        for expected in ["--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534", "--memory=1024m"] {
+        let arguments = container_arguments("docker", &Limits::default());
+        for expected in [
+            "--network=none",
+            "--read-only",
+            "--cap-drop=ALL",
+            "--user=65534:65534",
+            "--memory=1024m",
+            "--ipc=private",
+            "--pull=never",
+            "--init",
+        ] {
             assert!(arguments.iter().any(|argument| argument == expected), "{expected}");
         }
-        let open = container_arguments(&Limits { network: true, ..Limits::default() });
+        let open = container_arguments("docker", &Limits { network: true, ..Limits::default() });
         assert!(!open.iter().any(|argument| argument.starts_with("--network")));
     }
 

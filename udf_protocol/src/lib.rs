@@ -23,6 +23,7 @@ pub mod exchange;
 pub mod host;
 pub mod manifest;
 pub mod pace;
+pub mod reference;
 pub mod signature;
 pub mod transport;
 mod type_text;

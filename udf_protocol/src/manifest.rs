@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dialect::Dialect;
 use crate::error::{Error, Result};
+use crate::reference::{ImageReference, is_digest, is_name, is_tag};
 use crate::signature::{Argument, FunctionKind, Signature, Volatility};
 use crate::transport::Remote;
 use crate::types::Type;
@@ -149,6 +150,23 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// With the arguments, results and abilities that the image's handler says its functions have, as JSON. All else stays
+    /// as it is: the handler is not asked what it may use.
+    pub fn with_described(&self, text: &str) -> Result<Manifest> {
+        let described = Manifest::from_label(text)?;
+        let mut manifest = self.clone();
+        for function in &mut manifest.functions {
+            let found = described.functions.iter().find(|found| found.name == function.name).ok_or_else(|| {
+                Error::invalid_definition(format!("the handler does not describe function \"{}\"", function.name))
+            })?;
+            function.arguments = found.arguments.clone().or(function.arguments.take());
+            function.returns = found.returns.clone().or(function.returns.take());
+            function.merges = found.merges;
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
     /// The text of the label.
     pub fn to_label(&self) -> String {
         serde_json::to_string(self).expect("a manifest holds nothing that JSON cannot")
@@ -160,8 +178,12 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<()> {
-        if !is_image_name(&self.name) {
-            return Err(bad_value("name", &self.name, "lower-case letters, digits, \"-\", \"_\", \".\" and \"/\""));
+        if !(self.name.len() <= 200 && is_name(&self.name)) {
+            return Err(bad_value(
+                "name",
+                &self.name,
+                "lower-case letters and digits, with \"-\", \"_\", \".\" or \"/\" between them",
+            ));
         }
         if !is_tag(&self.version) {
             return Err(bad_value("version", &self.version, "letters, digits, \"-\", \"_\" and \".\""));
@@ -175,7 +197,10 @@ impl Manifest {
             }
         }
         for requirement in self.requirements.iter().chain(&self.system_packages) {
-            if requirement.is_empty() || requirement.starts_with('-') || requirement.contains(char::is_control) {
+            // A package manager takes a word that begins with a dash for an option.
+            let has_option = requirement.split_whitespace().any(|word| word.starts_with('-'));
+            let is_trimmed = !requirement.is_empty() && requirement.trim() == requirement;
+            if has_option || !is_trimmed || requirement.contains(char::is_control) {
                 return Err(bad_value("requirements", requirement, "a package name, with a version if you like"));
             }
         }
@@ -409,10 +434,10 @@ impl FunctionBody {
                 .with_hint("A server that is named by CREATE SERVER has its dialect as an option."));
         }
         body.remote()?;
+        body.image.as_deref().map(ImageReference::parse).transpose()?;
         for (key, digest) in [("digest", &body.digest), ("previous", &body.previous)] {
             let Some(digest) = digest else { continue };
-            let hex = digest.strip_prefix("sha256:").unwrap_or_default();
-            if hex.len() != 64 || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            if !is_digest(digest) {
                 return Err(bad_value(key, digest, "sha256: and 64 hexadecimal digits"));
             }
         }
@@ -503,22 +528,6 @@ fn check_bounds(key: &str, value: f64, min: f64, max: f64) -> Result<()> {
     Err(bad_value(key, &value.to_string(), &format!("a number from {min} to {max}")))
 }
 
-/// OCI repository names: path components of lower-case letters, digits and separators.
-fn is_image_name(name: &str) -> bool {
-    name.len() <= 200
-        && name.split('/').all(|part| {
-            part.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
-                && part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_.".contains(c))
-                && !part.contains("..")
-        })
-}
-
-fn is_tag(tag: &str) -> bool {
-    tag.len() <= 128
-        && tag.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_')
-        && tag.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-}
-
 fn is_template_name(name: &str) -> bool {
     !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
 }
@@ -544,6 +553,39 @@ mod tests {
         batch = "numpy"
         volatility = "immutable"
     "#;
+
+    #[test]
+    fn a_handler_says_what_its_functions_take_and_no_more() {
+        let manifest = Manifest::parse(PROJECT).unwrap();
+        let mut described = manifest.clone();
+        described.limits = Limits { network: true, memory_mb: 1 << 20, ..Limits::default() };
+        (described.replicas, described.prewarm, described.pause) = (64, 64, true);
+        described.name = "other".to_string();
+        described.files = vec!["more".to_string()];
+        let function = &mut described.functions[0];
+        (function.volatility, function.strict, function.merges) = (Volatility::Immutable, true, true);
+        function.arguments = Some(vec!["x int8".to_string()]);
+        function.returns = Some("text".to_string());
+        let mut expected = manifest.clone();
+        expected.functions[0].merges = true;
+        expected.functions[0].arguments = Some(vec!["x int8".to_string()]);
+        expected.functions[0].returns = Some("text".to_string());
+        assert_eq!(manifest.with_described(&described.to_label()).unwrap(), expected);
+        described.functions[0].name = "unknown".to_string();
+        let error = manifest.with_described(&described.to_label()).unwrap_err();
+        assert!(error.message().contains(&manifest.functions[0].name), "{error}");
+    }
+
+    #[test]
+    fn requirements_are_packages_and_no_options() {
+        let with = |requirement: &str| PROJECT.replace("[\"numpy\"]", &format!("[\"{requirement}\"]"));
+        for requirement in ["numpy", "numpy==2.*", "numpy >= 2 ; python_version > '3'"] {
+            assert!(Manifest::parse(&with(requirement)).is_ok(), "{requirement}");
+        }
+        for requirement in ["", " ", " --index-url=x", "-r x", "numpy --config-settings=x", "numpy ", "\\tnumpy"] {
+            assert!(Manifest::parse(&with(requirement)).is_err(), "{requirement}");
+        }
+    }
 
     #[test]
     fn manifest_round_trips_through_the_label() {
@@ -580,8 +622,10 @@ mod tests {
 
     #[test]
     fn pairs_may_share_a_line() {
-        let body =
-            FunctionBody::parse("image = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1").unwrap();
+        let body = FunctionBody::parse(
+            "image = 'i' function = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1",
+        )
+        .unwrap();
         assert_eq!(
             (body.max_batch_rows, body.timeout_ms, body.transport),
             (Some(7), Some(5), Some(TransportName::Json))

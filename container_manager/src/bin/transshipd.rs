@@ -1,7 +1,8 @@
 //! The container manager's main: flags, configuration, adoption, service, shutdown.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -10,6 +11,8 @@ use container_manager::config::{Config, make_dir};
 use container_manager::flags::DaemonFlags;
 use container_manager::pool::Pool;
 use container_manager::{api, runtime};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
 use udf_protocol::{Error, Kind, Result};
 
@@ -27,11 +30,26 @@ fn run(flags: DaemonFlags) -> Result<()> {
     let config = Config::from_flags(flags)?;
     make_dir(&config.place.state_dir)?;
     make_dir(&config.place.run_dir)?;
+    // Two managers would stop each other's replicas.
+    let _lock = lock_folder(&config.place.state_dir)?;
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     // Engines pass through to the one folder they were told of; they cannot list the others.
     fs::set_permissions(&config.place.run_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(serve(config))
+}
+
+/// Keeps other managers from a folder until the lock is dropped, or the process ends.
+fn lock_folder(folder: &Path) -> Result<Flock<File>> {
+    let failed = |cause: &dyn std::fmt::Display| {
+        Error::new(Kind::InvalidDefinition, format!("could not lock \"{}\": {cause}", folder.display()))
+    };
+    let path = folder.join("lock");
+    let file = File::options().create(true).append(true).open(&path).map_err(|cause| failed(&cause))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, cause)| match cause {
+        Errno::EWOULDBLOCK => failed(&"another manager uses it"),
+        cause => failed(&cause),
+    })
 }
 
 async fn serve(config: Config) -> Result<()> {
@@ -41,6 +59,11 @@ async fn serve(config: Config) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let runtime = runtime::choose(&config.place)?;
     runtime.check()?;
+    if runtime.name() == "process" {
+        eprintln!(
+            "transshipd: the process runtime is for development: replicas share this host's files and users (docs/security.md)"
+        );
+    }
     let listener = api::bind(&config.place.socket)?;
     let socket = config.place.socket.clone();
     let pool = Pool::new(config.clone(), runtime);

@@ -1,18 +1,20 @@
 //! Replicas as containers, through the command line that docker and podman share.
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_protocol::{Error, Kind, Result};
 
 use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image, run};
+use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
@@ -25,8 +27,6 @@ const CONTENT_LABEL: &str = "org.transship.content";
 const CODE_LABEL: &str = "org.transship.code";
 /// So many digits of the content are a tag.
 const CONTENT_TAG_DIGITS: usize = 16;
-const DIGEST_LABEL: &str = "org.transship.digest";
-const SOCKETS_LABEL: &str = "org.transship.sockets";
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
 /// Seconds between asking a container to end and killing it.
@@ -42,6 +42,15 @@ pub struct DockerCli {
     program: &'static str,
     /// Tells this manager's containers from another's.
     manager: String,
+    /// Folder with a [`Record`] of each container that this manager has started, under its name.
+    records: PathBuf,
+}
+
+/// What is written down of a container. Its labels could be anybody's.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    digest: String,
+    socket_dir: PathBuf,
 }
 
 #[derive(Debug, Deserialize)]
@@ -78,7 +87,6 @@ struct InspectedConfig {
 struct InspectedContainer {
     name: String,
     state: InspectedState,
-    config: InspectedConfig,
 }
 
 #[derive(Debug, Deserialize)]
@@ -97,7 +105,24 @@ struct InspectedState {
 impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
-        DockerCli { program, manager: place.state_dir.to_string_lossy().into_owned() }
+        let manager = place.state_dir.to_string_lossy().into_owned();
+        DockerCli { program, manager, records: place.state_dir.join("containers") }
+    }
+
+    fn read_record(&self, name: &str) -> Option<Record> {
+        let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        let text = fs::read_to_string(self.records.join(name)).ok().filter(|_| is_plain)?;
+        serde_json::from_str(&text).ok()
+    }
+
+    fn write_record(&self, spec: &ReplicaSpec) -> Result<()> {
+        make_dir(&self.records)?;
+        let record = Record { digest: spec.digest.clone(), socket_dir: spec.socket_dir.clone() };
+        let text = serde_json::to_string(&record).expect("a record is plain data");
+        let path = self.records.join(&spec.name);
+        fs::write(&path, text).map_err(|cause| {
+            Error::new(Kind::ContainerFailed, format!("could not write \"{}\": {cause}", path.display()))
+        })
     }
 
     fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
@@ -131,9 +156,9 @@ impl DockerCli {
     fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let mut command = self.command(["run", "--rm"]);
-        command.args(container_arguments(&limits)).args([image, "describe"]);
+        command.args(container_arguments(self.program, &limits)).args([image, "describe"]);
         let described = run(&mut command, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
-        Manifest::from_label(&described)
+        manifest.with_described(&described)
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
@@ -190,7 +215,14 @@ impl Runtime for DockerCli {
                 continue;
             }
             let inspected = self.inspect_image(digest)?;
-            let image = inspected.udf_image(digest)?;
+            // Whoever made the image wrote the label.
+            let image = match inspected.udf_image(digest) {
+                Ok(image) => image,
+                Err(error) => {
+                    eprintln!("transshipd: left image {digest} alone: {error}");
+                    continue;
+                }
+            };
             // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names.
             let name = image.manifest.image();
             let has_name =
@@ -215,7 +247,7 @@ impl Runtime for DockerCli {
         // Where only a model or data changed, the functions are what they were.
         let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
         let described = match known {
-            Some(described) => Manifest::from_label(described)?,
+            Some(described) => manifest.with_described(described)?,
             None => {
                 self.build_once(context, &image, &[], shows_progress)?;
                 self.describe(&image, manifest)?
@@ -269,7 +301,7 @@ impl Runtime for DockerCli {
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
-        command.args(container_arguments(&spec.limits));
+        command.args(container_arguments(self.program, &spec.limits));
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
         if let Some(directory) = &spec.segment_dir {
@@ -277,9 +309,8 @@ impl Runtime for DockerCli {
             command.arg(format!("--env=TRANSSHIP_SEGMENT_DIR={SEGMENT_DIR_INSIDE}"));
         }
         command.arg(format!("--label={MANAGER_LABEL}={}", self.manager));
-        command.arg(format!("--label={DIGEST_LABEL}={}", spec.digest));
-        command.arg(format!("--label={SOCKETS_LABEL}={}", spec.socket_dir.display()));
         command.arg(&spec.digest);
+        self.write_record(spec)?;
         run(&mut command, Kind::ContainerFailed, &format!("start container \"{}\"", spec.name)).map(drop).map_err(
             |error| {
                 if says_missing(&error) { image_not_found(&spec.digest) } else { error }
@@ -322,6 +353,7 @@ impl Runtime for DockerCli {
                 _ => {}
             }
         }
+        let _ = fs::remove_file(self.records.join(name));
         Ok(())
     }
 
@@ -345,16 +377,14 @@ impl Runtime for DockerCli {
         let mut found = Vec::new();
         for id in run(&mut command, Kind::ContainerFailed, "list containers")?.split_whitespace() {
             let Some(container) = self.inspect_container(id)? else { continue };
-            let mut labels = container.config.labels.unwrap_or_default();
-            let (Some(digest), Some(sockets)) = (labels.remove(DIGEST_LABEL), labels.remove(SOCKETS_LABEL)) else {
+            let name = container.name.trim_start_matches('/').to_string();
+            let Some(Record { digest, socket_dir }) = self.read_record(&name) else {
+                eprintln!(
+                    "transshipd: left container \"{name}\" alone: it has this manager's label, but not its record"
+                );
                 continue;
             };
-            found.push(FoundReplica {
-                name: container.name.trim_start_matches('/').to_string(),
-                digest,
-                socket_dir: PathBuf::from(sockets),
-                is_paused: container.state.paused,
-            });
+            found.push(FoundReplica { name, digest, socket_dir, is_paused: container.state.paused });
         }
         Ok(found)
     }

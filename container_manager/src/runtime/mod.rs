@@ -97,11 +97,22 @@ pub fn choose(place: &PlaceFlags) -> Result<Arc<dyn Runtime>> {
         RuntimeName::Docker => Ok(Arc::new(DockerCli::new("docker", place))),
         RuntimeName::Podman => Ok(Arc::new(DockerCli::new("podman", place))),
         RuntimeName::Process => Ok(Arc::new(ProcessRuntime::new(place)?)),
-        RuntimeName::Auto => {
+        RuntimeName::Auto if is_installed("docker") => {
             let docker = DockerCli::new("docker", place);
-            if docker.check().is_ok() { Ok(Arc::new(docker)) } else { Ok(Arc::new(ProcessRuntime::new(place)?)) }
+            // A daemon that is only late must not make replicas less isolated.
+            docker.check().map_err(|error| {
+                error.with_hint("Start the docker daemon, or choose --runtime process, which isolates replicas less.")
+            })?;
+            Ok(Arc::new(docker))
         }
+        RuntimeName::Auto => Ok(Arc::new(ProcessRuntime::new(place)?)),
     }
+}
+
+/// Whether a program is found where programs are.
+fn is_installed(program: &str) -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// Runs a program to its end and gives its standard output; a failure carries the end of what it said.

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, Manifest};
+use udf_protocol::reference::{ImageReference, is_digest};
 use udf_protocol::{Error, Kind, Result};
 
 use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, run};
@@ -64,9 +65,9 @@ impl ProcessRuntime {
         self.state_dir.join("images").join(digest.trim_start_matches("sha256:"))
     }
 
-    fn tag_file(&self, image: &str) -> PathBuf {
-        let (name, version) = image.rsplit_once(':').unwrap_or((image, "latest"));
-        self.state_dir.join("tags").join(name.replace('/', "%")).join(version)
+    fn tag_file(&self, image: &ImageReference) -> PathBuf {
+        let version = image.tag.as_deref().unwrap_or("latest");
+        self.state_dir.join("tags").join(image.repository.replace('/', "%")).join(version)
     }
 
     fn replica_dir(&self, name: &str) -> PathBuf {
@@ -75,7 +76,8 @@ impl ProcessRuntime {
 
     fn read_image(&self, digest: &str, image: &str) -> Result<ImageInfo> {
         let path = self.image_dir(digest).join("label.json");
-        let label = fs::read_to_string(path).map_err(|_| image_not_found(image))?;
+        let label =
+            fs::read_to_string(path).ok().filter(|_| is_digest(digest)).ok_or_else(|| image_not_found(image))?;
         Ok(ImageInfo { digest: digest.to_string(), manifest: Manifest::from_label(&label)? })
     }
 
@@ -166,10 +168,11 @@ impl Runtime for ProcessRuntime {
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
-        if image.starts_with("sha256:") {
-            return self.read_image(image, image);
+        let reference = ImageReference::parse(image)?;
+        if let Some(digest) = &reference.digest {
+            return self.read_image(digest, image);
         }
-        let digest = fs::read_to_string(self.tag_file(image)).map_err(|_| image_not_found(image))?;
+        let digest = fs::read_to_string(self.tag_file(&reference)).map_err(|_| image_not_found(image))?;
         self.read_image(digest.trim(), image)
     }
 
@@ -220,13 +223,13 @@ impl Runtime for ProcessRuntime {
             let mut describe = self.sandboxed(&manifest.limits, &substitute(&template.describe, &root, &environment));
             set_environment(&mut describe, template, &root, &environment);
             let what = format!("load the functions of image \"{}\"", manifest.image());
-            let described = Manifest::from_label(&run(&mut describe, Kind::BuildFailed, &what)?)?;
+            let described = manifest.with_described(&run(&mut describe, Kind::BuildFailed, &what)?)?;
             // The label comes last: an image without one is not there.
             let template_text = serde_json::to_string(template).expect("a template is plain strings");
             write_file(&root.join("template.json"), &template_text)?;
             write_file(&root.join("label.json"), &described.to_label())?;
         }
-        let tag = self.tag_file(&manifest.image());
+        let tag = self.tag_file(&ImageReference::parse(&manifest.image())?);
         make_dir(tag.parent().expect("a tag lies in the folder of its name"))?;
         write_file(&tag, &digest)?;
         self.read_image(&digest, &manifest.image())
@@ -241,6 +244,9 @@ impl Runtime for ProcessRuntime {
     }
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
+        if !is_digest(&spec.digest) {
+            return Err(image_not_found(&spec.digest));
+        }
         let root = self.image_dir(&spec.digest);
         let text = fs::read_to_string(root.join("template.json")).map_err(|_| image_not_found(&spec.digest))?;
         let template: ProcessTemplate = serde_json::from_str(&text).map_err(|cause| {
