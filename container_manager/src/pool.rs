@@ -19,6 +19,7 @@ use crate::config::{Config, make_dir};
 use crate::registration::build::build_inline;
 use crate::registration::library::{Upload, build_library};
 use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
+use crate::runtime::program::end_builds;
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::{REPLICA_ID, ServerUsers};
 use crate::segments;
@@ -153,6 +154,9 @@ impl Pool {
         build: impl FnOnce(&dyn Runtime, &Path) -> Result<ImageInfo> + Send + 'static,
     ) -> Result<ImageInfo> {
         let _turn = self.building.lock().await;
+        if self.lock().is_shutting_down {
+            return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
+        }
         let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
         self.lock().note_image(&info, true);
         Ok(info)
@@ -288,6 +292,7 @@ impl Pool {
             state.is_shutting_down = true;
             state.replicas.keys().cloned().collect()
         };
+        end_builds();
         for name in names {
             self.discard_soon(name);
         }

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,10 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_protocol::{Error, Kind, Result};
 
-use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image, run};
+use super::program::{run, run_within};
+use super::{
+    DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image,
+};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::registration::build::{code_of, content_of};
@@ -35,6 +39,9 @@ const STOP_PATIENCE_S: &str = "3";
 const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_STATUS_BYTES: u64 = 1024;
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
+
+/// Numbers the containers that describe their functions.
+static DESCRIBED: AtomicU64 = AtomicU64::new(0);
 
 /// The docker or podman command line.
 #[derive(Debug)]
@@ -155,9 +162,14 @@ impl DockerCli {
     /// The manifest with the signatures that the image's handler has.
     fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
-        let mut command = self.command(["run", "--rm"]);
+        let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
+        let mut command = self.command(["run", "--rm", "--name", &name]);
         command.args(container_arguments(self.program, &limits)).args([image, "describe"]);
-        let described = run(&mut command, Kind::BuildFailed, &format!("load the functions of image \"{image}\""))?;
+        let what = format!("load the functions of image \"{image}\"");
+        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
+            // The command line may have ended before its container.
+            let _ = run(&mut self.command(["rm", "--force", &name]), Kind::ContainerFailed, "remove a container");
+        })?;
         manifest.with_described(&described)
     }
 

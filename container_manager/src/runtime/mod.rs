@@ -2,10 +2,11 @@
 
 pub mod docker_cli;
 pub mod process;
+pub mod program;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, Manifest};
@@ -15,6 +16,9 @@ use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
 use docker_cli::DockerCli;
 use process::ProcessRuntime;
+
+/// Longest that a handler may take to say what its functions are.
+const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -113,20 +117,6 @@ pub fn choose(place: &PlaceFlags) -> Result<Arc<dyn Runtime>> {
 fn is_installed(program: &str) -> bool {
     let folders = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
-}
-
-/// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
-pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|cause| Error::new(kind, format!("could not {what}: {}: {cause}", command.get_program().display())))?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
-    said.push_str(&String::from_utf8_lossy(&output.stderr));
-    Err(Error::new(kind, format!("could not {what}")).with_detail(last_lines(&said, 30)))
 }
 
 /// The last `count` lines of a text.

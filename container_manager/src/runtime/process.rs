@@ -21,7 +21,8 @@ use udf_protocol::manifest::{Limits, Manifest};
 use udf_protocol::reference::{ImageReference, is_digest};
 use udf_protocol::{Error, Kind, Result};
 
-use super::{FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, run};
+use super::program::{run, run_within};
+use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::registration::build::content_of;
@@ -223,7 +224,8 @@ impl Runtime for ProcessRuntime {
             let mut describe = self.sandboxed(&manifest.limits, &substitute(&template.describe, &root, &environment));
             set_environment(&mut describe, template, &root, &environment);
             let what = format!("load the functions of image \"{}\"", manifest.image());
-            let described = manifest.with_described(&run(&mut describe, Kind::BuildFailed, &what)?)?;
+            let described =
+                manifest.with_described(&run_within(&mut describe, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT)?)?;
             // The label comes last: an image without one is not there.
             let template_text = serde_json::to_string(template).expect("a template is plain strings");
             write_file(&root.join("template.json"), &template_text)?;

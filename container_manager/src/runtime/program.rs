@@ -1,0 +1,186 @@
+//! Runs programs to their end: bounded in time and output, since images and packages say what they do.
+
+use std::collections::HashSet;
+use std::io::{IsTerminal, Read};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::Pid;
+use udf_protocol::{Error, Kind, Result};
+
+/// Longest that a program may take which builds an image, or gets one.
+const BUILD_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Longest that any other may take.
+const TIMEOUT: Duration = Duration::from_secs(2 * 60);
+/// Most that a program may write to its standard output.
+const MOST_OUTPUT: usize = 16 << 20;
+/// So much of the end of its standard error is kept.
+const KEPT_ERRORS: usize = 64 << 10;
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// How long its output may stay open once it has ended, if a program of its own holds it.
+const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
+
+/// What runs now and is a build.
+static BUILDS: Mutex<Option<HashSet<i32>>> = Mutex::new(None);
+
+/// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
+pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
+    let is_build = matches!(kind, Kind::BuildFailed | Kind::Unreachable);
+    run_within(command, kind, what, if is_build { BUILD_TIMEOUT } else { TIMEOUT })
+}
+
+/// The same in a time of its own.
+pub(crate) fn run_within(command: &mut Command, kind: Kind, what: &str, timeout: Duration) -> Result<String> {
+    let failed = |fact: String| Error::new(kind, format!("could not {what}: {fact}"));
+    let name = command.get_program().display().to_string();
+    let could_not = |cause: std::io::Error| failed(format!("{name}: {cause}"));
+    let has_group = !std::io::stdin().is_terminal();
+    if has_group {
+        // So that what it starts ends with it. At a terminal, the interrupt key reaches only the terminal's own group.
+        command.process_group(0);
+    }
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(could_not)?;
+    let _build = (kind == Kind::BuildFailed).then(|| Build::note(&child));
+    let output = read_in_background(child.stdout.take().expect("it is piped"), |kept, piece| {
+        let has_room = kept.len() + piece.len() <= MOST_OUTPUT;
+        if has_room {
+            kept.extend_from_slice(piece);
+        }
+        has_room
+    });
+    let errors = read_in_background(child.stderr.take().expect("it is piped"), |kept, piece| {
+        kept.extend_from_slice(piece);
+        kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
+        true
+    });
+    let deadline = Instant::now() + timeout;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(could_not)? {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            end(&mut child, has_group);
+            return Err(failed(format!("it took longer than {} s", timeout.as_secs()))
+                .with_detail(super::last_lines(&text_of(&errors).0, 30)));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    };
+    let ((output, is_whole), (errors, _)) = (text_of(&output), text_of(&errors));
+    if !is_whole {
+        return Err(failed(format!("it wrote more than {} MB", MOST_OUTPUT >> 20)));
+    }
+    if status.success() {
+        return Ok(output);
+    }
+    Err(Error::new(kind, format!("could not {what}")).with_detail(detail_of(status, &output, &errors)))
+}
+
+fn detail_of(status: ExitStatus, output: &str, errors: &str) -> String {
+    let said = super::last_lines(&format!("{output}{errors}"), 30);
+    if said.is_empty() { format!("It ended with {status}.") } else { said }
+}
+
+/// Ends the builds that run, so that a manager may end.
+pub fn end_builds() {
+    for build in BUILDS.lock().expect("no holder panics").iter().flatten() {
+        // A group of its own, except at a terminal.
+        let _ =
+            killpg(Pid::from_raw(*build), Signal::SIGKILL).or_else(|_| kill(Pid::from_raw(*build), Signal::SIGKILL));
+    }
+}
+
+/// A build that runs, until this is dropped.
+struct Build(i32);
+
+impl Build {
+    fn note(child: &Child) -> Build {
+        let pid = pid_of(child);
+        BUILDS.lock().expect("no holder panics").get_or_insert_default().insert(pid);
+        Build(pid)
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        BUILDS.lock().expect("no holder panics").get_or_insert_default().remove(&self.0);
+    }
+}
+
+fn pid_of(child: &Child) -> i32 {
+    i32::try_from(child.id()).expect("process numbers are positive ints")
+}
+
+fn end(child: &mut Child, has_group: bool) {
+    if has_group {
+        let _ = killpg(Pid::from_raw(pid_of(child)), Signal::SIGKILL);
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// Reads all there is; `keep` says whether it wants more. Gives what was kept, and whether all of it was wanted.
+fn read_in_background(
+    mut source: impl Read + Send + 'static,
+    mut keep: impl FnMut(&mut Vec<u8>, &[u8]) -> bool + Send + 'static,
+) -> Receiver<(Vec<u8>, bool)> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let (mut kept, mut piece, mut is_whole) = (Vec::new(), [0; 16 << 10], true);
+        while let Ok(count @ 1..) = source.read(&mut piece) {
+            // The rest is read as well, so that the program does not wait for ever.
+            is_whole = is_whole && keep(&mut kept, &piece[..count]);
+        }
+        // Nobody waits any more if it held its output for too long.
+        let _ = sender.send((kept, is_whole));
+    });
+    receiver
+}
+
+fn text_of(output: &Receiver<(Vec<u8>, bool)>) -> (String, bool) {
+    let (kept, is_whole) = output.recv_timeout(OUTPUT_PATIENCE).unwrap_or((Vec::new(), false));
+    (String::from_utf8_lossy(&kept).into_owned(), is_whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_program_gives_its_output() {
+        assert_eq!(run(&mut shell("echo hello; echo talk >&2"), Kind::BuildFailed, "say").unwrap(), "hello\n");
+        let error = run(&mut shell("echo out; echo bad >&2; exit 3"), Kind::BuildFailed, "say").unwrap_err();
+        assert_eq!((error.message(), error.detail()), ("could not say", Some("out\nbad")));
+        let error = run(&mut Command::new("/none"), Kind::BuildFailed, "say").unwrap_err();
+        assert!(error.message().starts_with("could not say: /none: "), "{error}");
+    }
+
+    #[test]
+    fn one_that_hangs_is_ended_with_what_it_started() {
+        let started = Instant::now();
+        let error =
+            run_within(&mut shell("sleep 60 & echo said >&2; wait"), Kind::BuildFailed, "wait", Duration::from_secs(1))
+                .unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert_eq!((error.message(), error.detail()), ("could not wait: it took longer than 1 s", Some("said")));
+    }
+
+    #[test]
+    fn one_that_writes_without_end_is_not_kept() {
+        let error = run(&mut shell("head -c 40000000 /dev/zero"), Kind::BuildFailed, "write").unwrap_err();
+        assert_eq!(error.message(), "could not write: it wrote more than 16 MB");
+        let error = run(&mut shell("head -c 40000000 /dev/zero >&2; echo end >&2; exit 1"), Kind::BuildFailed, "write")
+            .unwrap_err();
+        assert!(error.detail().unwrap().len() <= KEPT_ERRORS && error.detail().unwrap().ends_with("end"));
+    }
+}
