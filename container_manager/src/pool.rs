@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
-use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo};
+use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_protocol::manifest::{Manifest, TransportName};
 use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
@@ -246,7 +246,7 @@ impl Pool {
                 break fate;
             }
             if greet(&socket_dir, &self.server_users).await.is_ok() {
-                return Ok("is still running".to_string());
+                return Ok(STILL_RUNNING.to_string());
             }
             if Instant::now() >= deadline {
                 break "did not answer and was stopped".to_string();

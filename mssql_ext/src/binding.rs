@@ -89,8 +89,17 @@ impl Binding {
             ));
         }
         let passthrough = find_passthrough(script, signature, columns)?;
-        let results = result_columns(script, signature, guid)?;
+        let mut results = result_columns(script, signature, guid)?;
         let outputs = find_outputs(signature, parameters, &results)?;
+        if script.result_columns.is_empty() {
+            // decimal(38, 10) has no room for what a parameter of other digits takes.
+            for (parameter, result) in &outputs {
+                let (ty, sql) = (&results[*result].ty, parameters[*parameter].sql);
+                if *ty == Type::Numeric && matches!(sql, SqlType::Decimal { .. }) {
+                    results[*result].sql = sql;
+                }
+            }
+        }
         let argument_of = |parameter: &Parameter| find_argument(signature, &parameter.name);
         if signature.kind == FunctionKind::Map && parameters.iter().any(is_streaming) {
             return Err(invalid(format!("map function \"{function}\" cannot be streamed"))

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use arrow_array::{ArrayRef, UInt32Array};
+use arrow_array::{Array, ArrayRef, UInt32Array};
 use arrow_select::take::take;
 use udf_protocol::{Error, Kind};
 
@@ -54,7 +54,7 @@ impl<'a> Feed<'a> {
         Ok(Feed { arguments })
     }
 
-    /// How many rows from `first` on make a batch.
+    /// How many rows from `first` on make a batch, at least one. Parameters count in every row, as they are sent.
     pub fn batch_rows(&self, first: usize, rows: usize, max_rows: usize, max_bytes: usize) -> usize {
         let columns = || {
             self.arguments.iter().filter_map(|argument| match argument {
@@ -62,7 +62,11 @@ impl<'a> Feed<'a> {
                 FeedColumn::Constant(_) => None,
             })
         };
-        let fixed_bytes: usize = columns().filter_map(ColumnReader::element_bytes).sum();
+        let constants = self.arguments.iter().map(|argument| match argument {
+            FeedColumn::Column(_) => 0,
+            FeedColumn::Constant(value) => value.get_array_memory_size(),
+        });
+        let fixed_bytes: usize = columns().filter_map(ColumnReader::element_bytes).chain(constants).sum();
         let last = rows.min(first + max_rows).min(first + max_bytes / fixed_bytes.max(1) + 1);
         let packed: Vec<_> = columns().filter(|reader| reader.element_bytes().is_none()).collect();
         if packed.is_empty() {

@@ -282,7 +282,13 @@ pub unsafe extern "C" fn InitParam(
         with_session(key, |session| -> Result<()> {
             let sql = SqlType::from_host(data_type, size, digits).map_err(|what| refuse("parameter", &name, what))?;
             // The indicator of a fixed-size value is no size.
-            let length = sql.element_bytes().or(usize::try_from(indicator).ok()).unwrap_or(0);
+            let length = match (sql.element_bytes(), usize::try_from(indicator)) {
+                (Some(length), _) | (None, Ok(length)) => length,
+                (None, Err(_)) if indicator == SQL_NULL_DATA => 0,
+                (None, Err(_)) => {
+                    return Err(broken(&format!("parameter \"@{name}\" has a length of {indicator} bytes")));
+                }
+            };
             let is_null = indicator == SQL_NULL_DATA || (value.is_null() && length > 0);
             // SAFETY: the value is not NULL, and so long.
             let bytes = (!is_null).then(|| unsafe { guard::bytes(value, length) }.to_vec());
@@ -315,21 +321,19 @@ pub unsafe extern "C" fn Execute(
         *columns = 0;
         let rows = usize::try_from(rows).map_err(|_| broken("the number of rows is impossible"))?;
         *columns = with_session(key, |session| -> std::result::Result<u16, Failure> {
-            let described = session.input_columns()?;
-            let mut inputs = Vec::with_capacity(described.len());
-            for (number, column) in described.iter().enumerate() {
-                // SAFETY: without rows nothing is read; with rows there are as many pointers as columns, each to a
-                // column of so many rows.
-                inputs.push(unsafe {
-                    let (data, indicators) = match rows {
-                        0 => (std::ptr::null_mut(), std::ptr::null_mut()),
-                        _ => (element(data, number), element(indicators, number)),
-                    };
-                    RawColumn::new(column.sql, column.nullable, rows, data, indicators)
-                        .map_err(|error| error.with_hint(format!("It is column \"{}\".", column.name)))?
-                });
-            }
-            let count = session.execute(rows, &inputs)?;
+            // SAFETY: without rows nothing is read; with rows there are as many pointers as columns, each to a column of so
+            // many rows.
+            let read = |number: usize, column: &InputColumn| unsafe {
+                let (data, indicators) = match rows {
+                    0 => (std::ptr::null_mut(), std::ptr::null_mut()),
+                    _ => (element(data, number), element(indicators, number)),
+                };
+                RawColumn::new(column.sql, column.nullable, rows, data, indicators)
+                    .map_err(|error| error.with_hint(format!("It is column \"{}\".", column.name)))
+            };
+            let count = session.execute(rows, |described| {
+                described.iter().enumerate().map(|(number, column)| read(number, column)).collect()
+            })?;
             u16::try_from(count).map_err(|_| Error::invalid_definition("the result has too many columns").into())
         })?;
         Ok(())

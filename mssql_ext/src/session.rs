@@ -122,16 +122,22 @@ impl Session {
     }
 
     /// The types of the input columns; they must all have been described.
-    pub fn input_columns(&self) -> Result<Vec<InputColumn>> {
+    fn input_columns(&self) -> Result<Vec<InputColumn>> {
         let missing = || broken("Execute was called before InitColumn");
         self.columns.iter().map(|column| column.clone().ok_or_else(missing)).collect()
     }
 
-    /// Calls the function for the rows at hand; the number of result columns is the answer.
-    pub fn execute(&mut self, rows: usize, inputs: &[RawColumn<'_>]) -> std::result::Result<usize, Failure> {
+    /// Calls the function for the rows at hand, which `read` takes from the host's buffers, given the columns' types; the
+    /// number of result columns is the answer.
+    pub fn execute<'a>(
+        &mut self,
+        rows: usize,
+        read: impl FnOnce(&[InputColumn]) -> Result<Vec<RawColumn<'a>>>,
+    ) -> std::result::Result<usize, Failure> {
         // What the host may have read until now.
         self.results = None;
-        let outcome = self.run(rows, inputs);
+        let inputs = self.input_columns().and_then(|columns| read(&columns)).map_err(Failure::from);
+        let outcome = inputs.and_then(|inputs| self.run(rows, &inputs));
         if outcome.is_err() {
             self.state = State::Failed;
         }
@@ -199,12 +205,7 @@ impl Session {
         let values = split(&ready.binding.results, last);
         for (number, result) in &ready.binding.outputs {
             let parameter = self.parameters[*number].as_ref().expect("it was bound");
-            let sql = match parameter.sql {
-                // Hosts differ in whether they count bytes or characters.
-                SqlType::WideChar(size) => SqlType::WideChar(2 * size),
-                sql => sql,
-            };
-            let mut column = OutputColumn::new(sql, 1);
+            let mut column = OutputColumn::of_parameter(parameter.sql);
             column.append(&ready.binding.results[*result].ty, &values[*result]).map_err(|misfit| {
                 let message = format!("parameter \"@{}\" cannot take its value", parameter.name);
                 Error::new(Kind::OutOfRange, message).with_detail(misfit.sentence())

@@ -1,5 +1,6 @@
 //! What a session counted, for `sys.dm_external_script_execution_stats`.
 
+use std::ffi::CStr;
 use std::sync::atomic::AtomicPtr;
 use std::time::Duration;
 
@@ -45,18 +46,18 @@ struct HandedOut {
     values: Vec<i64>,
 }
 
-/// Names of the counters. `script_executions` is the server's own.
-const NAMES: [&str; 10] = [
-    "transship_executions",
-    "transship_rows",
-    "transship_result_rows",
-    "transship_batches",
-    "transship_bytes_sent",
-    "transship_bytes_received",
-    "transship_convert_in_us",
-    "transship_convert_out_us",
-    "transship_wait_us",
-    "transship_function_us",
+/// Names of the counters, with a NUL for hosts that look for one. `script_executions` is the server's own.
+const NAMES: [&CStr; 10] = [
+    c"transship_executions",
+    c"transship_rows",
+    c"transship_result_rows",
+    c"transship_batches",
+    c"transship_bytes_sent",
+    c"transship_bytes_received",
+    c"transship_convert_in_us",
+    c"transship_convert_out_us",
+    c"transship_wait_us",
+    c"transship_function_us",
 ];
 
 /// Rows, and the arrays of names, of their lengths and of values.
@@ -82,8 +83,8 @@ impl Telemetry {
     pub fn hand_out(&mut self) -> Counters {
         let values = self.values().map(|value| i64::try_from(value).unwrap_or(i64::MAX)).to_vec();
         let handed_out = self.handed_out.insert(HandedOut {
-            names: NAMES.iter().map(|name| AtomicPtr::new(name.as_ptr().cast_mut())).collect(),
-            lengths: NAMES.iter().map(|name| name.len() as i32).collect(),
+            names: NAMES.iter().map(|name| AtomicPtr::new(name.as_ptr().cast_mut().cast())).collect(),
+            lengths: NAMES.iter().map(|name| name.count_bytes() as i32).collect(),
             values,
         });
         (

@@ -266,3 +266,7 @@ class packed:
 
     def finish(self):
         return " ".join(sorted(self.texts)).encode() if self.texts else None
+
+
+def byte_of(bytes, position):
+    return bytes[position]

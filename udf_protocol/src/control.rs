@@ -109,6 +109,9 @@ pub enum Response {
     Error(Error),
 }
 
+/// The fate of a replica that answers.
+pub const STILL_RUNNING: &str = "is still running";
+
 /// Most bytes of one [`Request::AddToFile`], so that it stays well below [`MAX_LINE_BYTES`] in base64.
 pub const MAX_PIECE_BYTES: usize = 4 << 20;
 

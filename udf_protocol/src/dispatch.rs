@@ -14,7 +14,7 @@ use std::time::Duration;
 use nix::unistd::Uid;
 
 use crate::balance::Balance;
-use crate::control::{self, Lease};
+use crate::control::{self, Lease, STILL_RUNNING};
 use crate::dialect::Dialect;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
@@ -244,7 +244,11 @@ impl Connections {
         self.forget(&call.target, &endpoint);
         match lease {
             Some(lease) => match lease.fate().await {
-                Ok(fate) => Err(error.with_container_fate(&lease.info.image, &fate)),
+                // The manager sees the socket, or it would not say so.
+                Ok(fate) => Err(match endpoint.unseen_socket().filter(|_| fate == STILL_RUNNING) {
+                    Some(socket) => Error::socket_not_visible(&call.signature.function, socket),
+                    None => error.with_container_fate(&lease.info.image, &fate),
+                }),
                 Err(_) => Err(error),
             },
             None => Err(error),

@@ -510,6 +510,11 @@ fn end_of_value(text: &str, cause: &toml::de::Error) -> Option<usize> {
 fn malformed(what: &str, cause: &toml::de::Error) -> Error {
     let said = cause.message().replace("unknown field", "unrecognized key").replace('`', "\"");
     let error = Error::invalid_definition(format!("{what} is not valid: {said}"));
+    // Of a table that is read already, the error's text alone says where.
+    let shown = cause.to_string();
+    if let Some(key) = shown.lines().find_map(|line| line.strip_prefix("in `")?.strip_suffix('`')) {
+        return error.with_detail(format!("The error is in the value of key \"{key}\"."));
+    }
     match cause.span() {
         Some(span) => error.with_detail(format!("The error is at byte {}.", span.start)),
         None => error,
@@ -633,6 +638,12 @@ mod tests {
         for text in ["image = a b", "image = 'a' 'b'", "image = 'a' b", "image = 'a' max_batch_rows = 1 000", "= ="] {
             assert!(FunctionBody::parse(text).unwrap_err().message().contains("not valid"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_told_with_its_key() {
+        let error = FunctionBody::parse("image = 5").unwrap_err();
+        assert_eq!(error.detail(), Some("The error is in the value of key \"image\"."), "{error}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, PrimitiveArray};
 use arrow_buffer::MutableBuffer;
 use udf_protocol::codec::json;
+use udf_protocol::codec::json_text::decimal_text;
 use udf_protocol::textual_type;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
@@ -18,13 +19,15 @@ use super::decimal::Decimal;
 use super::raw::RawColumn;
 use super::time::{self, DateTime};
 use super::to_arrow::swap_guid;
-use super::{Misfit, SqlType};
+use super::{MAX_BOUNDED_BYTES, Misfit, SqlType};
 use crate::abi::SQL_NULL_DATA;
 
 /// A column of results, or one value of an OUTPUT parameter.
 #[derive(Debug)]
 pub struct OutputColumn {
     sql: SqlType,
+    /// The longest value that it takes.
+    max_bytes: usize,
     /// Aligned for every type that the host may read from it.
     data: MutableBuffer,
     indicators: Vec<i32>,
@@ -37,7 +40,18 @@ impl OutputColumn {
     /// An empty column with room for so many rows.
     pub fn new(sql: SqlType, rows: usize) -> OutputColumn {
         let data = MutableBuffer::new(rows * sql.element_bytes().unwrap_or(0));
-        OutputColumn { sql, data, indicators: Vec::with_capacity(rows) }
+        OutputColumn { sql, max_bytes: sql.max_bytes(), data, indicators: Vec::with_capacity(rows) }
+    }
+
+    /// The value of an OUTPUT parameter. Hosts differ in whether the size of nchar and nvarchar counts bytes or characters, so
+    /// twice as many bytes are taken, up to those that nvarchar(4000) has.
+    pub fn of_parameter(sql: SqlType) -> OutputColumn {
+        let column = OutputColumn::new(sql, 1);
+        let max_bytes = match sql {
+            SqlType::WideChar(size) if size <= MAX_BOUNDED_BYTES => (2 * size).min(MAX_BOUNDED_BYTES) as usize,
+            sql => sql.max_bytes(),
+        };
+        OutputColumn { max_bytes, ..column }
     }
 
     /// Rows so far.
@@ -72,7 +86,12 @@ impl OutputColumn {
         match self.sql.element_bytes() {
             Some(element) => {
                 let values = column.fixed(&rows);
-                self.data.extend_from_slice(values);
+                if self.sql == SqlType::Bit {
+                    // Hosts may send the digit 1 for true, and take only the number.
+                    values.iter().for_each(|byte| self.data.push(u8::from(!matches!(byte, 0 | b'0'))));
+                } else {
+                    self.data.extend_from_slice(values);
+                }
                 self.data.resize(self.data.len() + rows.len() * element - values.len(), 0);
                 let length = element as i32;
                 self.indicators.extend(rows.map(|row| if column.is_null(row) { SQL_NULL_DATA } else { length }));
@@ -146,7 +165,7 @@ impl OutputColumn {
     }
 
     fn push_length(&mut self, row: usize, length: usize) -> std::result::Result<(), Misfit> {
-        if length > self.sql.max_bytes() {
+        if length > self.max_bytes {
             let fact = format!("the value has {length} bytes, too many for {}", self.sql);
             return Err(Misfit { row, fact });
         }
@@ -235,6 +254,16 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
             column.fixed(array, |row| {
                 values.value(row).first_chunk().map(swap_guid).ok_or_else(|| "a uuid has 16 bytes".to_string())
             })
+        },
+        (Type::Numeric, S::Char(_) | S::WideChar(_)) => |column, _, array| {
+            for (row, value) in array.as_string::<i32>().iter().enumerate() {
+                match value {
+                    // docs/types.md: "digits". What takes too many of them stays as it is.
+                    Some(value) => column.push_text(row, &decimal_text(value).unwrap_or(value.into()))?,
+                    None => column.push_null(),
+                }
+            }
+            Ok(())
         },
         (textual_type!(), S::Char(_) | S::WideChar(_)) => |column, _, array| {
             for (row, value) in array.as_string::<i32>().iter().enumerate() {

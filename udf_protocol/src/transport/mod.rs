@@ -18,7 +18,7 @@ mod tls;
 pub mod unix;
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
@@ -122,6 +122,12 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
+    /// The Unix socket of this endpoint, if this process does not see it.
+    pub(crate) fn unseen_socket(&self) -> Option<&Path> {
+        let (Endpoint::FlightUnix(path) | Endpoint::JsonUnix(path)) = self else { return None };
+        std::fs::symlink_metadata(path).is_err().then_some(path)
+    }
+
     /// Reads an endpoint as users write it.
     pub fn parse(text: &str) -> Result<Endpoint> {
         if let Some(path) = text.strip_prefix("unix:") {
