@@ -32,6 +32,13 @@ EXEC dbo.log1p_of @x = 0;
     assert host(job).out == "largest_prime_factor\n13\n\n97\nshout\nAHOY!\n\nGRÜSSE!\nshout\nONE CALL!\nlog1p_of\n0.0\n"
 
 
+def test_a_second_image_finds_the_language_and_the_role(host):
+    both = transship("ddl", "--engine", "mssql", "samples:1.0") + transship("ddl", "--engine", "mssql", "--schema", "udf", "regress:1.0")
+    assert both.count("IF NOT EXISTS (SELECT 1 FROM sys.external_languages WHERE language = N'Container')\nCREATE EXTERNAL LANGUAGE") == 2
+    assert both.count("IF NOT EXISTS (SELECT 1 FROM sys.database_principals WHERE name = N'container_callers')\nCREATE ROLE") == 2
+    assert host(both + "EXEC udf.seven;\n").out == "seven\n7\n"
+
+
 def test_results_of_many_columns_have_theirs(host):
     job = transship("ddl", "--engine", "mssql", "--schema", "udf", "regress:1.0") + """
 EXEC udf.span @a = 3, @b = 1;

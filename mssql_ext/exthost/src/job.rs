@@ -2,7 +2,7 @@
 //!
 //! `CREATE TABLE`, `INSERT`, `BULK INSERT` from CSV, `DECLARE`, `CREATE EXTERNAL LANGUAGE` (whose parameters and environment
 //! count), `CREATE`, `ALTER` and `DROP EXTERNAL LIBRARY`, `CREATE PROCEDURE` and `EXEC` as `transship ddl` writes them, and
-//! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `CREATE ROLE`, `GRANT` and `USE` are read and pass.
+//! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `IF ... CREATE`, `CREATE ROLE`, `GRANT` and `USE` are read and pass.
 
 use crate::tokens::{Parsed, Token, tokenize};
 use crate::types::SqlType;
@@ -254,6 +254,14 @@ impl Parser {
         if self.skip("use") {
             self.name()?;
             return Ok(None);
+        }
+        if self.skip("if") {
+            // Whether something exists already makes no difference here.
+            while self.peek().is_some()
+                && !matches!(self.peek(), Some(Token::Word(word, false)) if word.eq_ignore_ascii_case("create"))
+            {
+                self.next += 1;
+            }
         }
         if self.skip_all(&["create", "role"]) {
             self.name()?;

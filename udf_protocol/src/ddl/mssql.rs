@@ -22,13 +22,16 @@ pub fn mssql(manifest: &Manifest, schema: &str, socket: &str) -> Result<Vec<Stri
     let mut statements = vec![
         format!(
             "-- Once per database, by its owner.\n\
+             IF NOT EXISTS (SELECT 1 FROM sys.external_languages WHERE language = N'Container')\n\
              CREATE EXTERNAL LANGUAGE [Container]\n\
              FROM (CONTENT = N'/opt/transship/transship-mssql.zip', FILE_NAME = 'libtransship_mssql.so', \
              PLATFORM = LINUX, ENVIRONMENT_VARIABLES = {})",
             literal(&serde_json::json!({ "TRANSSHIP_SOCKET": socket }).to_string())
         ),
         format!(
-            "-- Once per database: members of this role may call containers.\nCREATE ROLE {ROLE};\n\
+            "-- Once per database: members of this role may call containers.\n\
+             IF NOT EXISTS (SELECT 1 FROM sys.database_principals WHERE name = N'container_callers')\n\
+             CREATE ROLE {ROLE};\n\
              GRANT EXECUTE EXTERNAL SCRIPT ON EXTERNAL LANGUAGE::[Container] TO {ROLE}"
         ),
     ];
