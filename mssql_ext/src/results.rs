@@ -55,7 +55,9 @@ impl Results {
             let end = column.append_raw(input, rows.clone(), cursor.byte);
             // The last row may pass again: a table function may have several results for it.
             if let Some(last) = rows.clone().last() {
-                *cursor = Cursor { row: last, byte: end - input.length(last).unwrap_or(0) };
+                // The indicator of a fixed-size value is no size, and its place needs none.
+                let length = if input.sql.element_bytes().is_some() { 0 } else { input.length(last).unwrap_or(0) };
+                *cursor = Cursor { row: last, byte: end - length };
             }
         }
     }
