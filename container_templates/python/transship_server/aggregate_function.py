@@ -103,7 +103,7 @@ class Groups:
             part = arguments if len(order) == 1 else arguments.take(pa.array(positions, pa.int64()))
             try:
                 self._instance(number).step(*self._function.batch_values(part))
-            except Exception as exception:
+            except BaseException as exception:
                 raise from_exception(exception) from None
 
     def _each(self, pairs, work, is_cancelled):
@@ -115,5 +115,5 @@ class Groups:
                     raise Cancelled
         except (Cancelled, CallError):
             raise
-        except Exception as exception:
+        except BaseException as exception:
             raise from_exception(exception, max(row, 0)) from None

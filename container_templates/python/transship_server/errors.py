@@ -24,12 +24,16 @@ class CallError(Exception):
 
 
 def from_exception(exception, row=None):
-    """The error for an exception of the handler, its traceback cut to the handler's own frames."""
+    """The error for an exception of the handler, whatever it is (sys.exit() ends no server), its traceback cut to the handler's own frames."""
     frames = exception.__traceback__
     own = frames
     while own is not None and __package__ + "/" in own.tb_frame.f_code.co_filename.replace("\\", "/"):
         own = own.tb_next
-    lines = traceback.format_exception(type(exception), exception, own or frames)
-    text = str(exception)
+    try:
+        lines = traceback.format_exception(type(exception), exception, own or frames)
+        text = str(exception)
+    except BaseException:
+        # The handler's class cannot say what it is.
+        lines, text = [], ""
     message = f"{type(exception).__name__}: {text}" if text else type(exception).__name__
     return CallError("user_code", message, row, "".join(lines).rstrip())

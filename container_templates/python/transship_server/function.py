@@ -75,7 +75,7 @@ class Function:
             columns = self.batch_values(batch)
             # Without arguments a batch function could not know how many results to give.
             answer = self.target(*columns) if columns else self.target(batch.num_rows)
-        except Exception as exception:
+        except BaseException as exception:
             raise from_exception(exception) from None
         answer = self.array_of(answer, may_encode)
         if len(answer) != batch.num_rows:
@@ -123,7 +123,7 @@ class Function:
                     raise Cancelled
         except (Cancelled, CallError):
             raise
-        except Exception as exception:
+        except BaseException as exception:
             raise from_exception(exception, len(results)) from None
         return results
 
@@ -134,12 +134,12 @@ class Function:
             if not self.result.plain.issuperset(map(type, values)):
                 values = [None if value is None else convert(value) for value in values]
             return pa.array(values, self.result.arrow)
-        except Exception:
+        except BaseException:
             pass  # Now find the row that does not fit.
         for position, value in enumerate(values):
             try:
                 pa.array([None if value is None else convert(value)], self.result.arrow)
-            except Exception as exception:
+            except BaseException as exception:
                 raise self._bad_value(exception, rows[position] if rows else position) from None
         raise CallError("bad_result", f"The results of {self.name} do not fit type {self.result.name}.")
 
@@ -159,7 +159,7 @@ class Function:
                 return encoded
             if answer.type != self.result.arrow:
                 answer = answer.cast(self.result.arrow)
-        except Exception as exception:
+        except BaseException as exception:
             raise self._bad_value(exception) from None
         return answer
 

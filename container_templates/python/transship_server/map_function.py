@@ -38,17 +38,23 @@ class MapFunction(Function):
             given = (tuple(self.batch_values(batch)) for batch in taken)
         else:
             given = taken
-        try:
-            answers = iter(self.target(given) or ())
-            columns = self._row_columns(answers) if self.form == "row" else map(self.array_of, answers)
-            for column in columns:
-                if is_cancelled():
+        columns = None
+        while True:
+            # Nothing is given out in here: what ends this generator is no exception of the handler's.
+            try:
+                if columns is None:
+                    answers = iter(self.target(given) or ())
+                    columns = self._row_columns(answers) if self.form == "row" else map(self.array_of, answers)
+                column = next(columns, None)
+                if column is not None and is_cancelled():
                     raise Cancelled
-                yield pa.RecordBatch.from_arrays([column], schema=self.reply_schema)
-        except (Cancelled, CallError, GeneratorExit):
-            raise
-        except Exception as exception:
-            raise from_exception(exception) from None
+            except (Cancelled, CallError):
+                raise
+            except BaseException as exception:
+                raise from_exception(exception) from None
+            if column is None:
+                return
+            yield pa.RecordBatch.from_arrays([column], schema=self.reply_schema)
 
     def _checked(self, batches):
         for batch in batches:

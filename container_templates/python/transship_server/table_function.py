@@ -39,36 +39,44 @@ class TableFunction(Function):
             yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
 
     def _row_parts(self, batch, is_cancelled):
-        rows, values, count = [], [], 0
-        number = 0
-        try:
-            for number, row in enumerate(self.rows(batch)):
-                for value in self.target(*row) or ():
-                    rows.append(number)
+        count, place, is_last = 0, [0], False
+        results = self._results(batch, place)
+        while not is_last:
+            rows, values = [], []
+            # Nothing is given out in here: what ends this generator is no exception of the handler's.
+            try:
+                while not is_last and len(values) < _PART_ROWS:
+                    value = next(results, results)
+                    if value is results:
+                        is_last = True
+                        break
+                    rows.append(place[0])
                     values.append(value)
                     count += 1
                     if count % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
                         raise Cancelled
-                    if len(values) == _PART_ROWS:
-                        yield rows, self.column_of(values, rows)
-                        rows, values = [], []
-        except (Cancelled, CallError):
-            raise
-        except Exception as exception:
-            raise from_exception(exception, number) from None
-        yield rows, self.column_of(values, rows)
+            except (Cancelled, CallError):
+                raise
+            except BaseException as exception:
+                raise from_exception(exception, place[0]) from None
+            yield rows, self.column_of(values, rows)
+
+    def _results(self, batch, place):
+        """The handler's results; place[0] is the row that each is of."""
+        for place[0], row in enumerate(self.rows(batch)):
+            yield from self.target(*row) or ()
 
     def _batch_parts(self, batch):
         try:
             columns = self.batch_values(batch)
             answer = self.target(*columns) if columns else self.target(batch.num_rows)
             pairs = iter([answer] if isinstance(answer, tuple) else answer)
-        except Exception as exception:
+        except BaseException as exception:
             raise from_exception(exception) from None
         while True:
             try:
                 pair = next(pairs, None)
-            except Exception as exception:
+            except BaseException as exception:
                 raise from_exception(exception) from None
             if pair is None:
                 return
