@@ -91,7 +91,10 @@ def test_names_and_aliases():
 def test_other_forms_of_results():
     convert = types.by_name("(a int4, b text)").from_python
     assert convert((1, "x")) == convert({"b": "x", "a": 1}) == {"a": 1, "b": "x"}
-    assert convert({"a": 1}) == {"a": 1, "b": None}
+    assert convert({"a": 1, "b": None}) == {"a": 1, "b": None}
+    for wrong, fact in [({"a": 1}, "without .b."), ({"a": 1, "b": "x", "c": 2}, ".c., which is no attribute")]:
+        with pytest.raises(TypeError, match=fact):
+            convert(wrong)
     assert types.by_name("interval").from_python(datetime.timedelta(days=-1, microseconds=5)) == pa.MonthDayNano([0, -1, 5000])
     assert types.by_name("int4[]").from_python(range(3)) == [0, 1, 2]
 

@@ -69,6 +69,17 @@ def decimal_text(text):
     return format(value, "f") if abs(exponent) <= _MAX_WRITTEN_ZEROS + len(text) else text
 
 
+def plain_digits(text):
+    """A decimal's text without an exponent. ValueError if it is no decimal, or more than PostgreSQL's numeric has room for."""
+    if "E" not in text and "e" not in text:
+        return text
+    plain = decimal_text(text)
+    value = decimal.Decimal(text)
+    # A zero keeps its digits too, as far as there is room for them.
+    is_short = not value and 0 >= value.as_tuple().exponent >= -_MAX_FRACTION_DIGITS
+    return format(value, "f") if is_short or "E" in plain or "e" in plain else plain
+
+
 def integer(text):
     """The integer that a number's text stands for, to the last digit. ValueError if it has a fraction or too many digits."""
     value = decimal.Decimal(decimal_text(text))

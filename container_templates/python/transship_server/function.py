@@ -159,6 +159,7 @@ class Function:
                 return encoded
             if answer.type != self.result.arrow:
                 answer = answer.cast(self.result.arrow)
+            answer = types.with_plain_digits(self.result, answer)
         except BaseException as exception:
             raise self._bad_value(exception) from None
         return answer
@@ -169,6 +170,13 @@ def _struct_of(answer, entry):
         answer = {name: answer[name] for name in answer.columns}
     if isinstance(answer, (pa.RecordBatch, pa.Table)):
         answer = {name: answer.column(name) for name in answer.schema.names}
+    if isinstance(answer, (list, tuple)):
+        for row, value in enumerate(answer):
+            if isinstance(value, dict) and (missing := [name for name, _ in entry.attributes if name not in value]):
+                raise TypeError(f"a dict without {missing[0]!r} for row {row + 1} of the batch")
+    names = [field.name for field in getattr(answer, "type", ())] if isinstance(answer, (pa.StructArray, pa.ChunkedArray)) else None
+    if names is not None and (missing := [name for name, _ in entry.attributes if name not in names]):
+        raise TypeError(f"a struct without {missing[0]!r}")
     if not isinstance(answer, dict):
         return answer
     missing = [name for name, _ in entry.attributes if name not in answer]

@@ -111,8 +111,11 @@ class CompositeType(Type):
         if isinstance(value, dict):
             strangers = value.keys() - {name for name, _ in self.attributes}
             if strangers:
-                raise TypeError(f"a dict with {min(strangers)!r}, which is no attribute")
-            parts = [value.get(name) for name, _ in self.attributes]
+                raise TypeError(f"a dict with {min(strangers, key=repr)!r}, which is no attribute")
+            for name, _ in self.attributes:
+                if name not in value:
+                    raise TypeError(f"a dict without {name!r}")
+            parts = [value[name] for name, _ in self.attributes]
         elif isinstance(value, (tuple, list)):
             if len(value) != len(self.attributes):
                 raise TypeError(f"{len(value)} values for {len(self.attributes)} attributes")
@@ -175,7 +178,7 @@ def _from_uuid(value):
 def _to_numeric(value):
     if isinstance(value, bool) or not isinstance(value, (decimal.Decimal, int)):
         raise TypeError(f"{value!r} of type {type(value).__name__}")
-    return str(value)
+    return exact_json.plain_digits(str(value))
 
 
 def _to_json(value):
@@ -449,6 +452,27 @@ def lay_out(batch, layout):
 def _is_any_list(kind):
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     return any(is_kind(kind) for is_kind in kinds) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+
+
+def with_plain_digits(entry, array):
+    """The array with its decimals as docs/types.md says: digits, without an exponent. ValueError if one has too many."""
+    if isinstance(entry, ArrayType):
+        elements = with_plain_digits(entry.element, array.values)
+        if elements is array.values or elements.equals(array.values):
+            return array
+        offsets = array.offsets
+        return pa.ListArray.from_arrays(offsets, elements, entry.arrow, mask=array.is_null() if array.null_count else None)
+    if isinstance(entry, CompositeType):
+        parts = [with_plain_digits(part, array.field(i)) for i, (_, part) in enumerate(entry.attributes)]
+        if all(part is array.field(i) or part.equals(array.field(i)) for i, part in enumerate(parts)):
+            return array
+        return pa.StructArray.from_arrays(parts, fields=list(entry.arrow), mask=array.is_null())
+    if entry.name != "numeric":
+        return array
+    texts = array.storage if isinstance(array, pa.ExtensionArray) else array
+    if not pc.any(pc.match_substring_regex(texts, "[eE]")).as_py():
+        return array
+    return pa.array([v if v is None else exact_json.plain_digits(v) for v in texts.to_pylist()], entry.arrow)
 
 
 def dictionary_of(entry, array):
