@@ -168,6 +168,7 @@ fn sqlstate(kind: Kind) -> PgSqlErrorCode {
         Kind::UserCode => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
         Kind::BadResult => PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_INVOCATION_EXCEPTION,
         Kind::ContainerFailed | Kind::Unreachable | Kind::Timeout => PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE,
+        Kind::Busy => PgSqlErrorCode::ERRCODE_TOO_MANY_CONNECTIONS,
         Kind::Cancelled => PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
         Kind::ProtocolViolation => PgSqlErrorCode::ERRCODE_PROTOCOL_VIOLATION,
         Kind::UnsupportedType => PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,

@@ -1,8 +1,8 @@
 //! Which batch goes where: runs one exchange to its end on whichever replica answers.
 //!
 //! In: the batches of an [`Outbox`]. Out: replies and at most one error in an [`Inbox`]. Invariant: a batch of a
-//! VOLATILE function is sent at most once; a batch of any other is sent again, to another replica, after a replica was
-//! lost, at most [`MAX_ATTEMPTS`] times in all, after a pause.
+//! VOLATILE function is run at most once; a batch of any other is sent again, to another replica, after a replica was
+//! lost, at most [`MAX_ATTEMPTS`] times in all, after a pause. What a server had no room for is sent again likewise.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -190,9 +190,11 @@ impl Connections {
         let mut attempt = 1;
         while let Err(error) = self.attempt(call, &mut outbox, inbox).await {
             // A map or aggregate function's results so far went with the replica.
-            let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table);
+            let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table)
+                || (error.is_busy() && !outbox.has_answers());
             let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
-            if error.is_retryable() && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
+            let is_passing = error.is_retryable() || error.is_busy();
+            if is_passing && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
                 let pause = pause_before(attempt, error.retry_after());
                 // The engine gives up then: better now, with the reason.
                 if pause < call.batch_timeout {

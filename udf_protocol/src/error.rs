@@ -42,6 +42,8 @@ pub enum Kind {
     Unreachable,
     /// A deadline passed.
     Timeout,
+    /// The server has as many calls as it can take, and ran nothing of this one.
+    Busy,
     /// The engine cancelled the wait.
     Cancelled,
     /// A peer broke the protocol.
@@ -71,7 +73,7 @@ impl Kind {
     pub fn origin(self) -> Origin {
         match self {
             Kind::UserCode | Kind::BadResult => Origin::Function,
-            Kind::ContainerFailed => Origin::Container,
+            Kind::ContainerFailed | Kind::Busy => Origin::Container,
             Kind::Unreachable | Kind::Timeout => Origin::Transport,
             Kind::ProtocolViolation => Origin::Protocol,
             Kind::Cancelled
@@ -178,6 +180,11 @@ impl Error {
         matches!(self.0.kind, Kind::Unreachable | Kind::ContainerFailed)
     }
 
+    /// Whether the server ran nothing of the batch, nor of those behind it, for want of room: any call may be sent again.
+    pub fn is_busy(&self) -> bool {
+        self.0.kind == Kind::Busy
+    }
+
     /// Whether the engine itself ended the wait.
     pub fn is_cancelled(&self) -> bool {
         self.0.kind == Kind::Cancelled
@@ -244,6 +251,12 @@ impl Error {
     pub(crate) fn connection_lost(function: &str, cause: impl fmt::Display) -> Error {
         Error::new(Kind::Unreachable, format!("connection to the container of function \"{function}\" was lost"))
             .with_detail(format!("{cause}."))
+    }
+
+    pub(crate) fn busy(function: &str, fact: impl Into<String>) -> Error {
+        Error::new(Kind::Busy, format!("too many calls to the container of function \"{function}\""))
+            .with_detail(fact)
+            .with_hint("Try again when other queries have ended, or raise \"replicas\" in the image's manifest.")
     }
 
     /// The connection to a container was lost and the manager says why.

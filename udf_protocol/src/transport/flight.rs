@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
@@ -14,7 +15,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use serde::{Deserialize, Serialize};
-use tokio::sync::{OnceCell, mpsc};
+use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, mpsc};
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
@@ -46,6 +47,24 @@ const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(330);
 /// Longest wait for the answer to that.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// Streams of scalar functions that one client has open at a time. Each takes a thread of servers that gRPC's C++ library runs,
+/// and of them a container has about a hundred. The others wait in the order in which they came.
+const MAX_STREAMS: usize = 32;
+/// How long a stream of a scalar function stays open with nothing to do. The next batch opens another.
+const STREAM_IDLE: Duration = Duration::from_secs(1);
+
+/// With which gRPC's servers refuse a stream for want of a thread.
+const NO_THREAD: &str = "Server Threadpool Exhausted";
+/// How the library begins its own words for messages that are not gRPC's.
+const NOT_GRPC: [&str; 6] = [
+    "protocol error: ",
+    "Error decompressing: ",
+    "Unexpected EOF decoding stream",
+    "Missing response message",
+    "failed to decode Protobuf message",
+    "grpc-status header missing",
+];
+
 /// A Flight server.
 #[derive(Debug)]
 pub struct Flight {
@@ -57,6 +76,76 @@ pub struct Flight {
     may_be_foreign: bool,
     /// The protocol's version that the server said, once it was asked.
     protocol: OnceCell<u32>,
+    streams: Streams,
+}
+
+/// The streams of scalar functions, which hold no state between two batches: who has none waits for one that has nothing to do.
+#[derive(Debug)]
+struct Streams {
+    free: Semaphore,
+    /// How many wait for one.
+    waiting: AtomicUsize,
+    wanted: Notify,
+}
+
+impl Streams {
+    fn new() -> Streams {
+        Streams { free: Semaphore::new(MAX_STREAMS), waiting: AtomicUsize::new(0), wanted: Notify::new() }
+    }
+
+    /// Waits until another stream may be opened.
+    async fn take(&self) -> Option<SemaphorePermit<'_>> {
+        if let Ok(permit) = self.free.try_acquire() {
+            return Some(permit);
+        }
+        // An exchange that is dropped waits no longer.
+        let _waiting = Waiting::among(&self.waiting);
+        self.wanted.notify_waiters();
+        // It is never closed.
+        self.free.acquire().await.ok()
+    }
+
+    /// Waits until a stream that has nothing to do should end.
+    async fn wait_while_idle(&self) {
+        let is_wanted = async {
+            loop {
+                let mut wanted = pin!(self.wanted.notified());
+                // Before the look, so that nobody is missed between the look and the wait.
+                wanted.as_mut().enable();
+                if self.waiting.load(Relaxed) > 0 {
+                    return;
+                }
+                wanted.await;
+            }
+        };
+        let _ = tokio::time::timeout(STREAM_IDLE, is_wanted).await;
+    }
+}
+
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn among(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// For how much of an exchange a stream is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamFor {
+    /// All of it.
+    Exchange,
+    /// One batch.
+    Batch,
+    /// Until there is nothing to do.
+    Now,
 }
 
 /// A function of a server that does not speak this protocol.
@@ -154,6 +243,7 @@ impl Flight {
             compression: credentials.compression,
             may_be_foreign: false,
             protocol: OnceCell::new(),
+            streams: Streams::new(),
         }
     }
 
@@ -191,6 +281,7 @@ impl Flight {
             Err(status) if is_transport_failure(&status) => {
                 Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
             }
+            Err(status) if is_of_transport(&status) => Err(status_error("", &status)),
             // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
             Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), ..ServerInfo::default() }),
         }
@@ -203,6 +294,7 @@ impl Flight {
             Err(status) if is_transport_failure(&status) => {
                 return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
             }
+            Err(status) if is_of_transport(&status) => return Err(status_error(function, &status)),
             Err(status) if status.code() == Code::NotFound => {
                 let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
                 return Err(Error::function_not_found(
@@ -239,7 +331,7 @@ impl Flight {
     async fn is_foreign(&self, function: &str) -> Result<bool> {
         let ask = async || match self.action("transship.hello").await {
             Ok(body) => Flight::read_greeting(&body).map(|info| info.protocol),
-            Err(status) if is_transport_failure(&status) => Err(status_error(function, &status)),
+            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
             Err(_) => Ok(0),
         };
         Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
@@ -249,7 +341,7 @@ impl Flight {
     async fn says_arrow_udf_version(&self, function: &str) -> Result<bool> {
         match self.action("protocol_version").await {
             Ok(_) => Ok(true),
-            Err(status) if is_transport_failure(&status) => Err(status_error(function, &status)),
+            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
             Err(_) => Ok(false),
         }
     }
@@ -267,22 +359,48 @@ impl Flight {
         }
         // docs/protocol.md §4: a server of the arrow-udf family marks no end of a batch's results but the stream's.
         if signature.kind == FunctionKind::Table && foreign.is_some() {
-            while self.run_stream(signature, foreign, outbox, inbox, true).await? {}
+            while self.run_stream(signature, foreign, outbox, inbox, StreamFor::Batch).await? {}
             return Ok(());
         }
-        self.run_stream(signature, foreign, outbox, inbox, false).await.map(|_| ())
+        if signature.kind != FunctionKind::Scalar {
+            return self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await.map(|_| ());
+        }
+        while outbox.wait_for_more().await {
+            let _permit = self.streams.take().await;
+            if !self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await? {
+                break;
+            }
+        }
+        Ok(())
     }
 
-    /// One `DoExchange`, for all batches or for a single one. Whether there may be more.
+    /// One `DoExchange`, for all batches or for some. Whether there may be more.
     async fn run_stream(
         &self,
         signature: &Signature,
         foreign: Option<&Foreign>,
         outbox: &mut Outbox,
         inbox: &Inbox,
-        is_single: bool,
+        stream_for: StreamFor,
+    ) -> Result<bool> {
+        let outcome = self.talk(signature, foreign, outbox, inbox, stream_for).await;
+        if outcome.as_ref().is_err_and(Error::is_busy) {
+            // Nobody has seen the stream.
+            outbox.rewind();
+        }
+        outcome
+    }
+
+    async fn talk(
+        &self,
+        signature: &Signature,
+        foreign: Option<&Foreign>,
+        outbox: &mut Outbox,
+        inbox: &Inbox,
+        stream_for: StreamFor,
     ) -> Result<bool> {
         let function = signature.function.as_str();
+        let is_single = stream_for == StreamFor::Batch;
         // A server that does not read leaves the batches in the engine, not in this queue.
         let (wire, mut queue) = mpsc::channel::<FlightData>(1);
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
@@ -306,12 +424,15 @@ impl Flight {
         let mut bytes_sent = std::collections::HashMap::new();
         let mut first = first;
         let lost = |status: Status| reply_error(function, &status, most);
-        let mut is_closing = false;
+        let (mut is_closing, mut is_parking) = (false, false);
         loop {
             if is_closing {
                 wire = None;
             }
+            let is_idle = stream_for == StreamFor::Now && wire.is_some() && outbox.is_quiet();
             tokio::select! {
+                // A stream has nothing to do only if there is neither a batch nor a reply.
+                biased;
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
                 batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
                     Some((place, batch)) => {
@@ -351,7 +472,7 @@ impl Flight {
                             return Ok(true);
                         }
                         if wire.is_none() && outbox.awaited() == 0 {
-                            return Ok(false);
+                            return Ok(is_parking);
                         }
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
@@ -422,6 +543,7 @@ impl Flight {
                         share: Some(share),
                     })));
                 }
+                () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
             }
         }
     }
@@ -471,6 +593,19 @@ fn is_transport_failure(status: &Status) -> bool {
     status.source().is_some() || status.code() == Code::Unavailable
 }
 
+/// Whether a status says nothing of the function, whoever made it.
+fn is_of_transport(status: &Status) -> bool {
+    is_transport_failure(status) || is_refusal(status) || is_not_grpc(status)
+}
+
+fn is_refusal(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message() == NO_THREAD
+}
+
+fn is_not_grpc(status: &Status) -> bool {
+    status.source().is_none() && NOT_GRPC.iter().any(|words| status.message().starts_with(words))
+}
+
 /// The error of a stream whose messages may have `most` bytes.
 pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error {
     // The library's own words; a server that says them is no better off.
@@ -484,6 +619,13 @@ pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error
 pub(super) fn status_error(function: &str, status: &Status) -> Error {
     if is_transport_failure(status) {
         return Error::connection_lost(function, say(status));
+    }
+    if is_refusal(status) {
+        return Error::busy(function, "The server has no thread left for another stream.");
+    }
+    if is_not_grpc(status) {
+        let message = status.message().trim_end_matches('.');
+        return Error::protocol(function, format!("Its answer is not gRPC: {message}."));
     }
     // Arrow's Python servers append the traceback to the message.
     let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {

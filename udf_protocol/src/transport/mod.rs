@@ -211,6 +211,8 @@ pub struct Outbox {
     unanswered: VecDeque<CallBatch>,
     /// Whether the engine has a part of the answer to the oldest of them.
     is_partly_answered: bool,
+    /// Whether any was answered.
+    has_answers: bool,
     /// How many of `unanswered` this exchange has sent.
     sent: usize,
     incoming: mpsc::UnboundedReceiver<CallBatch>,
@@ -226,6 +228,7 @@ impl Outbox {
                 name: rest::random_name(),
                 unanswered: VecDeque::new(),
                 is_partly_answered: false,
+                has_answers: false,
                 sent: 0,
                 incoming,
             },
@@ -248,6 +251,17 @@ impl Outbox {
         Some(self.unanswered[self.sent - 1].clone())
     }
 
+    /// Waits until there is a batch to send; false once there will be none. Cancel-safe.
+    pub async fn wait_for_more(&mut self) -> bool {
+        if self.sent == self.unanswered.len() {
+            match self.incoming.recv().await {
+                Some(batch) => self.unanswered.push_back(batch),
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// The oldest batch that was sent, of which the engine now gets a part of the answer: it cannot be sent again.
     pub fn answer_partly(&mut self) -> Option<&CallBatch> {
         self.is_partly_answered = true;
@@ -263,6 +277,7 @@ impl Outbox {
     pub fn answer(&mut self, number: u64) -> Option<CallBatch> {
         let position = self.unanswered.iter().take(self.sent).position(|batch| batch.number == number)?;
         self.is_partly_answered = false;
+        self.has_answers = true;
         self.sent -= 1;
         self.unanswered.remove(position)
     }
@@ -272,9 +287,19 @@ impl Outbox {
         if self.sent == 0 { None } else { self.unanswered.front().map(|batch| batch.number) }
     }
 
+    /// Whether nothing is known that is to be sent, or was sent and is not answered.
+    pub fn is_quiet(&self) -> bool {
+        self.unanswered.is_empty()
+    }
+
     /// Batches sent and not answered.
     pub fn awaited(&self) -> usize {
         self.sent
+    }
+
+    /// Whether any batch was answered.
+    pub fn has_answers(&self) -> bool {
+        self.has_answers
     }
 
     /// Makes the next exchange send again what is unanswered.
@@ -388,6 +413,8 @@ pub(crate) async fn answer_each<'a>(
 ) -> Result<()> {
     let mut in_flight = FuturesUnordered::new();
     let mut is_open = true;
+    // Said by a server that ran nothing of a batch.
+    let mut busy = None;
     while is_open || !in_flight.is_empty() {
         tokio::select! {
             batch = outbox.next(), if is_open => match batch {
@@ -401,6 +428,12 @@ pub(crate) async fn answer_each<'a>(
                 let event = match result {
                     Ok(reply) => Event::Reply(reply),
                     Err(error) if error.is_retryable() => return Err(error),
+                    // The others are answered first, so that all that is left was not run.
+                    Err(error) if error.is_busy() => {
+                        busy = Some(error);
+                        is_open = false;
+                        continue;
+                    }
                     // An earlier batch may be answered yet, and the engine may want no more than that.
                     Err(error) => Event::Failure(number, error),
                 };
@@ -408,6 +441,10 @@ pub(crate) async fn answer_each<'a>(
                 inbox.deliver(Ok(event));
             }
         }
+    }
+    if let Some(error) = busy {
+        outbox.rewind();
+        return Err(error);
     }
     Ok(())
 }
@@ -437,6 +474,7 @@ impl WireError {
         };
         match self.kind {
             Some(Kind::BadResult) => at_row(Error::bad_result(function, self.message)),
+            Some(Kind::Busy) => Error::busy(function, format!("The server said: {}.", self.message)),
             Some(Kind::FunctionNotFound) => Error::function_not_found(function, "the container", &[]),
             Some(Kind::ProtocolViolation) => {
                 Error::protocol(function, format!("It refused the request: {}.", self.message))

@@ -269,6 +269,11 @@ impl PipelinedCall<'_> {
                         pipeline.is_reusable &= !head.is_last;
                         let event = match self.receive(pipeline, call, &head, body, share).await {
                             Ok(reply) => Event::Reply(reply),
+                            // docs/protocol.md §5: nothing that was sent behind it is run either.
+                            Err(error) if error.is_busy() => {
+                                outbox.rewind();
+                                return Err(error);
+                            }
                             Err(error) => Event::Failure(number, error),
                         };
                         outbox.answer(number);

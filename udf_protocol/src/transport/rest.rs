@@ -191,7 +191,13 @@ impl Rest {
     async fn run_groups(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let exchange = random_name();
         while let Some(batch) = outbox.next().await {
-            let reply = self.call(signature, &batch, &exchange, inbox).await?;
+            let reply = match self.call(signature, &batch, &exchange, inbox).await {
+                Err(error) if error.is_busy() => {
+                    outbox.rewind();
+                    return Err(error);
+                }
+                outcome => outcome?,
+            };
             outbox.answer(batch.number);
             inbox.deliver(Ok(Event::Reply(reply)));
         }
