@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
@@ -144,10 +144,15 @@ impl Exchange {
 
     /// Waits until a map function's server took a batch, or gave results, or ended.
     pub fn receive_from_map(&mut self, host: &dyn Host) -> Result<MapEvent> {
+        // Until the server is reached, it has the time to start as well.
+        let start_timeout = if self.transport.is_some() { Duration::ZERO } else { self.call.start_timeout };
+        let mut deadline = Instant::now() + start_timeout + self.call.batch_timeout;
         loop {
-            let deadline = Instant::now() + self.call.start_timeout + self.call.batch_timeout;
             match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached(transport, _)) => self.note_reached(transport),
+                Some(Event::Reached(transport, _)) => {
+                    self.note_reached(transport);
+                    deadline = Instant::now() + self.call.batch_timeout;
+                }
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
@@ -155,6 +160,13 @@ impl Exchange {
                 Some(Event::Reply(mut reply)) => {
                     self.room.add_permits(1);
                     reply.share = None;
+                    // A server that has nothing to say, however often, has its time until it says something.
+                    if reply.columns.num_rows() == 0 {
+                        if Instant::now() >= deadline {
+                            return Err(self.timeout());
+                        }
+                        continue;
+                    }
                     return Ok(MapEvent::Results(reply));
                 }
                 Some(Event::End) => return Ok(MapEvent::End),
@@ -190,7 +202,7 @@ impl Exchange {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let outcome = self.wait_for_next(host).and_then(|reply| self.unfold(reply)).map_err(|error| self.place(error));
+        let outcome = self.wait_for_rows(host).and_then(|reply| self.unfold(reply)).map_err(|error| self.place(error));
         match &outcome {
             Ok(reply) => {
                 self.room.add_permits(1);
@@ -230,6 +242,25 @@ impl Exchange {
                 None => error,
             },
             _ => error,
+        }
+    }
+
+    /// Waits for the next reply, or part of one, that has rows or is the last. Parts without rows do not prolong the wait.
+    fn wait_for_rows(&mut self, host: &dyn Host) -> Result<Reply> {
+        let mut since = Instant::now();
+        loop {
+            let (attempts, reply) = (self.attempts, self.wait_for_next(host)?);
+            if attempts != self.attempts {
+                // It took until now to reach the server.
+                since = Instant::now();
+            }
+            if reply.is_last || reply.columns.num_rows() > 0 {
+                return Ok(reply);
+            }
+            self.room.add_permits(1);
+            if since.elapsed() >= self.call.batch_timeout {
+                return Err(self.timeout());
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use arrow_array::Int64Array;
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use support::{MockContainer, Script, reply, schema_of};
+use support::{MockContainer, Script, reply, schema_of, table_reply};
 use tonic::Status;
 use udf_protocol::Kind;
 use udf_protocol::batch::{BatchBuilder, ColumnBuilder};
@@ -275,5 +275,39 @@ fn an_answer_that_is_not_grpc_is_no_exception_of_the_handler() {
         let error = exchange.receive(&PlainHost).unwrap_err();
         assert_eq!(error.kind(), Kind::ProtocolViolation, "{fact}: {error}");
         assert!(error.detail().unwrap().contains(fact), "{error}");
+    }
+}
+
+#[test]
+fn parts_without_rows_do_not_prolong_the_wait() {
+    for kind in [FunctionKind::Table, FunctionKind::Map] {
+        let script: Script = Arc::new(move |mut calls, answers| {
+            Box::pin(async move {
+                let signature = Signature { kind, ..signature() };
+                let _ = calls.next().await;
+                let _ = answers.send(Ok(schema_of(&signature)));
+                while !answers.is_closed() {
+                    let part = match kind {
+                        FunctionKind::Table => table_reply(&signature, vec![], vec![], r#"{"batch":0,"more":true}"#),
+                        _ => reply(&signature, vec![], "{}"),
+                    };
+                    let _ = answers.send(Ok(part));
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            })
+        });
+        let (_runtime, endpoint) = serve(script, kind);
+        let client = Client::start().unwrap();
+        let mut exchange = open_for(&client, &endpoint, kind, Volatility::Stable, Duration::from_millis(300));
+        send(&mut exchange, &mut BatchBuilder::new(&signature()), 1);
+        let (start, mut error) = (Instant::now(), None);
+        while error.is_none() && start.elapsed() < Duration::from_secs(10) {
+            error = match kind {
+                FunctionKind::Table => exchange.receive(&PlainHost).err(),
+                _ => exchange.receive_from_map(&PlainHost).err(),
+            };
+        }
+        assert_eq!(error.expect("an end to the wait").kind(), Kind::Timeout);
+        assert!(start.elapsed() < Duration::from_secs(5));
     }
 }
