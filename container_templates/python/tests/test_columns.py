@@ -3,7 +3,12 @@
 import errno
 import http.client
 import json
+import os
+import pathlib
 import secrets
+import socket
+import subprocess
+import sys
 
 import numpy
 import pyarrow as pa
@@ -260,3 +265,67 @@ def test_broken_segments_are_refused(client, more, message):
 def test_greeting_names_the_forms(client):
     client.connection.request("GET", "/v1")
     assert json.loads(client.connection.getresponse().read())["transports"] == ["flight", "json", "socket", "shm", "parquet"]
+
+
+def test_what_was_used_the_longest_ago_is_released():
+    released = []
+    recent = columns._Recent(2, released.append)
+    for name in "abc":
+        recent.keep(name, name.upper())
+    assert released == ["A"] and recent.take("a") is None
+    recent.keep("b", recent.take("b"))
+    recent.keep("d", "D")
+    assert released == ["A", "C"]
+    # The same name twice, and none that is there.
+    recent.keep("d", "other")
+    recent.drop(["b", "x"])
+    assert released == ["A", "C", "D", "B"]
+    assert recent.clear() and not recent.clear()
+    assert released[-1] == "other"
+
+
+SERVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from transship_server import __main__
+__main__.main("serve")
+"""
+
+
+def test_new_segments_for_each_batch_need_no_more_descriptors(tmp_path):
+    """A hundred descriptors for all connections, each of which names more segments than that."""
+    entry = {"name": "array", "arguments": ["float8"], "returns": "float8", "batch": "numpy"}
+    handler = "KEPT = []\n\ndef array(x):\n    KEPT.append(x)\n    return x + 1\n"
+    (tmp_path / "function").mkdir()
+    (tmp_path / "function/handler.py").write_text(handler)
+    (tmp_path / "manifest.json").write_text(json.dumps({"handler": "handler.py", "functions": [entry]}))
+    segments = tmp_path / "segments"
+    segments.mkdir()
+    environment = {**os.environ, "TRANSSHIP_ROOT": str(tmp_path), "TRANSSHIP_SEGMENT_DIR": str(segments)}
+    environment |= {"TRANSSHIP_SOCKET_DIR": str(tmp_path)}
+    template = str(pathlib.Path(__file__).parent.parent)
+    # The soft limit is what the server raises, up to the hard one.
+    command = ["prlimit", "--nofile=60:100", sys.executable, "-c", SERVER, template]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "ready" in process.stderr.readline()
+        assert "100" in subprocess.check_output(["prlimit", "--noheadings", "--output=SOFT", "--nofile", f"--pid={process.pid}"], text=True)
+        clients = []
+        for _ in range(8):
+            client = Client(("localhost", 0), segments)
+            client.connection.sock = socket.socket(socket.AF_UNIX)
+            client.connection.sock.connect(str(tmp_path / "http.sock"))
+            clients.append(client)
+        for number in range(60):
+            for client in clients:
+                # The handler keeps all that it gets.
+                client.names = [secrets.token_hex(16) for _ in range(2)]
+                for name in client.names:
+                    (segments / name).touch()
+                status, header = client.call("array", [pa.array([float(number)])])
+                assert (status, header.get("segment")) == (200, client.names[1]), header
+                assert client.reply(header, "f8") == [number + 1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()

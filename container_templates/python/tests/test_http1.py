@@ -1,5 +1,6 @@
 """What the server makes of HTTP/1.1, well and badly written."""
 
+import select
 import socket
 import threading
 
@@ -14,7 +15,7 @@ class Echo(http1.Handler):
         self.send(200, "text/plain", f"{self.path} {self.headers.get('x-asked', '-')}".encode())
 
     def do_POST(self):
-        self.send(200, "text/plain", self.stream.read(int(self.headers["content-length"])))
+        self.send(200, "text/plain", self.body)
 
 
 @pytest.fixture
@@ -38,8 +39,12 @@ def ask():
 
     def run(connection):
         with connection:
+            handler, poll = Echo(connection, None), select.poll()
+            poll.register(connection, 0)
             try:
-                Echo(connection, None)
+                while events := handler.advance():
+                    poll.modify(connection, events)
+                    poll.poll()
             except OSError:
                 pass
 

@@ -7,6 +7,7 @@ signature filled in, which is what the image's label carries.
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -47,6 +48,9 @@ def describe(manifest, functions, output):
 
 
 def serve(functions):
+    # Before the parts that divide them among themselves.
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     from . import flight, rest
 
     servers, signals = [], catch_signals()

@@ -4,12 +4,15 @@ Arguments are read where they lie: the arrays that a handler gets look into the 
 handler may keep them; then the reply says so, and the client leaves that segment alone.
 """
 
+import collections
+import errno
 import itertools
 import json
-import mmap
 import os
 import re
+import resource
 import sys
+import threading
 
 import pyarrow as pa
 
@@ -23,56 +26,131 @@ _READ_ALIGNMENT = 8
 _EMPTY = pa.py_buffer(b"")
 
 
+class _Recent:
+    """What all connections have used of late, by name. What was used the longest ago is released first."""
+
+    def __init__(self, most, release):
+        self._most, self._release = most, release
+        self._kept = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, name):
+        """What has the name, now the caller's; None if it is not there."""
+        with self._lock:
+            return self._kept.pop(name, None)
+
+    def keep(self, name, thing):
+        """Keeps it until it is taken, or released."""
+        with self._lock:
+            # Another connection may have named it too.
+            surplus = self._kept.pop(name, None)
+            self._kept[name] = thing
+            if surplus is None and len(self._kept) > self._most:
+                surplus = self._kept.popitem(last=False)[1]
+        if surplus is not None:
+            self._release(surplus)
+
+    def drop(self, names):
+        """Releases what has these names, as far as it is there."""
+        for thing in map(self.take, names):
+            if thing is not None:
+                self._release(thing)
+
+    def clear(self):
+        """Releases everything, and says whether there was anything."""
+        names = list(self._kept)
+        self.drop(names)
+        return bool(names)
+
+
+# The share of the descriptors that this process may have that segments for replies get.
+_DESCRIPTORS_SHARE = 4
+_MOST_DESCRIPTORS = 1024
+_MOST_MAPPINGS = 1024
+_mappings = _Recent(_MOST_MAPPINGS, lambda mapping: None)
+_descriptors = _Recent(
+    min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _DESCRIPTORS_SHARE, _MOST_DESCRIPTORS), os.close
+)
+
+
 class Segments:
-    """The segments that one connection names, opened once. Not for several threads."""
+    """The segments that one connection names. Those that were used last stay open. Not for several threads."""
 
     # A client has two per batch in flight, and makes new ones for those that a handler keeps.
     _MOST = 128
 
     def __init__(self, directory):
         self._directory = directory
-        self._open = {}  # name -> (file descriptor, mapping or None)
+        self._names = {}
 
-    def _descriptor(self, name, flags):
-        if name in self._open:
-            return self._open[name][0]
+    def _open(self, name, flags):
         if self._directory is None or not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
             raise CallError("protocol_violation", f"there is no segment {name!r}")
-        if len(self._open) >= self._MOST:
-            self.close()
-        try:
-            descriptor = os.open(f"{self._directory}/{name}", flags | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise CallError("protocol_violation", f"segment {name} cannot be opened: {error.strerror}") from None
-        self._open[name] = (descriptor, None)
-        return descriptor
+        while True:
+            try:
+                return os.open(f"{self._directory}/{name}", flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError as error:
+                is_short = error.errno in (errno.EMFILE, errno.ENFILE)
+                if is_short and _descriptors.clear():
+                    continue
+                fact = f"segment {name} cannot be opened: {error.strerror}"
+            raise CallError("busy" if is_short else "protocol_violation", fact)
+
+    def _keep(self, recent, name, thing):
+        recent.keep(name, thing)
+        self._names.pop(name, None)
+        self._names[name] = True
+        if len(self._names) > self._MOST:
+            self._drop([next(iter(self._names))])
+
+    def _drop(self, names):
+        for name in names:
+            del self._names[name]
+        _mappings.drop(names)
+        _descriptors.drop(names)
 
     def read(self, name, size):
         """The first bytes of a segment, at least size of them, where they lie."""
-        descriptor = self._descriptor(name, os.O_RDONLY)
-        mapping = self._open[name][1]
+        mapping = _mappings.take(name) if name in self._names else None
         if mapping is None or len(mapping) < size:
-            length = os.fstat(descriptor).st_size
-            if length < size:
-                raise CallError("protocol_violation", f"segment {name} has {length} bytes, not {size}")
-            mapping = mmap.mmap(descriptor, length, prot=mmap.PROT_READ) if length else b""
-            self._open[name] = (descriptor, mapping)
+            descriptor = self._open(name, os.O_RDONLY)
+            try:
+                mapping = _map(name, descriptor, size)
+            finally:
+                os.close(descriptor)
+        self._keep(_mappings, name, mapping)
+        # Of its own, so that those who look at it can be counted.
         return memoryview(mapping)
 
     def write(self, name, pieces):
         """Writes (offset, buffer) pairs."""
-        descriptor = self._descriptor(name, os.O_RDWR)
-        for offset, piece in pieces:
-            rest = memoryview(piece).cast("B")
-            while rest:
-                written = os.pwrite(descriptor, rest, offset)
-                rest, offset = rest[written:], offset + written
+        descriptor = _descriptors.take(name) if name in self._names else None
+        if descriptor is None:
+            descriptor = self._open(name, os.O_RDWR)
+        try:
+            for offset, piece in pieces:
+                rest = memoryview(piece).cast("B")
+                while rest:
+                    written = os.pwrite(descriptor, rest, offset)
+                    rest, offset = rest[written:], offset + written
+        finally:
+            self._keep(_descriptors, name, descriptor)
 
     def close(self):
         """Closes them; what a handler still looks at stays mapped."""
-        for descriptor, _ in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
+        self._drop(list(self._names))
+
+
+def _map(name, descriptor, size):
+    length = os.fstat(descriptor).st_size
+    if length < size:
+        raise CallError("protocol_violation", f"segment {name} has {length} bytes, not {size}")
+    if length == 0:
+        return b""
+    # A mapping of Python's would keep a descriptor for as long as it is looked at; Arrow's needs none. By its number, since
+    # the name may be another file's by now.
+    with pa.memory_map(f"/proc/self/fd/{descriptor}") as file:
+        return memoryview(file.read_buffer(length))
 
 
 class Request:

@@ -1,10 +1,13 @@
 """The forms of docs/protocol.md §6 and §7, over HTTP/1.1 on a TCP or a Unix socket."""
 
+import _thread
 import base64
+import collections
 import gzip
 import hashlib
 import json
 import os
+import resource
 import select
 import socket
 import threading
@@ -23,7 +26,6 @@ from .function import Cancelled
 from .turns import Turns
 
 _PREFIX = "/v1/functions/"
-_MAX_BODY_BYTES = 1 << 30
 # How long an exchange of an aggregate function is kept that nobody asks for.
 _EXCHANGE_IDLE_S = 600
 # How long calls may still run when the server is asked to end.
@@ -32,19 +34,40 @@ _STOP_STEP_S = 0.005
 # Shorter answers are not worth the time.
 _LEAST_GZIP_BYTES = 1024
 _BACKLOG = 128
-# Threads that wait for a connection.
+# Threads that wait for something to do, and all threads: each takes 8 MiB of a limit on a process's address space.
 _SPARE_THREADS = 4
-_ACCEPT_PAUSE_S = 0.1
-_STATUS = {"function_not_found": 404, "protocol_violation": 400}
+_MOST_THREADS = 64
+# How long requests wait before there are more threads for them, and before they are told that the server is busy.
+_THREAD_PATIENCE_S = 0.01
+_START_PATIENCE_S = 1
+_QUEUE_PATIENCE_S = 30
+# How long a thread stays with a connection for its next request.
+_LINGER_MS = 5
+_QUEUE_STEP_MS = 50
+# The share of the descriptors that this process may have that connections get; those beyond it are told the same.
+_CONNECTIONS_SHARE = 2
+_MOST_CONNECTIONS = 4096
+# Connections that are told so at a time.
+_MOST_REFUSED = 64
+# A connection on which nothing comes, or can be sent, for so long is closed.
+_IDLE_S = 600
+_SWEEP_S = 30
+_STATUS = {"function_not_found": 404, "protocol_violation": 400, "busy": 503}
 
 
 class _Handler(http1.Handler):
-    def setup(self):
-        self.segments = columns.Segments(self.server.segment_directory)
+    def __init__(self, connection, server):
+        super().__init__(connection, server)
+        self.segments = columns.Segments(server.segment_directory)
         self.json_reader = json_columns.Reader()
+        self.soon = select.poll()
+        self.soon.register(connection, select.POLLIN)
+        # Whether calls are refused; since when it waits for its client; since when for a thread, if all are busy.
+        self.is_refused, self.waits_since, self.queued_since = False, 0.0, None
 
-    def finish(self):
+    def close(self):
         self.segments.close()
+        super().close()
 
     def do_GET(self):
         if self.path == "/v1":
@@ -61,13 +84,16 @@ class _Handler(http1.Handler):
         return self._answer(200, description | {"returns": function.result.name})
 
     def do_POST(self):
-        with self.server.running:
-            try:
-                body = self._read_body()
-            except CallError as error:
-                return self._fail(error)
-            with self.server.turns.turn():
-                return self._answer_call(body)
+        try:
+            if self.is_refused:
+                raise CallError("busy", "the server has as many calls as it can take")
+            if self.body is None:
+                raise CallError("protocol_violation", self.body_error)
+            body = self._decode_body(self.body)
+        except CallError as error:
+            return self._fail(error)
+        with self.server.turns.turn():
+            return self._answer_call(body)
 
     def _answer_call(self, body):
         try:
@@ -136,26 +162,6 @@ class _Handler(http1.Handler):
             raise CallError("function_not_found", f'there is no function "{name}"')
         return function
 
-    def _read_body(self):
-        if "transfer-encoding" in self.headers:
-            try:
-                return self._decode_body(self.read_chunks(_MAX_BODY_BYTES))
-            except ValueError as cause:
-                self.close_connection = True
-                raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
-        try:
-            length = int(self.headers["content-length"])
-        except (KeyError, ValueError):
-            length = -1
-        if not 0 <= length <= _MAX_BODY_BYTES:
-            self.close_connection = True
-            raise CallError("protocol_violation", "a request needs a Content-Length of at most 1 GiB")
-        # None if it takes too long to come.
-        body = self.stream.read(length) or b""
-        if len(body) < length:
-            raise ConnectionError
-        return self._decode_body(body)
-
     def _decode_body(self, body):
         """The body as it was before it was compressed, if its digest is right."""
         digest = self.headers.get("content-md5")
@@ -166,7 +172,7 @@ class _Handler(http1.Handler):
             # The zlib library tells gzip's and its own form apart.
             reader = zlib.decompressobj(wbits=47)
             try:
-                body = reader.decompress(body, _MAX_BODY_BYTES)
+                body = reader.decompress(body, self.most_body_bytes)
             except zlib.error as cause:
                 raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
             if not reader.eof:
@@ -176,6 +182,8 @@ class _Handler(http1.Handler):
         return body
 
     def _fail(self, error):
+        # docs/protocol.md §5: nothing that was sent behind it is run either.
+        self.close_connection |= error.kind == "busy"
         self._answer(_STATUS.get(error.kind, 500), {"error": error.to_wire()})
 
     def _answer(self, status, body):
@@ -185,28 +193,6 @@ class _Handler(http1.Handler):
         if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("accept-encoding", ""):
             return self.send(status, content_type, gzip.compress(payload, 1), "Content-Encoding: gzip\r\n")
         return self.send(status, content_type, payload)
-
-
-class _Running:
-    """Counts the calls that are being answered."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def __enter__(self):
-        with self._lock:
-            self._count += 1
-
-    def __exit__(self, *_):
-        with self._lock:
-            self._count -= 1
-
-    def wait_for_none(self, seconds):
-        """Waits until no call is being answered, at most so long."""
-        deadline = time.monotonic() + seconds
-        while self._count and time.monotonic() < deadline:
-            time.sleep(_STOP_STEP_S)
 
 
 class _Exchanges:
@@ -280,68 +266,221 @@ def _joined(batches, schema):
 
 
 class _Server:
-    """Threads that wait for connections, one thread per connection. A few always wait, so that a connection meets a thread
-    that is there. What is running when the server is shut down is finished."""
+    """Few threads for many connections. A connection that waits for its client takes no thread: the kernel has them all in a
+    list (epoll), and gives those that are ready to the threads that wait for something to do, the first first.
+
+    A few threads always wait. Where all are busy and a connection is ready, there will be more of them; where there are as
+    many as there may be, connections queue up, and those that have waited for _QUEUE_PATIENCE_S are told that the server is
+    busy. So a request never waits for an answer that somebody else does not fetch, nor for the end of another exchange.
+    What is running when the server is shut down is finished."""
 
     def __init__(self, listener, functions):
-        self.functions, self.exchanges, self.running, self.turns = functions, _Exchanges(), _Running(), Turns()
+        self.functions, self.exchanges, self.turns = functions, _Exchanges(), Turns()
         self.segment_directory = os.environ.get("TRANSSHIP_SEGMENT_DIR")
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most_connections = max(min(descriptors // _CONNECTIONS_SHARE, _MOST_CONNECTIONS), 1)
         self._listener = listener
-        self._lock = threading.Lock()
-        self._waiting = 0
+        listener.setblocking(False)
         self._stopped = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = self._waiting = self._open = 0
+        # Threads that were started and do not run yet, and since when.
+        self._starting = {}
+        # Set when no thread waits for something to do.
+        self._is_short = threading.Event()
+        self._is_short.set()
+        # What has waited for a thread since somebody looked.
+        self._queue = collections.deque()
+        # Connections that wait for their clients, by descriptor. Each is reported once, and then armed again.
+        self._parked = {}
+        self._poll = select.epoll()
+        self._poll.register(listener, select.EPOLLIN | select.EPOLLONESHOT)
+        self._ready = select.poll()
+        self._ready.register(self._poll, select.POLLIN)
+        # Its end wakes the threads that wait.
+        self._end, self._woken = socket.socketpair()
+        self._poll.register(self._woken, select.EPOLLIN)
 
     def serve_forever(self):
         """Answers until shutdown() is called."""
-        for _ in range(_SPARE_THREADS):
-            self._start_thread()
-        self._stopped.wait()
+        self._start_threads(_SPARE_THREADS)
+        swept = time.monotonic()
+        while not self._stopped.is_set():
+            is_short = self._is_short.wait(_SWEEP_S)
+            if time.monotonic() - swept >= _SWEEP_S:
+                swept = time.monotonic()
+                self._close_idle(swept - _IDLE_S)
+            # Somebody is ready, and still is after a while.
+            if is_short and self._ready.poll(_QUEUE_STEP_MS) and not self._stopped.wait(_THREAD_PATIENCE_S):
+                is_short = self._waiting == 0 and self._ready.poll(0)
+                if is_short and not self._start_threads(1 + self._threads // 2):
+                    self._queue_up()
+            elif self._queue:
+                self._queue_up()
+            with self._lock:
+                if self._waiting and not self._queue:
+                    self._is_short.clear()
 
     def shutdown(self):
         """Takes no more connections, and waits for the calls that are running."""
         self._stopped.set()
-        # This wakes the threads that wait.
-        self._listener.shutdown(socket.SHUT_RDWR)
+        self._is_short.set()
+        self._end.close()
         self._listener.close()
-        self.running.wait_for_none(_STOP_PATIENCE_S)
+        deadline = time.monotonic() + _STOP_PATIENCE_S
+        while self._is_running() and time.monotonic() < deadline:
+            time.sleep(_STOP_STEP_S)
+            # No thread is left for the rest of an answer.
+            if (handler := self._next(0)) is not None and handler.has_unsent:
+                handler.close_connection = True
+                self._advance(handler)
 
-    def _start_thread(self):
+    def _is_running(self):
+        return self._waiting < self._threads or any(handler.has_unsent for handler in list(self._parked.values()))
+
+    def _start_threads(self, count):
+        """Whether there will be more threads."""
+        now = time.monotonic()
         with self._lock:
-            self._waiting += 1
+            # A thread may end before it runs, for want of memory; threading.Thread would wait for it for ever.
+            self._starting = {token: since for token, since in self._starting.items() if now - since < _START_PATIENCE_S}
+            count = min(count, _MOST_THREADS - self._threads - len(self._starting))
+            tokens = [object() for _ in range(count)]
+            self._starting.update(dict.fromkeys(tokens, now))
         try:
-            threading.Thread(target=self._serve, daemon=True).start()
-        except RuntimeError:
-            # There are as many as there may be; connections wait for one of them.
+            while tokens:
+                _thread.start_new_thread(self._serve, (tokens[-1],))
+                tokens.pop()
+        except (RuntimeError, MemoryError):
+            # There are as many as this process may have.
             with self._lock:
-                self._waiting -= 1
+                for token in tokens:
+                    self._starting.pop(token, None)
+        return bool(self._starting)
 
-    def _serve(self):
-        while True:
+    def _serve(self, token):
+        with self._lock:
+            self._starting.pop(token, None)
+            self._threads += 1
+        try:
+            while self._work():
+                pass
+        finally:
+            with self._lock:
+                self._threads -= 1
+            self._is_short.set()
+
+    def _work(self):
+        """Does one thing, and says whether there are too few threads for another to end."""
+        with self._lock:
+            if self._queue:
+                handler = self._queue.popleft()
+            elif self._stopped.is_set() or self._waiting >= _SPARE_THREADS:
+                return False
+            else:
+                handler = None
+                self._waiting += 1
+        if handler is None:
             try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                if self._stopped.is_set():
-                    return
+                handler = self._next()
+            finally:
+                with self._lock:
+                    self._waiting -= 1
+                    if self._waiting == 0 and not self._is_short.is_set():
+                        self._is_short.set()
+        if handler is not None:
+            self._advance(handler)
+        return True
+
+    def _next(self, timeout_s=None):
+        """A connection that is ready, once there is one; None now and then."""
+        for descriptor, _ in self._poll.poll(timeout_s, 1):
+            # Whoever closed it may have been faster.
+            is_new = descriptor == self._listener.fileno()
+            return self._accept() if is_new else self._parked.pop(descriptor, None)
+        return None
+
+    def _accept(self):
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            if not self._stopped.is_set():
                 # No descriptor is left, or the client has gone.
                 time.sleep(_ACCEPT_PAUSE_S)
-                continue
+            connection = None
+        if not self._stopped.is_set():
+            self._poll.modify(self._listener, select.EPOLLIN | select.EPOLLONESHOT)
+        if connection is None:
+            return None
+        try:
+            handler = _Handler(connection, self)
+            self._poll.register(connection, select.EPOLLONESHOT)
+        except OSError:
+            connection.close()
+            return None
+        with self._lock:
+            self._open += 1
+            excess = self._open - self._most_connections
+        handler.is_refused = excess > 0
+        if excess > _MOST_REFUSED:
+            self._close(handler)
+            return None
+        return handler
+
+    def _advance(self, handler):
+        """Does what a connection is ready for, and has it wait again."""
+        handler.queued_since = None
+        try:
+            events = handler.advance()
+            # A client that has had an answer often asks again: while others find a thread, this one waits for it.
+            while events == select.EPOLLIN and self._waiting and handler.soon.poll(_LINGER_MS):
+                events = handler.advance()
+            if events:
+                self._park(handler, events)
+                return
+        except OSError:
+            # The client has gone.
+            pass
+        except BaseException:
+            traceback.print_exc()
+        self._close(handler)
+
+    def _park(self, handler, events):
+        handler.waits_since = time.monotonic()
+        descriptor = handler.connection.fileno()
+        self._parked[descriptor] = handler
+        self._poll.modify(descriptor, events | select.EPOLLONESHOT)
+
+    def _close(self, handler):
+        handler.close()
+        with self._lock:
+            self._open -= 1
+
+    def _close_idle(self, before):
+        """Closes the connections that have waited since then."""
+        for descriptor, handler in list(self._parked.items()):
+            # Somebody may have taken it in the meantime.
+            if handler.waits_since < before and self._parked.pop(descriptor, None) is not None:
+                self._close(handler)
+
+    def _queue_up(self):
+        """Takes what is ready while all threads are busy, and refuses what has waited for too long."""
+        now = time.monotonic()
+        while len(self._queue) < self._most_connections and (handler := self._next(0)):
+            handler.queued_since = handler.queued_since or now
+            self._queue.append(handler)
+        while True:
             with self._lock:
-                self._waiting -= 1
-                is_last = self._waiting == 0
-            if is_last:
-                self._start_thread()
-            with connection:
-                try:
-                    _Handler(connection, self)
-                except OSError:
-                    # The client has gone.
-                    pass
-                except Exception:
-                    traceback.print_exc()
-            with self._lock:
-                if self._waiting >= _SPARE_THREADS:
+                if self._waiting:
+                    # All in their order, before anything that comes later.
+                    while self._queue:
+                        self._park(self._queue.popleft(), select.EPOLLIN | select.EPOLLOUT)
+                # A thread that has become free takes the first itself.
+                if not self._queue or now - self._queue[0].queued_since < _QUEUE_PATIENCE_S:
                     return
-                self._waiting += 1
+                handler = self._queue.popleft()
+            handler.is_refused = True
+            self._advance(handler)
 
 
 class TcpServer(_Server):
