@@ -90,7 +90,7 @@ pub fn process_prefix(limits: &Limits, is_root: bool, can_unshare: bool) -> Vec<
         push(&["--reuid", &id, "--regid", &id, "--clear-groups"]);
     }
     let data = format!("--data={}", limits.memory_mb << 20);
-    push(&["--", "prlimit", &data, "--core=0", "--nofile=1024", "--"]);
+    push(&["--", "prlimit", &data, "--core=0", "--nofile=4096", "--"]);
     prefix
 }
 
