@@ -39,32 +39,34 @@ class TableFunction(Function):
             yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
 
     def _row_parts(self, batch, is_cancelled):
-        count, place, is_last = 0, [0], False
-        results = self._results(batch, place)
-        while not is_last:
-            rows, values = [], []
+        rows, values, unchecked, number = [], [], 0, 0
+        calls, answers = enumerate(self.rows(batch)), None
+        while True:
             # Nothing is given out in here: what ends this generator is no exception of the handler's.
             try:
-                while not is_last and len(values) < _PART_ROWS:
-                    value = next(results, results)
-                    if value is results:
-                        is_last = True
+                if answers is None:
+                    number, row = next(calls, (number, None))
+                    if row is None:
                         break
-                    rows.append(place[0])
-                    values.append(value)
-                    count += 1
-                    if count % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
+                    answers = iter(self.target(*row) or ())
+                wanted = min(ROWS_BETWEEN_CHECKS, _PART_ROWS - len(values))
+                some = list(itertools.islice(answers, wanted))
+                answers = answers if len(some) == wanted else None
+                unchecked += len(some)
+                if unchecked >= ROWS_BETWEEN_CHECKS:
+                    unchecked = 0
+                    if is_cancelled():
                         raise Cancelled
             except (Cancelled, CallError):
                 raise
             except BaseException as exception:
-                raise from_exception(exception, place[0]) from None
-            yield rows, self.column_of(values, rows)
-
-    def _results(self, batch, place):
-        """The handler's results; place[0] is the row that each is of."""
-        for place[0], row in enumerate(self.rows(batch)):
-            yield from self.target(*row) or ()
+                raise from_exception(exception, number) from None
+            rows += [number] * len(some)
+            values += some
+            if len(values) == _PART_ROWS:
+                yield rows, self.column_of(values, rows)
+                rows, values = [], []
+        yield rows, self.column_of(values, rows)
 
     def _batch_parts(self, batch):
         try:
