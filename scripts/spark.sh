@@ -20,6 +20,11 @@ functions = [
   { name = "day_after", arguments = ["timestamp"], returns = "timestamp", volatility = "immutable" },
   { name = "total", arguments = ["float8[]"], returns = "(sum float8, count int4)", volatility = "immutable" },
   { name = "fail_at", arguments = ["int8"], returns = "int8" },
+  { name = "strict_fail_at", arguments = ["int8"], returns = "int8", strict = true },
+  { name = "is_null", arguments = ["int8", "int8"], returns = "bool", volatility = "immutable" },
+  { name = "strict_is_null", arguments = ["int8", "int8"], returns = "bool", strict = true, volatility = "immutable" },
+  { name = "tenth", arguments = ["numeric"], returns = "numeric", volatility = "immutable" },
+  { name = "swap", arguments = ["(a int4, b int4)"], returns = "(a int4, b int4)", volatility = "immutable" },
   { name = "count_all", arguments = [], returns = "int4" },
 ]
 TOML
@@ -39,5 +44,5 @@ TRANSSHIP_ROOT=$folder PYTHONPATH=$ROOT/container_templates/python TRANSSHIP_FLI
 server=$!
 trap 'kill $server; rm -r "$folder"' EXIT
 say "Calling functions from Spark"
-export PYSPARK_PYTHON=$ROOT/target/venv-spark/bin/python
+export PYSPARK_PYTHON=$ROOT/target/venv-spark/bin/python SPARK_LOCAL_IP=127.0.0.1
 PYTHONPATH=$folder "$PYSPARK_PYTHON" sql/functions/spark_queries.py 2> "$ROOT/target/spark.log" || { tail -n 30 "$ROOT/target/spark.log" >&2; exit 1; }

@@ -27,5 +27,25 @@ def fail_at(x):
     return x
 
 
+def strict_fail_at(x):
+    return fail_at(x)
+
+
 def count_all():
     return 1
+
+
+def is_null(x, y):
+    return x is None or y is None
+
+
+def strict_is_null(x, y):
+    return is_null(x, y)
+
+
+def tenth(d):
+    return None if d is None else d / 10
+
+
+def swap(pair):
+    return None if pair is None else {"a": pair["b"], "b": pair["a"]}
