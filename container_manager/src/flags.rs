@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::deploy;
+
 /// The container manager of Transship.
 #[derive(Debug, Parser)]
 #[command(name = "transshipd", version)]
@@ -123,6 +125,12 @@ pub enum Command {
         /// The image as the hosts there can get it, such as registry.example/team/flights:1.0; its own name if left out.
         #[arg(long)]
         reference: Option<String>,
+        /// With Compose, the port of the host's loopback that answers Flight; further replicas take the next ones.
+        #[arg(long, default_value_t = deploy::FLIGHT_PORT)]
+        flight_port: u16,
+        /// With Compose, the port of the host's loopback that answers JSON; further replicas take the next ones.
+        #[arg(long, default_value_t = deploy::JSON_PORT)]
+        json_port: u16,
     },
     /// Create or replace an image's functions in a database, in one transaction, and drop those that it no longer has.
     Register {

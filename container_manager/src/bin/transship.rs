@@ -63,12 +63,13 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &place)?);
             Ok(true)
         }
-        Command::Deploy { image, target, reference } => {
+        Command::Deploy { image, target, reference, flight_port, json_port } => {
             let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
             let reference = reference.unwrap_or_else(|| found.manifest.image());
-            print!("{}", deploy::describe(&found.manifest, &reference, target)?);
+            let published = deploy::Published { flight_port, json_port };
+            print!("{}", deploy::describe(&found.manifest, &reference, target, published)?);
             Ok(true)
         }
         Command::Register { image, dsn, schema } => {
