@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from . import types
 from .errors import CallError, from_exception
-from .function import ROWS_BETWEEN_CHECKS, Cancelled, Function
+from .function import Cancelled, Function, Pace
 
 
 class AggregateFunction(Function):
@@ -108,11 +108,12 @@ class Groups:
 
     def _each(self, pairs, work, is_cancelled):
         row = -1
+        pace = Pace(is_cancelled)
         try:
             for row, pair in enumerate(pairs):
                 work(*pair)
-                if row % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
-                    raise Cancelled
+                if row + 1 >= pace.due:
+                    pace.check(row + 1)
         except (Cancelled, CallError):
             raise
         except BaseException as exception:

@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import itertools
 import sys
+import time
 import typing
 
 import pyarrow as pa
@@ -16,8 +17,9 @@ import pyarrow as pa
 from . import types
 from .errors import CallError, from_exception
 
-# How many rows pass between two looks at whether the client has gone.
-ROWS_BETWEEN_CHECKS = 256
+# Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
+_MOST_ROWS_BETWEEN_CHECKS = 256
+_SLOW_S = 0.01
 
 
 class Function:
@@ -116,11 +118,13 @@ class Function:
         target = self.target
         results = []
         append = results.append
+        pace = Pace(is_cancelled)
+        due = pace.due
         try:
             for row in self.rows(batch):
                 append(target(*row))
-                if len(results) % ROWS_BETWEEN_CHECKS == 0 and is_cancelled():
-                    raise Cancelled
+                if len(results) >= due:
+                    due = pace.check(len(results))
         except (Cancelled, CallError):
             raise
         except BaseException as exception:
@@ -193,6 +197,27 @@ def _struct_of(answer, entry):
 
 class Cancelled(Exception):
     """The client has gone; nobody waits for the rest."""
+
+
+class Pace:
+    """After which rows to look whether the client has gone: after each if they take long, else after several."""
+
+    def __init__(self, is_cancelled):
+        self.due = 1
+        self._is_cancelled = is_cancelled
+        self._step = 1
+        self._time = time.monotonic()
+
+    def check(self, count):
+        """Looks, once so many rows are done, and says after how many it is to be called again. Raises Cancelled."""
+        now = time.monotonic()
+        is_slow, self._time = now - self._time > _SLOW_S, now
+        self._step = 1 if is_slow else min(2 * self._step, _MOST_ROWS_BETWEEN_CHECKS)
+        # The first few rows of a fast function are not worth a system call.
+        if (is_slow or self._step == _MOST_ROWS_BETWEEN_CHECKS) and self._is_cancelled():
+            raise Cancelled
+        self.due = count + self._step
+        return self.due
 
 
 def _python_values(entry, column):

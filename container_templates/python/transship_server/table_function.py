@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from . import types
 from .errors import CallError, from_exception
-from .function import ROWS_BETWEEN_CHECKS, Cancelled, Function
+from .function import Cancelled, Function, Pace
 
 # Results that are sent before the rest of the batch is computed.
 _PART_ROWS = 1024
@@ -39,8 +39,8 @@ class TableFunction(Function):
             yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
 
     def _row_parts(self, batch, is_cancelled):
-        rows, values, unchecked, number = [], [], 0, 0
-        calls, answers = enumerate(self.rows(batch)), None
+        rows, values, count, number = [], [], 0, 0
+        calls, answers, pace = enumerate(self.rows(batch)), None, Pace(is_cancelled)
         while True:
             # Nothing is given out in here: what ends this generator is no exception of the handler's.
             try:
@@ -49,14 +49,14 @@ class TableFunction(Function):
                     if row is None:
                         break
                     answers = iter(self.target(*row) or ())
-                wanted = min(ROWS_BETWEEN_CHECKS, _PART_ROWS - len(values))
+                    # A row counts as well: it may have no results.
+                    count += 1
+                wanted = min(max(pace.due - count, 1), _PART_ROWS - len(values))
                 some = list(itertools.islice(answers, wanted))
                 answers = answers if len(some) == wanted else None
-                unchecked += len(some)
-                if unchecked >= ROWS_BETWEEN_CHECKS:
-                    unchecked = 0
-                    if is_cancelled():
-                        raise Cancelled
+                count += len(some)
+                if count >= pace.due:
+                    pace.check(count)
             except (Cancelled, CallError):
                 raise
             except BaseException as exception:
