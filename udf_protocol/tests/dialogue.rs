@@ -212,6 +212,27 @@ fn exception_arrives_with_row_and_traceback() {
 }
 
 #[test]
+fn an_error_is_told_whatever_schema_came_before_it() {
+    // A server that does not know the function knows no type either, and may have opened its stream already.
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let schema = arrow_schema::Schema::new(vec![arrow_schema::Field::new(
+                "unknown",
+                arrow_schema::DataType::Null,
+                true,
+            )]);
+            let _ = answers.send(Ok(udf_protocol::codec::arrow_ipc::encode_schema(&schema)));
+            calls.next().await;
+            let metadata = r#"{"batch": 0, "error": {"kind": "function_not_found", "message": "there is no f"}}"#;
+            let _ = answers.send(Ok(arrow_flight::FlightData::new().with_app_metadata(metadata.to_string())));
+        })
+    });
+    let mut exchange = stage.open(Volatility::Volatile, Duration::from_secs(10));
+    exchange.send(batches(&[3]).remove(0));
+    assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::FunctionNotFound);
+}
+
+#[test]
 fn status_of_a_foreign_server_is_the_exception() {
     let error = error_after(|_, answers| {
         let text = "'key'. Detail: Python exception: Traceback (most recent call last)";

@@ -258,7 +258,7 @@ impl Flight {
         client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip)
     }
 
-    async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
+    pub(super) async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
         let action = Action { r#type: name.to_string(), body: Default::default() };
         let mut results = self.client(MAX_ASIDE_BYTES).do_action(action).await?.into_inner();
         let first = results.message().await?;
