@@ -29,6 +29,9 @@ mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test
 conformance:     ## Judge every template against docs/protocol.md, and print the matrix.
 	@scripts/conformance.sh
 
+conformance-faults: ## Judge the judge: it must name each fault of a server that breaks one clause of docs/protocol.md.
+	@scripts/conformance_faults.sh
+
 templates:       ## Start a project from every template, build it, and ask all of them the same in SQL.
 	@scripts/templates.sh
 
@@ -71,4 +74,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance templates test-matrix core-regression differential sqlsmith pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith pg pg-dsn pg-env pg-stop bench format clean

@@ -21,6 +21,7 @@ say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 say "Testing the Go template"
 (cd container_templates/go && go test ./server)
+"$ROOT/scripts/conformance_faults.sh"
 for runtime in process docker; do
   RUNTIME=$runtime "$ROOT/scripts/installcheck.sh"
   RUNTIME=$runtime "$ROOT/scripts/mssqlcheck.sh"

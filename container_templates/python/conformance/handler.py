@@ -28,9 +28,18 @@ def fail_at(x):
     return x
 
 
+_rows_waited = 0
+
+
 def wait(seconds):
+    global _rows_waited
+    _rows_waited += 1
     time.sleep(seconds)
     return seconds
+
+
+def rows_waited():
+    return _rows_waited
 
 
 def repeat(n):

@@ -9,6 +9,7 @@ pub mod flight;
 mod foreign;
 mod http;
 mod pipeline;
+pub mod probe;
 mod put_get;
 mod remote;
 pub mod rest;

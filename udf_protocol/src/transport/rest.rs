@@ -109,6 +109,12 @@ impl Rest {
         Ok((answer.status.as_u16(), answer.body))
     }
 
+    /// Deletes what is at a path; the status of the answer. For those who judge servers.
+    pub async fn delete(&self, path: &str) -> Result<u16> {
+        let answer = self.http.request(Method::DELETE, path, HeaderMap::new(), String::new()).await?;
+        Ok(answer.status.as_u16())
+    }
+
     async fn say_hello(&self) -> Result<ServerInfo> {
         let answer = self.http.get("/v1").await?;
         let info: ServerInfo = serde_json::from_slice(&answer.body)

@@ -1,0 +1,151 @@
+//! §6 and §7 of `docs/protocol.md`: JSON, and columns as they lie in memory.
+
+use super::*;
+
+impl Judge {
+    pub(super) fn judge_json(&mut self) {
+        if self.transport != TransportName::Json {
+            return;
+        }
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json);
+        let post = |path: &str, body: String| {
+            block_on(rest.post(path, "application/json", body.into())).map_err(|error| say(&error))
+        };
+        for (case, body) in [
+            ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),
+            ("refuses JSON that is no call", "[1, 2]".to_string()),
+            ("refuses a call with too few columns", json!({"batch": 0, "rows": 1, "columns": [[1]]}).to_string()),
+            (
+                "refuses columns of other lengths than it has rows",
+                json!({"batch": 0, "rows": 2, "columns": [[1, 2], [1]]}).to_string(),
+            ),
+        ] {
+            self.with("6", case, binary("add"), |_, _| {
+                let (status, answer) = post("/v1/functions/add", body)?;
+                let kind = serde_json::from_slice::<Value>(&answer)
+                    .ok()
+                    .and_then(|answer| answer.pointer("/error/kind").cloned());
+                if status == 400 && kind == Some(json!("protocol_violation")) {
+                    Ok(())
+                } else {
+                    Err(format!("the status is {status}, the kind {kind:?}"))
+                }
+            });
+        }
+        let step = |exchange: &str, number: u64| json!({"batch": number, "rows": 1, "columns": [[0], [1], [null]], "exchange": exchange, "step": "accumulate"});
+        let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
+        self.with("6", "refuses to go on with an exchange that it does not know", total, |_, _| {
+            let (first, _) = post("/v1/functions/total", step("conformance-a", 0).to_string())?;
+            let (later, _) = post("/v1/functions/total", step("conformance-b", 1).to_string())?;
+            if (first, later) == (200, 400) { Ok(()) } else { Err(format!("the statuses are {first} and {later}")) }
+        });
+        let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
+        self.with("6", "forgets an exchange that is deleted", total, |_, _| {
+            let (first, _) = post("/v1/functions/total", step("conformance-c", 0).to_string())?;
+            let deleted = block_on(rest.delete("/v1/exchanges/conformance-c")).map_err(|error| say(&error))?;
+            let (later, _) = post("/v1/functions/total", step("conformance-c", 1).to_string())?;
+            if first == 200 && deleted < 300 && later == 400 {
+                return Ok(());
+            }
+            Err(format!("the statuses are {first}, {deleted} and {later}"))
+        });
+        self.with("6", "reads base64 with white space", unary("echo_bytea", Type::Bytea), |_, _| {
+            let body = json!({"batch": 0, "rows": 2, "columns": [["AAEC\r\nAwQ=", " A P + A "]]});
+            let (status, answer) = post("/v1/functions/echo_bytea", body.to_string())?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            if status == 200 && answer["columns"] == json!([["AAECAwQ=", "AP+A"]]) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with("6", "reads numbers as strings, and integral floats", binary("add"), |_, _| {
+            let body = json!({"batch": 3, "rows": 2, "columns": [["1", 2.0], ["9007199254740993", null]]});
+            let (status, answer) = post("/v1/functions/add", body.to_string())?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            if status == 200 && answer["columns"] == json!([["9007199254740994", null]]) && answer["batch"] == json!(3)
+            {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+    }
+
+    pub(super) fn judge_columns(&mut self) {
+        if self.transport != TransportName::Socket {
+            return;
+        }
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns { pipelining: None });
+        let framed = |header: Value, data: &[u8]| {
+            let header = header.to_string();
+            let mut body = (header.len() as u32).to_le_bytes().to_vec();
+            body.extend_from_slice(header.as_bytes());
+            body.resize(body.len().next_multiple_of(8), 0);
+            body.extend_from_slice(data);
+            body
+        };
+        let numbers = |buffers: Value| json!({"batch": 0, "rows": 1, "buffers": buffers});
+        let text_function =
+            Signature::scalar("echo_text", vec![Argument { name: String::new(), ty: Type::Text }], Type::Text);
+        let no_text: &[u8] = b"\0\0\0\0\x01\0\0\0\xff";
+        for (case, function, body) in [
+            ("refuses a header that is cut off", "add", vec![255, 0, 0, 0, b'{']),
+            ("refuses a header that is not JSON", "add", framed(json!("x"), &[])),
+            ("refuses buffers outside of the data", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 16])), &[0; 16])),
+            ("refuses buffers that are too short", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 4])), &[0; 16])),
+            (
+                "refuses buffers whose ends cannot be counted",
+                "add",
+                framed(numbers(json!([0, 0, 8, u64::MAX, 0, 0, 0, 8])), &[0; 16]),
+            ),
+            ("refuses too few buffers", "add", framed(numbers(json!([0, 0, 0, 8])), &[0; 16])),
+            ("refuses too many buffers", "add", framed(numbers(json!([0, 0, 0, 8, 0, 0, 8, 8, 0, 0])), &[0; 16])),
+            (
+                "refuses more rows than there are values",
+                "add",
+                framed(json!({"batch": 0, "rows": 1_u64 << 60, "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}), &[0; 16]),
+            ),
+            (
+                "refuses offsets that point outside",
+                "echo_text",
+                framed(numbers(json!([0, 0, 0, 8, 8, 1])), b"\0\0\0\0\x09\0\0\0x"),
+            ),
+            (
+                "refuses offsets that descend",
+                "echo_text",
+                framed(
+                    json!({"batch": 0, "rows": 2, "buffers": [0, 0, 0, 12, 16, 4]}),
+                    b"\0\0\0\0\x04\0\0\0\x02\0\0\0\0\0\0\0abcd",
+                ),
+            ),
+            ("refuses text that is not UTF-8", "echo_text", framed(numbers(json!([0, 0, 0, 8, 8, 1])), no_text)),
+            (
+                "refuses a segment that is not there",
+                "add",
+                framed(
+                    json!({"batch": 0, "rows": 1, "segment": "0".repeat(32), "reply_segment": "1".repeat(32), "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}),
+                    &[],
+                ),
+            ),
+            (
+                "refuses a segment outside of the folder",
+                "add",
+                framed(
+                    json!({"batch": 0, "rows": 1, "segment": "../http.sock", "reply_segment": "../http.sock", "buffers": [0, 0, 0, 8, 0, 0, 8, 8]}),
+                    &[],
+                ),
+            ),
+        ] {
+            let signature = if function == "add" { binary("add") } else { text_function.clone() };
+            self.with("7", case, signature, |_, _| {
+                let path = format!("/v1/functions/{function}");
+                let (status, answer) = block_on(rest.post(&path, COLUMNS, body)).map_err(|error| say(&error))?;
+                let answer = serde_json::from_slice::<Value>(&answer).unwrap_or_default();
+                if status == 400 && answer.pointer("/error/kind") == Some(&json!("protocol_violation")) {
+                    Ok(())
+                } else {
+                    Err(format!("the status is {status}, the answer {answer}"))
+                }
+            });
+        }
+    }
+}
