@@ -266,3 +266,27 @@ def test_an_exception_of_the_server_itself_closes_the_connection(functions, monk
         connection = Connection(server)
         connection.ask("add_one", 1)
         assert connection.answer() == (200, 2)
+
+
+def test_connections_that_cannot_be_accepted_are_tried_again(functions):
+    class Listener:
+        """The server's, but that the first attempts find no descriptor left."""
+
+        def __init__(self, listener):
+            self.listener, self.failures = listener, 3
+
+        def __getattr__(self, name):
+            return getattr(self.listener, name)
+
+        def accept(self):
+            if self.failures:
+                self.failures -= 1
+                raise OSError(24, "Too many open files")
+            return self.listener.accept()
+
+    with serve(functions) as server:
+        server._listener = Listener(server._listener)
+        connection = Connection(server)
+        connection.ask("add_one", 1)
+        assert connection.answer() == (200, 2)
+        assert server._listener.failures == 0

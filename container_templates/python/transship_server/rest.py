@@ -34,6 +34,8 @@ _STOP_STEP_S = 0.005
 # Shorter answers are not worth the time.
 _LEAST_GZIP_BYTES = 1024
 _BACKLOG = 128
+# Between two attempts to accept a connection that failed.
+_ACCEPT_PAUSE_S = 0.02
 # Threads that wait for something to do, and all threads: each takes 8 MiB of a limit on a process's address space.
 _SPARE_THREADS = 4
 _MOST_THREADS = 64
@@ -63,7 +65,7 @@ class _Handler(http1.Handler):
         self.soon = select.poll()
         self.soon.register(connection, select.POLLIN)
         # Whether calls are refused; since when it waits for its client; since when for a thread, if all are busy.
-        self.is_refused, self.waits_since, self.queued_since = False, 0.0, None
+        self.is_refused, self.waits_since, self.queued_since = False, None, None
 
     def close(self):
         self.segments.close()
@@ -282,7 +284,7 @@ class _Server:
         self._listener = listener
         listener.setblocking(False)
         self._stopped = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._threads = self._waiting = self._open = 0
         # Threads that were started and do not run yet, and since when.
         self._starting = {}
@@ -466,9 +468,8 @@ class _Server:
     def _queue_up(self):
         """Takes what is ready while all threads are busy, and refuses what has waited for too long."""
         now = time.monotonic()
-        while len(self._queue) < self._most_connections and (handler := self._next(0)):
-            handler.queued_since = handler.queued_since or now
-            self._queue.append(handler)
+        while self._take_ready(now):
+            pass
         while True:
             with self._lock:
                 if self._waiting:
@@ -481,6 +482,24 @@ class _Server:
                 handler = self._queue.popleft()
             handler.is_refused = True
             self._advance(handler)
+
+
+    def _take_ready(self, now):
+        """Queues one that is ready, if there is one and nobody waits for it."""
+        # A thread waits only while the queue is empty, and looks under this lock: so none takes a later one first.
+        with self._lock:
+            if self._waiting or len(self._queue) >= self._most_connections:
+                return False
+            handler = self._next(0)
+            if handler is None:
+                return False
+            if handler.waits_since is None:
+                # A new connection has a place in the queue once it has asked for something.
+                self._park(handler, select.EPOLLIN)
+            else:
+                handler.queued_since = handler.queued_since or now
+                self._queue.append(handler)
+            return True
 
 
 class TcpServer(_Server):
