@@ -18,6 +18,7 @@ image = "regress:1.0"
 function = "exit_at"
 $$;
 SELECT * FROM failure('SELECT sum(exit_at_immutable(x, 20000)) FROM numbers');
+SELECT errors, retries FROM transship.stat_functions WHERE name = 'exit_at_immutable';
 -- No manager.
 SET transship.manager_socket = '/nowhere/transshipd.sock';
 SELECT * FROM failure('SELECT sum(add_one(x)) FROM numbers');

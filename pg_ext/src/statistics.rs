@@ -258,7 +258,7 @@ impl Meter {
     }
 
     /// A reply came, or a part of one.
-    pub fn count_received(&mut self, reply: &udf_protocol::transport::Reply, waited: Duration, retries: u64) {
+    pub fn count_received(&mut self, reply: &udf_protocol::transport::Reply, waited: Duration) {
         let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         if let Some(counters) = self.counters {
             counters.rows.fetch_add(reply.columns.num_rows() as u64, Relaxed);
@@ -266,14 +266,20 @@ impl Meter {
             counters.bytes_received.fetch_add(reply.bytes_received as u64, Relaxed);
             counters.wait_us.fetch_add(waited, Relaxed);
             counters.compute_us.fetch_add(reply.compute_us, Relaxed);
-            counters.retries.fetch_add(retries - self.retries, Relaxed);
         }
-        self.retries = retries;
         if reply.is_last
             && let Some(running) = self.running
         {
             running.batches_received.fetch_add(1, Relaxed);
         }
+    }
+
+    /// So often was the exchange begun again until now.
+    pub fn count_retries(&mut self, retries: u64) {
+        if let Some(counters) = self.counters {
+            counters.retries.fetch_add(retries.saturating_sub(self.retries), Relaxed);
+        }
+        self.retries = retries;
     }
 
     /// A batch was answered this long after it was sent.

@@ -63,9 +63,10 @@ impl Stream {
     }
 
     fn count(&mut self, start: Instant, outcome: &Result<Reply>) {
+        self.meter.count_retries(self.exchange.retries());
         match outcome {
             Ok(reply) => {
-                self.meter.count_received(reply, start.elapsed(), self.exchange.retries());
+                self.meter.count_received(reply, start.elapsed());
                 if reply.is_last
                     && let Some(sent_at) = self.sent_at.pop_front()
                 {
@@ -87,6 +88,7 @@ impl Stream {
             }
             Ok(other) => Ok(other),
             Err(error) => {
+                self.meter.count_retries(self.exchange.retries());
                 self.meter.count_error();
                 Err(error)
             }

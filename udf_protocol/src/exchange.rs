@@ -127,7 +127,7 @@ impl Exchange {
         self.arenas.writer(self.directory.as_deref(), bytes)
     }
 
-    /// How often the exchange went to another replica.
+    /// How often the exchange reached a server again, the same or another, after one was lost or busy.
     pub fn retries(&self) -> u64 {
         self.attempts.saturating_sub(1)
     }
