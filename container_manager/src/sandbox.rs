@@ -63,10 +63,12 @@ pub fn container_arguments(program: &str, limits: &Limits) -> Vec<String> {
     arguments.push(format!("--memory-swap={memory}"));
     arguments.push(format!("--cpus={}", limits.cpus));
     arguments.push(format!("--pids-limit={}", limits.pids));
-    if program == "docker" {
+    let own: &[&str] = match program {
         // What a handler leaves behind is reaped. podman may have no init of its own.
-        arguments.extend(["--init", "--log-driver=local", "--log-opt=max-file=2"].map(String::from));
-    }
+        "docker" => &["--init", "--log-driver=local", "--log-opt=max-file=2"],
+        _ => &["--log-driver=k8s-file"],
+    };
+    arguments.extend(own.iter().map(|argument| argument.to_string()));
     if !limits.network {
         arguments.push("--network=none".to_string());
     }
