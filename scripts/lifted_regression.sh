@@ -95,7 +95,7 @@ run_suite() {
   case $2 in
     own) tests=(--inputdir="$ROOT/tests/lifted/own" --dbname=own_regression surgery) ;;
     core) tests=(--inputdir="$source_folder/src/test/regress" --dlpath="$source_folder/src/test/regress" \
-      --schedule="$source_folder/src/test/regress/parallel_schedule" --max-concurrent-tests=$([ $parallel = on ] && echo 1 || echo 20)) ;;
+      --schedule="$source_folder/src/test/regress/parallel_schedule" --max-concurrent-tests=20 --max-connections=$([ $parallel = on ] && echo 1 || echo 0)) ;;
     plpgsql) tests=(--inputdir="$source_folder/src/pl/plpgsql/src" --dbname=plpgsql_regression \
       $(sed -n '/^REGRESS *=/,/[^\\]$/p' "$source_folder/src/pl/plpgsql/src/Makefile" | sed 's/^REGRESS *= *//' | tr -d '\\')) ;;
     isolation)
