@@ -36,7 +36,7 @@ RUNTIME=docker "$ROOT/scripts/registry.sh"
 "$ROOT/scripts/mssql.sh"
 say "Testing the packaged extension, which is linked otherwise"
 RUNTIME=docker EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
-"$ROOT/scripts/differential.sh" 1000
+"$ROOT/scripts/differential.sh" 500
 "$ROOT/scripts/lifted_regression.sh"
 say "Running the demo on Docker"
 RUNTIME=docker "$ROOT/scripts/demo.sh"
