@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::MAX_ASIDE_BYTES;
 use super::flight::{Flight, status_error};
-use crate::codec::arrow_ipc::{BatchEncoder, encode_schema};
+use crate::codec::arrow_ipc::{BatchEncoder, decode_schema, encode_schema};
 use crate::error::{Error, Result};
 
 /// A function as a `FlightInfo` describes it, `docs/protocol.md` §3.
@@ -81,7 +81,9 @@ impl Flight {
         let mut found = Vec::new();
         loop {
             match replies.message().await {
-                Ok(Some(message)) if message.app_metadata.is_empty() && found.is_empty() => {}
+                // The schema comes first; some libraries write the first answer's metadata beside it as well.
+                Ok(Some(message))
+                    if found.is_empty() && (message.app_metadata.is_empty() || decode_schema(&message).is_ok()) => {}
                 Ok(Some(message)) => found.push(serde_json::from_slice(&message.app_metadata).unwrap_or_default()),
                 // docs/protocol.md §5: "a gRPC status ends an exchange as well".
                 Err(status) if found.is_empty() => return Err(failed(status)),
