@@ -150,6 +150,7 @@ impl Replica {
             columns: self.server.offers(TransportName::Socket),
             parquet: self.server.offers(TransportName::Parquet),
             pipelining: self.server.pipelining.unwrap_or(true),
+            constants: self.server.constants,
             user: self.user,
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -179,7 +180,9 @@ impl<'a> Execution<'a> {
 
     fn send_batch(&mut self) -> std::result::Result<(), Failure> {
         let start = thread_time();
-        let count = self.feed.batch_rows(self.next_row, self.rows, self.pace.rows(), self.pace.bytes());
+        let bounds = (self.pace.rows(), self.pace.bytes());
+        let takes_constants = self.exchange.takes_constants();
+        let count = self.feed.batch_rows(self.next_row, self.rows, bounds, takes_constants);
         let rows = self.next_row..self.next_row + count;
         let mut arguments = self.feed.read(rows.clone()).map_err(|misfit| {
             let message = "a value cannot be sent";
@@ -188,8 +191,11 @@ impl<'a> Execution<'a> {
         })?;
         self.next_row = rows.end;
         let mut kept = None;
-        if self.ready.function.is_strict && arguments.iter().any(|argument| argument.logical_null_count() > 0) {
-            let has_all = |row: &u32| arguments.iter().all(|argument| argument.is_valid(*row as usize));
+        let constants = self.feed.constants();
+        let is_null = |argument: &ArrayRef| argument.logical_null_count() > 0;
+        if self.ready.function.is_strict && (constants.values().any(is_null) || arguments.iter().any(is_null)) {
+            let is_possible = !constants.values().any(is_null);
+            let has_all = |row: &u32| is_possible && arguments.iter().all(|argument| argument.is_valid(*row as usize));
             let rows: Vec<u32> = (0..count as u32).filter(has_all).collect();
             let indices = UInt32Array::from(rows.clone());
             arguments = arguments.iter().map(|a| take(a, &indices, None).expect("the rows exist")).collect();
@@ -199,10 +205,10 @@ impl<'a> Execution<'a> {
         let sent = Sent { rows, kept, bytes, at: Instant::now() };
         if !sent.is_answered_by_nobody() {
             let options = RecordBatchOptions::new().with_row_count(Some(sent.count()));
-            let schema = self.ready.call.signature.call_schema();
-            let columns = RecordBatch::try_new_with_options(schema, arguments, &options)
+            let schema = constants.schema_of_others(&self.ready.call.signature.call_schema());
+            let columns = RecordBatch::try_new_with_options(Arc::new(schema), arguments, &options)
                 .expect("each argument was read as its type");
-            self.exchange.send(CallBatch::new(self.next_number, columns));
+            self.exchange.send(CallBatch { constants, ..CallBatch::new(self.next_number, columns) });
             self.next_number += 1;
             self.pace.note_sent();
             self.telemetry.batches += 1;

@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use arrow_array::{Array, ArrayRef, UInt32Array};
-use arrow_select::take::take;
+use arrow_array::{Array, ArrayRef};
+use udf_protocol::constants::Constants;
 use udf_protocol::{Error, Kind};
 
 use crate::binding::{Parameter, Source};
@@ -54,8 +54,14 @@ impl<'a> Feed<'a> {
         Ok(Feed { arguments })
     }
 
-    /// How many rows from `first` on make a batch, at least one. Parameters count in every row, as they are sent.
-    pub fn batch_rows(&self, first: usize, rows: usize, max_rows: usize, max_bytes: usize) -> usize {
+    /// How many rows from `first` on make a batch, at least one. Parameters count in every row, unless they travel once.
+    pub fn batch_rows(
+        &self,
+        first: usize,
+        rows: usize,
+        (max_rows, max_bytes): (usize, usize),
+        takes_constants: bool,
+    ) -> usize {
         let columns = || {
             self.arguments.iter().filter_map(|argument| match argument {
                 FeedColumn::Column(reader) => Some(reader),
@@ -63,8 +69,8 @@ impl<'a> Feed<'a> {
             })
         };
         let constants = self.arguments.iter().map(|argument| match argument {
-            FeedColumn::Column(_) => 0,
-            FeedColumn::Constant(value) => value.get_array_memory_size(),
+            FeedColumn::Constant(value) if !takes_constants => value.get_array_memory_size(),
+            _ => 0,
         });
         let fixed_bytes: usize = columns().filter_map(ColumnReader::element_bytes).chain(constants).sum();
         let last = rows.min(first + max_rows).min(first + max_bytes / fixed_bytes.max(1) + 1);
@@ -82,19 +88,21 @@ impl<'a> Feed<'a> {
         last - first
     }
 
-    /// The arguments of the next rows.
+    /// The arguments of the next rows that differ from row to row, in their order.
     pub fn read(&mut self, rows: Range<usize>) -> std::result::Result<Vec<ArrayRef>, Misfit> {
-        let mut arrays = Vec::with_capacity(self.arguments.len());
-        for argument in &mut self.arguments {
-            arrays.push(match argument {
-                FeedColumn::Column(reader) => reader.read(rows.clone())?,
-                FeedColumn::Constant(value) => repeat(value, rows.len()),
-            });
-        }
-        Ok(arrays)
+        let columns = self.arguments.iter_mut().filter_map(|argument| match argument {
+            FeedColumn::Column(reader) => Some(reader.read(rows.clone())),
+            FeedColumn::Constant(_) => None,
+        });
+        columns.collect()
     }
-}
 
-fn repeat(value: &ArrayRef, rows: usize) -> ArrayRef {
-    take(value, &UInt32Array::from(vec![0; rows]), None).expect("the value has a row 0")
+    /// The parameters.
+    pub fn constants(&self) -> Constants {
+        let constants = self.arguments.iter().enumerate().filter_map(|(position, argument)| match argument {
+            FeedColumn::Column(_) => None,
+            FeedColumn::Constant(value) => Some((position, value.clone())),
+        });
+        Constants::new(constants.collect())
+    }
 }

@@ -91,7 +91,7 @@ def test_a_value_of_the_wrong_type_names_its_key(call):
     assert 'in the value of key "image"' in run.err
 
 
-def test_a_model_of_many_megabytes_goes_with_every_row(host, tmp_path):
+def test_a_model_of_many_megabytes_goes_to_every_row(host, tmp_path):
     rows, size = 150, 17_000_000
     model = "0x" + "07" * size
     inserts = "".join(f"INSERT INTO t VALUES ({row});\n" for row in range(rows))

@@ -37,6 +37,11 @@ impl Stream {
         self.exchange.arena(bytes)
     }
 
+    /// Whether constants are known to travel once.
+    pub fn takes_constants(&self) -> bool {
+        self.exchange.takes_constants()
+    }
+
     /// Sends a batch, without waiting.
     pub fn send(&mut self, batch: CallBatch) {
         self.meter.count_sent(batch.columns.num_rows());

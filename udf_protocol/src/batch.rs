@@ -15,6 +15,8 @@ use arrow_buffer::{NullBufferBuilder, OffsetBufferBuilder};
 use arrow_schema::{FieldRef, Fields, SchemaRef};
 
 use crate::arena::Arena;
+use crate::constants::Constants;
+use crate::error::Result;
 use crate::signature::{FunctionKind, Signature};
 use crate::textual_type;
 use crate::types::Type;
@@ -24,8 +26,10 @@ use crate::types::Type;
 pub struct CallBatch {
     /// Its place in the exchange, from zero.
     pub number: u64,
-    /// One column per argument.
+    /// One column per argument that is no constant.
     pub columns: RecordBatch,
+    /// The arguments whose value is the same in every row.
+    pub constants: Constants,
     /// What an aggregate function is to do.
     pub step: Option<AggregateStep>,
     /// What some of the columns lie in, if an engine wrote them in place.
@@ -37,8 +41,35 @@ pub struct CallBatch {
 impl CallBatch {
     /// A batch of calls of a function that is no aggregate.
     pub fn new(number: u64, columns: RecordBatch) -> CallBatch {
-        CallBatch { number, columns, step: None, arena: None, takes_dictionaries: false }
+        CallBatch {
+            number,
+            columns,
+            constants: Constants::default(),
+            step: None,
+            arena: None,
+            takes_dictionaries: false,
+        }
     }
+
+    /// The same with constants as whole columns, for a server that does not take them otherwise.
+    ///
+    /// # Errors
+    /// If such a column is too large.
+    pub fn with_repeated_constants(mut self, signature: &Signature) -> Result<CallBatch> {
+        self.columns = std::mem::take(&mut self.constants).repeat_in(signature, &self.columns)?;
+        Ok(self)
+    }
+}
+
+/// What a caller has made of an argument.
+#[derive(Debug)]
+pub enum Given {
+    /// Nothing: a [`ColumnBuilder`] has its values.
+    Built,
+    /// A value per row.
+    Column(ArrayRef),
+    /// One row, for all.
+    Constant(ArrayRef),
 }
 
 /// What an aggregate function is to do with a batch (`docs/protocol.md` §4).
@@ -226,7 +257,8 @@ impl ColumnBuilder {
         }
     }
 
-    fn finish(&mut self) -> ArrayRef {
+    /// The column of the values so far; none are left.
+    pub fn finish(&mut self) -> ArrayRef {
         match self {
             ColumnBuilder::Bool(builder) => Arc::new(builder.finish()),
             ColumnBuilder::Int2(builder) => Arc::new(builder.finish()),
@@ -331,16 +363,21 @@ impl BatchBuilder {
         self.columns.iter().map(ColumnBuilder::bytes).sum()
     }
 
-    /// Cuts the batch here, which has `rows` rows. Columns that the caller has made take the place of the builder's.
+    /// Cuts the batch here, which has `rows` rows. What the caller has made takes the place of the builder's columns.
     ///
     /// # Panics
     /// If a column is not of the signature's type, or has not so many rows.
-    pub fn finish_batch_with(&mut self, rows: usize, columns: Vec<Option<ArrayRef>>) -> CallBatch {
-        let columns =
-            self.columns.iter_mut().zip(columns).map(|(builder, given)| given.unwrap_or_else(|| builder.finish()));
-        let columns = columns.collect();
+    pub fn finish_batch_with(&mut self, rows: usize, arguments: Vec<Given>) -> CallBatch {
+        let (mut columns, mut constants) = (Vec::with_capacity(arguments.len()), Vec::new());
+        for (position, (builder, given)) in self.columns.iter_mut().zip(arguments).enumerate() {
+            match given {
+                Given::Built => columns.push(builder.finish()),
+                Given::Column(column) => columns.push(column),
+                Given::Constant(value) => constants.push((position, value)),
+            }
+        }
         self.rows = rows;
-        self.cut(columns)
+        self.cut(columns, Constants::new(constants))
     }
 
     /// Cuts the batch here.
@@ -349,17 +386,21 @@ impl BatchBuilder {
     /// If the columns differ in length, that is, if a caller appended too few or too many values to a row.
     pub fn finish_batch(&mut self) -> CallBatch {
         let columns = self.columns.iter_mut().map(ColumnBuilder::finish).collect();
-        self.cut(columns)
+        self.cut(columns, Constants::default())
     }
 
-    fn cut(&mut self, columns: Vec<ArrayRef>) -> CallBatch {
+    fn cut(&mut self, columns: Vec<ArrayRef>, constants: Constants) -> CallBatch {
         let options = RecordBatchOptions::new().with_row_count(Some(self.rows));
-        let columns = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
+        let schema = match constants.is_empty() {
+            true => self.schema.clone(),
+            false => Arc::new(constants.schema_of_others(&self.schema)),
+        };
+        let columns = RecordBatch::try_new_with_options(schema, columns, &options)
             .expect("each row appends one value of the signature's type to every column");
         let number = self.next_number;
         self.next_number += 1;
         self.rows = 0;
-        CallBatch::new(number, columns)
+        CallBatch { constants, ..CallBatch::new(number, columns) }
     }
 }
 

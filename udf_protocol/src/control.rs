@@ -14,7 +14,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, TransportName};
 use crate::signature::FunctionKind;
-use crate::transport::Form;
+use crate::transport::{Form, Takes};
 
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -170,6 +170,9 @@ pub struct LeaseInfo {
     /// Whether it takes requests before the last one is answered.
     #[serde(default)]
     pub pipelining: bool,
+    /// Whether it takes columns of one row that stand for all.
+    #[serde(default)]
+    pub constants: bool,
     /// The user that its server runs as. No other is taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
@@ -204,16 +207,21 @@ impl LeaseInfo {
         }
     }
 
+    /// How it takes columns as they lie in memory.
+    pub fn takes(&self) -> Takes {
+        Takes { pipelining: self.pipelining, constants: self.constants }
+    }
+
     /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
     pub fn form(&self, transport: TransportName, wanted: TransportName) -> Form {
         match (transport, &self.segments) {
             (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
                 directory: directory.clone(),
-                pipelining: self.pipelining,
+                takes: self.takes(),
                 is_parquet: transport == TransportName::Parquet,
                 most_inline: if wanted == TransportName::Auto { MOST_INLINE_BYTES } else { 0 },
             },
-            (TransportName::Socket, _) => Form::Columns { pipelining: Some(self.pipelining) },
+            (TransportName::Socket, _) => Form::Columns { takes: Some(self.takes()) },
             _ => Form::Json,
         }
     }

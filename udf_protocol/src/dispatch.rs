@@ -233,7 +233,9 @@ impl Connections {
         let user = lease.as_ref().and_then(|lease| lease.info.user);
         let may_map = name == TransportName::Shm && is_of_another_user(&endpoint, user);
         let directory = lease.as_ref().filter(|_| may_map).and_then(|it| it.info.segments.clone());
-        inbox.deliver(Ok(Event::Reached(name, directory)));
+        let is_columns = matches!(name, TransportName::Shm | TransportName::Socket);
+        let takes_constants = is_columns && lease.as_ref().is_some_and(|lease| lease.info.constants);
+        inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
         let result = transport.exchange(&call.signature, outbox, inbox).await;
         let Err(error) = result else {
             self.balance.note_answer(&endpoint);

@@ -58,6 +58,7 @@ pub struct Exchange {
     /// How often a server was reached.
     attempts: u64,
     transport: Option<TransportName>,
+    takes_constants: bool,
     /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
     /// reached.
     ready_at: Option<Instant>,
@@ -93,6 +94,7 @@ impl Exchange {
             untaken: 0,
             attempts: 0,
             transport: None,
+            takes_constants: false,
             ready_at: None,
             failure: None,
         }
@@ -149,8 +151,8 @@ impl Exchange {
         let mut deadline = Instant::now() + start_timeout + self.call.batch_timeout;
         loop {
             match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached(transport, _)) => {
-                    self.note_reached(transport);
+                Some(Event::Reached { transport, takes_constants, .. }) => {
+                    self.note_reached(transport, takes_constants);
                     deadline = Instant::now() + self.call.batch_timeout;
                 }
                 Some(Event::Taken) => {
@@ -182,14 +184,20 @@ impl Exchange {
             .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body.")
     }
 
-    fn note_reached(&mut self, transport: TransportName) {
+    fn note_reached(&mut self, transport: TransportName, takes_constants: bool) {
         self.attempts += 1;
         self.transport = Some(transport);
+        self.takes_constants = takes_constants;
     }
 
     /// How batches travel; known once a server was reached.
     pub fn transport(&self) -> Option<TransportName> {
         self.transport
+    }
+
+    /// Whether constants travel once. As long as that is not known, they count in every row of a batch.
+    pub fn takes_constants(&self) -> bool {
+        self.takes_constants
     }
 
     /// Batches sent and not yet received.
@@ -277,8 +285,8 @@ impl Exchange {
                 None => sent_at + self.call.start_timeout + timeout,
             };
             match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
-                Some(Event::Reached(transport, directory)) => {
-                    self.note_reached(transport);
+                Some(Event::Reached { transport, directory, takes_constants }) => {
+                    self.note_reached(transport, takes_constants);
                     self.directory = directory;
                     self.ready_at = Some(Instant::now());
                 }

@@ -12,6 +12,7 @@ mod balance;
 pub mod batch;
 pub mod client;
 pub mod codec;
+pub mod constants;
 pub mod control;
 pub mod ddl;
 pub mod dialect;

@@ -25,6 +25,7 @@ use udf_protocol::batch::{AggregateStep, CallBatch};
 use udf_protocol::client::Client;
 use udf_protocol::codec::json::{decode_column, encode_column};
 use udf_protocol::codec::parquet;
+use udf_protocol::constants::Constants;
 use udf_protocol::dispatch::{Call, Target};
 use udf_protocol::exchange::{Exchange, MapEvent};
 use udf_protocol::host::PlainHost;
@@ -95,6 +96,7 @@ pub fn judge(
         target: leased.unwrap_or_else(remote),
         client: Client::start()?,
         functions: Vec::new(),
+        takes_constants: false,
         verdicts: Vec::new(),
     };
     judge.judge_handshake();
@@ -106,6 +108,7 @@ pub fn judge(
         judge.judge_errors();
         judge.judge_json();
         judge.judge_columns();
+        judge.judge_constants();
     }
     Ok(judge.verdicts)
 }
@@ -121,6 +124,8 @@ struct Judge {
     client: Client,
     /// Names of the server's functions.
     functions: Vec<String>,
+    /// Whether its greeting says so.
+    takes_constants: bool,
     verdicts: Vec<Verdict>,
 }
 

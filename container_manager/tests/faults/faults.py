@@ -95,6 +95,10 @@ COLUMNS = [
     ("unchecked: other text", "7", "refuses text that is not UTF-8"),
     ("unchecked: segment missing", "7", "refuses a segment that is not there"),
     ("unchecked: segment outside", "7", "refuses a segment outside of the folder"),
+    ("constants in the first row", "7.11", "takes constants, and those of the batch before"),
+    ("constants not kept", "7.11", "takes constants, and those of the batch before"),
+    ("unchecked: constants missing", "7.11", "refuses constants of a batch before that brought none"),
+    ("unchecked: constants outside", "7.11", "refuses constants that are no columns"),
 ]
 EXPECTED = {"flight": COMMON + FLIGHT, "json": COMMON + JSON, "socket": COMMON + COLUMNS}
 VERDICT = re.compile(r"  (ok|FAILED|skipped)\s+§(\S+)\s+(.*)")

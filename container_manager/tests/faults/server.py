@@ -93,7 +93,8 @@ class Functions:
         protocol = 2 if self.has("newer protocol") else 1
         server = "" if self.has("no name") else "faults/1"
         names = [name for name in FUNCTIONS if FUNCTIONS[name][0] != "map" or "flight" in transports]
-        return {"protocol": protocol, "server": server, "functions": names, "transports": transports}
+        greeting = {"protocol": protocol, "server": server, "functions": names, "transports": transports}
+        return greeting | {"constants": "socket" in transports}
 
     def scalar(self, name, columns, rows, is_cancelled):
         """One result per row."""
@@ -465,6 +466,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
     wbufsize = 1 << 16
     disable_nagle_algorithm = True
 
+    def setup(self):
+        super().setup()
+        # Those of the last request that brought some, by position.
+        self.constants = {}
+
     def log_message(self, *words):
         pass
 
@@ -545,7 +551,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if is_framed:
             header, data = unframed(body)
             buffers = Buffers(header.get("buffers"), data)
-            columns = [read_column(ty, header["rows"], buffers) for ty in types]
+            columns = self.read_columns(types, header, buffers)
             if buffers.pairs:
                 raise violation("there are further buffers", "too many buffers")
         else:
@@ -565,6 +571,29 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return self.answer(200, framed(answer, buffers), COLUMNS)
         columns = [[write_json(ty, value) for value in column] for ty, column in zip(types, reply)]
         return self.answer(200, answer | {"columns": columns})
+
+    def read_columns(self, types, header, buffers):
+        """Those of a call, constants (§7.11) included."""
+        has, rows = self.server.functions.has, header["rows"]
+        constants = header.get("constants", [])
+        if not set(constants) <= set(range(len(types))):
+            raise violation("there are no such columns", "constants outside")
+        is_same = header.get("same_constants", False) and not has("constants not kept")
+        if is_same and self.constants.keys() != set(constants):
+            raise violation("there are no such constants", "constants missing")
+        if constants and not is_same:
+            self.constants = {}
+        columns = []
+        for position, ty in enumerate(types):
+            if position not in constants:
+                columns.append(read_column(ty, rows, buffers))
+                continue
+            if not is_same:
+                sent = not header.get("same_constants")
+                self.constants[position] = read_column(ty, 1, buffers)[0] if sent else None
+            value = self.constants[position]
+            columns.append([value] + [None] * (rows - 1) if has("constants in the first row") else [value] * rows)
+        return columns
 
     def read_call(self, types, body):
         has = self.server.functions.has

@@ -16,7 +16,7 @@ import threading
 
 import pyarrow as pa
 
-from . import parquet_files, types
+from . import constants, parquet_files, types
 from .errors import CallError
 
 CONTENT_TYPE = "application/vnd.transship.columns"
@@ -82,6 +82,8 @@ class Segments:
     def __init__(self, directory):
         self._directory = directory
         self._names = {}
+        # The constants of the last request that brought some, by their columns' positions.
+        self.constants = {}
 
     def _open(self, name, flags):
         if self._directory is None or not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
@@ -138,6 +140,7 @@ class Segments:
 
     def close(self):
         """Closes them; what a handler still looks at stays mapped."""
+        self.constants = {}
         self._drop(list(self._names))
 
 
@@ -190,15 +193,39 @@ class Request:
         try:
             if self._is_parquet:
                 return parquet_files.read(reader.buffer(1), rows, columns)
-            arrays = [reader.array(entry, rows) for _, entry in columns]
+            arrays = self._read_arrays(reader, rows, columns)
             if reader.position != len(self._places):
                 raise ValueError("it has more buffers than columns")
         except (ValueError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
+        if self.header.get("constants"):
+            return pa.RecordBatch.from_arrays(arrays, [name for name, _ in columns])
         if arrays:
             return pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(columns))
         # pyarrow makes a batch of rows without columns only by dropping columns.
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
+
+    def _read_arrays(self, reader, rows, columns):
+        positions = self.header.get("constants")
+        if not positions:
+            return [reader.array(entry, rows) for _, entry in columns]
+        if not isinstance(positions, list) or not all(type(it) is int and 0 <= it < len(columns) for it in positions):
+            raise ValueError("constants are numbers of columns")
+        known = self._segments.constants if self.header.get("same_constants") is True else None
+        if known is not None and known.keys() != set(positions):
+            raise ValueError("it refers to constants that were not sent")
+        arrays, found = [], {}
+        for position, (_, entry) in enumerate(columns):
+            if position not in positions:
+                arrays.append(reader.array(entry, rows))
+                continue
+            value = constants.kept(reader.array(entry, 1)) if known is None else known[position]
+            if value.type != entry.arrow:
+                raise ValueError("it refers to constants of another function")
+            found[position] = value
+            arrays.append(constants.repeated(value, rows))
+        self._segments.constants = found
+        return arrays
 
     def write(self, batch, columns):
         """Writes the reply's data; its columns are (name, Type) pairs."""

@@ -165,4 +165,5 @@ def greeting(functions):
     """docs/protocol.md §2."""
     transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
-    return {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
+    answer = {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
+    return answer | {"constants": True}

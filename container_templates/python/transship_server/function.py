@@ -14,7 +14,7 @@ import typing
 
 import pyarrow as pa
 
-from . import types
+from . import constants, types
 from .errors import CallError, from_exception
 
 # Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
@@ -70,9 +70,15 @@ class Function:
 
     def call(self, batch, is_cancelled=lambda: False, may_encode=False):
         """One Arrow array with a result per row of batch. Raises CallError, or Cancelled."""
-        batch = self.check_arguments(batch)
+        batch = self.check_arguments(batch, keeps_constants=True)
         if self.form == "row":
             return self.column_of(self._call_rows(batch, is_cancelled))
+        answers = []
+        for _, piece in constants.pieces(batch, self.arguments):
+            answers.append(self._call_columns(piece, may_encode and piece.num_rows == batch.num_rows))
+        return answers[0] if len(answers) == 1 else pa.concat_arrays(answers)
+
+    def _call_columns(self, batch, may_encode):
         try:
             columns = self.batch_values(batch)
             # Without arguments a batch function could not know how many results to give.
@@ -84,8 +90,8 @@ class Function:
             raise CallError("bad_result", f"It returned {len(answer)} values for {batch.num_rows} rows.")
         return answer
 
-    def check_arguments(self, batch):
-        """The batch, whose columns are the declared arguments'; otherwise raises CallError."""
+    def check_arguments(self, batch, keeps_constants=False):
+        """The batch, whose columns are the declared arguments', or constants if these are kept; otherwise raises CallError."""
         if batch.num_columns != len(self.arguments):
             raise CallError(
                 "protocol_violation", f"{self.name} takes {len(self.arguments)} columns, not {batch.num_columns}"
@@ -93,12 +99,18 @@ class Function:
         if batch.schema.equals(self.argument_schema):
             return batch
         columns = batch.columns
+        has_constants = False
         for position, (_, entry) in enumerate(self.arguments):
+            if keeps_constants and constants.value_of(entry, columns[position]) is not None:
+                has_constants = True
+                continue
             try:
                 columns[position] = types.adapt(entry, columns[position])
             except (ValueError, pa.ArrowException) as cause:
                 fact = f"column {position + 1} of {self.name} does not fit {entry.arrow}: {cause}"
                 raise CallError("protocol_violation", fact) from None
+        if has_constants:
+            return pa.RecordBatch.from_arrays(columns, self.argument_schema.names)
         return pa.RecordBatch.from_arrays(columns, schema=self.argument_schema) if columns else batch
 
     def rows(self, batch):
@@ -221,6 +233,14 @@ class Pace:
 
 
 def _python_values(entry, column):
+    """The handler's value of each row."""
+    constant = constants.value_of(entry, column)
+    if constant is not None:
+        (value,) = _python_values(entry, constant)
+        if not isinstance(value, (list, dict)):
+            return itertools.repeat(value, len(column))
+        # What a handler does to the value of one row is not seen in the next.
+        return (_python_values(entry, constant)[0] for _ in range(len(column)))
     try:
         types.check_for_python(entry, column)
         values = column.to_pylist()

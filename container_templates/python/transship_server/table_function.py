@@ -8,7 +8,7 @@ import itertools
 
 import pyarrow as pa
 
-from . import types
+from . import constants, types
 from .errors import CallError, from_exception
 from .function import Cancelled, Function, Pace
 
@@ -33,8 +33,13 @@ class TableFunction(Function):
 
     def answer(self, batch, is_cancelled=lambda: False):
         """The reply to a batch, in parts of which the last ends it."""
-        batch = self.check_arguments(batch)
-        parts = self._row_parts(batch, is_cancelled) if self.form == "row" else self._batch_parts(batch)
+        batch = self.check_arguments(batch, keeps_constants=True)
+        if self.form == "row":
+            parts = self._row_parts(batch, is_cancelled)
+        else:
+            parts = itertools.chain.from_iterable(
+                self._batch_parts(piece, first) for first, piece in constants.pieces(batch, self.arguments)
+            )
         for rows, column in parts:
             yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
 
@@ -68,7 +73,7 @@ class TableFunction(Function):
                 rows, values = [], []
         yield rows, self.column_of(values, rows)
 
-    def _batch_parts(self, batch):
+    def _batch_parts(self, batch, first):
         try:
             columns = self.batch_values(batch)
             answer = self.target(*columns) if columns else self.target(batch.num_rows)
@@ -89,4 +94,4 @@ class TableFunction(Function):
                 raise CallError("bad_result", f"It gave {len(rows)} row numbers for {len(column)} results.")
             if any(not 0 <= row < batch.num_rows for row in rows) or any(a > b for a, b in itertools.pairwise(rows)):
                 raise CallError("bad_result", "It gave row numbers that are not those of the batch, ascending.")
-            yield rows, column
+            yield [first + row for row in rows] if first else rows, column

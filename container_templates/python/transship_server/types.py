@@ -370,7 +370,7 @@ def adapt(entry, array):
     if isinstance(array, pa.ExtensionArray):
         return adapt(entry, array.storage)
     if isinstance(array, pa.DictionaryArray):
-        return adapt(entry, array.dictionary_decode())
+        return adapt(entry, array.dictionary.take(array.indices))
     if isinstance(entry, ArrayType) and _is_any_list(array.type):
         # Offsets of a slice do not start at zero; flatten() leaves out what lies below NULL.
         lengths = array.value_lengths().fill_null(0)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
 use udf_protocol::arena::Writer;
-use udf_protocol::batch::{BatchBuilder, CallBatch};
+use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 use udf_protocol::pace::{Measured, Pace};
 use udf_protocol::transport::Reply;
 
@@ -89,7 +89,11 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                     }
                 })
                 .collect();
-            let columns = ArgumentColumns::new(&function.arguments, sources);
+            let are_constant: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
+                .into_iter()
+                .map(|it| nodes::is_constant(it))
+                .collect();
+            let columns = ArgumentColumns::new(&function.arguments, sources, &are_constant);
             max_rows = max_rows.min(function.max_batch_rows());
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
@@ -297,6 +301,9 @@ unsafe fn add_call(
         if call.columns.has_attributes() {
             spread(&mut call.columns, &raw const values);
         }
+        if sent.count == 0 && call.columns.unknown_constants().next().is_some() {
+            take_constants(call, &raw const values);
+        }
         call.columns.push(&values, has_null);
         if !call.columns.built().is_empty() {
             build(call, &raw const values);
@@ -324,6 +331,21 @@ unsafe extern "C-unwind" fn build(call: *mut Call, row: *const Row) {
             let (value, is_null) = ((*row).value(source), (*row).is_null(source));
             to_arrow::append(column, &call.function.arguments[i], value, is_null);
             call.builder_bytes += column.bytes();
+        }
+    }
+}
+
+/// Takes the values of constant arguments.
+#[pg_guard]
+unsafe extern "C-unwind" fn take_constants(call: *mut Call, row: *const Row) {
+    // SAFETY: as in build.
+    unsafe {
+        let call = &mut *call;
+        for (i, source) in call.columns.unknown_constants().collect::<Vec<_>>() {
+            let sql_type = &call.function.arguments[i];
+            let mut column = ColumnBuilder::new(&sql_type.ty);
+            to_arrow::append(&mut column, sql_type, (*row).value(source), (*row).is_null(source));
+            call.columns.set_constant(i, column.finish());
         }
     }
 }
@@ -466,7 +488,8 @@ fn start_batch(inner: &mut Inner) {
     for call in &mut inner.calls {
         let stream = call.stream.as_ref();
         let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
-        call.columns.begin(inner.pace.room(), inner.pace.bytes(), arena);
+        let takes_constants = stream.is_some_and(Stream::takes_constants);
+        call.columns.begin(inner.pace.room(), inner.pace.bytes(), takes_constants, arena);
     }
     let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
         // SAFETY: the query's context outlives the node, which drops its batches.

@@ -12,7 +12,7 @@ use arrow_array::types::{
     ArrowPrimitiveType, Date32Type, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type, Time64MicrosecondType,
     TimestampMicrosecondType,
 };
-use arrow_array::{ArrayRef, BinaryArray, BooleanArray, PrimitiveArray, StringArray, StructArray};
+use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, PrimitiveArray, StringArray, StructArray};
 use arrow_buffer::{
     ArrowNativeType, BooleanBuffer, BooleanBufferBuilder, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer, ToByteSlice,
 };
@@ -20,6 +20,7 @@ use arrow_schema::Fields;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
 use udf_protocol::arena::{Arena, Writer};
+use udf_protocol::batch::Given;
 use udf_protocol::types::Type;
 
 use super::to_arrow::{self, days_since_1970, micros_since_1970};
@@ -157,6 +158,8 @@ enum Argument {
     Composite(usize, Composite),
     /// A [`udf_protocol::batch::ColumnBuilder`] has it.
     Built,
+    /// The constant of this number.
+    Constant(usize),
 }
 
 /// A column of values that fit into a Datum.
@@ -180,6 +183,8 @@ pub struct ArgumentColumns {
     of_bytes: Vec<usize>,
     /// The arguments that a builder has.
     built: Vec<(usize, Source)>,
+    /// The arguments that have the same value in every row, and that value as one row; none before the first row.
+    constants: Vec<(usize, Source, Option<ArrayRef>)>,
 
     // for the row
     /// The attributes of composite arguments.
@@ -195,15 +200,22 @@ pub struct ArgumentColumns {
     room: usize,
     rows: usize,
     bytes: usize,
+    /// Bytes of the constants that count in each row, since they may have to be sent with each.
+    constant_bytes: usize,
+    /// Whether constants travel once.
+    takes_constants: bool,
 }
 
 impl ArgumentColumns {
-    /// Empty columns for arguments of these types, which a row has there.
-    pub fn new(types: &[SqlType], sources: Vec<Source>) -> ArgumentColumns {
-        let (mut leaves, mut built, mut attributes) = (Vec::new(), Vec::new(), 0);
+    /// Empty columns for arguments of these types, which a row has there, and which may be constant.
+    pub fn new(types: &[SqlType], sources: Vec<Source>, are_constant: &[bool]) -> ArgumentColumns {
+        let (mut leaves, mut built, mut constants, mut attributes) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let arguments = types.iter().zip(&sources).enumerate().map(|(number, (sql_type, &source))| {
             let first = leaves.len();
-            if let Some(column) = Column::new(sql_type) {
+            if are_constant[number] {
+                constants.push((number, source, None));
+                Argument::Constant(constants.len() - 1)
+            } else if let Some(column) = Column::new(sql_type) {
                 leaves.push(Leaf { source, ty: sql_type.ty.clone(), column, nulls: Vec::new() });
                 Argument::Leaf(first)
             } else if let Some((places, parts)) = spread_leaves(sql_type, attributes) {
@@ -226,8 +238,43 @@ impl ArgumentColumns {
             }
         }
         let (values, nulls) = (vec![pg_sys::Datum::null(); attributes], vec![true; attributes]);
-        let (writer, room, rows, bytes) = (None, 0, 0, 0);
-        ArgumentColumns { sources, arguments, leaves, of_bytes, built, values, nulls, fixed, writer, room, rows, bytes }
+        let (writer, room, rows, bytes, constant_bytes, takes_constants) = (None, 0, 0, 0, 0, false);
+        ArgumentColumns {
+            sources,
+            arguments,
+            leaves,
+            of_bytes,
+            built,
+            constants,
+            values,
+            nulls,
+            fixed,
+            writer,
+            room,
+            rows,
+            bytes,
+            constant_bytes,
+            takes_constants,
+        }
+    }
+
+    /// The constants whose value is not known yet.
+    pub fn unknown_constants(&self) -> impl Iterator<Item = (usize, Source)> {
+        self.constants.iter().filter(|(.., value)| value.is_none()).map(|(number, source, _)| (*number, *source))
+    }
+
+    /// Notes the value of a constant argument, as one row.
+    pub fn set_constant(&mut self, argument: usize, value: ArrayRef) {
+        if let Some((.., known)) = self.constants.iter_mut().find(|(number, ..)| *number == argument) {
+            *known = Some(value);
+        }
+        self.count_constants();
+    }
+
+    fn count_constants(&mut self) {
+        let known = self.constants.iter().filter_map(|(.., value)| value.as_ref());
+        let bytes = known.map(|value| value.get_buffer_memory_size()).sum();
+        self.constant_bytes = if self.takes_constants { 0 } else { bytes };
     }
 
     /// The row of a slot, whose values were evaluated.
@@ -280,8 +327,13 @@ impl ArgumentColumns {
         self.sources.iter().fold(false, |found, source| found | unsafe { row.is_null(*source) })
     }
 
-    /// Makes room for a batch of at most so many rows, or so many bytes and a row, in memory that `arena` gives.
-    pub fn begin(&mut self, rows: usize, bytes: usize, arena: impl FnOnce(usize) -> Writer) {
+    /// Makes room for a batch of at most so many rows, or so many bytes and a row, in memory that `arena` gives. Constants
+    /// travel once, or count in every row.
+    pub fn begin(&mut self, rows: usize, bytes: usize, takes_constants: bool, arena: impl FnOnce(usize) -> Writer) {
+        if self.takes_constants != takes_constants {
+            self.takes_constants = takes_constants;
+            self.count_constants();
+        }
         if self.fixed.is_empty() {
             return;
         }
@@ -332,7 +384,7 @@ impl ArgumentColumns {
                 *fixed.start.add(at) = if is_null { pg_sys::Datum::null() } else { row.value(fixed.source) };
             }
         }
-        self.bytes += self.fixed.len() * DATUM_BYTES;
+        self.bytes += self.fixed.len() * DATUM_BYTES + self.constant_bytes;
         if has_null {
             let leaves = self.leaves.iter_mut().map(|leaf| (leaf.source, &mut leaf.nulls));
             let composites = self.arguments.iter_mut().filter_map(|argument| match argument {
@@ -381,9 +433,9 @@ impl ArgumentColumns {
         }
     }
 
-    /// The values as Arrow arrays of the arguments' types, and what some of them lie in; none for those that a builder has.
-    /// There are no values any more here.
-    pub fn take(&mut self) -> (Vec<Option<ArrayRef>>, Option<Arc<Arena>>) {
+    /// The values as Arrow arrays of the arguments' types, and what some of them lie in. There are no values any more here, but
+    /// those of constants.
+    pub fn take(&mut self) -> (Vec<Given>, Option<Arc<Arena>>) {
         let rows = std::mem::take(&mut self.rows);
         self.bytes = 0;
         let size = std::mem::take(&mut self.room) * DATUM_BYTES;
@@ -415,14 +467,18 @@ impl ArgumentColumns {
             })
             .collect();
         let arguments = self.arguments.iter_mut().map(|argument| match argument {
-            Argument::Leaf(number) => Some(leaves[*number].clone()),
+            Argument::Leaf(number) => Given::Column(leaves[*number].clone()),
             Argument::Composite(first, Composite { fields, nulls, .. }) => {
                 let parts = leaves[*first..*first + fields.len()].to_vec();
                 let nulls = null_buffer(rows, nulls);
                 let array = StructArray::try_new_with_length(fields.clone(), parts, nulls, rows);
-                Some(Arc::new(array.expect("each row has one value of its type for every attribute")) as ArrayRef)
+                Given::Column(Arc::new(array.expect("each row has one value of its type for every attribute")))
             }
-            Argument::Built => None,
+            Argument::Built => Given::Built,
+            Argument::Constant(number) => {
+                let (.., value) = &self.constants[*number];
+                Given::Constant(value.clone().expect("a row was pushed"))
+            }
         });
         (arguments.collect(), arena)
     }

@@ -101,6 +101,11 @@ impl Stream {
         Writer::own(bytes)
     }
 
+    /// They are taken as they come.
+    pub fn takes_constants(&self) -> bool {
+        true
+    }
+
     /// Takes a batch.
     pub fn send(&mut self, batch: CallBatch) {
         self.sent.push_back(batch);
@@ -157,6 +162,7 @@ unsafe extern "C-unwind" fn begin(stream: *mut Stream) -> *mut Work {
     unsafe {
         let stream = &mut *stream;
         let batch = stream.sent.pop_front().expect("the exchange waits");
+        let batch = crate::report::unwrap(batch.with_repeated_constants(&stream.function.signature));
         let memory = OwnedContext::new(stream.memory).as_ptr();
         crate::pg::memory::within(memory, || {
             let (rows, count) = (batch.columns.num_rows(), stream.arguments.len());

@@ -48,6 +48,24 @@ pub unsafe fn outer_column<T>(expression: *const T) -> Option<usize> {
     }
 }
 
+/// Whether an expression is a constant or a parameter of the query, perhaps relabelled: it has one value while a plan runs.
+///
+/// # Safety
+/// `expression` is a valid expression of a finished plan.
+pub unsafe fn is_constant(expression: *const pg_sys::Expr) -> bool {
+    // SAFETY: the tag says which struct the node is.
+    unsafe {
+        match tag(expression) {
+            pg_sys::NodeTag::T_Const => true,
+            pg_sys::NodeTag::T_Param => {
+                (*expression.cast::<pg_sys::Param>()).paramkind == pg_sys::ParamKind::PARAM_EXTERN
+            }
+            pg_sys::NodeTag::T_RelabelType => is_constant((*expression.cast::<pg_sys::RelabelType>()).arg),
+            _ => false,
+        }
+    }
+}
+
 /// The positions of the columns of `varno` that expressions refer to.
 ///
 /// # Safety

@@ -59,6 +59,12 @@ pub struct CallHeader<'a> {
     /// Whether columns of the reply may be dictionaries.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     may_encode: bool,
+    /// The columns that have one row, which stands for all.
+    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
+    constants: &'a [usize],
+    /// Whether these are the same as in the request before, and have no buffers here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    same_constants: bool,
     buffers: &'a [usize],
 }
 
@@ -75,6 +81,8 @@ impl<'a> CallHeader<'a> {
             reply_segment: None,
             may_alias: layout.form.is_none(),
             may_encode: batch.takes_dictionaries && layout.form.is_none(),
+            constants: &layout.constants,
+            same_constants: layout.same_constants,
             buffers: &layout.places,
         }
     }
@@ -158,20 +166,33 @@ pub struct Layout {
     arena: Option<Arc<Arena>>,
     /// What they are, if not the buffers of columns.
     form: Option<&'static str>,
+    /// The columns that are constants.
+    constants: Vec<usize>,
+    /// Whether the server has these from the batch before.
+    same_constants: bool,
 }
 
 impl Layout {
     /// Lays out a batch whose columns have the Arrow types of `types`.
     pub fn of(types: &[Type], batch: &RecordBatch) -> Layout {
-        Layout::in_place(types, batch, None)
+        let mut layout = Layout::default();
+        types.iter().zip(batch.columns()).for_each(|(ty, column)| layout.add_column(ty, column));
+        layout
     }
 
-    /// The same, for data that begins with an arena: what lies there already stays where it is.
-    pub(crate) fn in_place(types: &[Type], batch: &RecordBatch, arena: Option<Arc<Arena>>) -> Layout {
+    /// Lays out calls, in data that begins with an arena: what lies there already stays where it is. The server may have the
+    /// constants from the batch before.
+    pub fn of_calls(types: &[Type], batch: &CallBatch, arena: Option<Arc<Arena>>, same_constants: bool) -> Layout {
         let size = arena.as_ref().map_or(0, |arena| arena.size());
-        let mut layout = Layout { arena, size, ..Layout::default() };
-        for (ty, column) in types.iter().zip(batch.columns()) {
-            layout.add_column(ty, column);
+        let constants = batch.constants.positions();
+        let mut layout = Layout { arena, size, constants, same_constants, ..Layout::default() };
+        let mut columns = batch.columns.columns().iter();
+        for (position, ty) in types.iter().enumerate() {
+            match batch.constants.at(position) {
+                Some(value) if !same_constants => layout.add_column(ty, value),
+                Some(_) => {}
+                None => columns.by_ref().take(1).for_each(|column| layout.add_column(ty, column)),
+            }
         }
         layout
     }

@@ -93,6 +93,7 @@ impl Envelope {
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
+        let batch = &batch.clone().with_repeated_constants(signature)?;
         let body = write_request(self.dialect, signature, batch, exchange);
         let bytes_sent = body.len();
         let (path, headers) = (self.path_of(function), self.headers_of(signature, batch.number, exchange));

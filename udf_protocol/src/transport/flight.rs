@@ -436,6 +436,7 @@ impl Flight {
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
                 batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
                     Some((place, batch)) => {
+                        let batch = batch.with_repeated_constants(signature)?;
                         let metadata = CallMetadata { batch: batch.number, step: batch.step };
                         let columns = match foreign {
                             Some(foreign) => adapt_columns(&batch.columns, foreign.arguments.clone())

@@ -38,7 +38,7 @@ use crate::signature::Signature;
 
 pub use budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 pub use credentials::{Credentials, Token};
-pub use pipeline::COLUMNS;
+pub use pipeline::{COLUMNS, Takes};
 pub use remote::Remote;
 pub use rest::Form;
 pub use tcp::Proxy;
@@ -93,6 +93,9 @@ pub struct ServerInfo {
     /// Whether it takes requests on a connection before the last one is answered (§7); left out means yes.
     #[serde(default)]
     pub pipelining: Option<bool>,
+    /// Whether it takes columns of one row that stand for all (§7.11).
+    #[serde(default)]
+    pub constants: bool,
 }
 
 impl ServerInfo {
@@ -340,9 +343,15 @@ impl Reply {
 /// What an engine finds in its queue.
 #[derive(Debug)]
 pub enum Event {
-    /// A server was reached, by this transport: from now on it has its time to answer. Columns may be written into
-    /// segments in the folder, if there is one.
-    Reached(TransportName, Option<PathBuf>),
+    /// A server was reached: from now on it has its time to answer.
+    Reached {
+        /// By which transport.
+        transport: TransportName,
+        /// Where columns may be written into segments.
+        directory: Option<PathBuf>,
+        /// Whether constants are known to travel as one row.
+        takes_constants: bool,
+    },
     /// A reply.
     Reply(Reply),
     /// A map function's server took another batch.

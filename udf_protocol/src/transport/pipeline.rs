@@ -19,7 +19,7 @@ use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
-use super::{Event, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, Share, innermost};
+use super::{Event, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
 use crate::codec::Unreadable;
@@ -28,6 +28,7 @@ use crate::codec::columns::{
     read_frame,
 };
 use crate::codec::parquet;
+use crate::constants::Constants;
 use crate::error::{Error, Result};
 use crate::signature::{FunctionKind, Signature};
 
@@ -54,10 +55,25 @@ const SHORT_BYTES: usize = 4 << 10;
 pub(crate) struct Pipelines {
     /// Folder of the segments, and the bytes of columns that go with the request nevertheless; none if all do.
     segments: Option<(PathBuf, usize)>,
-    /// Whether the server takes requests before the last one is answered.
-    pipelining: OnceCell<bool>,
+    /// What the server takes; none if it has not been asked yet.
+    takes: OnceCell<Takes>,
     encoding: Encoding,
     idle: Mutex<Vec<Pipeline>>,
+}
+
+/// What a server says in its greeting of how it takes batches in this form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Takes {
+    /// Requests on a connection before the last one is answered.
+    pub pipelining: bool,
+    /// Constants as one row.
+    pub constants: bool,
+}
+
+impl From<&ServerInfo> for Takes {
+    fn from(info: &ServerInfo) -> Takes {
+        Takes { pipelining: info.pipelining.unwrap_or(true), constants: info.constants }
+    }
 }
 
 /// What the data of a batch is.
@@ -70,9 +86,15 @@ pub(crate) enum Encoding {
 }
 
 impl Encoding {
-    fn layout(self, signature: &Signature, batch: &CallBatch, arena: Option<Arc<Arena>>) -> Layout {
+    fn layout(
+        self,
+        signature: &Signature,
+        batch: &CallBatch,
+        arena: Option<Arc<Arena>>,
+        same_constants: bool,
+    ) -> Layout {
         match self {
-            Encoding::Columns => Layout::in_place(&signature.call_types(), &batch.columns, arena),
+            Encoding::Columns => Layout::of_calls(&signature.call_types(), batch, arena, same_constants),
             Encoding::Parquet => Layout::of_file(PARQUET, parquet::encode(&batch.columns)),
         }
     }
@@ -101,13 +123,13 @@ impl Encoding {
 }
 
 impl Pipelines {
-    pub(crate) fn new(segments: Option<(PathBuf, usize)>, pipelining: Option<bool>, encoding: Encoding) -> Pipelines {
-        Pipelines { segments, pipelining: OnceCell::new_with(pipelining), encoding, idle: Mutex::default() }
+    pub(crate) fn new(segments: Option<(PathBuf, usize)>, takes: Option<Takes>, encoding: Encoding) -> Pipelines {
+        Pipelines { segments, takes: OnceCell::new_with(takes), encoding, idle: Mutex::default() }
     }
 
-    /// Asks the server whether it pipelines, unless that is known.
-    pub(crate) async fn learn(&self, ask: impl Future<Output = Result<bool>>) -> Result<()> {
-        self.pipelining.get_or_try_init(|| ask).await.map(drop)
+    /// Asks the server what it takes, unless that is known.
+    pub(crate) async fn learn(&self, ask: impl Future<Output = Result<Takes>>) -> Result<()> {
+        self.takes.get_or_try_init(|| ask).await.map(drop)
     }
 
     /// Runs an exchange of a function at `path`. An aggregate function's is named `name`.
@@ -132,7 +154,9 @@ impl Pipelines {
             head: head_of(http, path),
             name,
             segments: self.segments.as_ref().map(|(directory, most_inline)| (directory.as_path(), *most_inline)),
-            pipelining: self.pipelining.get() != Some(&false),
+            pipelining: self.takes.get().is_none_or(|takes| takes.pipelining),
+            takes_constants: self.encoding == Encoding::Columns
+                && self.takes.get().is_some_and(|takes| takes.constants),
             encoding: self.encoding,
         };
         call.run(&mut pipeline, outbox, inbox).await?;
@@ -205,6 +229,7 @@ struct PipelinedCall<'a> {
     /// As in [`Pipelines`].
     segments: Option<(&'a Path, usize)>,
     pipelining: bool,
+    takes_constants: bool,
     encoding: Encoding,
 }
 
@@ -227,13 +252,15 @@ impl PipelinedCall<'_> {
         let mut sending: VecDeque<Bytes> = VecDeque::new();
         // Of the answer that is being read.
         let mut share: Option<Share> = None;
+        // What the server has from the batch before.
+        let mut constants = Constants::default();
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
             // So that a short answer comes in one piece.
             pipeline.received.reserve(READ_BYTES);
             tokio::select! {
                 batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
-                    Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch)),
+                    Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch, &mut constants)?),
                     None => is_open = false,
                 },
                 written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => if written.is_err() {
@@ -286,10 +313,18 @@ impl PipelinedCall<'_> {
     }
 
     /// Writes a batch's data to where it travels, unless it lies there already, and its request to `sending`.
-    fn send(&self, pipeline: &mut Pipeline, sending: &mut VecDeque<Bytes>, batch: CallBatch) -> Awaited {
+    fn send(
+        &self,
+        pipeline: &mut Pipeline,
+        sending: &mut VecDeque<Bytes>,
+        batch: CallBatch,
+        constants: &mut Constants,
+    ) -> Result<Awaited> {
+        let batch = if self.takes_constants { batch } else { batch.with_repeated_constants(self.signature)? };
+        let same_constants = !batch.constants.is_empty() && batch.constants.are(constants);
         let is_usable = |segment: &Segment| segment.directory() == self.segments.map(|(directory, _)| directory);
         let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
-        let mut layout = self.encoding.layout(self.signature, &batch, arena);
+        let mut layout = self.encoding.layout(self.signature, &batch, arena, same_constants);
         let worth_it =
             self.segments.filter(|(_, most_inline)| layout.segment().is_some() || layout.bytes > *most_inline);
         let pair = worth_it.and_then(|(directory, _)| {
@@ -303,7 +338,7 @@ impl PipelinedCall<'_> {
         let segments = pair.filter(|pair| layout.segment().unwrap_or(&pair.calls).write(&layout).is_ok());
         if segments.is_none() && layout.segment().is_some() {
             // There is no memory left for segments: all of the data goes with the request.
-            layout = self.encoding.layout(self.signature, &batch, None);
+            layout = self.encoding.layout(self.signature, &batch, None, same_constants);
         }
         let header = CallHeader::new(&batch, &layout, self.name);
         let body = match &segments {
@@ -322,7 +357,10 @@ impl PipelinedCall<'_> {
         } else {
             sending.extend([Bytes::from(head), Bytes::from(body)]);
         }
-        Awaited { batch, segments, layout }
+        if !batch.constants.is_empty() {
+            *constants = batch.constants.clone();
+        }
+        Ok(Awaited { batch, segments, layout })
     }
 
     /// The head of the next answer; none if there is more of it to come.

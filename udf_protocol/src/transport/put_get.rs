@@ -64,6 +64,7 @@ impl PutGet {
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
+        let batch = &batch.clone().with_repeated_constants(signature)?;
         let mut share = inbox.budget().share(batch.number);
         let most = share.left();
         let lost = |status: Status| reply_error(function, &status, most);

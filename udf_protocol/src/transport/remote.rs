@@ -84,7 +84,7 @@ impl Remote {
                 Arc::new(Flight::of_any(endpoint.clone(), credentials))
             }
             Dialect::Transship => {
-                let form = if name == TransportName::Socket { Form::Columns { pipelining: None } } else { Form::Json };
+                let form = if name == TransportName::Socket { Form::Columns { takes: None } } else { Form::Json };
                 endpoint.transport_in(form, credentials)
             }
             Dialect::PutGet => Arc::new(PutGet::new(endpoint.clone(), credentials)),

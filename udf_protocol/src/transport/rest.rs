@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde::Deserialize;
 
 use super::http::{Http, Most};
-use super::pipeline::{Encoding, Pipelines};
+use super::pipeline::{Encoding, Pipelines, Takes};
 use super::{
     Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
     WireError, answer_each,
@@ -41,15 +41,15 @@ pub enum Form {
     Json,
     /// As they lie in memory, in the body of the request.
     Columns {
-        /// Whether the server takes requests before the last one is answered; none if it has not been asked yet.
-        pipelining: Option<bool>,
+        /// What the server takes; none if it has not been asked yet.
+        takes: Option<Takes>,
     },
     /// As they lie in memory, in segments.
     Segments {
         /// Where these are.
         directory: PathBuf,
         /// As above.
-        pipelining: bool,
+        takes: Takes,
         /// Whether a segment holds a Parquet file instead.
         is_parquet: bool,
         /// Bytes of columns that are few enough to go with the request.
@@ -92,10 +92,10 @@ impl Rest {
     pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form) -> Rest {
         let pipelines = match form {
             Form::Json => None,
-            Form::Columns { pipelining } => Some(Pipelines::new(None, pipelining, Encoding::Columns)),
-            Form::Segments { directory, pipelining, is_parquet, most_inline } => {
+            Form::Columns { takes } => Some(Pipelines::new(None, takes, Encoding::Columns)),
+            Form::Segments { directory, takes, is_parquet, most_inline } => {
                 let encoding = if is_parquet { Encoding::Parquet } else { Encoding::Columns };
-                Some(Pipelines::new(Some((directory, most_inline)), Some(pipelining), encoding))
+                Some(Pipelines::new(Some((directory, most_inline)), Some(takes), encoding))
             }
         };
         Rest { http: Http::new(endpoint, credentials), pipelines }
@@ -153,6 +153,7 @@ impl Rest {
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
+        let batch = &batch.clone().with_repeated_constants(signature)?;
         let body = encode(signature, batch, exchange).await?;
         let bytes_sent = body.len();
         let rows = Some(batch.columns.num_rows()).filter(|_| signature.kind == FunctionKind::Scalar);
@@ -227,7 +228,7 @@ impl Rest {
         }
         if let Some(pipelines) = &self.pipelines {
             let exchange = random_name();
-            let ask = async { Ok(self.say_hello().await?.pipelining.unwrap_or(true)) };
+            let ask = async { Ok(Takes::from(&self.say_hello().await?)) };
             pipelines.learn(ask).await?;
             pipelines.exchange(&self.http, &path_of(&signature.function), signature, &exchange, outbox, inbox).await?;
             if signature.kind == FunctionKind::Aggregate {
