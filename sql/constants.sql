@@ -69,9 +69,10 @@ RESET plan_cache_mode;
 SELECT a.x, b.total FROM numbers a, LATERAL (SELECT sum(add_volatile(n.x, 100)) AS total FROM numbers n WHERE n.x <= a.x) b WHERE a.x <= 3 ORDER BY 1;
 SELECT x, (SELECT max(add_volatile(5, y + numbers.x)) FROM (VALUES (1), (2)) v(y)) FROM numbers WHERE x <= 3 ORDER BY 1;
 -- Sets.
-CREATE FUNCTION words(text) RETURNS TABLE ("position" integer, word text) LANGUAGE container AS 'image = "regress:1.0"';
-SELECT x, (words('a b')).word FROM numbers WHERE x <= 2 ORDER BY 1, 2;
-SELECT count(*), count(DISTINCT w) FROM (SELECT x, words('a b ' || 'c') AS w FROM numbers WHERE x <= 200) s;
+CREATE FUNCTION words_of(text) RETURNS TABLE ("position" integer, word text) LANGUAGE container
+AS $$ image = "regress:1.0" function = "words" $$;
+SELECT x, (words_of('a b')).word FROM numbers WHERE x <= 2 ORDER BY 1, 2;
+SELECT count(*), count(DISTINCT w) FROM (SELECT x, words_of('a b ' || 'c') AS w FROM numbers WHERE x <= 200) s;
 -- One value of 2 MB for 2,000 rows: it is sent for the first few rows, and then once.
 CREATE FUNCTION byte_of(bytes bytea, "position" bigint) RETURNS bigint LANGUAGE container AS 'image = "regress:1.0"';
 SELECT transship.stat_reset();
@@ -82,7 +83,7 @@ SET transship.batching = off;
 SELECT sum(add_volatile(5, x)), sum(add_volatile(x, -5)) FROM numbers WHERE x <= 33;
 RESET transship.batching;
 RESET transship.batch_rows;
-DROP FUNCTION add_volatile, add_strict, add_stable, sums, words(text), byte_of, wrong_rows;
+DROP FUNCTION add_volatile, add_strict, add_stable, sums, words_of, byte_of, wrong_rows;
 DO $$
 DECLARE entry constants;
 BEGIN
