@@ -1,18 +1,21 @@
 //! The manager's Unix socket: one task per connection, requests in turn, leases that end with the connection.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_protocol::control::{Request, Response, read_line};
+use udf_protocol::control::{Request, Response, read_line, send};
 use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
+use crate::folders::Opened;
 use crate::pool::Pool;
 use crate::registration::library::Upload;
 
@@ -97,14 +100,15 @@ fn line_of(response: &Response) -> Vec<u8> {
 /// What one connection holds: its leases, which dropping it releases, and the files it has sent.
 struct Held {
     pool: Arc<Pool>,
-    replicas: Vec<String>,
+    /// Of each lease the replica, and what the names of its segments begin with.
+    leases: Vec<(String, String)>,
     upload: Upload,
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for replica in &self.replicas {
-            self.pool.release(replica);
+        for (replica, prefix) in &self.leases {
+            self.pool.release(replica, prefix);
         }
     }
 }
@@ -112,7 +116,7 @@ impl Drop for Held {
 async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, _place: OwnedSemaphorePermit) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let mut held = Held { pool, replicas: Vec::new(), upload: Upload::default() };
+    let mut held = Held { pool, leases: Vec::new(), upload: Upload::default() };
     loop {
         let line = match read_line(&mut reader).await {
             Ok(Some(line)) => line,
@@ -120,8 +124,9 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, _place: OwnedSema
             Err(cause) => return eprintln!("transshipd: a request was cut off: {cause}"),
         };
         let mut is_readable = true;
+        let mut opened = None;
         let response = match serde_json::from_str(&line) {
-            Ok(request) => answer(request, &mut held).await,
+            Ok(request) => answer(request, &mut held, &mut opened).await,
             Err(cause) => {
                 is_readable = false;
                 Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
@@ -130,13 +135,29 @@ async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, _place: OwnedSema
         let response = response.unwrap_or_else(Response::Error);
         // docs/protocol.md §9: "the manager ends a connection at the first line that is no request". Whoever speaks something
         // else, HTTP for example, may carry lines that somebody else has written.
-        if writer.write_all(&line_of(&response)).await.is_err() || !is_readable {
+        if write(&mut writer, &line_of(&response), opened).await.is_err() || !is_readable {
             return;
         }
     }
 }
 
-async fn answer(request: Request, held: &mut Held) -> Result<Response> {
+/// Sends a response, with the folders that a lease opens.
+async fn write(writer: &mut OwnedWriteHalf, line: &[u8], opened: Option<Opened>) -> std::io::Result<()> {
+    let Some(opened) = opened else { return writer.write_all(line).await };
+    let descriptors: Vec<_> = [Some(&opened.sockets), opened.segments.as_ref()].into_iter().flatten().collect();
+    let descriptors: Vec<_> = descriptors.into_iter().map(AsFd::as_fd).collect();
+    let sent = loop {
+        writer.writable().await?;
+        let stream: &UnixStream = writer.as_ref();
+        match stream.try_io(Interest::WRITABLE, || send(stream, line, &descriptors)) {
+            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {}
+            outcome => break outcome?,
+        }
+    };
+    writer.write_all(&line[sent..]).await
+}
+
+async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) -> Result<Response> {
     let pool = held.pool.clone();
     match request {
         Request::Ping => Ok(Response::Pong {
@@ -151,8 +172,9 @@ async fn answer(request: Request, held: &mut Held) -> Result<Response> {
             pool.build_library(library, upload).await.map(Response::Image)
         }
         Request::Acquire { digest } => {
-            let info = pool.acquire(&digest).await?;
-            held.replicas.push(info.replica.clone());
+            let (info, folders) = pool.acquire(&digest).await?;
+            held.leases.push((info.replica.clone(), info.prefix.clone()));
+            *opened = Some(folders);
             Ok(Response::Lease(info))
         }
         Request::ReportFailure { replica } => pool.judge(replica).await.map(|fate| Response::Fate { fate }),

@@ -23,6 +23,8 @@ pub struct Config {
     pub idle_timeout: Duration,
     /// How long a replica may take to answer.
     pub start_timeout: Duration,
+    /// Bytes of segments that a replica may share with engines.
+    pub segment_bytes: u64,
 }
 
 impl Config {
@@ -41,6 +43,7 @@ impl Config {
             allowed_uids,
             idle_timeout: Duration::from_secs(flags.idle_timeout_s),
             start_timeout: Duration::from_secs(flags.start_timeout_s),
+            segment_bytes: flags.segments_mb << 20,
         })
     }
 }

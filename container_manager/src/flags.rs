@@ -22,6 +22,9 @@ pub struct DaemonFlags {
     /// Seconds that a replica may take to answer after it was started; 1 to 3600.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub start_timeout_s: u64,
+    /// Megabytes of segments that a replica may share with engines; half of them are left to others. 16 to 1048576.
+    #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
+    pub segments_mb: u64,
 }
 
 /// Where images, sockets and templates are, and what runs containers.

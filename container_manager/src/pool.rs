@@ -3,27 +3,27 @@
 use std::collections::HashMap;
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use nix::unistd::Uid;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_protocol::manifest::{Manifest, TransportName};
 use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
 
-use crate::config::{Config, make_dir};
+use crate::config::Config;
+use crate::folders::{self, Folders, Opened};
 use crate::registration::build::build_inline;
 use crate::registration::library::{Upload, build_library};
 use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
-use crate::sandbox::{REPLICA_ID, ServerUsers};
-use crate::segments;
+use crate::sandbox::ServerUsers;
 
+/// Digits that begin the names of a lease's segments, of 32.
+const PREFIX_DIGITS: usize = 16;
 /// Between two looks at whether a starting replica answers.
 const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a running replica to say that it is well.
@@ -42,6 +42,7 @@ pub struct Pool {
     config: Config,
     runtime: Arc<dyn Runtime>,
     server_users: ServerUsers,
+    folders: Folders,
     state: Mutex<PoolState>,
     /// One build at a time: builds share caches and are heavy.
     building: tokio::sync::Mutex<()>,
@@ -57,6 +58,8 @@ struct PoolState {
     /// The digest for which an image's name stood when somebody last looked.
     names: HashMap<String, String>,
     prewarm_after: HashMap<String, Instant>,
+    /// Replicas that are being started, those that were taken out meanwhile included.
+    starting: usize,
     is_shutting_down: bool,
 }
 
@@ -78,10 +81,12 @@ impl PoolState {
 
 impl Pool {
     /// An empty pool.
-    pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Arc<Pool> {
+    pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
+        let place = &config.place;
+        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
         let (state, building) = Default::default();
-        Arc::new(Pool { config, runtime, server_users, state, building })
+        Ok(Arc::new(Pool { config, runtime, server_users, folders, state, building }))
     }
 
     /// The runtime's name.
@@ -105,7 +110,7 @@ impl Pool {
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
             let image = self.resolve(found.digest.clone()).await.ok();
             if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
-                let segment_dir = segments::dir_of(&self.config.place.shm_dir, &found.socket_dir);
+                let segment_dir = self.folders.segments_of(&found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
                 replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
                 replica.server = server;
@@ -115,9 +120,15 @@ impl Pool {
                 adopted += 1;
             } else {
                 self.blocking(move |pool| pool.runtime.stop(&name)).await?;
-                self.remove_dirs(&found.socket_dir);
+                self.remove_folders(found.socket_dir).await;
             }
         }
+        let known: Vec<PathBuf> = self.lock().replicas.values().map(|replica| replica.socket_dir.clone()).collect();
+        self.blocking(move |pool| {
+            pool.folders.sweep(&known);
+            Ok(())
+        })
+        .await?;
         Ok(adopted)
     }
 
@@ -164,7 +175,25 @@ impl Pool {
 
     /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used.
     /// Every successful call must be followed by one of [`Pool::release`].
-    pub async fn acquire(self: &Arc<Pool>, digest: &str) -> Result<LeaseInfo> {
+    pub async fn acquire(self: &Arc<Pool>, digest: &str) -> Result<(LeaseInfo, Opened)> {
+        let mut info = self.find_replica(digest).await?;
+        info.prefix = random_hex()?[..PREFIX_DIGITS].to_string();
+        let opened = {
+            let state = self.lock();
+            let replica = state.replicas.get(&info.replica);
+            replica.map(|replica| self.folders.open(&replica.socket_dir, info.segments.as_deref()))
+        };
+        match opened {
+            Some(Ok(opened)) => Ok((info, opened)),
+            failed => {
+                self.release(&info.replica, &info.prefix);
+                let ended = || Error::new(Kind::ContainerFailed, format!("replica \"{}\" has ended", info.replica));
+                Err(failed.and_then(Result::err).unwrap_or_else(ended))
+            }
+        }
+    }
+
+    async fn find_replica(self: &Arc<Pool>, digest: &str) -> Result<LeaseInfo> {
         let known = self.lock().images.contains_key(digest);
         if !known {
             self.resolve(digest.to_string()).await?;
@@ -218,19 +247,30 @@ impl Pool {
                 // It was stopped or paused just now: look again.
                 Ok(_) | Err(_) => {}
             }
-            self.release(&name);
+            self.end_lease(&name);
         }
     }
 
-    /// Ends one lease on a replica.
-    pub fn release(&self, name: &str) {
-        if let Some(replica) = self.lock().replicas.get_mut(name) {
-            replica.leases = replica.leases.saturating_sub(1);
-            replica.used = Instant::now();
-            if let (0, Some(directory)) = (replica.leases, &replica.segment_dir) {
-                segments::remove_left(directory);
+    /// Ends one lease on a replica, whose segments' names begin so.
+    pub fn release(self: &Arc<Pool>, name: &str, prefix: &str) {
+        let (Some((folder, leases)), prefix) = (self.end_lease(name), prefix.to_string()) else { return };
+        // A folder may hold many files. At the manager's end they go with it.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn_blocking(move || {
+            folders::remove_segments(&folder, &prefix);
+            if leases == 0 {
+                folders::remove_left(&folder);
             }
-        }
+        });
+    }
+
+    /// Counts a lease less; the folder of the replica's segments, if it has one, and the leases that are left.
+    fn end_lease(&self, name: &str) -> Option<(PathBuf, usize)> {
+        let mut state = self.lock();
+        let replica = state.replicas.get_mut(name)?;
+        replica.leases = replica.leases.saturating_sub(1);
+        replica.used = Instant::now();
+        Some((replica.segment_dir.clone()?, replica.leases))
     }
 
     /// What became of a replica with which an engine lost its connection; one that does not answer is taken out.
@@ -300,7 +340,7 @@ impl Pool {
         while Instant::now() < deadline {
             {
                 let state = self.lock();
-                if state.replicas.is_empty() && state.leaving.is_empty() {
+                if state.replicas.is_empty() && state.leaving.is_empty() && state.starting == 0 {
                     return;
                 }
             }
@@ -314,13 +354,18 @@ impl Pool {
         let random = random_hex()?;
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
-        // Nobody can list the folder, so the path itself is what lets a user in.
         let socket_dir = self.config.place.run_dir.join(random);
         Ok(Replica::new(name, image, digest.to_string(), socket_dir))
     }
 
     /// Starts a replica that is in the map as Starting, and sees it to Ready or Gone.
     async fn start(self: Arc<Pool>, name: String) {
+        self.lock().starting += 1;
+        self.start_counted(name).await;
+        self.lock().starting -= 1;
+    }
+
+    async fn start_counted(self: &Arc<Pool>, name: String) {
         let (digest, image, socket_dir, limits) = {
             let state = self.lock();
             let Some(replica) = state.replicas.get(&name) else { return };
@@ -328,7 +373,7 @@ impl Pool {
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
         };
         let kept_dir = socket_dir.clone();
-        let segment_dir = segments::make_dir(&self.config.place.shm_dir, &socket_dir);
+        let segment_dir = self.folders.make_segments(&socket_dir);
         let spec = ReplicaSpec {
             name: name.clone(),
             digest: digest.clone(),
@@ -350,7 +395,7 @@ impl Pool {
                 if !is_kept {
                     // It was discarded while it started; what has come up since must not stay.
                     let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
-                    self.remove_dirs(&kept_dir);
+                    self.remove_folders(kept_dir).await;
                 }
                 return;
             }
@@ -364,24 +409,18 @@ impl Pool {
         self.discard(name, Some(error)).await;
     }
 
-    fn remove_dirs(&self, socket_dir: &Path) {
-        let _ = fs::remove_dir_all(socket_dir);
-        let _ = fs::remove_dir_all(segments::dir_of(&self.config.place.shm_dir, socket_dir));
+    async fn remove_folders(self: &Arc<Pool>, socket_dir: PathBuf) {
+        let removed = self.blocking(move |pool| {
+            pool.folders.remove(&socket_dir);
+            Ok(())
+        });
+        // It never fails.
+        let _ = removed.await;
     }
 
     /// What the replica's server, which answers now, says of itself, and the user that it runs as.
     async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<(ServerInfo, u32)> {
-        make_dir(&spec.socket_dir)?;
-        let failed = |cause| {
-            Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", spec.socket_dir.display()))
-        };
-        if Uid::effective().is_root() {
-            chown(&spec.socket_dir, Some(REPLICA_ID), Some(REPLICA_ID)).map_err(failed)?;
-            fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
-        } else {
-            // Without root the folder cannot be given to the replica's user.
-            fs::set_permissions(&spec.socket_dir, fs::Permissions::from_mode(0o777)).map_err(failed)?;
-        }
+        self.folders.make_sockets(&spec.socket_dir)?;
         let (name, socket_dir) = (spec.name.clone(), spec.socket_dir.clone());
         let deadline = Instant::now() + self.config.start_timeout;
         self.blocking(move |pool| pool.runtime.start(&spec)).await?;
@@ -438,7 +477,7 @@ impl Pool {
         if let Err(error) = self.blocking(stop).await {
             eprintln!("transshipd: {error}");
         }
-        self.remove_dirs(&socket_dir);
+        self.remove_folders(socket_dir).await;
         if let Some(replica) = self.lock().leaving.remove(&name) {
             let _ = replica.become_state(State::Gone(None));
         }

@@ -152,6 +152,7 @@ impl Replica {
             pipelining: self.server.pipelining.unwrap_or(true),
             constants: self.server.constants,
             user: self.user,
+            prefix: String::new(),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),
         }
     }

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use udf_protocol::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
 use udf_protocol::manifest::TransportName;
-use udf_protocol::transport::{Credentials, Endpoint};
+use udf_protocol::transport::Endpoint;
 use udf_protocol::{Kind, Result};
 
 const PROJECT: &str = r#"
@@ -132,13 +132,10 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
 }
 
 async fn answers(lease: &Lease) -> bool {
-    Endpoint::parse(lease.info.endpoint(TransportName::Flight))
-        .unwrap()
-        .transport(&Credentials::default())
-        .hello()
-        .await
-        .is_ok()
-        && Endpoint::parse(&lease.info.json).unwrap().transport(&Credentials::default()).hello().await.is_ok()
+    let credentials = lease.credentials();
+    let says_hello =
+        async |endpoint: &str| Endpoint::parse(endpoint).unwrap().transport(&credentials).hello().await.is_ok();
+    says_hello(lease.info.endpoint(TransportName::Flight)).await && says_hello(&lease.info.json).await
 }
 
 fn live_a_life(runtime: &'static str) {
@@ -223,14 +220,15 @@ fn live_a_life(runtime: &'static str) {
 
 /// Folders of replicas that are not there any more.
 fn left_behind(stage: &Stage) -> Vec<PathBuf> {
-    std::fs::read_dir(stage.path("r")).unwrap().flatten().map(|entry| entry.path()).collect()
+    let entries = std::fs::read_dir(stage.path("r")).unwrap().flatten().map(|entry| entry.path());
+    entries.filter(|path| !path.ends_with("lock")).collect()
 }
 
 /// Has a replica end itself, as a crash would.
 async fn end_replica(lease: &Lease) {
     use udf_protocol::transport::{Inbox, Outbox};
     let transport =
-        Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&Credentials::default());
+        Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&lease.credentials());
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_protocol::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();

@@ -139,7 +139,7 @@ pub fn add_advice(error: Error) -> Error {
 
 const UNREACHABLE_HINT: &str = "Scripts of SQL Server see only the folders of extensibility.datadirectories, and no network unless \
          extensibility.outboundnetworkaccess is 1. Check that transshipd runs, that TRANSSHIP_SOCKET names its socket, and \
-         that the folder of the socket and --run-dir are listed (docs/sqlserver.md).";
+         that the folder of the socket is listed (docs/sqlserver.md).";
 
 impl Function {
     /// All that an exchange needs to know.

@@ -59,6 +59,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
             compression: option((*server).options, "compression").map(|name| compression(&name)).transpose()?
                 == Some(true),
             server_user: None,
+            folder: None,
         };
         Ok(Target::Remote { remote: remote(name)?, credentials })
     }

@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -12,6 +11,7 @@ use bytes::Bytes;
 use memmap2::{MmapMut, MmapOptions};
 use nix::fcntl::posix_fallocate;
 
+use crate::transport::Folder;
 use crate::transport::segment::{Segment, has_room};
 
 /// Arenas that are kept for later batches, at most: more than a window's.
@@ -93,7 +93,7 @@ impl Writer {
     }
 
     /// A segment in a replica's folder of segments.
-    fn shared(directory: &Path, bytes: usize) -> io::Result<Writer> {
+    fn shared(directory: &Folder, bytes: usize) -> io::Result<Writer> {
         if !has_room(directory, bytes) {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -131,14 +131,14 @@ pub struct Arenas(Mutex<Vec<Arc<Arena>>>);
 
 impl Arenas {
     /// One of at least so many bytes: a segment in `directory`, if one is given and there is room for it.
-    pub fn writer(&self, directory: Option<&Path>, bytes: usize) -> Writer {
+    pub fn writer(&self, directory: Option<&Folder>, bytes: usize) -> Writer {
         let mut kept = self.0.lock().expect("no holder panics");
         kept.retain(|arena| !arena.is_retained.load(Ordering::Relaxed));
         let is_free = |arena: &Arc<Arena>| Arc::strong_count(arena) == 1;
         if directory.is_some_and(|directory| !has_room(directory, 0)) {
             kept.retain(|arena| !is_free(arena) || arena.segment().is_none());
         }
-        let lies_there = |arena: &Arc<Arena>| arena.segment().and_then(Segment::directory) == directory;
+        let lies_there = |arena: &Arc<Arena>| arena.segment().map(Segment::directory) == directory;
         // A much larger one is left to the calls that need it.
         let fits = |arena: &Arc<Arena>| (bytes..=bytes.saturating_mul(MOST_SPARE)).contains(&arena.size());
         let found = kept.iter().position(|arena| is_free(arena) && lies_there(arena) && fits(arena));
@@ -171,7 +171,7 @@ impl Arenas {
 mod tests {
     use super::*;
 
-    fn write(arenas: &Arenas, directory: Option<&Path>, value: u8) -> (Arc<Arena>, Buffer) {
+    fn write(arenas: &Arenas, directory: Option<&Folder>, value: u8) -> (Arc<Arena>, Buffer) {
         let mut writer = arenas.writer(directory, 100);
         assert_eq!(writer.bytes().as_ptr().align_offset(8), 0);
         writer.bytes()[..100].fill(value);
@@ -185,7 +185,8 @@ mod tests {
     fn an_arena_is_written_again_once_nobody_looks_at_it() {
         let folder = tempfile::tempdir().unwrap();
         let seen = || std::fs::read_dir(folder.path()).unwrap().count();
-        for directory in [None, Some(folder.path())] {
+        let there = Folder::named(folder.path());
+        for directory in [None, Some(&there)] {
             let arenas = Arenas::default();
             let (first, first_buffer) = write(&arenas, directory, 1);
             let (second, second_buffer) = write(&arenas, directory, 2);
@@ -235,7 +236,7 @@ mod tests {
     #[test]
     fn without_a_folder_for_segments_the_memory_is_the_process_own() {
         let arenas = Arenas::default();
-        let (arena, buffer) = write(&arenas, Some(Path::new("/nowhere")), 9);
+        let (arena, buffer) = write(&arenas, Some(&Folder::named("/nowhere")), 9);
         assert!(arena.segment().is_none());
         assert_eq!(buffer.as_slice(), &[9; 60]);
     }

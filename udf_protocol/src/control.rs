@@ -3,18 +3,27 @@
 //!
 //! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
 
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::unix::OwnedReadHalf;
 
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, TransportName};
 use crate::signature::FunctionKind;
-use crate::transport::{Form, Takes};
+use crate::transport::{Credentials, Folder, Form, Takes};
+
+/// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
+const MOST_DESCRIPTORS: usize = 2;
 
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -167,6 +176,9 @@ pub struct LeaseInfo {
     /// Folder of the segments, if it takes those.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<PathBuf>,
+    /// What the names of this lease's segments begin with. They are removed when it ends.
+    #[serde(default)]
+    pub prefix: String,
     /// Whether it takes requests before the last one is answered.
     #[serde(default)]
     pub pipelining: bool,
@@ -212,9 +224,10 @@ impl LeaseInfo {
         Takes { pipelining: self.pipelining, constants: self.constants }
     }
 
-    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
-    pub fn form(&self, transport: TransportName, wanted: TransportName) -> Form {
-        match (transport, &self.segments) {
+    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`, with
+    /// segments in a folder, if there are any.
+    fn form(&self, transport: TransportName, wanted: TransportName, segments: Option<&Folder>) -> Form {
+        match (transport, segments) {
             (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
                 directory: directory.clone(),
                 takes: self.takes(),
@@ -248,8 +261,11 @@ pub struct ReplicaInfo {
 #[derive(Debug)]
 pub struct Connection {
     socket: PathBuf,
-    reader: BufReader<OwnedReadHalf>,
-    writer: OwnedWriteHalf,
+    stream: UnixStream,
+    /// What was received and not yet looked at.
+    received: Vec<u8>,
+    /// The descriptors that came with it.
+    descriptors: Vec<OwnedFd>,
 }
 
 impl Connection {
@@ -258,8 +274,8 @@ impl Connection {
         let stream = UnixStream::connect(socket)
             .await
             .map_err(|cause| Error::manager_unreachable(&socket.to_string_lossy(), cause))?;
-        let (reader, writer) = stream.into_split();
-        Ok(Connection { socket: socket.to_path_buf(), reader: BufReader::new(reader), writer })
+        let (received, descriptors) = Default::default();
+        Ok(Connection { socket: socket.to_path_buf(), stream, received, descriptors })
     }
 
     /// The manager's socket.
@@ -274,8 +290,9 @@ impl Connection {
         };
         let mut line = serde_json::to_string(request).expect("requests hold nothing that JSON cannot");
         line.push('\n');
-        self.writer.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
-        let response = read_line(&mut self.reader).await.map_err(|cause| lost(&self.socket, &cause))?;
+        self.descriptors.clear();
+        self.stream.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
+        let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
         let Some(response) = response else {
             return Err(lost(&self.socket, &"the manager closed it"));
         };
@@ -285,6 +302,63 @@ impl Connection {
             Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
         }
     }
+
+    /// As [`read_line`], with the descriptors that come along.
+    async fn read_line(&mut self) -> std::io::Result<Option<String>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.received[searched..].iter().position(|byte| *byte == b'\n') {
+                let mut line: Vec<u8> = self.received.drain(..=searched + end).collect();
+                line.pop();
+                return String::from_utf8(line).map(Some).map_err(|_| not_a_line("line is not UTF-8"));
+            }
+            searched = self.received.len();
+            if searched as u64 >= MAX_LINE_BYTES {
+                return Err(not_a_line("line too long"));
+            }
+            self.stream.readable().await?;
+            let Connection { stream, received, descriptors, .. } = self;
+            match stream.try_io(Interest::READABLE, || receive(&*stream, received, descriptors)) {
+                Ok(0) if searched == 0 => return Ok(None),
+                Ok(0) => return Err(not_a_line("line cut off")),
+                Err(cause) if cause.kind() != std::io::ErrorKind::WouldBlock => return Err(cause),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}
+
+fn not_a_line(fact: &str) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, fact)
+}
+
+/// Adds what the socket has now, and the descriptors that come with it; 0 at its end.
+fn receive(socket: impl AsFd, bytes: &mut Vec<u8>, descriptors: &mut Vec<OwnedFd>) -> std::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut buffer = [0; 8 << 10];
+    // They go to no program that this process starts.
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags)?;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(found) = part {
+            descriptors.extend(found);
+        }
+    }
+    descriptors.truncate(MOST_DESCRIPTORS);
+    bytes.extend_from_slice(&buffer[..message.bytes]);
+    Ok(message.bytes)
+}
+
+/// Sends bytes, the first of them with descriptors; how many were sent.
+pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(sent)
 }
 
 /// Reads one line of at most [`MAX_LINE_BYTES`]; none at the end of the stream.
@@ -317,6 +391,10 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
 pub struct Lease {
     /// What was leased.
     pub info: LeaseInfo,
+    /// The folder of the replica's sockets; none if they are reached by their names.
+    sockets: Option<Folder>,
+    /// The folder of its segments, if it takes those.
+    segments: Option<Folder>,
     connection: tokio::sync::Mutex<Connection>,
 }
 
@@ -329,9 +407,35 @@ impl Lease {
     /// The same on a connection that is there.
     pub async fn acquire_on(mut connection: Connection, digest: &str) -> Result<Lease> {
         match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
-            Response::Lease(info) => Ok(Lease { info, connection: tokio::sync::Mutex::new(connection) }),
+            Response::Lease(info) => {
+                let mut descriptors = std::mem::take(&mut connection.descriptors).into_iter();
+                let opened = |descriptor, path: &Path| Folder::opened(path, descriptor);
+                let folder = |text: &str| Path::new(text.split_once(':').map_or(text, |(_, path)| path)).to_path_buf();
+                let json = folder(&info.json);
+                let sockets = descriptors.next().map(|it| opened(it, json.parent().unwrap_or(&json)));
+                let segments = info.segments.as_ref().map(|path| {
+                    let folder = descriptors.next().map_or_else(|| Folder::named(path), |it| opened(it, path));
+                    folder.with_prefix(info.prefix.clone())
+                });
+                Ok(Lease { info, sockets, segments, connection: tokio::sync::Mutex::new(connection) })
+            }
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
         }
+    }
+
+    /// The folder of the replica's segments, if it takes those.
+    pub fn segments(&self) -> Option<&Folder> {
+        self.segments.as_ref()
+    }
+
+    /// How its sockets are reached, and who must listen there.
+    pub fn credentials(&self) -> Credentials {
+        Credentials { server_user: self.info.user, folder: self.sockets.clone(), ..Credentials::default() }
+    }
+
+    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
+    pub fn form(&self, transport: TransportName, wanted: TransportName) -> Form {
+        self.info.form(transport, wanted, self.segments.as_ref())
     }
 
     /// What became of the replica, as a phrase that follows "The container".

@@ -14,11 +14,12 @@ use std::time::Duration;
 use nix::unistd::Uid;
 
 use crate::balance::Balance;
-use crate::control::{self, Lease, STILL_RUNNING};
+use crate::control::{self, Lease};
 use crate::dialect::Dialect;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::TransportName;
 use crate::signature::{FunctionKind, Signature, Volatility};
+use crate::transport::unix::UnixSocket;
 use crate::transport::{Credentials, Endpoint, Event, Inbox, Outbox, Remote, Transport};
 
 /// Replicas tried for one exchange before the error is the caller's.
@@ -157,9 +158,9 @@ impl Connections {
                 let lease = self.lease(manager, digest, target).await?;
                 let name = lease.info.choose(wanted, kind);
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                let nobody = Credentials { server_user: lease.info.user, ..Credentials::default() };
-                let way = (Remote::from(endpoint.clone()), nobody.clone(), name, wanted);
-                let transport = self.transport(way, || endpoint.transport_in(lease.info.form(name, wanted), &nobody));
+                let credentials = lease.credentials();
+                let way = (Remote::from(endpoint.clone()), credentials.clone(), name, wanted);
+                let transport = self.transport(way, || endpoint.transport_in(lease.form(name, wanted), &credentials));
                 Ok(Reached { endpoint, name, transport, lease: Some(lease) })
             }
         }
@@ -230,9 +231,8 @@ impl Connections {
             self.forget(&call.target, &endpoint);
             return Err(error);
         }
-        let user = lease.as_ref().and_then(|lease| lease.info.user);
-        let may_map = name == TransportName::Shm && is_of_another_user(&endpoint, user);
-        let directory = lease.as_ref().filter(|_| may_map).and_then(|it| it.info.segments.clone());
+        let may_map = |lease: &&Arc<Lease>| name == TransportName::Shm && is_of_another_user(&endpoint, lease);
+        let directory = lease.as_ref().filter(may_map).and_then(|lease| lease.segments().cloned());
         let is_columns = matches!(name, TransportName::Shm | TransportName::Socket);
         let takes_constants = is_columns && lease.as_ref().is_some_and(|lease| lease.info.constants);
         inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
@@ -248,11 +248,7 @@ impl Connections {
         self.forget(&call.target, &endpoint);
         match lease {
             Some(lease) => match lease.fate().await {
-                // The manager sees the socket, or it would not say so.
-                Ok(fate) => Err(match endpoint.unseen_socket().filter(|_| fate == STILL_RUNNING) {
-                    Some(socket) => Error::socket_not_visible(&call.signature.function, socket),
-                    None => error.with_container_fate(&lease.info.image, &fate),
-                }),
+                Ok(fate) => Err(error.with_container_fate(&lease.info.image, &fate)),
                 Err(_) => Err(error),
             },
             None => Err(error),
@@ -262,11 +258,12 @@ impl Connections {
 
 /// Whether who listens there is another user, who can neither write nor shorten what belongs to this one (`docs/protocol.md`
 /// §7.6).
-fn is_of_another_user(endpoint: &Endpoint, user: Option<u32>) -> bool {
+fn is_of_another_user(endpoint: &Endpoint, lease: &Lease) -> bool {
     let Endpoint::JsonUnix(path) = endpoint else { return false };
+    let socket = UnixSocket::new(path, &lease.credentials());
     let me = Uid::effective().as_raw();
     // Not of what a link points to, which anybody may choose.
-    user != Some(me) && std::fs::symlink_metadata(path).is_ok_and(|socket| socket.uid() != me)
+    lease.info.user != Some(me) && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
 }
 
 impl std::fmt::Debug for Connections {

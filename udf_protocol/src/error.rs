@@ -272,16 +272,6 @@ impl Error {
             )
     }
 
-    /// A container runs, and its socket is nowhere that this process sees.
-    pub(crate) fn socket_not_visible(function: &str, socket: &std::path::Path) -> Error {
-        Error::new(Kind::ContainerFailed, format!("could not reach the container of function \"{function}\""))
-            .with_detail(format!("It runs, and this process does not see its socket \"{}\".", socket.display()))
-            .with_hint(
-                "Show the folder of the replicas' sockets to the engine; for SQL Server's sandbox it must be among \
-                 extensibility.datadirectories.",
-            )
-    }
-
     pub(crate) fn manager_unreachable(socket: &str, cause: impl fmt::Display) -> Error {
         Error::new(Kind::Unreachable, format!("could not reach the container manager at \"{socket}\""))
             .with_detail(format!("The system said: {cause}."))

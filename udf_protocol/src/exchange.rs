@@ -2,7 +2,6 @@
 //! rows were sent once for several.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
 
@@ -16,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::FunctionKind;
-use crate::transport::{Budget, Event, Reply};
+use crate::transport::{Budget, Event, Folder, Reply};
 use crate::waiter::Waiter;
 
 /// What a map function's server did.
@@ -37,7 +36,7 @@ pub struct Exchange {
     call: Arc<Call>,
     arenas: Arc<Arenas>,
     /// The folder of the server's segments, if columns may be written into those; known once it was reached.
-    directory: Option<PathBuf>,
+    directory: Option<Folder>,
     waiter: Waiter,
     /// None once the engine has closed its side.
     sender: Option<mpsc::UnboundedSender<CallBatch>>,
@@ -126,7 +125,7 @@ impl Exchange {
 
     /// Memory for the columns of a batch, of at least so many bytes: what the server maps, if there is such.
     pub fn arena(&self, bytes: usize) -> arena::Writer {
-        self.arenas.writer(self.directory.as_deref(), bytes)
+        self.arenas.writer(self.directory.as_ref(), bytes)
     }
 
     /// How often the exchange reached a server again, the same or another, after one was lost or busy.

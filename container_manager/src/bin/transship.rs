@@ -180,8 +180,9 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
                 continue;
             }
             let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
+            let credentials = lease.credentials();
             let leased = Target::Image { manager: place.socket.clone(), digest: image.digest.clone() };
-            let verdicts = conformance::judge(&endpoint, transport, Some(leased), &Credentials::default())?;
+            let verdicts = conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
             has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
     }

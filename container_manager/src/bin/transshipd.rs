@@ -1,7 +1,6 @@
 //! The container manager's main: flags, configuration, adoption, service, shutdown.
 
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,10 +30,9 @@ fn run(flags: DaemonFlags) -> Result<()> {
     make_dir(&config.place.state_dir)?;
     make_dir(&config.place.run_dir)?;
     // Two managers would stop each other's replicas.
-    let _lock = lock_folder(&config.place.state_dir)?;
+    let _state = lock_folder(&config.place.state_dir)?;
+    let _run = lock_folder(&config.place.run_dir)?;
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
-    // Engines pass through to the one folder they were told of; they cannot list the others.
-    fs::set_permissions(&config.place.run_dir, fs::Permissions::from_mode(0o711)).map_err(failed)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     runtime.block_on(serve(config))
 }
@@ -66,7 +64,7 @@ async fn serve(config: Config) -> Result<()> {
     }
     let listener = api::bind(&config.place.socket)?;
     let socket = config.place.socket.clone();
-    let pool = Pool::new(config.clone(), runtime);
+    let pool = Pool::new(config.clone(), runtime)?;
     let adopted = pool.adopt().await?;
     eprintln!(
         "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",

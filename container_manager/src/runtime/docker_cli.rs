@@ -33,6 +33,8 @@ const CODE_LABEL: &str = "org.transship.code";
 const CONTENT_TAG_DIGITS: usize = 16;
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
+/// How a volume of an image's is mounted.
+const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 /// Seconds between asking a container to end and killing it.
 const STOP_PATIENCE_S: &str = "3";
 /// Longest wait for the daemon, and longest line that it may answer.
@@ -87,6 +89,28 @@ impl InspectedImage {
 struct InspectedConfig {
     #[serde(default)]
     labels: Option<HashMap<String, String>>,
+    /// Folders for which the engine would make volumes on the host's disk, as keys.
+    #[serde(default)]
+    volumes: Option<HashMap<String, serde_json::Value>>,
+}
+
+impl InspectedConfig {
+    /// Small file systems in memory in the place of the image's volumes, which would be writable, executable and without a bound
+    /// on the host's disk.
+    fn mounts(&self) -> Result<Vec<String>> {
+        let mut paths: Vec<&str> = self.volumes.iter().flatten().map(|(path, _)| path.as_str()).collect();
+        paths.sort_unstable();
+        let mounts = paths.into_iter().map(|path| {
+            // It goes onto a command line, where these characters mean nothing else.
+            let is_plain = |c: char| c.is_ascii_alphanumeric() || "/_.-".contains(c);
+            if !path.starts_with('/') || !path.chars().all(is_plain) || path.split('/').any(|part| part == "..") {
+                return Err(Error::new(Kind::InvalidDefinition, format!("the image has a volume at \"{path}\""))
+                    .with_hint("Build it without VOLUME, or with one whose path is absolute and plain."));
+            }
+            Ok(format!("--tmpfs={path}:{VOLUME_OPTIONS}"))
+        });
+        mounts.collect()
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -164,7 +188,8 @@ impl DockerCli {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
         let mut command = self.command(["run", "--rm", "--name", &name]);
-        command.args(container_arguments(self.program, &limits)).args([image, "describe"]);
+        command.args(container_arguments(self.program, &limits)).args(self.inspect_image(image)?.config.mounts()?);
+        command.args([image, "describe"]);
         let what = format!("load the functions of image \"{image}\"");
         let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
             // The command line may have ended before its container.
@@ -314,6 +339,7 @@ impl Runtime for DockerCli {
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
         command.args(container_arguments(self.program, &spec.limits));
+        command.args(self.inspect_image(&spec.digest)?.config.mounts()?);
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
         if let Some(directory) = &spec.segment_dir {
@@ -460,6 +486,17 @@ fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn volumes_are_mounted_in_memory_or_refused() {
+        let config =
+            |path: &str| parse::<InspectedConfig>(&serde_json::json!({"Volumes": {path: {}}}).to_string()).unwrap();
+        assert_eq!(config("/data/a_b-1.0").mounts().unwrap(), [format!("--tmpfs=/data/a_b-1.0:{VOLUME_OPTIONS}")]);
+        for path in ["data", "/a:rw", "/a,b", "/a b", "/a/../b", "", "/ä"] {
+            assert!(config(path).mounts().is_err(), "{path:?}");
+        }
+        assert!(parse::<InspectedConfig>("{}").unwrap().mounts().unwrap().is_empty());
+    }
 
     #[test]
     fn repositories_are_told_from_tags() {

@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
+use super::folder::Folder;
 use super::tcp::Proxy;
 use crate::error::{Error, Result};
 
@@ -26,6 +27,8 @@ pub struct Credentials {
     pub compression: bool,
     /// The user that a server behind a Unix socket must run as; any if left out.
     pub server_user: Option<u32>,
+    /// The folder of a Unix socket, if it was opened for this process.
+    pub folder: Option<Folder>,
 }
 
 impl Credentials {

@@ -24,13 +24,14 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::foreign::{adapt_columns, adapt_reply, first_arrow_udf_schema, foreign_inputs};
+use super::innermost;
 use super::tcp::Tcp;
 use super::tls::Tls;
+use super::unix::UnixSocket;
 use super::{
     CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
     Transport, WireError,
 };
-use super::{innermost, unix};
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
@@ -214,10 +215,10 @@ impl Flight {
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
         let channel = match &endpoint {
             Endpoint::FlightUnix(path) => {
-                let (path, user) = (path.clone(), credentials.server_user);
+                let socket = UnixSocket::new(path, credentials);
                 builder.connect_with_connector_lazy(tower::service_fn(move |_| {
-                    let path = path.clone();
-                    async move { unix::connect(&path, user).await.map(TokioIo::new) }
+                    let socket = socket.clone();
+                    async move { socket.connect().await.map(TokioIo::new) }
                 }))
             }
             Endpoint::FlightTls(authority) => {

@@ -18,7 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::tcp::Tcp;
 use super::tls::Tls;
-use super::{Budget, Credentials, Endpoint, MAX_ASIDE_BYTES, Share, innermost, unix};
+use super::unix::UnixSocket;
+use super::{Budget, Credentials, Endpoint, MAX_ASIDE_BYTES, Share, innermost};
 use crate::error::{Error, Kind, Result};
 
 /// What is unpacked at a time.
@@ -42,8 +43,8 @@ pub(crate) struct Http {
     /// For one that is reached over TCP without it.
     tcp: Option<Tcp>,
     accepts_gzip: bool,
-    /// As in [`Credentials`].
-    server_user: Option<u32>,
+    /// For an endpoint that is a Unix socket.
+    unix: Option<UnixSocket>,
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
@@ -68,8 +69,12 @@ impl Http {
             _ => None,
         };
         let accepts_gzip = credentials.compression;
-        let (secrets, server_user) = (credentials.headers(), credentials.server_user);
-        Http { endpoint, secrets, tls, tcp, accepts_gzip, server_user, idle: Mutex::new(Vec::new()) }
+        let unix = match &endpoint {
+            Endpoint::JsonUnix(path) => Some(UnixSocket::new(path, credentials)),
+            _ => None,
+        };
+        let secrets = credentials.headers();
+        Http { endpoint, secrets, tls, tcp, accepts_gzip, unix, idle: Mutex::new(Vec::new()) }
     }
 
     /// Where the server listens.
@@ -80,10 +85,8 @@ impl Http {
     /// Connects to the server.
     pub(crate) async fn open(&self) -> Result<Stream> {
         let unreachable = |cause: std::io::Error| Error::unreachable(&self.endpoint.to_string(), cause);
-        Ok(match (&self.endpoint, &self.tcp, &self.tls) {
-            (Endpoint::JsonUnix(path), ..) => {
-                Box::new(unix::connect(path, self.server_user).await.map_err(unreachable)?)
-            }
+        Ok(match (&self.unix, &self.tcp, &self.tls) {
+            (Some(unix), ..) => Box::new(unix.connect().await.map_err(unreachable)?),
             (_, Some(tcp), _) => Box::new(tcp.connect().await.map_err(unreachable)?),
             (_, _, Some(tls)) => Box::new(tls.connect().await.map_err(unreachable)?),
             _ => return Err(Error::unreachable(&self.endpoint.to_string(), "it speaks Flight, not JSON")),

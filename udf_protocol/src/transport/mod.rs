@@ -6,6 +6,7 @@ mod check;
 pub mod credentials;
 mod envelope;
 pub mod flight;
+mod folder;
 mod foreign;
 mod http;
 mod pipeline;
@@ -19,7 +20,7 @@ mod tls;
 pub mod unix;
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
@@ -38,6 +39,7 @@ use crate::signature::Signature;
 
 pub use budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 pub use credentials::{Credentials, Token};
+pub use folder::Folder;
 pub use pipeline::{COLUMNS, Takes};
 pub use remote::Remote;
 pub use rest::Form;
@@ -126,12 +128,6 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// The Unix socket of this endpoint, if this process does not see it.
-    pub(crate) fn unseen_socket(&self) -> Option<&Path> {
-        let (Endpoint::FlightUnix(path) | Endpoint::JsonUnix(path)) = self else { return None };
-        std::fs::symlink_metadata(path).is_err().then_some(path)
-    }
-
     /// Reads an endpoint as users write it.
     pub fn parse(text: &str) -> Result<Endpoint> {
         if let Some(path) = text.strip_prefix("unix:") {
@@ -348,7 +344,7 @@ pub enum Event {
         /// By which transport.
         transport: TransportName,
         /// Where columns may be written into segments.
-        directory: Option<PathBuf>,
+        directory: Option<Folder>,
         /// Whether constants are known to travel as one row.
         takes_constants: bool,
     },

@@ -4,7 +4,6 @@
 //! HTTP libraries do not pipeline, so the little that an exchange needs of HTTP/1.1 is written and read here.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use arrow_array::RecordBatch;
@@ -19,7 +18,7 @@ use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
-use super::{Event, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost};
+use super::{Event, Folder, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
 use crate::codec::Unreadable;
@@ -54,7 +53,7 @@ const SHORT_BYTES: usize = 4 << 10;
 #[derive(Debug)]
 pub(crate) struct Pipelines {
     /// Folder of the segments, and the bytes of columns that go with the request nevertheless; none if all do.
-    segments: Option<(PathBuf, usize)>,
+    segments: Option<(Folder, usize)>,
     /// What the server takes; none if it has not been asked yet.
     takes: OnceCell<Takes>,
     encoding: Encoding,
@@ -123,7 +122,7 @@ impl Encoding {
 }
 
 impl Pipelines {
-    pub(crate) fn new(segments: Option<(PathBuf, usize)>, takes: Option<Takes>, encoding: Encoding) -> Pipelines {
+    pub(crate) fn new(segments: Option<(Folder, usize)>, takes: Option<Takes>, encoding: Encoding) -> Pipelines {
         Pipelines { segments, takes: OnceCell::new_with(takes), encoding, idle: Mutex::default() }
     }
 
@@ -153,7 +152,7 @@ impl Pipelines {
             signature,
             head: head_of(http, path),
             name,
-            segments: self.segments.as_ref().map(|(directory, most_inline)| (directory.as_path(), *most_inline)),
+            segments: self.segments.as_ref().map(|(directory, most_inline)| (directory, *most_inline)),
             pipelining: self.takes.get().is_none_or(|takes| takes.pipelining),
             takes_constants: self.encoding == Encoding::Columns
                 && self.takes.get().is_some_and(|takes| takes.constants),
@@ -227,7 +226,7 @@ struct PipelinedCall<'a> {
     head: Vec<u8>,
     name: &'a str,
     /// As in [`Pipelines`].
-    segments: Option<(&'a Path, usize)>,
+    segments: Option<(&'a Folder, usize)>,
     pipelining: bool,
     takes_constants: bool,
     encoding: Encoding,
@@ -322,7 +321,7 @@ impl PipelinedCall<'_> {
     ) -> Result<Awaited> {
         let batch = if self.takes_constants { batch } else { batch.with_repeated_constants(self.signature)? };
         let same_constants = !batch.constants.is_empty() && batch.constants.are(constants);
-        let is_usable = |segment: &Segment| segment.directory() == self.segments.map(|(directory, _)| directory);
+        let is_usable = |segment: &Segment| Some(segment.directory()) == self.segments.map(|(directory, _)| directory);
         let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
         let mut layout = self.encoding.layout(self.signature, &batch, arena, same_constants);
         let worth_it =

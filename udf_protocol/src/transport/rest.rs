@@ -4,7 +4,6 @@
 //! Replies in JSON may come out of order: [`crate::client::Exchange`] restores it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::PathBuf;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -14,8 +13,8 @@ use serde::Deserialize;
 use super::http::{Http, Most};
 use super::pipeline::{Encoding, Pipelines, Takes};
 use super::{
-    Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo, Transport,
-    WireError, answer_each,
+    Credentials, Endpoint, Event, Folder, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
+    Transport, WireError, answer_each,
 };
 use crate::batch::CallBatch;
 use crate::codec::columns::fixed_bytes;
@@ -47,7 +46,7 @@ pub enum Form {
     /// As they lie in memory, in segments.
     Segments {
         /// Where these are.
-        directory: PathBuf,
+        directory: Folder,
         /// As above.
         takes: Takes,
         /// Whether a segment holds a Parquet file instead.

@@ -8,12 +8,12 @@
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 
 use arrow_buffer::Buffer;
 use nix::fcntl::OFlag;
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 
+use super::Folder;
 use super::rest::random_name;
 use crate::codec::columns::Layout;
 
@@ -41,8 +41,8 @@ pub(crate) fn read_at(file: &File, offset: u64, size: usize) -> io::Result<Buffe
 
 /// Whether so many bytes more leave half of the memory that a folder lies in to others. A database's parallel queries have
 /// theirs there as well, and fail where it is missing; batches travel without.
-pub(crate) fn has_room(directory: &Path, bytes: usize) -> bool {
-    match statfs(directory) {
+pub(crate) fn has_room(directory: &Folder, bytes: usize) -> bool {
+    match statfs(&directory.path()) {
         Ok(found) if found.filesystem_type() == TMPFS_MAGIC => {
             let block = u64::try_from(found.block_size()).unwrap_or(1);
             leaves_half(found.blocks() * block, found.blocks_available() * block, bytes as u64)
@@ -61,7 +61,7 @@ fn leaves_half(total: u64, available: u64, bytes: u64) -> bool {
 #[derive(Debug)]
 pub(crate) struct Segment {
     pub(crate) name: String,
-    path: PathBuf,
+    directory: Folder,
     pub(crate) file: File,
 }
 
@@ -72,21 +72,26 @@ impl Segment {
     const FOR_REPLIES: u32 = 0o666;
 
     /// Makes one in a replica's folder of segments.
-    pub(crate) fn create(directory: &Path, mode: u32) -> io::Result<Segment> {
-        let name = random_name();
-        let path = directory.join(&name);
+    pub(crate) fn create(directory: &Folder, mode: u32) -> io::Result<Segment> {
+        let prefix = directory.prefix();
+        let name = format!("{prefix}{}", random_name().get(prefix.len()..).unwrap_or_default());
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits();
-        let file =
-            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).custom_flags(flags).open(&path)?;
-        let segment = Segment { name, path, file };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .custom_flags(flags)
+            .open(directory.file(&name))?;
+        let segment = Segment { name, directory: directory.clone(), file };
         // Not by the mode above, from which the process's mask is taken away.
         segment.file.set_permissions(Permissions::from_mode(mode))?;
         Ok(segment)
     }
 
     /// The folder that it lies in.
-    pub(crate) fn directory(&self) -> Option<&Path> {
-        self.path.parent()
+    pub(crate) fn directory(&self) -> &Folder {
+        &self.directory
     }
 
     /// Writes those buffers of a batch of calls that do not lie in the segment already.
@@ -97,8 +102,8 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        // The container manager removes what is left here once the replica has no lease.
-        let _ = std::fs::remove_file(&self.path);
+        // The container manager removes what is left here once the lease ends.
+        let _ = std::fs::remove_file(self.directory.file(&self.name));
     }
 }
 
@@ -111,7 +116,7 @@ pub(crate) struct Segments {
 
 impl Segments {
     /// Makes both in a replica's folder of segments.
-    pub(crate) fn create(directory: &Path) -> io::Result<Segments> {
+    pub(crate) fn create(directory: &Folder) -> io::Result<Segments> {
         Ok(Segments {
             calls: Segment::create(directory, Segment::FOR_CALLS)?,
             replies: Segment::create(directory, Segment::FOR_REPLIES)?,
@@ -138,20 +143,20 @@ mod tests {
         assert!(leaves_half(64, 64, 32) && !leaves_half(64, 64, 33));
         assert!(leaves_half(64, 32, 0) && !leaves_half(64, 32, 1) && !leaves_half(64, 5, 6));
         assert!(leaves_half(0, 0, 100));
-        let shm = Path::new("/dev/shm");
-        if let Ok(found) = statfs(shm)
+        let shm = Folder::named("/dev/shm");
+        if let Ok(found) = statfs(&shm.path())
             && found.filesystem_type() == TMPFS_MAGIC
             && found.blocks() > 0
         {
             let size = usize::try_from(found.blocks() * u64::try_from(found.block_size()).unwrap()).unwrap();
-            assert!(!has_room(shm, size / 2 + 1));
+            assert!(!has_room(&shm, size / 2 + 1));
         }
     }
 
     #[test]
     fn segments_are_files_that_go_with_their_connection() {
         let directory = tempfile::tempdir().unwrap();
-        let segments = Segments::create(directory.path()).unwrap();
+        let segments = Segments::create(&Folder::named(directory.path())).unwrap();
         let seen = || std::fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(seen(), 2);
         std::fs::write(directory.path().join(segments.replies()), b"reply").unwrap();

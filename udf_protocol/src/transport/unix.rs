@@ -14,10 +14,37 @@ use std::time::{Duration, Instant};
 use nix::fcntl::OFlag;
 use tokio::net::UnixStream;
 
-use super::CONNECT_TIMEOUT;
+use super::{CONNECT_TIMEOUT, Credentials, Folder};
 
 /// Between two attempts at a socket whose queue of connections is full.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// A Unix socket at which a server is expected.
+#[derive(Debug, Clone)]
+pub(crate) struct UnixSocket {
+    path: PathBuf,
+    folder: Option<Folder>,
+    user: Option<u32>,
+}
+
+impl UnixSocket {
+    /// The one at a path, in the folder that was opened, of the user who is expected there.
+    pub(crate) fn new(path: &Path, credentials: &Credentials) -> UnixSocket {
+        let (folder, user) = (credentials.folder.clone(), credentials.server_user);
+        UnixSocket { path: path.to_path_buf(), folder, user }
+    }
+
+    /// Where this process finds it.
+    pub(crate) fn path(&self) -> PathBuf {
+        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        self.folder.as_ref().map_or_else(|| self.path.clone(), |folder| folder.file(name))
+    }
+
+    /// Connects to it.
+    pub(crate) async fn connect(&self) -> io::Result<UnixStream> {
+        connect(&self.path(), self.user).await
+    }
+}
 
 /// Connects to the socket at a path, whose server must run as `user` if one is given. A server whose queue of connections is
 /// full is tried again, for as long as connecting may take: the kernel does not wait for it, as it does over TCP.

@@ -1,0 +1,282 @@
+//! The two folders of a replica that engines share with it: of its sockets, and of its segments (`docs/protocol.md` §7, §8).
+//!
+//! Nobody but the manager and the replica gets into them by their names. Engines are given descriptors with their leases.
+//! Where the manager may mount, each is a file system in memory of its own, in which a replica finds an end.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::unistd::Uid;
+use udf_protocol::{Error, Kind, Result};
+
+use crate::sandbox::REPLICA_ID;
+
+/// A segment that was not written for so long, of a replica without leases, is nobody's.
+const LEFT_AGE: Duration = Duration::from_secs(600);
+/// Bytes and files that a replica's folder of sockets has room for. Sockets need no bytes.
+const SOCKETS_BYTES: u64 = 64 << 10;
+const SOCKETS_FILES: u64 = 64;
+/// Segments at a time: a session has some dozens.
+const SEGMENTS_FILES: u64 = 65_536;
+
+/// How the folders of all replicas are made.
+#[derive(Debug, Clone)]
+pub struct Folders {
+    /// Where the folders of sockets are.
+    run_dir: PathBuf,
+    /// Where those of segments are, in memory.
+    shm_dir: PathBuf,
+    /// Bytes of one replica's segments.
+    segment_bytes: u64,
+    /// Whether replicas reach their folders by these names, as processes of this host.
+    are_processes: bool,
+    /// Whether a file system is mounted for each.
+    may_mount: bool,
+}
+
+/// What a lease opens.
+#[derive(Debug)]
+pub struct Opened {
+    /// The folder of the sockets.
+    pub sockets: OwnedFd,
+    /// That of the segments, if there is one.
+    pub segments: Option<OwnedFd>,
+}
+
+impl Folders {
+    /// Closes the folder of all sockets to others, and finds out whether file systems can be mounted there. Replicas on the
+    /// process runtime are `processes`.
+    pub fn new(run_dir: &Path, shm_dir: &Path, segment_bytes: u64, are_processes: bool) -> Result<Folders> {
+        let mut folders = Folders {
+            run_dir: run_dir.to_path_buf(),
+            shm_dir: shm_dir.to_path_buf(),
+            segment_bytes,
+            are_processes,
+            may_mount: false,
+        };
+        folders.close(run_dir).map_err(|cause| unusable(run_dir, &cause))?;
+        let probe = run_dir.join("probe");
+        // A manager that was killed may have left it.
+        remove(&probe);
+        let probed = make(&probe).and_then(|()| folders.mount_on(&probe, SOCKETS_BYTES, SOCKETS_FILES, 0o700));
+        match probed {
+            Ok(()) => folders.may_mount = true,
+            Err(cause) => eprintln!(
+                "transshipd: what replicas write to the folders of their sockets and segments is not bounded, since none can be \
+                 mounted there: {cause}"
+            ),
+        }
+        remove(&probe);
+        Ok(folders)
+    }
+
+    /// Lets nobody else through a folder: this user, and replicas that are processes of another user.
+    fn close(&self, folder: &Path) -> io::Result<()> {
+        if self.are_processes && Uid::effective().is_root() {
+            chown(folder, Some(0), Some(REPLICA_ID))?;
+            return fs::set_permissions(folder, Permissions::from_mode(0o710));
+        }
+        fs::set_permissions(folder, Permissions::from_mode(0o700))
+    }
+
+    /// Makes the folder of a replica's sockets, in which its server may make them.
+    pub fn make_sockets(&self, folder: &Path) -> Result<()> {
+        let made = make(folder).and_then(|()| {
+            if self.may_mount {
+                self.mount_on(folder, SOCKETS_BYTES, SOCKETS_FILES, 0o711)?;
+            }
+            if Uid::effective().is_root() {
+                chown(folder, Some(REPLICA_ID), Some(REPLICA_ID))?;
+                return fs::set_permissions(folder, Permissions::from_mode(0o711));
+            }
+            // Without root the folder cannot be given to the replica's user.
+            fs::set_permissions(folder, Permissions::from_mode(0o777))
+        });
+        made.map_err(|cause| unusable(folder, &cause))
+    }
+
+    /// Where the segments of the replica with that folder of sockets are.
+    pub fn segments_of(&self, sockets: &Path) -> PathBuf {
+        self.outer_of(sockets).join("segments")
+    }
+
+    /// What keeps others from them.
+    fn outer_of(&self, sockets: &Path) -> PathBuf {
+        let name = sockets.file_name().unwrap_or_default().to_string_lossy();
+        self.shm_dir.join(format!("transship-{name}"))
+    }
+
+    /// Makes that folder. Whoever has it open may add files and remove their own, but not list it; the files' own modes say who
+    /// may write them. None if it cannot be made: then batches travel otherwise.
+    pub fn make_segments(&self, sockets: &Path) -> Option<PathBuf> {
+        let (outer, segments) = (self.outer_of(sockets), self.segments_of(sockets));
+        let made = make(&outer).and_then(|()| self.close(&outer)).and_then(|()| make(&segments)).and_then(|()| {
+            if self.may_mount {
+                self.mount_on(&segments, self.segment_bytes, SEGMENTS_FILES, 0o1733)?;
+            }
+            fs::set_permissions(&segments, Permissions::from_mode(0o1733))
+        });
+        match made {
+            Ok(()) => Some(segments),
+            Err(cause) => {
+                eprintln!("transshipd: no memory is shared with replicas: \"{}\": {cause}", segments.display());
+                remove(&segments);
+                remove(&outer);
+                None
+            }
+        }
+    }
+
+    fn mount_on(&self, folder: &Path, bytes: u64, files: u64, mode: u32) -> io::Result<()> {
+        let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let options = format!("size={bytes},nr_inodes={files},mode={mode:o}");
+        Ok(mount(Some("transship"), folder, Some("tmpfs"), flags, Some(options.as_str()))?)
+    }
+
+    /// Removes a replica's folders, with all that is in them.
+    pub fn remove(&self, sockets: &Path) {
+        remove(&self.segments_of(sockets));
+        remove(&self.outer_of(sockets));
+        remove(sockets);
+    }
+
+    /// Removes the folders of replicas that no manager knows any more, given the folders of the sockets of those that this one
+    /// knows.
+    pub fn sweep(&self, known: &[PathBuf]) {
+        for entry in fs::read_dir(&self.run_dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let is_ours = name.len() == 32 && name.to_string_lossy().bytes().all(|byte| byte.is_ascii_hexdigit());
+            if is_ours && !known.contains(&entry.path()) {
+                self.remove(&entry.path());
+            }
+        }
+    }
+
+    /// Opens a replica's folders for an engine.
+    pub fn open(&self, sockets: &Path, segments: Option<&Path>) -> Result<Opened> {
+        let open = |folder: &Path| {
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+            let opened = File::options().read(true).custom_flags(flags.bits()).open(folder);
+            opened.map(OwnedFd::from).map_err(|cause| unusable(folder, &cause))
+        };
+        Ok(Opened { sockets: open(sockets)?, segments: segments.map(open).transpose()? })
+    }
+}
+
+/// Makes a folder that is not there.
+fn make(folder: &Path) -> io::Result<()> {
+    fs::create_dir(folder)
+}
+
+/// Removes a folder, and what is mounted on it.
+fn remove(folder: &Path) {
+    // Who looks at it goes on; nobody comes anew. Where nothing is mounted, this fails.
+    let _ = umount2(folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
+    let _ = fs::remove_dir_all(folder);
+}
+
+/// Removes the segments of a lease that has ended.
+pub fn remove_segments(folder: &Path, prefix: &str) {
+    for segment in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if segment.file_name().to_string_lossy().starts_with(prefix) {
+            let _ = fs::remove_file(segment.path());
+        }
+    }
+}
+
+/// Removes the segments of leases that went with an earlier manager; the replica has no leases of this one's. A session that
+/// still has such a lease writes its segments with each batch.
+pub fn remove_left(folder: &Path) {
+    for segment in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let written = segment.metadata().and_then(|metadata| metadata.modified()).ok();
+        let age = written.and_then(|written| written.elapsed().ok());
+        if age.is_some_and(|age| age > LEFT_AGE) {
+            let _ = fs::remove_file(segment.path());
+        }
+    }
+}
+
+fn unusable(folder: &Path, cause: &io::Error) -> Error {
+    Error::new(Kind::ContainerFailed, format!("could not use \"{}\": {cause}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folders(are_processes: bool) -> (tempfile::TempDir, Folders) {
+        let place = tempfile::tempdir().unwrap();
+        let (run_dir, shm_dir) = (place.path().join("r"), place.path().join("m"));
+        fs::create_dir(&run_dir).unwrap();
+        fs::create_dir(&shm_dir).unwrap();
+        let folders = Folders::new(&run_dir, &shm_dir, 1 << 20, are_processes).unwrap();
+        (place, folders)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn folders_are_closed_to_others_and_bounded() {
+        for are_processes in [false, true] {
+            let (place, folders) = folders(are_processes);
+            let sockets = place.path().join("r").join("0123");
+            folders.make_sockets(&sockets).unwrap();
+            let segments = folders.make_segments(&sockets).unwrap();
+            let is_root = Uid::effective().is_root();
+            let closed = if are_processes && is_root { 0o710 } else { 0o700 };
+            assert_eq!([mode(&place.path().join("r")), mode(segments.parent().unwrap())], [closed; 2]);
+            assert_eq!((mode(&segments), mode(&sockets)), (0o1733, if is_root { 0o711 } else { 0o777 }));
+            let opened = folders.open(&sockets, Some(&segments)).unwrap();
+            assert!(opened.segments.is_some());
+            if folders.may_mount {
+                assert!(fs::write(segments.join("large"), vec![0; 2 << 20]).is_err());
+                let files = (0..100).filter(|number| fs::write(sockets.join(number.to_string()), "").is_ok()).count();
+                assert!(files < 64, "{files}");
+            }
+            folders.remove(&sockets);
+            assert!(!sockets.exists() && !segments.parent().unwrap().exists());
+            // Nor can it be made in the place of another's.
+            std::os::unix::fs::symlink("/tmp", place.path().join("m").join("transship-4567")).unwrap();
+            assert_eq!(folders.make_segments(Path::new("/r/4567")), None);
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_is_swept() {
+        let (place, folders) = folders(false);
+        let name = |digit: &str| place.path().join("r").join(digit.repeat(32));
+        for digit in ["a", "b"] {
+            folders.make_sockets(&name(digit)).unwrap();
+            folders.make_segments(&name(digit)).unwrap();
+        }
+        fs::write(place.path().join("r").join("other"), "").unwrap();
+        folders.sweep(&[name("a")]);
+        assert!(name("a").exists() && !name("b").exists() && place.path().join("r").join("other").exists());
+        assert!(folders.segments_of(&name("a")).exists() && !folders.segments_of(&name("b")).exists());
+        folders.sweep(&[]);
+        assert!(!name("a").exists());
+    }
+
+    #[test]
+    fn segments_that_nobody_writes_are_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, age) in [("left", LEFT_AGE + Duration::from_secs(60)), ("at work", Duration::ZERO)] {
+            let file = File::create(directory.path().join(name)).unwrap();
+            file.set_modified(std::time::SystemTime::now() - age).unwrap();
+        }
+        remove_left(directory.path());
+        let left =
+            || -> Vec<_> { fs::read_dir(directory.path()).unwrap().flatten().map(|entry| entry.file_name()).collect() };
+        assert_eq!(left(), ["at work"]);
+        remove_segments(directory.path(), "at ");
+        assert!(left().is_empty());
+    }
+}

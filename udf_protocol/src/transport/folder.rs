@@ -1,0 +1,70 @@
+//! The folders of a replica's sockets and segments, as a lease opens them. The manager lets nobody else in: their names alone,
+//! which other processes may come to see, open nothing.
+
+use std::hash::{Hash, Hasher};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A folder, by its name, or by a descriptor that was opened for this process. Folders of one name are equal.
+#[derive(Debug, Clone)]
+pub struct Folder {
+    name: PathBuf,
+    descriptor: Option<Arc<OwnedFd>>,
+    /// What the names of files begin with that are made here.
+    prefix: String,
+}
+
+impl Folder {
+    /// One that this process reaches by its name.
+    pub fn named(name: impl Into<PathBuf>) -> Folder {
+        Folder { name: name.into(), descriptor: None, prefix: String::new() }
+    }
+
+    /// One that was opened. The name is for messages.
+    pub fn opened(name: impl Into<PathBuf>, descriptor: OwnedFd) -> Folder {
+        Folder { name: name.into(), descriptor: Some(Arc::new(descriptor)), prefix: String::new() }
+    }
+
+    /// The same, for files whose names begin so.
+    #[must_use]
+    pub fn with_prefix(self, prefix: String) -> Folder {
+        Folder { prefix, ..self }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &Path {
+        &self.name
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// A path by which it can be used, for as long as this or a clone of it lives.
+    pub fn path(&self) -> PathBuf {
+        match &self.descriptor {
+            Some(descriptor) => PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd())),
+            None => self.name.clone(),
+        }
+    }
+
+    /// The same of a file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+}
+
+impl PartialEq for Folder {
+    fn eq(&self, other: &Folder) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Folder {}
+
+impl Hash for Folder {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
