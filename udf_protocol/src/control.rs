@@ -3,10 +3,12 @@
 //!
 //! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
 
+use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use base64::Engine as _;
 use rustix::net::{
@@ -20,7 +22,7 @@ use tokio::net::unix::OwnedReadHalf;
 use crate::error::{Error, Kind, Result};
 use crate::manifest::{Manifest, TransportName};
 use crate::signature::FunctionKind;
-use crate::transport::{Credentials, Folder, Form, Takes};
+use crate::transport::{Credentials, Endpoint, Folder, Form, Takes, Transport};
 
 /// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
 const MOST_DESCRIPTORS: usize = 2;
@@ -387,7 +389,6 @@ pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
 }
 
 /// A lease, held until dropped.
-#[derive(Debug)]
 pub struct Lease {
     /// What was leased.
     pub info: LeaseInfo,
@@ -395,6 +396,9 @@ pub struct Lease {
     sockets: Option<Folder>,
     /// The folder of its segments, if it takes those.
     segments: Option<Folder>,
+    /// The transports to its server, by what they are and what was wanted. Others may have a lease on the same replica, which
+    /// ends when it likes.
+    transports: Mutex<HashMap<(TransportName, TransportName), Arc<dyn Transport>>>,
     connection: tokio::sync::Mutex<Connection>,
 }
 
@@ -417,7 +421,8 @@ impl Lease {
                     let folder = descriptors.next().map_or_else(|| Folder::named(path), |it| opened(it, path));
                     folder.with_prefix(info.prefix.clone())
                 });
-                Ok(Lease { info, sockets, segments, connection: tokio::sync::Mutex::new(connection) })
+                let connection = tokio::sync::Mutex::new(connection);
+                Ok(Lease { info, sockets, segments, transports: Mutex::default(), connection })
             }
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
         }
@@ -433,9 +438,16 @@ impl Lease {
         Credentials { server_user: self.info.user, folder: self.sockets.clone(), ..Credentials::default() }
     }
 
-    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
-    pub fn form(&self, transport: TransportName, wanted: TransportName) -> Form {
-        self.info.form(transport, wanted, self.segments.as_ref())
+    /// The transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
+    pub(crate) fn transport(&self, name: TransportName, wanted: TransportName) -> Result<Arc<dyn Transport>> {
+        let mut transports = self.transports.lock().expect("no holder panics");
+        if let Some(known) = transports.get(&(name, wanted)) {
+            return Ok(known.clone());
+        }
+        let form = self.info.form(name, wanted, self.segments.as_ref());
+        let made = Endpoint::parse(self.info.endpoint(name))?.transport_in(form, &self.credentials());
+        transports.insert((name, wanted), made.clone());
+        Ok(made)
     }
 
     /// What became of the replica, as a phrase that follows "The container".
@@ -445,5 +457,11 @@ impl Lease {
             Response::Fate { fate } => Ok(fate),
             other => Err(unexpected(&format!("It answered {other:?} instead of the container's fate."))),
         }
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("info", &self.info).finish_non_exhaustive()
     }
 }

@@ -86,7 +86,7 @@ struct Reached {
     lease: Option<Arc<Lease>>,
 }
 
-/// Connections and leases that the exchanges of one session share. Leases last until [`Connections::release`].
+/// Leases, and connections to other servers, that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
     transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
@@ -158,9 +158,7 @@ impl Connections {
                 let lease = self.lease(manager, digest, target).await?;
                 let name = lease.info.choose(wanted, kind);
                 let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                let credentials = lease.credentials();
-                let way = (Remote::from(endpoint.clone()), credentials.clone(), name, wanted);
-                let transport = self.transport(way, || endpoint.transport_in(lease.form(name, wanted), &credentials));
+                let transport = lease.transport(name, wanted)?;
                 Ok(Reached { endpoint, name, transport, lease: Some(lease) })
             }
         }

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A folder, by its name, or by a descriptor that was opened for this process. Folders of one name are equal.
+/// A folder, by its name, or by a descriptor that was opened for this process. Folders of one name and one lease are equal.
 #[derive(Debug, Clone)]
 pub struct Folder {
     name: PathBuf,
@@ -57,7 +57,7 @@ impl Folder {
 
 impl PartialEq for Folder {
     fn eq(&self, other: &Folder) -> bool {
-        self.name == other.name
+        self.name == other.name && self.prefix == other.prefix
     }
 }
 
@@ -65,6 +65,6 @@ impl Eq for Folder {}
 
 impl Hash for Folder {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
+        (&self.name, &self.prefix).hash(state);
     }
 }
