@@ -5,8 +5,10 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
@@ -16,11 +18,15 @@ use udf_protocol::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::folders::Opened;
-use crate::pool::Pool;
+use crate::pool::{LIBRARY_NAME, Pool, inline_name};
 use crate::registration::library::Upload;
+use crate::replica::Holder;
 
-/// Connections at a time of users who may ask. Each session of an engine has one.
+/// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
+/// the descriptors that the manager may have.
 const MOST_CONNECTIONS: usize = 8192;
+/// Leases at a time of one connection; engines have one.
+const MOST_LEASES: usize = 64;
 /// Connections at a time that are told that they are refused.
 const MOST_STRANGERS: usize = 16;
 /// How long a refused connection may stay, and what it may still send.
@@ -51,7 +57,9 @@ pub fn bind(socket: &Path) -> Result<UnixListener> {
 /// Serves connections until the listener fails.
 pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>) {
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
-    let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
+    let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
+    let (of_engines, of_operators) = (Arc::new(Semaphore::new(most)), Arc::new(Semaphore::new(most)));
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -62,18 +70,22 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
             }
         };
         // Nothing is read of a user who may not ask.
-        let is_allowed = stream.peer_cred().is_ok_and(|peer| config.allowed_uids.contains(&peer.uid()));
-        if !is_allowed {
+        let peer =
+            Peer::of(&stream, &config).ok().filter(|peer| peer.is_operator || config.allowed_uids.contains(&peer.uid));
+        let Some(peer) = peer else {
             // Beyond that many at a time, they are not even told.
             if let Ok(place) = strangers.clone().try_acquire_owned() {
                 let refusal = Error::new(Kind::NotAllowed, "permission denied for the container manager")
                     .with_hint("Start transshipd with --allow-user for the user that the database server runs as.");
                 tokio::spawn(refuse(stream, refusal, place));
             }
-        } else if let Ok(place) = connections.clone().try_acquire_owned() {
-            tokio::spawn(serve_connection(stream, pool.clone(), place));
+            continue;
+        };
+        let connections = if peer.is_operator { &of_operators } else { &of_engines };
+        if let Ok(place) = connections.clone().try_acquire_owned() {
+            tokio::spawn(serve_connection(stream, peer, pool.clone(), place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
-            let message = format!("the container manager has {MOST_CONNECTIONS} connections already");
+            let message = format!("the container manager has {most} connections already");
             tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
         }
     }
@@ -97,26 +109,66 @@ fn line_of(response: &Response) -> Vec<u8> {
     line
 }
 
+/// Who is at the other end of a connection.
+struct Peer {
+    /// Tells the connection from others.
+    connection: u64,
+    uid: u32,
+    pid: Option<i32>,
+    /// Whether it may do everything; others may do what an engine needs.
+    is_operator: bool,
+}
+
+impl Peer {
+    fn of(stream: &UnixStream, config: &Config) -> std::io::Result<Peer> {
+        static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
+        let peer = stream.peer_cred()?;
+        let is_operator = config.operator_uids.contains(&peer.uid());
+        Ok(Peer { connection: CONNECTIONS.fetch_add(1, Relaxed), uid: peer.uid(), pid: peer.pid(), is_operator })
+    }
+}
+
 /// What one connection holds: its leases, which dropping it releases, and the files it has sent.
 struct Held {
     pool: Arc<Pool>,
+    peer: Peer,
     /// Of each lease the replica, and what the names of its segments begin with.
     leases: Vec<(String, String)>,
     upload: Upload,
 }
 
+impl Held {
+    /// docs/protocol.md §9: "asks about replicas that it does not lease, and for more than an engine needs, only if it is an
+    /// operator's".
+    fn check_operator(&self, what: &str) -> Result<()> {
+        if self.peer.is_operator {
+            return Ok(());
+        }
+        Err(Error::new(Kind::NotAllowed, format!("permission denied to {what}"))
+            .with_hint("Ask as root, or start transshipd with --operator for your user."))
+    }
+
+    /// An engine's word on a replica counts if it has it.
+    fn check_leased(&self, replica: &str) -> Result<()> {
+        if self.leases.iter().any(|(leased, _)| leased == replica) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::NotAllowed, format!("this connection has no lease on replica \"{replica}\"")))
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         for (replica, prefix) in &self.leases {
-            self.pool.release(replica, prefix);
+            self.pool.release(replica, self.peer.connection, prefix);
         }
     }
 }
 
-async fn serve_connection(stream: UnixStream, pool: Arc<Pool>, _place: OwnedSemaphorePermit) {
+async fn serve_connection(stream: UnixStream, peer: Peer, pool: Arc<Pool>, _place: OwnedSemaphorePermit) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let mut held = Held { pool, leases: Vec::new(), upload: Upload::default() };
+    let mut held = Held { pool, peer, leases: Vec::new(), upload: Upload::default() };
     loop {
         let line = match read_line(&mut reader).await {
             Ok(Some(line)) => line,
@@ -164,21 +216,55 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) 
             version: env!("CARGO_PKG_VERSION").to_string(),
             runtime: pool.runtime_name().to_string(),
         }),
-        Request::Resolve { image } => pool.resolve(image).await.map(Response::Image),
-        Request::BuildInline { manifest, source } => pool.build_inline(*manifest, source).await.map(Response::Image),
+        Request::Resolve { image } => {
+            let info = pool.resolve(image).await?;
+            pool.check_allowed(&info, held.peer.is_operator)?;
+            Ok(Response::Image(info))
+        }
+        Request::BuildInline { manifest, source } => {
+            pool.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
+            pool.build_inline(*manifest, source).await.map(Response::Image)
+        }
         Request::AddToFile { path, content } => held.upload.add(&path, &content).map(|()| Response::Added),
         Request::BuildLibrary { library } => {
+            pool.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
             let upload = std::mem::take(&mut held.upload);
             pool.build_library(library, upload).await.map(Response::Image)
         }
         Request::Acquire { digest } => {
-            let (info, folders) = pool.acquire(&digest).await?;
+            let Peer { connection, uid, pid, is_operator } = held.peer;
+            if held.leases.len() >= MOST_LEASES {
+                let message = format!("this connection has {MOST_LEASES} leases already");
+                return Err(Error::new(Kind::NotAllowed, message));
+            }
+            let image = pool.image_of(&digest).await?;
+            pool.check_allowed(&image, is_operator)?;
+            let holder = Holder { connection, uid, pid, since: Instant::now() };
+            let (info, folders) = pool.acquire(&digest, holder).await?;
             held.leases.push((info.replica.clone(), info.prefix.clone()));
             *opened = Some(folders);
             Ok(Response::Lease(info))
         }
-        Request::ReportFailure { replica } => pool.judge(replica).await.map(|fate| Response::Fate { fate }),
+        Request::ReportTimeout { replica } => {
+            held.check_leased(&replica)?;
+            pool.examine(replica);
+            Ok(Response::Noted)
+        }
+        Request::ReportFailure { replica } => {
+            held.check_leased(&replica)?;
+            pool.judge(replica).await.map(|fate| Response::Fate { fate })
+        }
         Request::Replicas => Ok(Response::Replicas { replicas: pool.list() }),
+        Request::Prune { older_than_days } => {
+            held.check_operator("remove images")?;
+            pool.prune(Duration::from_secs(older_than_days.saturating_mul(24 * 60 * 60)))
+                .await
+                .map(|images| Response::Pruned { images })
+        }
+        Request::Logs { replica } if held.check_leased(&replica).is_err() => {
+            held.check_operator("read the log of a replica that this connection does not lease")?;
+            pool.logs(replica).await.map(|text| Response::Logs { text })
+        }
         Request::Logs { replica } => pool.logs(replica).await.map(|text| Response::Logs { text }),
     }
 }

@@ -13,9 +13,17 @@ pub struct DaemonFlags {
     /// What both programs need to know.
     #[command(flatten)]
     pub place: PlaceFlags,
-    /// A user, by name or number, who may connect besides root and the manager's own user. May be given again.
+    /// A user, by name or number, who may do what an engine needs: build code that it has, lease replicas, and ask about those
+    /// that it leases. May be given again.
     #[arg(long = "allow-user", value_name = "USER")]
     pub allow_users: Vec<String>,
+    /// A user, by name or number, who may do everything, as root and the manager's own user may. May be given again.
+    #[arg(long = "operator", value_name = "USER")]
+    pub operators: Vec<String>,
+    /// Patterns, separated by commas, of the images that users who are no operators may use, as in transship.allowed_images;
+    /// inline:TEMPLATE stands for inline code, library for projects that an engine sends. All if left out.
+    #[arg(long, value_name = "PATTERNS")]
+    pub allow_images: Option<String>,
     /// Seconds without a lease after which a replica is stopped; 1 to 86400.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub idle_timeout_s: u64,
@@ -25,6 +33,21 @@ pub struct DaemonFlags {
     /// Megabytes of segments that a replica may share with engines; half of them are left to others. 16 to 1048576.
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
     pub segments_mb: u64,
+    /// Seconds that a replica may leave its greeting unanswered before it is stopped, which it is once nobody has a lease on
+    /// it; new leases go to others meanwhile; 1 to 86400.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub silent_timeout_s: u64,
+    /// Seconds for which a replica that an earlier manager started is neither stopped nor paused for want of leases: whoever
+    /// had one may be at work; 0 to 86400.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    pub adopted_grace_s: u64,
+    /// Most containers at a time, of all images together; 8 per processor, but at least 32, if left out.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub max_containers: Option<u64>,
+    /// Most memory, in megabytes, that the limits of all containers may add up to; the host's if left out. One container is
+    /// always started.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub max_memory_mb: Option<u64>,
 }
 
 /// Where images, sockets and templates are, and what runs containers.
@@ -45,6 +68,9 @@ pub struct PlaceFlags {
     /// Folder of the templates.
     #[arg(long, env = "TRANSSHIP_TEMPLATES", default_value = "/usr/share/transship/templates", global = true)]
     pub templates: PathBuf,
+    /// The network of docker's and podman's builds, as their own option takes it; theirs if left out.
+    #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
+    pub build_network: Option<String>,
     /// What runs containers.
     #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
     pub runtime: RuntimeName,
@@ -179,6 +205,13 @@ pub enum Command {
     Logs {
         /// The replica, as `transship ps` names it.
         replica: String,
+    },
+    /// Remove images of inline code and of external libraries that nobody has used for long. Who uses one again has it built
+    /// again, of the source in the database; images that were built or pulled by name are never removed.
+    Prune {
+        /// Days without use; an image that was never used counts from the first time that it is looked at.
+        #[arg(long, value_name = "DAYS", default_value_t = 90)]
+        older_than: u64,
     },
     /// Check what the manager and its runtime need, and say what is missing.
     Doctor,

@@ -3,12 +3,14 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod circuit;
 pub mod config;
 pub mod conformance;
 pub mod deploy;
 pub mod doctor;
 pub mod flags;
 pub mod folders;
+pub mod kept_logs;
 pub mod pool;
 pub mod registration;
 pub mod replica;

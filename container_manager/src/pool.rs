@@ -7,17 +7,20 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use udf_protocol::allow_list::allows;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_protocol::manifest::{Manifest, TransportName};
 use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
 
+use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
-use crate::registration::build::build_inline;
-use crate::registration::library::{Upload, build_library};
-use crate::replica::{Replica, State, flight_endpoint, json_endpoint};
+use crate::kept_logs::KeptLogs;
+use crate::registration::build::{INLINE_REPOSITORY, build_inline};
+use crate::registration::library::{LIBRARY_REPOSITORY, Upload, build_library};
+use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::ServerUsers;
@@ -32,10 +35,19 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A replica that is to be paused when nobody uses it has been unused for that long.
 const PAUSE_AFTER: Duration = Duration::from_secs(5);
+/// A replica that nobody uses is asked for its greeting that often.
+const ASK_INTERVAL: Duration = Duration::from_secs(15);
+/// Between two times that a replica is asked which did not answer.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// A silent replica has missed at least so many greetings before it is stopped.
+const LEAST_MISSED: u32 = 3;
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
-/// After a replica failed to start, none is prewarmed for that long.
-const PREWARM_BACK_OFF: Duration = Duration::from_secs(30);
+
+/// The use of an image is noted on disk that often.
+const USE_INTERVAL: Duration = Duration::from_secs(60 * 60);
+/// How an allow-list names projects that engines send.
+pub const LIBRARY_NAME: &str = "library";
 
 /// All replicas of this manager.
 pub struct Pool {
@@ -43,6 +55,7 @@ pub struct Pool {
     runtime: Arc<dyn Runtime>,
     server_users: ServerUsers,
     folders: Folders,
+    kept_logs: KeptLogs,
     state: Mutex<PoolState>,
     /// One build at a time: builds share caches and are heavy.
     building: tokio::sync::Mutex<()>,
@@ -57,9 +70,12 @@ struct PoolState {
     images: HashMap<String, Manifest>,
     /// The digest for which an image's name stood when somebody last looked.
     names: HashMap<String, String>,
-    prewarm_after: HashMap<String, Instant>,
     /// Replicas that are being started, those that were taken out meanwhile included.
     starting: usize,
+    /// How the replicas of an image ended of late, by digest.
+    circuits: HashMap<String, Circuit>,
+    /// When the use of an image was last noted on disk, by digest.
+    noted_uses: HashMap<String, Instant>,
     is_shutting_down: bool,
 }
 
@@ -70,6 +86,26 @@ impl PoolState {
             self.names.insert(image.manifest.image(), image.digest.clone());
         }
         self.images.insert(image.digest.clone(), image.manifest.clone());
+    }
+
+    /// Notes that a replica ended that nobody had stopped.
+    fn note_ending(&mut self, digest: &str, lived: Option<Duration>, was_in_use: bool, last: &str) {
+        self.circuits.entry(digest.to_string()).or_default().note_ending(lived, was_in_use, last);
+    }
+
+    /// Whether `more` megabytes for another container are within the limits. The only container may have as much as it wants.
+    fn has_room(&self, config: &Config, more: u64) -> bool {
+        let all = || self.replicas.values().chain(self.leaving.values());
+        let used: u64 = all().map(|replica| replica.memory_mb).sum();
+        all().count() < config.max_containers && (used == 0 || used.saturating_add(more) <= config.max_memory_mb)
+    }
+
+    /// The replica that has been unused for longest.
+    fn longest_unused(&self) -> Option<String> {
+        let unused = self.replicas.values().filter(|replica| {
+            matches!(replica.state(), State::Ready | State::Paused) && replica.is_unused_for(Duration::ZERO)
+        });
+        unused.min_by_key(|replica| replica.used).map(|replica| replica.name.clone())
     }
 
     /// How many replicas of an image are kept running: none once its name stands for another, which is kept instead.
@@ -86,7 +122,8 @@ impl Pool {
         let place = &config.place;
         let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
         let (state, building) = Default::default();
-        Ok(Arc::new(Pool { config, runtime, server_users, folders, state, building }))
+        let kept_logs = KeptLogs::new(&config.place.state_dir);
+        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, building }))
     }
 
     /// The runtime's name.
@@ -115,11 +152,18 @@ impl Pool {
                 replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
                 replica.server = server;
                 replica.user = Some(user);
+                replica.memory_mb = manifest.limits.memory_mb;
+                // The leases on it went with the earlier manager, not so the batches that it runs.
+                replica.in_use_until = (!found.is_paused).then(|| Instant::now() + self.config.adopted_grace);
                 replica.become_state(State::Ready)?;
                 self.lock().replicas.insert(name, replica);
                 adopted += 1;
             } else {
-                self.blocking(move |pool| pool.runtime.stop(&name)).await?;
+                let stop = move |pool: &Pool| {
+                    pool.kept_logs.keep(&name, &pool.runtime.logs(&name).unwrap_or_default());
+                    pool.runtime.stop(&name)
+                };
+                self.blocking(stop).await?;
                 self.remove_folders(found.socket_dir).await;
             }
         }
@@ -147,7 +191,90 @@ impl Pool {
         let asked = image.clone();
         let info = self.blocking(move |pool| pool.runtime.resolve(&asked)).await?;
         self.lock().note_image(&info, image == info.manifest.image());
+        self.note_use(&info.digest);
         Ok(info)
+    }
+
+    /// What is known of an image that is to be leased.
+    pub async fn image_of(self: &Arc<Pool>, digest: &str) -> Result<ImageInfo> {
+        let known = self.lock().images.get(digest).cloned();
+        match known {
+            Some(manifest) => Ok(ImageInfo { digest: digest.to_string(), manifest }),
+            None => self.resolve(digest.to_string()).await,
+        }
+    }
+
+    /// Whether an image is one of `--allow-images`, which binds all but operators.
+    pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
+        let name = match &image.manifest {
+            manifest if manifest.name == INLINE_REPOSITORY => inline_name(manifest),
+            manifest if is_library(manifest) => LIBRARY_NAME.to_string(),
+            manifest => manifest.image(),
+        };
+        self.check_name_allowed(&name, Some(&image.digest), is_operator)
+    }
+
+    /// The same by name, with the digest if it is known.
+    pub fn check_name_allowed(&self, name: &str, digest: Option<&str>, is_operator: bool) -> Result<()> {
+        let Some(patterns) = self.config.allowed_images.as_deref().filter(|_| !is_operator) else { return Ok(()) };
+        if allows(patterns, name, None) || allows(patterns, name, digest) {
+            return Ok(());
+        }
+        Err(Error::new(Kind::NotAllowed, format!("the container manager does not allow image \"{name}\""))
+            .with_hint("Start transshipd with --allow-images for it."))
+    }
+
+    /// Notes that an image is wanted, for [`Pool::prune`].
+    fn note_use(&self, digest: &str) {
+        let now = Instant::now();
+        {
+            let mut state = self.lock();
+            let noted = state.noted_uses.get(digest);
+            if noted.is_some_and(|noted| now - *noted < USE_INTERVAL) {
+                return;
+            }
+            state.noted_uses.insert(digest.to_string(), now);
+        }
+        let folder = self.config.place.state_dir.join("used");
+        if let Err(cause) = fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(hex_of(digest)), "")) {
+            eprintln!("transshipd: could not note the use of an image: {cause}");
+        }
+    }
+
+    /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
+    /// One that this manager has not seen in use counts from now.
+    pub async fn prune(self: &Arc<Pool>, unused_for: Duration) -> Result<Vec<String>> {
+        // None is built meanwhile.
+        let _turn = self.building.lock().await;
+        let mut removed = Vec::new();
+        for image in self.blocking(|pool| pool.runtime.images()).await? {
+            if image.manifest.name != INLINE_REPOSITORY && !is_library(&image.manifest) {
+                continue;
+            }
+            let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
+            let Ok(used) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
+                self.note_use(&image.digest);
+                continue;
+            };
+            let runs = {
+                let state = self.lock();
+                state.replicas.values().chain(state.leaving.values()).any(|replica| replica.digest == image.digest)
+            };
+            if runs || used.elapsed().unwrap_or_default() < unused_for {
+                continue;
+            }
+            let name = image.manifest.image();
+            let digest = image.digest.clone();
+            self.blocking(move |pool| pool.runtime.remove_image(&image)).await?;
+            let mut state = self.lock();
+            state.images.remove(&digest);
+            state.names.remove(&name);
+            state.noted_uses.remove(&digest);
+            state.circuits.remove(&digest);
+            let _ = fs::remove_file(&path);
+            removed.push(name);
+        }
+        Ok(removed)
     }
 
     /// Builds inline code.
@@ -170,13 +297,16 @@ impl Pool {
         }
         let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
         self.lock().note_image(&info, true);
+        self.note_use(&info.digest);
         Ok(info)
     }
 
-    /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used.
-    /// Every successful call must be followed by one of [`Pool::release`].
-    pub async fn acquire(self: &Arc<Pool>, digest: &str) -> Result<(LeaseInfo, Opened)> {
-        let mut info = self.find_replica(digest).await?;
+    /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used. Beside
+    /// silent ones it may have as many again; then those are leased. Every successful call must be followed by one of
+    /// [`Pool::release`] with the same connection and prefix.
+    pub async fn acquire(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
+        let connection = holder.connection;
+        let mut info = self.find_replica(digest, holder).await?;
         info.prefix = random_hex()?[..PREFIX_DIGITS].to_string();
         let opened = {
             let state = self.lock();
@@ -186,60 +316,39 @@ impl Pool {
         match opened {
             Some(Ok(opened)) => Ok((info, opened)),
             failed => {
-                self.release(&info.replica, &info.prefix);
+                self.release(&info.replica, connection, &info.prefix);
                 let ended = || Error::new(Kind::ContainerFailed, format!("replica \"{}\" has ended", info.replica));
                 Err(failed.and_then(Result::err).unwrap_or_else(ended))
             }
         }
     }
 
-    async fn find_replica(self: &Arc<Pool>, digest: &str) -> Result<LeaseInfo> {
+    async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
         let known = self.lock().images.contains_key(digest);
         if !known {
             self.resolve(digest.to_string()).await?;
         }
+        self.note_use(digest);
         loop {
-            let (name, mut watch) = {
-                let mut state = self.lock();
-                if state.is_shutting_down {
-                    return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
+            let (name, mut watch) = match self.choose(digest)? {
+                Choice::Replica(name, watch) => (name, watch),
+                Choice::After(pause) => {
+                    tokio::time::sleep(pause).await;
+                    continue;
                 }
-                let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
-                let usable = |replica: &&mut Replica| replica.digest == digest && replica.is_usable();
-                let count = state.replicas.values_mut().filter(usable).count();
-                let least = state
-                    .replicas
-                    .values_mut()
-                    .filter(usable)
-                    .min_by_key(|replica| (replica.leases, replica.state() != State::Ready));
-                match least {
-                    Some(replica) if replica.leases == 0 || count >= limit => {
-                        // Counted while it starts, so that it is not given to everybody.
-                        replica.leases += 1;
-                        replica.used = Instant::now();
-                        if replica.become_state(State::Resuming).is_ok() {
-                            tokio::spawn(self.clone().resume(replica.name.clone()));
-                        }
-                        (replica.name.clone(), replica.watch())
-                    }
-                    _ => {
-                        let mut replica = self.new_replica(&mut state, digest)?;
-                        replica.leases = 1;
-                        let entry = (replica.name.clone(), replica.watch());
-                        state.replicas.insert(entry.0.clone(), replica);
-                        let pool = self.clone();
-                        let name = entry.0.clone();
-                        tokio::spawn(async move { pool.start(name).await });
-                        entry
-                    }
+                Choice::Without(name) => {
+                    eprintln!("transshipd: replica \"{name}\", which nobody uses, makes room for another image");
+                    self.discard(name, None).await;
+                    continue;
                 }
             };
             // The sender lives as long as the replica is in the map; gone means it was taken out.
             let is_settled = |state: &State| !matches!(state, State::Starting | State::Pausing | State::Resuming);
             let reached = watch.wait_for(is_settled).await.map(|state| state.clone());
             match reached {
-                Ok(State::Ready) => {
-                    if let Some(replica) = self.lock().replicas.get(&name) {
+                Ok(State::Ready | State::Silent) => {
+                    if let Some(replica) = self.lock().replicas.get_mut(&name) {
+                        replica.holders.push(holder);
                         return Ok(replica.lease_info());
                     }
                 }
@@ -251,8 +360,77 @@ impl Pool {
         }
     }
 
-    /// Ends one lease on a replica, whose segments' names begin so.
-    pub fn release(self: &Arc<Pool>, name: &str, prefix: &str) {
+    /// The replica that a new lease is on, or what has to happen first. The lease is counted.
+    fn choose(self: &Arc<Pool>, digest: &str) -> Result<Choice> {
+        let mut state = self.lock();
+        let state = &mut *state;
+        if state.is_shutting_down {
+            return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
+        }
+        let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
+        let of_image = |replica: &&mut Replica| replica.digest == digest;
+        let count = |is_counted: fn(&Replica) -> bool| {
+            state.replicas.values().filter(|replica| replica.digest == digest && is_counted(replica)).count()
+        };
+        let usable = count(Replica::is_usable);
+        let silent = count(|replica| replica.state() == State::Silent);
+        let may_start = usable < limit && usable + silent < 2 * limit;
+        let least = state
+            .replicas
+            .values_mut()
+            .filter(of_image)
+            .filter(|replica| replica.is_usable() || (replica.state() == State::Silent && !may_start && usable == 0))
+            .min_by_key(|replica| (replica.leases, replica.state() != State::Ready));
+        if let Some(replica) = least
+            && (replica.leases == 0 || !may_start)
+        {
+            // Counted while it starts, so that it is not given to everybody.
+            replica.leases += 1;
+            replica.used = Instant::now();
+            if replica.become_state(State::Resuming).is_ok() {
+                tokio::spawn(self.clone().resume(replica.name.clone()));
+            }
+            return Ok(Choice::Replica(replica.name.clone(), replica.watch()));
+        }
+        let manifest = state.images.get(digest);
+        let image = manifest.map_or_else(|| digest.to_string(), Manifest::image);
+        if let Some(circuit) = state.circuits.get(digest) {
+            match circuit.wait() {
+                Some(wait) if wait > LONGEST_WAIT => return Err(circuit.refusal(&image)),
+                Some(wait) => return Ok(Choice::After(wait)),
+                None => {}
+            }
+        }
+        let memory_mb = manifest.map_or(0, |manifest| manifest.limits.memory_mb);
+        if !state.has_room(&self.config, memory_mb) {
+            if let Some(unused) = state.longest_unused() {
+                return Ok(Choice::Without(unused));
+            }
+            if !state.leaving.is_empty() {
+                return Ok(Choice::After(PROBE_INTERVAL));
+            }
+            let (count, memory) = (self.config.max_containers, self.config.max_memory_mb);
+            let message = format!("could not start a container of image \"{image}\": too many containers are in use");
+            return Err(Error::new(Kind::Busy, message)
+                .with_detail(format!("The manager's limits are {count} containers and {memory} MB of memory."))
+                .with_hint("Try again later, or start transshipd with --max-containers or --max-memory-mb."));
+        }
+        let mut replica = self.new_replica(state, digest)?;
+        replica.leases = 1;
+        let choice = Choice::Replica(replica.name.clone(), replica.watch());
+        let (pool, name) = (self.clone(), replica.name.clone());
+        state.replicas.insert(name.clone(), replica);
+        tokio::spawn(async move { pool.start(name).await });
+        Ok(choice)
+    }
+
+    /// Ends one lease of a connection on a replica, whose segments' names begin so.
+    pub fn release(self: &Arc<Pool>, name: &str, connection: u64, prefix: &str) {
+        if let Some(replica) = self.lock().replicas.get_mut(name)
+            && let Some(position) = replica.holders.iter().position(|holder| holder.connection == connection)
+        {
+            replica.holders.remove(position);
+        }
         let (Some((folder, leases)), prefix) = (self.end_lease(name), prefix.to_string()) else { return };
         // A folder may hold many files. At the manager's end they go with it.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
@@ -267,34 +445,121 @@ impl Pool {
     /// Counts a lease less; the folder of the replica's segments, if it has one, and the leases that are left.
     fn end_lease(&self, name: &str) -> Option<(PathBuf, usize)> {
         let mut state = self.lock();
+        let state = &mut *state;
         let replica = state.replicas.get_mut(name)?;
         replica.leases = replica.leases.saturating_sub(1);
         replica.used = Instant::now();
+        // It served somebody to the end.
+        if replica.state() == State::Ready {
+            state.circuits.remove(&replica.digest);
+        }
         Some((replica.segment_dir.clone()?, replica.leases))
     }
 
-    /// What became of a replica with which an engine lost its connection; one that does not answer is taken out.
+    /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
+    /// answer may be busy for somebody else: it becomes Silent.
     pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
         let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
             return Ok("was stopped".to_string());
         };
         let deadline = Instant::now() + PROBE_TIMEOUT;
         // A connection is lost a moment before the process behind it is seen to have ended.
-        let fate = loop {
+        loop {
             let asked = name.clone();
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
-                break fate;
+                self.discard_ended(name, &fate).await;
+                return Ok(fate);
             }
             if greet(&socket_dir, &self.server_users).await.is_ok() {
                 return Ok(STILL_RUNNING.to_string());
             }
             if Instant::now() >= deadline {
-                break "did not answer and was stopped".to_string();
+                self.doubt(&name);
+                return Ok("does not answer".to_string());
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Asks a replica, which somebody waited for in vain, whether it answers at all.
+    pub fn examine(self: &Arc<Pool>, name: String) {
+        let socket_dir = {
+            let mut state = self.lock();
+            let Some(replica) = state.replicas.get_mut(&name) else { return };
+            // Many sessions may wait for one replica, but it is asked once.
+            if replica.state() != State::Ready || replica.is_being_asked {
+                return;
+            }
+            replica.is_being_asked = true;
+            replica.socket_dir.clone()
         };
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let has_answered = greet(&socket_dir, &pool.server_users).await.is_ok();
+            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
+                replica.is_being_asked = false;
+                replica.asked = Instant::now();
+            }
+            if !has_answered {
+                pool.doubt(&name);
+            }
+        });
+    }
+
+    /// A replica did not answer: gives no new leases on it, and asks on until it answers, or has been silent for too long and
+    /// nobody has a lease any more. A busy one keeps its query.
+    fn doubt(self: &Arc<Pool>, name: &str) {
+        let socket_dir = {
+            let state = self.lock();
+            let Some(replica) = state.replicas.get(name) else { return };
+            if replica.become_state(State::Silent).is_err() {
+                return;
+            }
+            replica.socket_dir.clone()
+        };
+        eprintln!("transshipd: replica \"{name}\" does not answer");
+        let (pool, name) = (self.clone(), name.to_string());
+        tokio::spawn(async move {
+            let (since, mut missed) = (Instant::now(), 1);
+            loop {
+                tokio::time::sleep(ASK_AGAIN).await;
+                if greet(&socket_dir, &pool.server_users).await.is_ok() {
+                    if let Some(replica) = pool.lock().replicas.get(&name) {
+                        let _ = replica.become_state(State::Ready);
+                    }
+                    return;
+                }
+                missed += 1;
+                let asked = name.clone();
+                if let Ok(ReplicaStatus::Ended(fate)) = pool.blocking(move |pool| pool.runtime.status(&asked)).await {
+                    return pool.discard_ended(name, &fate).await;
+                }
+                let is_unused = match pool.lock().replicas.get(&name) {
+                    Some(replica) => replica.is_unused_for(Duration::ZERO),
+                    None => return,
+                };
+                if is_unused && missed >= LEAST_MISSED && since.elapsed() >= pool.config.silent_timeout {
+                    let seconds = since.elapsed().as_secs();
+                    eprintln!("transshipd: replica \"{name}\" did not answer for {seconds} s and is stopped");
+                    return pool.discard_ended(name, &format!("did not answer for {seconds} s")).await;
+                }
+            }
+        });
+    }
+
+    /// Takes out a replica that ended, or has to, without being asked to.
+    async fn discard_ended(self: &Arc<Pool>, name: String, fate: &str) {
+        let asked = name.clone();
+        let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
+        {
+            let mut state = self.lock();
+            // Several may have seen it end.
+            let Some(replica) = state.replicas.get(&name) else { return };
+            let (digest, lived, was_in_use) = (replica.digest.clone(), replica.since.elapsed(), replica.leases > 0);
+            let last = format!("The last one {fate}.\n{}", last_lines(&log, 15));
+            state.note_ending(&digest, Some(lived), was_in_use, last.trim_end());
+        }
         self.discard(name, None).await;
-        Ok(fate)
     }
 
     /// One entry per replica, by name.
@@ -306,12 +571,15 @@ impl Pool {
         replicas
     }
 
-    /// The last lines that a replica wrote.
+    /// The last lines that a replica wrote; it may have ended.
     pub async fn logs(self: &Arc<Pool>, name: String) -> Result<String> {
-        if !self.lock().replicas.contains_key(&name) {
-            return Err(Error::new(Kind::InvalidDefinition, format!("there is no replica \"{name}\"")));
+        if self.lock().replicas.contains_key(&name) {
+            return self.blocking(move |pool| pool.runtime.logs(&name)).await;
         }
-        self.blocking(move |pool| pool.runtime.logs(&name)).await
+        self.kept_logs.read(&name).ok_or_else(|| {
+            Error::new(Kind::InvalidDefinition, format!("there is no replica \"{name}\""))
+                .with_hint("The logs of the last replicas that ended are kept; \"transship ps\" lists those that run.")
+        })
     }
 
     /// Keeps the pool as it should be, for ever.
@@ -319,8 +587,12 @@ impl Pool {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
             self.take_out_ended().await;
+            if let Err(error) = self.blocking(|pool| pool.runtime.bound_logs()).await {
+                eprintln!("transshipd: {error}");
+            }
             self.stop_idle();
             self.pause_unused();
+            self.ask_unused();
             self.prewarm();
         }
     }
@@ -355,7 +627,9 @@ impl Pool {
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
         let socket_dir = self.config.place.run_dir.join(random);
-        Ok(Replica::new(name, image, digest.to_string(), socket_dir))
+        let mut replica = Replica::new(name, image, digest.to_string(), socket_dir);
+        replica.memory_mb = state.images.get(digest).map_or(0, |manifest| manifest.limits.memory_mb);
+        Ok(replica)
     }
 
     /// Starts a replica that is in the map as Starting, and sees it to Ready or Gone.
@@ -403,9 +677,10 @@ impl Pool {
         };
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
+        let detail = format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string();
         let error = Error::new(Kind::ContainerFailed, format!("could not start a container of image \"{image}\""))
-            .with_detail(format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string());
-        self.lock().prewarm_after.insert(digest, Instant::now() + PREWARM_BACK_OFF);
+            .with_detail(detail.clone());
+        self.lock().note_ending(&digest, None, false, &detail);
         self.discard(name, Some(error)).await;
     }
 
@@ -459,7 +734,7 @@ impl Pool {
             let Some(replica) = state.replicas.remove(&name) else { return };
             // A replica that was still starting, or failed, is simply gone; for a ready one this is the end of its work.
             let next = match replica.state() {
-                State::Ready | State::Paused => State::Draining,
+                State::Ready | State::Silent | State::Paused => State::Draining,
                 _ => State::Gone(error),
             };
             let is_paused = replica.state() == State::Paused;
@@ -472,6 +747,7 @@ impl Pool {
         let stop = move |pool: &Pool| {
             // One that cannot go on may be stopped all the same.
             let _ = is_paused.then(|| pool.runtime.resume(&asked));
+            pool.kept_logs.keep(&asked, &pool.runtime.logs(&asked).unwrap_or_default());
             pool.runtime.stop(&asked)
         };
         if let Err(error) = self.blocking(stop).await {
@@ -519,7 +795,8 @@ impl Pool {
             }
             if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
                 eprintln!("transshipd: replica \"{name}\" {fate}");
-                self.discard_soon(name);
+                let pool = self.clone();
+                tokio::spawn(async move { pool.discard_ended(name, &fate).await });
             }
         }
     }
@@ -537,9 +814,7 @@ impl Pool {
                     })
                     .collect();
                 let surplus = ready.len().saturating_sub(state.to_keep(digest, manifest));
-                let over = ready
-                    .into_iter()
-                    .filter(|replica| replica.leases == 0 && replica.used.elapsed() >= self.config.idle_timeout);
+                let over = ready.into_iter().filter(|replica| replica.is_unused_for(self.config.idle_timeout));
                 idle.extend(over.take(surplus).map(|replica| replica.name.clone()));
             }
             idle
@@ -554,14 +829,25 @@ impl Pool {
             let state = self.lock();
             let is_unused = |replica: &&Replica| {
                 state.images.get(&replica.digest).is_some_and(|manifest| manifest.pause)
-                    && replica.leases == 0
-                    && replica.used.elapsed() >= PAUSE_AFTER
+                    && replica.is_unused_for(PAUSE_AFTER)
                     && replica.become_state(State::Pausing).is_ok()
             };
             state.replicas.values().filter(is_unused).map(|replica| replica.name.clone()).collect()
         };
         for name in names {
             tokio::spawn(self.clone().pause(name));
+        }
+    }
+
+    /// Asks replicas that nobody uses, so that one that hangs is found before somebody waits for it.
+    fn ask_unused(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            let is_due = |replica: &&Replica| replica.leases == 0 && replica.asked.elapsed() >= ASK_INTERVAL;
+            state.replicas.values().filter(is_due).map(|replica| replica.name.clone()).collect()
+        };
+        for name in names {
+            self.examine(name);
         }
     }
 
@@ -602,12 +888,16 @@ impl Pool {
         let mut missing = Vec::new();
         for (digest, manifest) in &state.images {
             let count = state.replicas.values().filter(|replica| replica.digest == *digest).count();
-            let may_start = state.prewarm_after.get(digest).is_none_or(|after| *after <= Instant::now());
+            let may_start = state.circuits.get(digest).is_none_or(Circuit::may_prewarm);
             if may_start && !state.is_shutting_down {
                 missing.extend((count..state.to_keep(digest, manifest)).map(|_| digest.clone()));
             }
         }
         for digest in missing {
+            let memory_mb = state.images.get(&digest).map_or(0, |manifest| manifest.limits.memory_mb);
+            if !state.has_room(&self.config, memory_mb) {
+                return;
+            }
             let Ok(replica) = self.new_replica(state, &digest) else { return };
             let name = replica.name.clone();
             state.replicas.insert(name.clone(), replica);
@@ -632,8 +922,39 @@ impl Pool {
     }
 }
 
+/// How an allow-list names inline code.
+pub fn inline_name(manifest: &Manifest) -> String {
+    format!("inline:{}", manifest.template)
+}
+
+fn is_library(manifest: &Manifest) -> bool {
+    manifest.name.strip_prefix(LIBRARY_REPOSITORY).is_some_and(|rest| rest.starts_with('/'))
+}
+
+fn hex_of(digest: &str) -> &str {
+    digest.trim_start_matches("sha256:")
+}
+
+/// What a new lease needs.
+enum Choice {
+    /// That this replica is ready.
+    Replica(String, tokio::sync::watch::Receiver<State>),
+    /// Some time.
+    After(Duration),
+    /// That this replica, which nobody uses, is stopped.
+    Without(String),
+}
+
 /// Asks a server whether it is there, with all that it offers; and the user that it runs as, who must be one of `users`.
+/// Only what a lease tells is kept: a greeting may have megabytes.
 async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {
+    let (info, user) = greet_in_full(socket_dir, users).await?;
+    let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
+    let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
+    Ok((ServerInfo { protocol: info.protocol, transports, pipelining: info.pipelining, ..ServerInfo::default() }, user))
+}
+
+async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {
     let user = find_user(socket_dir).await?;
     if !users.contains(user) {
         let fact = format!("user {user}, who is not a replica's, listens on its socket");

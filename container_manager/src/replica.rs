@@ -5,23 +5,28 @@
 //!                               │    asked for   │           ▲
 //!              answers          ▼                │ idle      │ unused
 //!  Starting ─────────────▶    Ready ─────────────┼───────────┘
-//!     │                         │                ▼
-//!     │ ends, or is too slow    │───────────▶ Draining ──▶ Gone
-//!     ▼                         ▼ idle, shutdown
-//!    Gone                      Gone, once it ends or does not answer
+//!     │                       │ ▲ │              ▼
+//!     │ ends, or is too slow  │ │ └────────▶ Draining ──▶ Gone
+//!     ▼                missed │ │ answers        ▲ idle, shutdown, silent for too long
+//!    Gone                     ▼ │                │
+//!                           Silent ──────────────┘
 //! ```
 //!
-//! Only a Ready replica is leased; only one without leases becomes Draining, except at shutdown. Pausing and Resuming last
-//! as long as the runtime takes; one that cannot be paused is Ready again.
+//! A Ready or Silent one that ends is Gone. Only a Ready replica is leased, and a Silent one if the image may have no other;
+//! only one without leases becomes Draining, except at shutdown. Pausing and Resuming last as long as the runtime takes; one
+//! that cannot be paused is Ready again.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use udf_protocol::control::{LeaseInfo, ReplicaInfo};
+use udf_protocol::control::{LeaseHolder, LeaseInfo, ReplicaInfo};
 use udf_protocol::manifest::TransportName;
 use udf_protocol::transport::{Endpoint, ServerInfo};
 use udf_protocol::{Error, Kind, Result};
+
+/// So many of those who have leases are shown, so that a list of replicas stays short.
+const MOST_SHOWN_HOLDERS: usize = 100;
 
 /// Where in its life a replica is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,6 +35,8 @@ pub enum State {
     Starting,
     /// Answers.
     Ready,
+    /// Did not answer when it was asked last: it may be busy, or hang.
+    Silent,
     /// Is being paused, since nobody uses it.
     Pausing,
     /// Is there, and gets no processor.
@@ -48,6 +55,7 @@ impl State {
         match self {
             State::Starting => "starting",
             State::Ready => "ready",
+            State::Silent => "silent",
             State::Pausing => "pausing",
             State::Paused => "paused",
             State::Resuming => "resuming",
@@ -60,7 +68,8 @@ impl State {
     pub fn may_become(&self, next: &State) -> bool {
         match (self, next) {
             (State::Starting | State::Resuming, State::Ready | State::Gone(_)) => true,
-            (State::Ready, State::Pausing | State::Draining | State::Gone(_)) => true,
+            (State::Ready, State::Silent | State::Pausing | State::Draining | State::Gone(_)) => true,
+            (State::Silent, State::Ready | State::Draining | State::Gone(_)) => true,
             (State::Pausing, State::Ready | State::Paused | State::Gone(_)) => true,
             (State::Paused, State::Resuming | State::Draining | State::Gone(_)) => true,
             (State::Draining, State::Gone(_)) => true,
@@ -88,6 +97,16 @@ pub struct Replica {
     pub user: Option<u32>,
     /// Leases on it.
     pub leases: usize,
+    /// Who has them; a lease that is still being waited for has no entry yet.
+    pub holders: Vec<Holder>,
+    /// Whoever leased it from an earlier manager may be at work until then.
+    pub in_use_until: Option<Instant>,
+    /// What it may use of the host's memory, in megabytes.
+    pub memory_mb: u64,
+    /// When it was last asked for its greeting.
+    pub asked: Instant,
+    /// Whether it is being asked now.
+    pub is_being_asked: bool,
     /// When it was started or adopted.
     pub since: Instant,
     /// When it last had a lease.
@@ -108,6 +127,11 @@ impl Replica {
             server: ServerInfo::default(),
             user: None,
             leases: 0,
+            holders: Vec::new(),
+            in_use_until: None,
+            memory_mb: 0,
+            asked: now,
+            is_being_asked: false,
             since: now,
             used: now,
             state: watch::Sender::new(State::Starting),
@@ -116,7 +140,13 @@ impl Replica {
 
     /// Whether it is there for those who ask, now or soon.
     pub fn is_usable(&self) -> bool {
-        !matches!(self.state(), State::Draining | State::Gone(_))
+        !matches!(self.state(), State::Silent | State::Draining | State::Gone(_))
+    }
+
+    /// Whether nobody has used it for so long, so far as this manager can know.
+    pub fn is_unused_for(&self, time: Duration) -> bool {
+        let may_be_in_use = self.in_use_until.is_some_and(|until| Instant::now() < until);
+        self.leases == 0 && !may_be_in_use && self.used.elapsed() >= time
     }
 
     /// Its state now.
@@ -166,7 +196,27 @@ impl Replica {
             state: self.state().name().to_string(),
             leases: self.leases,
             age_s: self.since.elapsed().as_secs(),
+            holders: self.holders.iter().take(MOST_SHOWN_HOLDERS).map(Holder::info).collect(),
         }
+    }
+}
+
+/// Who has a lease.
+#[derive(Debug, Clone)]
+pub struct Holder {
+    /// Tells the connection from others.
+    pub connection: u64,
+    /// Its user.
+    pub uid: u32,
+    /// Its process, as the manager sees it; none if the kernel does not say.
+    pub pid: Option<i32>,
+    /// Since when.
+    pub since: Instant,
+}
+
+impl Holder {
+    fn info(&self) -> LeaseHolder {
+        LeaseHolder { uid: self.uid, pid: self.pid, age_s: self.since.elapsed().as_secs() }
     }
 }
 
@@ -194,6 +244,7 @@ mod tests {
             State::Pausing,
             State::Paused,
             State::Resuming,
+            State::Silent,
         ];
         let drawn = [
             (0, 1),
@@ -210,6 +261,10 @@ mod tests {
             (5, 3),
             (6, 1),
             (6, 3),
+            (1, 7),
+            (7, 1),
+            (7, 2),
+            (7, 3),
         ];
         for (i, from) in states.iter().enumerate() {
             for (j, to) in states.iter().enumerate() {

@@ -81,7 +81,9 @@ impl Stage {
 
     fn start_daemon(&mut self) {
         let mut command = self.command(env!("CARGO_BIN_EXE_transshipd"));
-        self.daemon = Some(command.args(["--idle-timeout-s", "2"]).stderr(Stdio::null()).spawn().unwrap());
+        self.daemon = Some(
+            command.args(["--idle-timeout-s", "2", "--adopted-grace-s", "2"]).stderr(Stdio::null()).spawn().unwrap(),
+        );
         wait_until("the manager answers", || self.transship(&["ps"]).is_ok());
     }
 

@@ -21,7 +21,7 @@ use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
 use crate::doorbell::Doorbell;
 use crate::error::{Error, Kind, Result};
-use crate::exchange::Exchange;
+use crate::exchange::{Exchange, ReportTimeout};
 use crate::host::Host;
 use crate::manifest::TransportName;
 use crate::signature::Signature;
@@ -89,7 +89,23 @@ impl Client {
         let connections = self.connections.clone();
         let task_call = call.clone();
         let cancel = self.spawn(async move { connections.run(&task_call, outbox, &inbox).await });
-        Exchange::new(call, self.arenas.clone(), self.waiter.clone(), sender, (receiver, room, budget), cancel)
+        let (connections, tasks, target) = (self.connections.clone(), self.tasks.downgrade(), call.target.clone());
+        let report_timeout = ReportTimeout(Box::new(move || {
+            // If the thread has ended, so have its leases.
+            if let Some(tasks) = tasks.upgrade()
+                && let Some(report) = connections.report_timeout(&target)
+            {
+                let _ = tasks.send(Box::pin(report));
+            }
+        }));
+        Exchange::new(
+            call,
+            self.arenas.clone(),
+            self.waiter.clone(),
+            sender,
+            (receiver, room, budget),
+            (cancel, report_timeout),
+        )
     }
 
     /// The signature that `target` offers for `function`.

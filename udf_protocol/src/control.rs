@@ -70,8 +70,13 @@ pub enum Request {
         /// Digest of the image.
         digest: String,
     },
-    /// Asks what became of the leased replica; it is replaced if it does not answer.
+    /// Asks what became of the leased replica; it is replaced if it has ended.
     ReportFailure {
+        /// The replica's name.
+        replica: String,
+    },
+    /// Says that the leased replica did not answer in time: the manager asks it, and replaces it if it stays silent.
+    ReportTimeout {
         /// The replica's name.
         replica: String,
     },
@@ -81,6 +86,11 @@ pub enum Request {
     Logs {
         /// The replica's name.
         replica: String,
+    },
+    /// Removes images that engines had built and that nobody has asked for since.
+    Prune {
+        /// For so many days.
+        older_than_days: u64,
     },
 }
 
@@ -97,6 +107,13 @@ pub enum Response {
     },
     /// To [`Request::AddToFile`].
     Added,
+    /// To [`Request::ReportTimeout`].
+    Noted,
+    /// To [`Request::Prune`].
+    Pruned {
+        /// The names of what was removed.
+        images: Vec<String>,
+    },
     /// To [`Request::Resolve`], [`Request::BuildInline`] and [`Request::BuildLibrary`].
     Image(ImageInfo),
     /// To [`Request::Acquire`].
@@ -256,6 +273,21 @@ pub struct ReplicaInfo {
     /// Leases on it.
     pub leases: usize,
     /// Seconds since it was started or adopted.
+    pub age_s: u64,
+    /// Who has the leases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<LeaseHolder>,
+}
+
+/// Who has a lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseHolder {
+    /// User.
+    pub uid: u32,
+    /// Process; none if the manager cannot tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Seconds since it got the lease.
     pub age_s: u64,
 }
 
@@ -457,6 +489,21 @@ impl Lease {
             Response::Fate { fate } => Ok(fate),
             other => Err(unexpected(&format!("It answered {other:?} instead of the container's fate."))),
         }
+    }
+
+    /// Tells the manager that the replica did not answer in time.
+    pub async fn report_timeout(&self) -> Result<()> {
+        let request = Request::ReportTimeout { replica: self.info.replica.clone() };
+        self.connection.lock().await.request(&request).await.map(drop)
+    }
+
+    /// Whether the manager is seen to have ended the connection, and the lease with it.
+    pub fn is_lost(&self) -> bool {
+        // Whoever holds the lock asks the manager, and finds out.
+        self.connection.try_lock().is_ok_and(|connection| {
+            let read = connection.stream.try_read(&mut [0]);
+            !read.is_err_and(|cause| cause.kind() == std::io::ErrorKind::WouldBlock)
+        })
     }
 }
 

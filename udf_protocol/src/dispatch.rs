@@ -30,6 +30,9 @@ const MAX_ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_GROWTH: u32 = 8;
 
+/// Longest time that telling the manager of a timeout may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How long to wait after an attempt that failed, given what its server asked for.
 fn pause_before(attempt: u32, asked: Option<Duration>) -> Duration {
     let longest = FIRST_PAUSE * PAUSE_GROWTH.pow(attempt - 1);
@@ -122,8 +125,14 @@ impl Connections {
     }
 
     async fn lease(&self, manager: &Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
-        if let Some(lease) = self.leases.lock().expect("no holder panics").get(target) {
-            return Ok(lease.clone());
+        {
+            let mut leases = self.leases.lock().expect("no holder panics");
+            match leases.get(target) {
+                // A manager that was started anew would take the replica for idle.
+                Some(lease) if lease.is_lost() => drop(leases.remove(target)),
+                Some(lease) => return Ok(lease.clone()),
+                None => {}
+            }
         }
         let spare = self.spare.lock().await.take().filter(|connection| connection.socket() == manager);
         let lease = match spare {
@@ -137,6 +146,15 @@ impl Connections {
         let lease = Arc::new(lease);
         self.leases.lock().expect("no holder panics").insert(target.clone(), lease.clone());
         Ok(lease)
+    }
+
+    /// To tell the manager that who answers `target` did not do so in time. The next exchange gets a lease of its own.
+    pub fn report_timeout(&self, target: &Target) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let lease = self.leases.lock().expect("no holder panics").remove(target)?;
+        Some(async move {
+            // A manager that does not hear of it finds out when it asks the replica itself.
+            let _ = tokio::time::timeout(REPORT_TIMEOUT, lease.report_timeout()).await;
+        })
     }
 
     fn forget(&self, target: &Target, endpoint: &Endpoint) {

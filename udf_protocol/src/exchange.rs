@@ -29,6 +29,15 @@ pub enum MapEvent {
     End,
 }
 
+/// Tells the manager, if there is one, that a server did not answer in time.
+pub(crate) struct ReportTimeout(pub(crate) Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for ReportTimeout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReportTimeout")
+    }
+}
+
 /// One stream of batches to one function. Dropping it cancels what is still out.
 #[derive(Debug)]
 pub struct Exchange {
@@ -44,6 +53,7 @@ pub struct Exchange {
     room: Arc<Semaphore>,
     budget: Arc<Budget>,
     cancel: Option<oneshot::Sender<()>>,
+    report_timeout: ReportTimeout,
     // for the batches in flight
     /// Replies and failures that overtook an earlier batch's.
     early: BTreeMap<u64, Result<Reply>>,
@@ -67,13 +77,14 @@ pub struct Exchange {
 
 impl Exchange {
     /// An exchange whose ends are `sender`, `receiver`, `room` and `budget` for this side, and `cancel` for its task.
+    /// `report_timeout` is called when it waited in vain.
     pub(crate) fn new(
         call: Arc<Call>,
         arenas: Arc<Arenas>,
         waiter: Waiter,
         sender: mpsc::UnboundedSender<CallBatch>,
         (receiver, room, budget): (std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>, Arc<Budget>),
-        cancel: oneshot::Sender<()>,
+        (cancel, report_timeout): (oneshot::Sender<()>, ReportTimeout),
     ) -> Exchange {
         Exchange {
             call,
@@ -85,6 +96,7 @@ impl Exchange {
             room,
             budget,
             cancel: Some(cancel),
+            report_timeout,
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
             folded: HashMap::new(),
@@ -178,6 +190,7 @@ impl Exchange {
     }
 
     fn timeout(&self) -> Error {
+        (self.report_timeout.0)();
         let what = format!("container function \"{}\"", self.call.signature.function);
         Error::timeout(&what, self.call.batch_timeout.as_millis())
             .with_hint("Raise transship.batch_timeout, or timeout_ms in the function body.")

@@ -12,7 +12,8 @@ use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
 use container_manager::{deploy, doctor};
-use udf_protocol::control::{Lease, Request, Response, ask, unexpected};
+use nix::unistd::{Uid, User};
+use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
 use udf_protocol::dispatch::Target;
 use udf_protocol::manifest::{Manifest, TransportName};
@@ -92,12 +93,19 @@ fn run(flags: CliFlags) -> Result<bool> {
             let Response::Replicas { replicas } = ask_manager(&place, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
             };
-            println!("{:<40} {:<28} {:<9} {:>6} {:>8}", "REPLICA", "IMAGE", "STATE", "LEASES", "AGE");
+            println!("{:<40} {:<28} {:<9} {:>6} {:>8}  LEASED BY", "REPLICA", "IMAGE", "STATE", "LEASES", "AGE");
             for replica in replicas {
-                println!(
-                    "{:<40} {:<28} {:<9} {:>6} {:>6} s",
-                    replica.name, replica.image, replica.state, replica.leases, replica.age_s
+                let holders: Vec<String> = replica.holders.iter().map(describe_holder).collect();
+                let line = format!(
+                    "{:<40} {:<28} {:<9} {:>6} {:>6} s  {}",
+                    replica.name,
+                    replica.image,
+                    replica.state,
+                    replica.leases,
+                    replica.age_s,
+                    holders.join(", ")
                 );
+                println!("{}", line.trim_end());
             }
             Ok(true)
         }
@@ -108,8 +116,26 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{text}");
             Ok(true)
         }
+        Command::Prune { older_than } => {
+            let Response::Pruned { images } = ask_manager(&place, Request::Prune { older_than_days: older_than })?
+            else {
+                return Err(unexpected("It did not answer with the images that it removed."));
+            };
+            for image in images {
+                println!("{image}");
+            }
+            Ok(true)
+        }
         Command::Doctor => block_on(async { Ok(doctor::examine(&place).await) }),
     }
+}
+
+/// `USER pid PID AGE s`.
+fn describe_holder(holder: &LeaseHolder) -> String {
+    let user = User::from_uid(Uid::from_raw(holder.uid)).ok().flatten();
+    let user = user.map_or_else(|| holder.uid.to_string(), |user| user.name);
+    let pid = holder.pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+    format!("{user}{pid} {} s", holder.age_s)
 }
 
 /// The statements, as the engine's own client takes them.

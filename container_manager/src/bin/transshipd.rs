@@ -59,7 +59,8 @@ async fn serve(config: Config) -> Result<()> {
     runtime.check()?;
     if runtime.name() == "process" {
         eprintln!(
-            "transshipd: the process runtime is for development: replicas share this host's files and users (docs/security.md)"
+            "transshipd: the process runtime is for development: replicas share this host's files and one user, and are not \
+             limited in processors and processes (docs/security.md)"
         );
     }
     let listener = api::bind(&config.place.socket)?;

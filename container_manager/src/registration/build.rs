@@ -18,6 +18,9 @@ use udf_protocol::{Error, Kind, Result};
 use super::template::Template;
 use crate::runtime::Runtime;
 
+/// The repository of images of inline code.
+pub const INLINE_REPOSITORY: &str = "transship-inline";
+
 /// Builds the project in a folder.
 pub fn build_project(
     runtime: &dyn Runtime,
@@ -60,7 +63,7 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     hash.update(source);
     let tag = tag_of(hash);
     let handler = template.handler().to_string();
-    let manifest = Manifest { name: "transship-inline".to_string(), version: tag, handler, ..manifest.clone() };
+    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest.clone() };
     // The label is JSON of the user's making, so it is checked like any other.
     let manifest = Manifest::from_label(&manifest.to_label())?;
     if let Ok(image) = runtime.resolve(&manifest.image()) {

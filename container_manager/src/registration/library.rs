@@ -24,7 +24,7 @@ const MAX_UPLOAD_BYTES: u64 = 2 << 30;
 /// Most files of a project.
 const MAX_UPLOAD_FILES: usize = 10_000;
 /// The repository of such images.
-const REPOSITORY: &str = "transship-library";
+pub const LIBRARY_REPOSITORY: &str = "transship-library";
 
 /// The files of a project that a connection has sent so far.
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upl
         std::io::copy(&mut fs::File::open(folder.join(path)).map_err(failed)?, &mut HashWriter(&mut hash))
             .map_err(failed)?;
     }
-    let name = format!("{REPOSITORY}/{}", manifest.name);
+    let name = format!("{LIBRARY_REPOSITORY}/{}", manifest.name);
     let manifest = Manifest { name, version: tag_of(hash), ..manifest };
     let manifest = Manifest::from_label(&manifest.to_label())?;
     if let Ok(image) = runtime.resolve(&manifest.image()) {

@@ -14,12 +14,11 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_protocol::{Error, Kind, Result};
 
-use super::program::{run, run_within};
-use super::{
-    DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines, not_a_udf_image,
-};
+use super::program::{run, run_for_tail, run_within};
+use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
+use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
@@ -51,6 +50,7 @@ pub struct DockerCli {
     program: &'static str,
     /// Tells this manager's containers from another's.
     manager: String,
+    build_network: Option<String>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
 }
@@ -137,12 +137,13 @@ impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
-        DockerCli { program, manager, records: place.state_dir.join("containers") }
+        let build_network = place.build_network.clone();
+        DockerCli { program, manager, build_network, records: place.state_dir.join("containers") }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
         let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        let text = fs::read_to_string(self.records.join(name)).ok().filter(|_| is_plain)?;
+        let text = is_plain.then(|| fs::read_to_string(self.records.join(name)).ok())??;
         serde_json::from_str(&text).ok()
     }
 
@@ -201,6 +202,7 @@ impl DockerCli {
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
     fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
+        command.args(self.build_network.iter().map(|network| format!("--network={network}")));
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -303,6 +305,19 @@ impl Runtime for DockerCli {
         self.resolve(&image)
     }
 
+    fn remove_image(&self, image: &ImageInfo) -> Result<()> {
+        let name = &image.manifest.name;
+        let tags = self.inspect_image(&image.digest)?.repo_tags.unwrap_or_default();
+        // Whoever gave it another name may use it.
+        let is_own = |tag: &&String| {
+            let repository = repository_of(tag);
+            repository == name || repository.strip_suffix(name).is_some_and(|host| host.ends_with('/'))
+        };
+        let mut command = self.command(["image", "rm"]);
+        command.args(tags.iter().filter(is_own));
+        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image())).map(drop)
+    }
+
     fn push(&self, image: &str, reference: &str) -> Result<String> {
         check_reference(reference)?;
         self.resolve(image)?;
@@ -396,17 +411,8 @@ impl Runtime for DockerCli {
     }
 
     fn logs(&self, name: &str) -> Result<String> {
-        let output = self.command(["logs", "--tail", "200", name]).stdin(Stdio::null()).output();
-        let output = output.map_err(|cause| {
-            Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\": {cause}"))
-        })?;
-        let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-        text.push_str(&String::from_utf8_lossy(&output.stderr));
-        if output.status.success() {
-            return Ok(text);
-        }
-        Err(Error::new(Kind::ContainerFailed, format!("could not read the log of \"{name}\""))
-            .with_detail(last_lines(&text, 5)))
+        let mut command = self.command(["logs", "--tail", "200", name]);
+        run_for_tail(&mut command, &format!("read the log of \"{name}\""), KEPT_LOG_BYTES)
     }
 
     fn find_replicas(&self) -> Result<Vec<FoundReplica>> {

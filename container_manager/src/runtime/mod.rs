@@ -75,6 +75,8 @@ pub trait Runtime: Send + Sync {
         template: &Template,
         shows_progress: bool,
     ) -> Result<ImageInfo>;
+    /// Removes an image, with the names that its build gave it.
+    fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
     fn push(&self, image: &str, reference: &str) -> Result<String>;
     /// Gets an image from a registry, and gives it the name that its manifest says.
@@ -87,10 +89,14 @@ pub trait Runtime: Send + Sync {
     fn pause(&self, name: &str) -> Result<()>;
     /// Goes on with one that was paused.
     fn resume(&self, name: &str) -> Result<()>;
-    /// Asks it to end, makes it end, and removes what is left of it but its log. It is not paused.
+    /// Asks it to end, makes it end, and removes what is left of it, its log included. It is not paused.
     fn stop(&self, name: &str) -> Result<()>;
-    /// The last lines it wrote.
+    /// The last lines it wrote, of at most [`KEPT_LOG_BYTES`](crate::kept_logs::KEPT_LOG_BYTES).
     fn logs(&self, name: &str) -> Result<String>;
+    /// Shortens the logs of running replicas, where nothing else bounds them.
+    fn bound_logs(&self) -> Result<()> {
+        Ok(())
+    }
     /// Replicas that run since before the manager started.
     fn find_replicas(&self) -> Result<Vec<FoundReplica>>;
 }

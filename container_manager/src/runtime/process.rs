@@ -5,13 +5,15 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
@@ -25,6 +27,7 @@ use super::program::{run, run_within};
 use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
+use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::content_of;
 use crate::registration::template::{ProcessTemplate, Template};
 use crate::sandbox::{REPLICA_ID, process_prefix};
@@ -32,6 +35,8 @@ use crate::sandbox::{REPLICA_ID, process_prefix};
 /// Time between asking a process to end and killing it.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// A longer log of a running replica loses all but its end, which is looked at every second.
+const MOST_LOG_BYTES: u64 = 16 << 20;
 
 /// The process runtime.
 #[derive(Debug)]
@@ -76,9 +81,11 @@ impl ProcessRuntime {
     }
 
     fn read_image(&self, digest: &str, image: &str) -> Result<ImageInfo> {
+        if !is_digest(digest) {
+            return Err(image_not_found(image));
+        }
         let path = self.image_dir(digest).join("label.json");
-        let label =
-            fs::read_to_string(path).ok().filter(|_| is_digest(digest)).ok_or_else(|| image_not_found(image))?;
+        let label = fs::read_to_string(path).map_err(|_| image_not_found(image))?;
         Ok(ImageInfo { digest: digest.to_string(), manifest: Manifest::from_label(&label)? })
     }
 
@@ -90,7 +97,8 @@ impl ProcessRuntime {
             hash.update([0]);
         }
         let environment = self.state_dir.join("envs").join(&hex(&hash.finalize())[..16]);
-        let complete = environment.join(".complete");
+        // Beside it: what is installed there could make the file itself, or a link in its place.
+        let complete = environment.with_extension("complete");
         if complete.exists() {
             return Ok(environment);
         }
@@ -111,7 +119,8 @@ impl ProcessRuntime {
             run(&mut command, Kind::BuildFailed, "install the requirements")?;
         }
         self.give_folder(&environment, 0)?;
-        File::create(&complete).map_err(|cause| io_error(&complete, &cause))?;
+        self.close_folder(&environment)?;
+        make_file(&complete)?;
         Ok(environment)
     }
 
@@ -123,6 +132,21 @@ impl ProcessRuntime {
         let mut command = Command::new("chown");
         command.args(["--recursive", "--no-dereference", &format!("{user}:{user}")]).arg(folder);
         run(&mut command, Kind::BuildFailed, "change the owner of a folder").map(drop)
+    }
+
+    /// Takes the right to write in a folder from all but its owner, since what was installed may have given it.
+    fn close_folder(&self, folder: &Path) -> Result<()> {
+        let mut command = Command::new("chmod");
+        // It changes nothing that a link points to.
+        command.args(["--recursive", "go-w"]).arg(folder);
+        run(&mut command, Kind::BuildFailed, "change the mode of a folder").map(drop)
+    }
+
+    /// The images, by digest, that have a name, and the files of their names.
+    fn tags(&self) -> Vec<(PathBuf, String)> {
+        let names = fs::read_dir(self.state_dir.join("tags")).into_iter().flatten().flatten();
+        let tags = names.flat_map(|name| fs::read_dir(name.path()).into_iter().flatten().flatten());
+        tags.map(|tag| (tag.path(), fs::read_to_string(tag.path()).unwrap_or_default().trim().to_string())).collect()
     }
 
     fn signal(&self, name: &str, signal: Signal) -> Result<()> {
@@ -179,16 +203,10 @@ impl Runtime for ProcessRuntime {
 
     fn images(&self) -> Result<Vec<ImageInfo>> {
         let mut images = Vec::new();
-        let Ok(names) = fs::read_dir(self.state_dir.join("tags")) else {
-            return Ok(images);
-        };
-        for name in names.flatten() {
-            for tag in fs::read_dir(name.path()).into_iter().flatten().flatten() {
-                let digest = fs::read_to_string(tag.path()).unwrap_or_default();
-                // A tag whose image was deleted names nothing.
-                if let Ok(image) = self.read_image(digest.trim(), digest.trim()) {
-                    images.push(image);
-                }
+        for (_, digest) in self.tags() {
+            // A tag whose image was deleted names nothing.
+            if let Ok(image) = self.read_image(&digest, &digest) {
+                images.push(image);
             }
         }
         Ok(images)
@@ -237,6 +255,26 @@ impl Runtime for ProcessRuntime {
         self.read_image(&digest, &manifest.image())
     }
 
+    fn remove_image(&self, image: &ImageInfo) -> Result<()> {
+        let folder = self.tag_file(&ImageReference::parse(&image.manifest.image())?);
+        let folder = folder.parent().expect("a tag lies in the folder of its name");
+        let mut has_other_name = false;
+        for (tag, _) in self.tags().into_iter().filter(|(_, digest)| *digest == image.digest) {
+            match tag.parent() == Some(folder) {
+                true => fs::remove_file(&tag).map_err(|cause| io_error(&tag, &cause))?,
+                false => has_other_name = true,
+            }
+        }
+        if !is_digest(&image.digest) || has_other_name {
+            return Ok(());
+        }
+        let root = self.image_dir(&image.digest);
+        // An image without a label is not there.
+        fs::remove_file(root.join("label.json"))
+            .and_then(|()| fs::remove_dir_all(&root))
+            .map_err(|cause| io_error(&root, &cause))
+    }
+
     fn push(&self, _image: &str, _reference: &str) -> Result<String> {
         Err(no_registry())
     }
@@ -258,7 +296,7 @@ impl Runtime for ProcessRuntime {
         let folder = self.replica_dir(&spec.name);
         make_dir(&folder)?;
         let log_path = folder.join("log");
-        let log = File::create(&log_path).map_err(|cause| io_error(&log_path, &cause))?;
+        let log = make_file(&log_path)?;
         let second = log.try_clone().map_err(|cause| io_error(&log_path, &cause))?;
         let mut command = self.sandboxed(&spec.limits, &substitute(&template.serve, &root, &environment));
         set_environment(&mut command, &template, &root, &environment);
@@ -321,14 +359,24 @@ impl Runtime for ProcessRuntime {
             return Err(Error::new(Kind::ContainerFailed, format!("could not stop replica \"{name}\"")));
         }
         self.children.lock().expect("no holder panics").remove(name);
-        let _ = fs::remove_file(self.replica_dir(name).join("process.json"));
+        let _ = fs::remove_dir_all(self.replica_dir(name));
         Ok(())
     }
 
     fn logs(&self, name: &str) -> Result<String> {
         let path = self.replica_dir(name).join("log");
-        let text = fs::read(&path).map_err(|cause| io_error(&path, &cause))?;
+        let text = end_of(&path).map_err(|cause| io_error(&path, &cause))?;
         Ok(last_lines(&String::from_utf8_lossy(&text), 200) + "\n")
+    }
+
+    fn bound_logs(&self) -> Result<()> {
+        for entry in fs::read_dir(self.state_dir.join("replicas")).into_iter().flatten().flatten() {
+            let path = entry.path().join("log");
+            if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.len() > MOST_LOG_BYTES) {
+                shorten(&path).map_err(|cause| io_error(&path, &cause))?;
+            }
+        }
+        Ok(())
     }
 
     fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
@@ -412,6 +460,31 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
         }
     }
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).map_err(|cause| io_error(to, &cause))
+}
+
+/// Makes a file for appending that is not there, so that no link leads elsewhere.
+fn make_file(path: &Path) -> Result<File> {
+    let made = File::options().append(true).create_new(true).open(path);
+    made.map_err(|cause| io_error(path, &cause))
+}
+
+/// The last bytes of a log.
+fn end_of(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::options().read(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(KEPT_LOG_BYTES as u64)))?;
+    let mut text = Vec::new();
+    // It may grow meanwhile.
+    file.take(KEPT_LOG_BYTES as u64).read_to_end(&mut text)?;
+    Ok(text)
+}
+
+/// Leaves the end of a log, to which a process appends meanwhile.
+fn shorten(path: &Path) -> std::io::Result<()> {
+    let end = end_of(path)?;
+    let mut file = File::options().append(true).custom_flags(OFlag::O_NOFOLLOW.bits()).open(path)?;
+    file.set_len(0)?;
+    file.write_all(&end)
 }
 
 /// Writes a file whole or not at all.

@@ -80,6 +80,37 @@ pub(crate) fn run_within(command: &mut Command, kind: Kind, what: &str, timeout:
     Err(Error::new(kind, format!("could not {what}")).with_detail(detail_of(status, &output, &errors)))
 }
 
+/// Runs a program to its end, and gives the end of all that it wrote, wherever to.
+pub(crate) fn run_for_tail(command: &mut Command, what: &str, most_bytes: usize) -> Result<String> {
+    let failed = |fact: String| Error::new(Kind::ContainerFailed, format!("could not {what}: {fact}"));
+    let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.process_group(0).spawn().map_err(|cause| failed(cause.to_string()))?;
+    let keep_end = move |kept: &mut Vec<u8>, piece: &[u8]| {
+        kept.extend_from_slice(piece);
+        kept.drain(..kept.len().saturating_sub(most_bytes));
+        true
+    };
+    let output = read_in_background(child.stdout.take().expect("it is piped"), keep_end);
+    let errors = read_in_background(child.stderr.take().expect("it is piped"), keep_end);
+    let deadline = Instant::now() + TIMEOUT;
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(|cause| failed(cause.to_string()))? {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            end(&mut child, true);
+            return Err(failed(format!("it took longer than {} s", TIMEOUT.as_secs())));
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    };
+    let text = text_of(&output).0 + &text_of(&errors).0;
+    if status.success() {
+        let start = text.ceil_char_boundary(text.len().saturating_sub(most_bytes));
+        return Ok(text[start..].to_string());
+    }
+    Err(failed(status.to_string()).with_detail(super::last_lines(&text, 5)))
+}
+
 fn detail_of(status: ExitStatus, output: &str, errors: &str) -> String {
     let said = super::last_lines(&format!("{output}{errors}"), 30);
     if said.is_empty() { format!("It ended with {status}.") } else { said }
