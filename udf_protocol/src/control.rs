@@ -445,14 +445,11 @@ impl Lease {
         match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
             Response::Lease(info) => {
                 let mut descriptors = std::mem::take(&mut connection.descriptors).into_iter();
-                let opened = |descriptor, path: &Path| Folder::opened(path, descriptor);
-                let folder = |text: &str| Path::new(text.split_once(':').map_or(text, |(_, path)| path)).to_path_buf();
-                let json = folder(&info.json);
-                let sockets = descriptors.next().map(|it| opened(it, json.parent().unwrap_or(&json)));
-                let segments = info.segments.as_ref().map(|path| {
-                    let folder = descriptors.next().map_or_else(|| Folder::named(path), |it| opened(it, path));
-                    folder.with_prefix(info.prefix.clone())
-                });
+                let json = Path::new(info.json.split_once(':').map_or(info.json.as_str(), |(_, path)| path));
+                let folder = json.parent().unwrap_or(json);
+                let sockets = descriptors.next().map(|it| Folder::leased(folder, Some(it), String::new()));
+                let segments =
+                    info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
                 let connection = tokio::sync::Mutex::new(connection);
                 Ok(Lease { info, sockets, segments, transports: Mutex::default(), connection })
             }

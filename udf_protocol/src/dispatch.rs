@@ -44,6 +44,7 @@ fn pause_before(attempt: u32, asked: Option<Duration>) -> Duration {
 
 /// Who answers a call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "there is one per function")]
 pub enum Target {
     /// A replica that the manager leases.
     Image {

@@ -8,9 +8,12 @@ use std::sync::Arc;
 
 /// A folder, by its name, or by a descriptor that was opened for this process. Folders of one name and one lease are equal.
 #[derive(Debug, Clone)]
-pub struct Folder {
+pub struct Folder(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     name: PathBuf,
-    descriptor: Option<Arc<OwnedFd>>,
+    descriptor: Option<OwnedFd>,
     /// What the names of files begin with that are made here.
     prefix: String,
 }
@@ -18,34 +21,29 @@ pub struct Folder {
 impl Folder {
     /// One that this process reaches by its name.
     pub fn named(name: impl Into<PathBuf>) -> Folder {
-        Folder { name: name.into(), descriptor: None, prefix: String::new() }
+        Folder::leased(name, None, String::new())
     }
 
-    /// One that was opened. The name is for messages.
-    pub fn opened(name: impl Into<PathBuf>, descriptor: OwnedFd) -> Folder {
-        Folder { name: name.into(), descriptor: Some(Arc::new(descriptor)), prefix: String::new() }
-    }
-
-    /// The same, for files whose names begin so.
-    #[must_use]
-    pub fn with_prefix(self, prefix: String) -> Folder {
-        Folder { prefix, ..self }
+    /// One of a lease, by the descriptor that came with it, for files whose names begin with `prefix`. The name is then for
+    /// messages.
+    pub(crate) fn leased(name: impl Into<PathBuf>, descriptor: Option<OwnedFd>, prefix: String) -> Folder {
+        Folder(Arc::new(Inner { name: name.into(), descriptor, prefix }))
     }
 
     /// Its name.
     pub fn name(&self) -> &Path {
-        &self.name
+        &self.0.name
     }
 
     pub(crate) fn prefix(&self) -> &str {
-        &self.prefix
+        &self.0.prefix
     }
 
     /// A path by which it can be used, for as long as this or a clone of it lives.
     pub fn path(&self) -> PathBuf {
-        match &self.descriptor {
+        match &self.0.descriptor {
             Some(descriptor) => PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_raw_fd())),
-            None => self.name.clone(),
+            None => self.0.name.clone(),
         }
     }
 
@@ -57,7 +55,7 @@ impl Folder {
 
 impl PartialEq for Folder {
     fn eq(&self, other: &Folder) -> bool {
-        self.name == other.name && self.prefix == other.prefix
+        (self.name(), self.prefix()) == (other.name(), other.prefix())
     }
 }
 
@@ -65,6 +63,6 @@ impl Eq for Folder {}
 
 impl Hash for Folder {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.name, &self.prefix).hash(state);
+        (self.name(), self.prefix()).hash(state);
     }
 }
