@@ -16,6 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use udf_protocol::codec::json::{decode_column, encode_column};
+use udf_protocol::codec::json_text::{Json, value_of};
 use udf_protocol::signature::FunctionKind;
 use udf_protocol::transport::COLUMNS;
 
@@ -34,7 +35,6 @@ struct JsonCall {
     #[serde(default)]
     batch: u64,
     rows: usize,
-    columns: Vec<Vec<Value>>,
     #[serde(default)]
     exchange: String,
     #[serde(default)]
@@ -153,22 +153,31 @@ fn describe(function: &Function) -> String {
 }
 
 fn read_json(function: &Function, body: &[u8]) -> Result<Call, CallError> {
-    let call: JsonCall = serde_json::from_slice(body)
-        .map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?;
+    let unreadable = |fact: &str| CallError::violation(format!("the request cannot be read: {fact}"));
+    let call: JsonCall = serde_json::from_slice(body).map_err(|cause| unreadable(&cause.to_string()))?;
+    let text = std::str::from_utf8(body).map_err(|cause| unreadable(&cause.to_string()))?;
+    // Numbers as they are written: a decimal is not to pass through a float.
+    let Some(Json::Array(found)) = Json::parse(text).and_then(|mut request| request.take("columns")) else {
+        return Err(unreadable("it has no columns"));
+    };
     let signature = function.signature();
     let types = signature.call_types();
-    if call.columns.len() != types.len() {
-        let fact = format!("{} takes {} columns, not {}", function.name(), types.len(), call.columns.len());
+    if found.len() != types.len() {
+        let fact = format!("{} takes {} columns, not {}", function.name(), types.len(), found.len());
         return Err(CallError::violation(fact));
     }
     let mut columns = Vec::with_capacity(types.len());
-    for (position, (ty, values)) in types.iter().zip(&call.columns).enumerate() {
+    for (position, (ty, values)) in types.iter().zip(found).enumerate() {
+        let Json::Array(values) = values else {
+            return Err(CallError::violation(format!("column {} is no list", position + 1)));
+        };
+        let values: Vec<Value> = values.into_iter().map(|value| value_of(ty, value)).collect();
         if values.len() != call.rows {
             let fact = format!("column {} has {} values for {} rows", position + 1, values.len(), call.rows);
             return Err(CallError::violation(fact));
         }
         columns.push(
-            decode_column(ty, values)
+            decode_column(ty, &values)
                 .map_err(|fact| CallError::violation(format!("column {}: {fact}", position + 1)))?,
         );
     }
