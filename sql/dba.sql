@@ -87,5 +87,12 @@ FROM (SELECT add_one(x) AS z FROM numbers LIMIT 500) s, LATERAL (SELECT * FROM t
 DROP SERVER scorer CASCADE;
 SELECT code, message FROM failure('SELECT token_length(1)');
 DROP FUNCTION token_length, mine, mine_too;
+-- A secret does not cross a network as plain text, unless its server says that it may.
+CREATE SERVER far FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'http://192.0.2.1:1');
+CREATE USER MAPPING FOR postgres SERVER far OPTIONS (token 'secret');
+SELECT code, message, detail FROM failure($$CREATE FUNCTION far(x bigint) RETURNS bigint LANGUAGE container AS 'server = "far"'$$);
+SELECT code, message FROM failure($$ALTER SERVER far OPTIONS (plaintext_secrets 'yes')$$);
+ALTER SERVER far OPTIONS (plaintext_secrets 'on');
+DROP SERVER far CASCADE;
 DROP OWNED BY analyst;
 DROP ROLE analyst;

@@ -15,6 +15,8 @@ use udf_protocol::{Error, Result};
 use crate::pg::{catalog, list, text};
 use crate::report;
 
+/// The option that lets secrets cross networks as plain text.
+const PLAINTEXT_SECRETS: &str = "plaintext_secrets";
 /// The foreign-data wrapper's name.
 const WRAPPER: &CStr = c"transship";
 
@@ -61,7 +63,11 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
             server_user: None,
             folder: None,
         };
-        Ok(Target::Remote { remote: remote(name)?, credentials })
+        let remote = remote(name)?;
+        if !option((*server).options, PLAINTEXT_SECRETS).map(|value| switch(&value)).transpose()?.unwrap_or(false) {
+            remote.check_secrecy(&credentials)?;
+        }
+        Ok(Target::Remote { remote, credentials })
     }
 }
 
@@ -127,6 +133,18 @@ fn compression(name: &str) -> Result<bool> {
     }
 }
 
+/// Whether something is switched on.
+fn switch(value: &str) -> Result<bool> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => {
+            Err(Error::invalid_definition(format!("unrecognized value \"{value}\" of option \"{PLAINTEXT_SECRETS}\""))
+                .with_hint("It is on or off."))
+        }
+    }
+}
+
 /// # Safety
 /// `options` is a list of DefElems with string values.
 unsafe fn option(options: *mut pg_sys::List, name: &str) -> Option<String> {
@@ -146,7 +164,9 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
         let arguments = (*fcinfo).args.as_slice(2);
         let catalog = pg_sys::Oid::from(arguments[1].value.value() as u32);
         let known: &[&str] = match catalog {
-            pg_sys::ForeignServerRelationId => &["endpoint", "dialect", "ca", "proxy", "compression"],
+            pg_sys::ForeignServerRelationId => {
+                &["endpoint", "dialect", "ca", "proxy", "compression", PLAINTEXT_SECRETS]
+            }
             pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key", "proxy"],
             _ => &[],
         };
@@ -172,6 +192,7 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
                 "token" => Token::new(&value).map(drop),
                 "proxy" => Proxy::new(&value).map(drop),
                 "compression" => compression(&value).map(drop),
+                PLAINTEXT_SECRETS => switch(&value).map(drop),
                 // A key is looked at together with its certificate, when it is used.
                 "key" => Ok(()),
                 _ => Authorities::from_pem(&value).map(drop),

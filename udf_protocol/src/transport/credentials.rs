@@ -32,6 +32,11 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    /// Whether something is shown to the server that others must not see.
+    pub(crate) fn has_secrets(&self) -> bool {
+        self.token.is_some() || !self.headers.0.is_empty()
+    }
+
     /// All headers that are secret: the token's and the others.
     pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = self.headers.0.iter().cloned().collect::<HeaderMap>();

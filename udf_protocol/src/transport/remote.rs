@@ -1,6 +1,7 @@
 //! Servers that run elsewhere: their addresses, what they speak, and the way to each.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::envelope::Envelope;
@@ -52,6 +53,26 @@ impl Remote {
                 .with_hint("Name what the server speaks with the key \"dialect\"."));
         }
         Ok(Remote { endpoints, path: paths.pop().unwrap_or_default(), dialect })
+    }
+
+    /// Refuses secrets that would cross a network for everybody on the way to read: over TCP without TLS, to another host than
+    /// this.
+    pub fn check_secrecy(&self, credentials: &Credentials) -> Result<()> {
+        let is_open = |endpoint: &&Endpoint| match endpoint {
+            Endpoint::FlightTcp(authority) | Endpoint::JsonTcp(authority) => !is_loopback(authority),
+            _ => false,
+        };
+        match self.endpoints.iter().find(is_open).filter(|_| credentials.has_secrets()) {
+            None => Ok(()),
+            Some(endpoint) => Err(Error::invalid_definition(format!(
+                "a secret for \"{endpoint}\" would travel as plain text"
+            ))
+            .with_detail("The address has no TLS, and is not of this host.")
+            .with_hint(
+                "Use grpcs:// or https://, or allow it with the server's option plaintext_secrets 'on' where the \
+                         network is trusted.",
+            )),
+        }
     }
 
     /// The one of the servers at that address.
@@ -109,6 +130,13 @@ impl fmt::Display for Remote {
     }
 }
 
+/// Whether host and port are of this host.
+fn is_loopback(authority: &str) -> bool {
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    address.map_or_else(|_| host.eq_ignore_ascii_case("localhost"), |address| address.is_loopback())
+}
+
 /// The address, with the usual port if it names none, and the path of an HTTP server.
 fn split_path(address: &str) -> (String, String) {
     for (scheme, port) in [("http://", 80), ("https://", 443)] {
@@ -125,7 +153,37 @@ fn split_path(address: &str) -> (String, String) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::credentials::{Headers, Token};
     use super::*;
+
+    #[test]
+    fn secrets_stay_on_this_host_or_are_encrypted() {
+        let token = Credentials { token: Some(Token::new("s3cret").unwrap()), ..Credentials::default() };
+        let header = Credentials { headers: Headers::new("x-key: s3cret").unwrap(), ..Credentials::default() };
+        for (text, is_kept) in [
+            ("http://localhost:1", true),
+            ("grpc://127.9.9.9:1", true),
+            ("http://[::1]:1", true),
+            ("unix:/x", true),
+            ("https://a:1", true),
+            ("grpcs://10.0.0.1:1", true),
+            ("http://a:1", false),
+            ("grpc://10.0.0.1:1", false),
+            ("http://localhost.evil:1", false),
+            ("http://127.0.0.1.evil:1", false),
+            ("http://localhost:1,http://[2001:db8::1]:1", false),
+        ] {
+            let remote = Remote::parse(text, Dialect::Transship).unwrap();
+            assert!(remote.check_secrecy(&Credentials::default()).is_ok());
+            for credentials in [&token, &header] {
+                let checked = remote.check_secrecy(credentials);
+                assert_eq!(checked.is_ok(), is_kept, "{text}");
+                if let Err(error) = checked {
+                    assert!(!format!("{error:?}").contains("s3cret"));
+                }
+            }
+        }
+    }
 
     #[test]
     fn addresses_are_read_together() {
