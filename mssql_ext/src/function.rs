@@ -118,13 +118,18 @@ fn find_entry<'a>(image: &'a ImageInfo, name: Option<&str>, place: &str) -> Resu
 }
 
 fn check_allowed(process: &Process, script: &Script) -> Result<()> {
-    // The digest of a library's image comes from its installation, not from the script.
-    let digest = script.body.digest.as_deref().filter(|_| script.keys.library.is_none());
-    if allow_list::allows(&process.settings.allowed, &script.place(), digest) {
+    // A library's image comes from its installation, not from the script.
+    let (place, digest) = match &script.keys.library {
+        Some(library) => (format!("library:{library}"), None),
+        None => (script.place(), script.body.digest.as_deref()),
+    };
+    if allow_list::allows(&process.settings.allowed, &place, digest) {
         return Ok(());
     }
-    Err(Error::new(Kind::NotAllowed, format!("\"{}\" is not allowed in this external language", script.place()))
-        .with_hint("The setting \"allowed\" of CREATE EXTERNAL LANGUAGE lists what scripts may name."))
+    Err(Error::new(Kind::NotAllowed, format!("\"{place}\" is not allowed in this external language")).with_hint(
+        "Scripts may name what the setting \"allowed\" of the external language lists, which its owner changes: \
+             PARAMETERS = N'allowed=flights:*, inline:python', for example.",
+    ))
 }
 
 /// Says what usually keeps SQL Server's scripts from what they cannot reach.

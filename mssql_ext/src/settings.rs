@@ -16,7 +16,8 @@ use udf_protocol::{Error, Kind, Result};
 pub struct Settings {
     /// `socket`: Unix socket of the container manager.
     pub socket: PathBuf,
-    /// `allowed`: which images, inline templates (`inline:python`) and endpoints (`endpoint:...`) scripts may name.
+    /// `allowed`: which images, inline templates (`inline:python`) and endpoints (`endpoint:...`) scripts may name; none if left
+    /// out.
     pub allowed: String,
     /// `transport`: how batches travel, for scripts that do not say it.
     pub transport: TransportName,
@@ -51,7 +52,7 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings {
             socket: PathBuf::from("/run/transship/transshipd.sock"),
-            allowed: "*".to_string(),
+            allowed: String::new(),
             transport: TransportName::default(),
             batch_rows: 10_000,
             batch_bytes: 8 << 20,

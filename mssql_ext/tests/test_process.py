@@ -97,6 +97,13 @@ def test_no_manager_is_told_with_what_usually_is_wrong(call):
     assert "extensibility.datadirectories" in run.err and "/nowhere/transshipd.sock" in run.err
 
 
+def test_nothing_is_allowed_that_is_not_listed(call):
+    for script in [ADD_ONE, 'endpoint = "http://127.0.0.1:1" function = "f" arguments = ["int8"] returns = "int8"',
+                   'template = "python" source = "def f(x: int) -> int: return x"']:  # fmt: skip
+        run = call(script, columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": ""})
+        assert "is not allowed in this external language" in run.err and "PARAMETERS = N'allowed=" in run.err, run.err
+
+
 def test_text_of_another_code_page_is_refused_with_advice(call):
     run = call('image = "regress:1.0" function = "pass_text"', "--flip", "8", columns="v varchar(10)", rows=["'a'", "'Grüße'"])
     assert "The text is not UTF-8" in run.err and "cast the column to nvarchar" in run.err and "row 2" in run.err
@@ -115,7 +122,8 @@ def test_users_without_privileges_and_network_can_call(call, tmp_path):
         job.write_text(f"CREATE TABLE t (x bigint); INSERT INTO t VALUES (1);\nEXEC sp_execute_external_script @script = N'{ADD_ONE}', @input_data_1 = N'SELECT x FROM t';")
         command = ["unshare", "--net", "--ipc", "--pid", "--fork", "setpriv", "--reuid", "postgres", "--regid", "postgres", "--clear-groups",
                    "--no-new-privs", str(binaries / "exthost"), "--extension", str(binaries / "libtransship_mssql.so"), str(job)]  # fmt: skip
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+        environment = os.environ | {"TRANSSHIP_ALLOWED": "regress:*"}
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd="/")
         assert run.stdout == "column1\n2\n", run.stderr
     finally:
         shutil.rmtree(binaries)

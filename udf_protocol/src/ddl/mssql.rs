@@ -21,12 +21,15 @@ const QUERY: &str = "query";
 pub fn mssql(manifest: &Manifest, schema: &str, socket: &str) -> Result<Vec<String>> {
     let mut statements = vec![
         format!(
-            "-- Once per database, by its owner.\n\
+            "-- Once per database, by its owner. TRANSSHIP_ALLOWED lists what scripts may name: further images are added there.\n\
              IF NOT EXISTS (SELECT 1 FROM sys.external_languages WHERE language = N'Container')\n\
              CREATE EXTERNAL LANGUAGE [Container]\n\
              FROM (CONTENT = N'/opt/transship/transship-mssql.zip', FILE_NAME = 'libtransship_mssql.so', \
              PLATFORM = LINUX, ENVIRONMENT_VARIABLES = {})",
-            literal(&serde_json::json!({ "TRANSSHIP_SOCKET": socket }).to_string())
+            literal(
+                &serde_json::json!({ "TRANSSHIP_SOCKET": socket, "TRANSSHIP_ALLOWED": format!("{}:*", manifest.name) })
+                    .to_string()
+            )
         ),
         format!(
             "-- Once per database: members of this role may call containers.\n\
@@ -148,7 +151,7 @@ functions = [
         .unwrap();
         let statements = mssql(&manifest, "dbo", "/run/it's.sock").unwrap();
         assert_eq!(statements.len(), 7);
-        assert!(statements[0].contains(r#"N'{"TRANSSHIP_SOCKET":"/run/it''s.sock"}'"#));
+        assert!(statements[0].contains(r#"N'{"TRANSSHIP_ALLOWED":"m:*","TRANSSHIP_SOCKET":"/run/it''s.sock"}'"#));
         assert_eq!(
             statements[2],
             "CREATE OR ALTER PROCEDURE [dbo].[f]
