@@ -110,6 +110,13 @@ SET ROLE owner;
 CREATE OR REPLACE FUNCTION unpinned(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
 RESET ROLE;
 SELECT prosrc ~ '^\ndigest = "sha256:' AS is_pinned FROM pg_proc WHERE proname = 'unpinned';
+-- Asking the manager for images is for those who may write container functions.
+SET ROLE stranger;
+SELECT code, message FROM failure($$SELECT transship.image_info('regress:1.0')$$);
+SELECT code, message FROM failure($$SELECT transship.image_ddl('regress:1.0', 'public')$$);
+SET ROLE owner;
+SELECT transship.image_info('regress:1.0') ->> 'name' AS name;
+RESET ROLE;
 RESET transship.allowed_images;
 DROP FUNCTION nowhere, plain, lengths, as_caller, as_definer;
 SET client_min_messages = warning;

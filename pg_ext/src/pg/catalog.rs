@@ -83,6 +83,23 @@ pub unsafe fn check_server_usage(server: *const pg_sys::ForeignServer, user: pg_
     }
 }
 
+/// Raises an error unless the current user may write functions in the language of container functions.
+pub fn check_language_usage() {
+    let user = current_user();
+    // SAFETY: lookups in the system cache; the name is static.
+    unsafe {
+        let name = c"container".as_ptr();
+        let oid = pg_sys::get_language_oid(name, false);
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_language_aclcheck(oid, user, pg_sys::ACL_USAGE);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::object_aclcheck(pg_sys::LanguageRelationId, oid, user, pg_sys::ACL_USAGE.into());
+        if result != pg_sys::AclResult::ACLCHECK_OK {
+            pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_LANGUAGE, name);
+        }
+    }
+}
+
 /// The user whose privileges count now: who is logged in, or what SET ROLE or a SECURITY DEFINER function made of them.
 pub fn current_user() -> pg_sys::Oid {
     // SAFETY: reads a process-wide variable.
