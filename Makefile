@@ -20,8 +20,9 @@ test:            ## Install what is needed, Docker included, and run every test.
 installcheck:    ## Run the SQL tests alone: sql/ against expected/.
 	@scripts/installcheck.sh
 
-mssql:           ## Package the SQL Server extension: target/mssql/transship-mssql.zip.
+mssql:           ## Package the SQL Server extension, and the manager for the same hosts: target/mssql.
 	@scripts/mssql.sh
+	@scripts/mssql.sh manager
 
 mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test host beside PostgreSQL.
 	@scripts/mssqlcheck.sh

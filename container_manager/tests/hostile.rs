@@ -272,7 +272,7 @@ fn a_container_finds_an_end_of_everything() {
                 "path, found = {folder:?} + '/x', 0\n\
                  try:\n\
                  \x20   with open(path, 'wb', buffering=0) as file:\n\
-                 \x20       while True: found += file.write(bytes(1 << 12))\n\
+                 \x20       while found < 1 << 28: found += file.write(bytes(1 << 12))\n\
                  except OSError: pass\n\
                  os.remove(path)"
             );
