@@ -951,7 +951,10 @@ async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u3
     let (info, user) = greet_in_full(socket_dir, users).await?;
     let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
     let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
-    Ok((ServerInfo { protocol: info.protocol, transports, pipelining: info.pipelining, ..ServerInfo::default() }, user))
+    // By name, so that what a greeting says anew is not lost here.
+    let ServerInfo { protocol, pipelining, constants, server: _, functions: _, transports: _ } = info;
+    let (server, functions) = Default::default();
+    Ok((ServerInfo { protocol, server, functions, transports, pipelining, constants }, user))
 }
 
 async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {
