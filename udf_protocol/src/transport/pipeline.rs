@@ -259,7 +259,17 @@ impl PipelinedCall<'_> {
             pipeline.received.reserve(READ_BYTES);
             tokio::select! {
                 batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
-                    Some(batch) => awaited.push_back(self.send(pipeline, &mut sending, batch, &mut constants)?),
+                    Some(batch) => {
+                        let number = batch.number;
+                        match self.send(pipeline, &mut sending, batch, &mut constants) {
+                            Ok(sent) => awaited.push_back(sent),
+                            // Those before it may be answered yet.
+                            Err(error) => {
+                                outbox.answer(number);
+                                inbox.deliver(Ok(Event::Failure(number, error)));
+                            }
+                        }
+                    }
                     None => is_open = false,
                 },
                 written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => if written.is_err() {
