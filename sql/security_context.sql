@@ -111,7 +111,7 @@ CREATE OR REPLACE FUNCTION unpinned(x bigint) RETURNS bigint LANGUAGE container 
 RESET ROLE;
 SELECT prosrc ~ '^\ndigest = "sha256:' AS is_pinned FROM pg_proc WHERE proname = 'unpinned';
 -- Asking the manager for images is for those who may write container functions.
-SET ROLE stranger;
+SET ROLE scoring;
 SELECT code, message FROM failure($$SELECT transship.image_info('regress:1.0')$$);
 SELECT code, message FROM failure($$SELECT transship.image_ddl('regress:1.0', 'public')$$);
 SET ROLE owner;
