@@ -95,6 +95,8 @@ struct Reached {
 pub struct Connections {
     transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
     leases: Mutex<HashMap<Target, Arc<Lease>>>,
+    /// One at a time leases a replica of an image, and the others share what it got.
+    leasing: Mutex<HashMap<Target, Arc<tokio::sync::Mutex<()>>>>,
     /// A connection to the manager for the next lease.
     spare: tokio::sync::Mutex<Option<control::Connection>>,
     balance: Balance,
@@ -113,6 +115,7 @@ impl Connections {
     pub async fn release(&self) {
         *self.spare.lock().await = None;
         self.leases.lock().expect("no holder panics").clear();
+        self.leasing.lock().expect("no holder panics").clear();
         self.transports.lock().expect("no holder panics").clear();
     }
 
@@ -126,6 +129,8 @@ impl Connections {
     }
 
     async fn lease(&self, manager: &Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
+        let turn = self.leasing.lock().expect("no holder panics").entry(target.clone()).or_default().clone();
+        let _turn = turn.lock().await;
         {
             let mut leases = self.leases.lock().expect("no holder panics");
             match leases.get(target) {
