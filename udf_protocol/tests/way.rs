@@ -5,6 +5,7 @@ mod support;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -252,6 +253,41 @@ fn the_manager_is_reached_once_ahead_and_again_where_it_was_started_anew() {
         client.release();
         served.join().unwrap();
     }
+}
+
+#[test]
+fn exchanges_that_are_opened_at_once_share_one_lease() {
+    let (server, _) = json_server("", REPLY.to_vec());
+    let folder = tempfile::tempdir().unwrap();
+    let manager = folder.path().join("m.sock");
+    let listener = UnixListener::bind(&manager).unwrap();
+    let lease =
+        format!(r#"{{"response": "lease", "replica": "r", "image": "i:1.0", "json": "http://{server}"}}{}"#, "\n");
+    let leases = Arc::new(AtomicUsize::new(0));
+    let counted = leases.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, lease, counted) = (stream.unwrap(), lease.clone(), counted.clone());
+            std::thread::spawn(move || {
+                while stream.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 0) {
+                    counted.fetch_add(1, Relaxed);
+                    // Long enough for the others to want one, too.
+                    std::thread::sleep(Duration::from_millis(50));
+                    stream.write_all(lease.as_bytes()).unwrap();
+                }
+            });
+        }
+    });
+    let client = Client::start().unwrap();
+    let target = Target::Image { manager, digest: "sha256:1".to_string() };
+    let exchanges = (0..20).map(|_| open_to(&client, target.clone(), TransportName::Json, Volatility::Volatile));
+    let mut exchanges: Vec<_> = exchanges.collect();
+    exchanges.iter_mut().for_each(|exchange| exchange.send(batch()));
+    for exchange in &mut exchanges {
+        let reply = exchange.receive(&PlainHost).unwrap();
+        assert_eq!(reply.columns.column(0).as_primitive::<Int64Type>().value(0), 40);
+    }
+    assert_eq!(leases.load(Relaxed), 1);
 }
 
 #[test]
