@@ -78,11 +78,13 @@ impl Folders {
 
     /// Lets nobody else through a folder: this user, and replicas that are processes of another user.
     fn close(&self, folder: &Path) -> io::Result<()> {
-        if self.are_processes && Uid::effective().is_root() {
-            chown(folder, Some(0), Some(REPLICA_ID))?;
-            return fs::set_permissions(folder, Permissions::from_mode(0o710));
+        let mut mode = 0o700;
+        if Uid::effective().is_root() {
+            // Whoever made it before could open it again.
+            chown(folder, Some(0), Some(if self.are_processes { REPLICA_ID } else { 0 }))?;
+            mode |= if self.are_processes { 0o010 } else { 0 };
         }
-        fs::set_permissions(folder, Permissions::from_mode(0o700))
+        fs::set_permissions(folder, Permissions::from_mode(mode))
     }
 
     /// Makes the folder of a replica's sockets, in which its server may make them.
