@@ -99,7 +99,7 @@ def test_no_manager_is_told_with_what_usually_is_wrong(call):
 
 def test_nothing_is_allowed_that_is_not_listed(call):
     for script in [ADD_ONE, 'endpoint = "http://127.0.0.1:1" function = "f"',
-                   'template = "python" source = "def f(x: int) -> int: return x"']:  # fmt: skip
+                   'template = "python" function = "f" source = "def f(x: int) -> int: return x"']:  # fmt: skip
         run = call(script, columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": ""})
         assert "is not allowed in this external language" in run.err and "PARAMETERS = N'allowed=" in run.err, run.err
 
