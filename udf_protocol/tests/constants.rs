@@ -1,7 +1,8 @@
 //! Constants against a scripted server: what travels, when it travels again, and what a server gets that does not take them.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,6 +19,7 @@ use udf_protocol::exchange::Exchange;
 use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, Signature, Volatility};
+use udf_protocol::transport::Endpoint;
 use udf_protocol::types::Type;
 use udf_protocol::{Kind, Result};
 
@@ -42,7 +44,7 @@ fn batch(number: u64, values: &[i64], model: &ArrayRef) -> CallBatch {
 /// What a request said, and how many bytes of data followed its header.
 type Asked = (Value, usize);
 
-/// A server over a Unix socket with this greeting. It answers each value with the length of the model that it has for it, and
+/// A server with this greeting, over a Unix socket or TCP. It answers each value with the length of the model that it has for it, and
 /// ends the connection without an answer where `drops` says so.
 struct Server {
     client: Client,
@@ -56,10 +58,31 @@ impl Server {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("http.sock");
         let listener = UnixListener::bind(&path).unwrap();
+        let streams = std::iter::from_fn(move || listener.accept().ok().map(|(stream, _)| stream));
+        Server::at(Endpoint::JsonUnix(path), folder, streams, greeting, drops)
+    }
+
+    fn over_tcp(greeting: Value) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::JsonTcp(listener.local_addr().unwrap().to_string());
+        let streams = std::iter::from_fn(move || listener.accept().ok().map(|(stream, _)| stream));
+        Server::at(endpoint, tempfile::tempdir().unwrap(), streams, greeting, |_| false)
+    }
+
+    fn at<S: Send + 'static>(
+        endpoint: Endpoint,
+        folder: tempfile::TempDir,
+        streams: impl Iterator<Item = S> + Send + 'static,
+        greeting: Value,
+        drops: impl Fn(usize) -> bool + Send + Sync + 'static,
+    ) -> Server
+    where
+        for<'a> &'a S: Read + Write,
+    {
         let (sender, asked) = mpsc::channel();
         let (drops, count) = (Arc::new(drops), Arc::new(Mutex::new(0)));
         std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
+            for stream in streams {
                 let (sender, greeting, drops, count) = (sender.clone(), greeting.clone(), drops.clone(), count.clone());
                 std::thread::spawn(move || {
                     serve(&stream, &greeting, &sender, |()| {
@@ -70,7 +93,6 @@ impl Server {
                 });
             }
         });
-        let endpoint = udf_protocol::transport::Endpoint::JsonUnix(path);
         let call = Call {
             target: Target::Remote { remote: endpoint.into(), credentials: Default::default() },
             transport: TransportName::Socket,
@@ -87,7 +109,10 @@ impl Server {
     }
 }
 
-fn serve(stream: &UnixStream, greeting: &Value, asked: &mpsc::Sender<Asked>, drops: impl Fn(()) -> bool) -> Option<()> {
+fn serve<S>(stream: &S, greeting: &Value, asked: &mpsc::Sender<Asked>, drops: impl Fn(()) -> bool) -> Option<()>
+where
+    for<'a> &'a S: Read + Write,
+{
     let mut reader = BufReader::new(stream);
     let mut known = 0;
     loop {
@@ -105,7 +130,7 @@ fn serve(stream: &UnixStream, greeting: &Value, asked: &mpsc::Sender<Asked>, dro
         reader.read_exact(&mut body).ok()?;
         let answer = |kind: &str, body: &[u8]| {
             let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nContent-Length: {}\r\n\r\n", body.len());
-            (&*stream).write_all(&[head.as_bytes(), body].concat()).ok()
+            { stream }.write_all(&[head.as_bytes(), body].concat()).ok()
         };
         if is_greeting {
             answer("application/json", greeting.to_string().as_bytes())?;
@@ -175,6 +200,42 @@ fn a_constant_travels_once_per_exchange() {
         let shape: Vec<_> = said.iter().map(|(is_same, bytes)| (*is_same, *bytes >= MODEL_BYTES)).collect();
         assert_eq!(shape, [(false, true), (true, false), (false, true), (true, false), (false, true)]);
         assert!(said.iter().all(|(_, bytes)| *bytes < MODEL_BYTES + 1000));
+    }
+}
+
+#[test]
+fn constants_have_a_name_of_their_own() {
+    let server = Server::new(greeting(true), |_| false);
+    let (first, second) = (model(1), model(2));
+    for _ in 0..2 {
+        let mut exchange = server.open();
+        for (number, model) in [&first, &first, &second, &first].into_iter().enumerate() {
+            exchange.send(batch(number as u64, &[1], model));
+        }
+        for _ in 0..4 {
+            assert_eq!(receive(&mut exchange).unwrap(), [SIZE + 1]);
+        }
+    }
+    let names: Vec<_> =
+        server.asked.try_iter().map(|(header, _)| header["constants_id"].as_str().unwrap().to_string()).collect();
+    assert!(names[0] == names[1] && names[4] == names[5], "{names:?}");
+    let others = [0, 2, 3, 4, 6, 7].map(|i| &names[i]);
+    assert_eq!(others.iter().collect::<std::collections::HashSet<_>>().len(), others.len());
+}
+
+#[test]
+fn over_tcp_constants_travel_with_every_batch() {
+    // A proxy may put two requests on two connections, or those of two clients on one.
+    let server = Server::over_tcp(greeting(true));
+    let model = model(1);
+    let mut exchange = server.open();
+    for number in 0..3 {
+        exchange.send(batch(number, &[1, 2], &model));
+        assert_eq!(receive(&mut exchange).unwrap(), [SIZE + 1, SIZE + 2]);
+    }
+    for (header, bytes) in server.asked.try_iter() {
+        assert_eq!((&header["constants"], &header["same_constants"]), (&json!([1]), &Value::Null));
+        assert!((MODEL_BYTES..MODEL_BYTES + 1000).contains(&bytes));
     }
 }
 

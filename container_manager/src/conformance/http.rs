@@ -1,5 +1,7 @@
 //! §6 and §7 of `docs/protocol.md`: JSON, and columns as they lie in memory.
 
+use udf_protocol::codec::columns::{ReplyHeader, read_frame};
+
 use super::*;
 
 impl Judge {
@@ -170,7 +172,7 @@ impl Judge {
         for (case, more) in [
             (
                 "refuses constants of a batch before that brought none",
-                json!({"constants": [0], "same_constants": true}),
+                json!({"constants": [0], "constants_id": "a", "same_constants": true}),
             ),
             ("refuses constants that are no columns", json!({"constants": [2]})),
         ] {
@@ -183,6 +185,30 @@ impl Judge {
                 expect_violation(block_on(rest.post("/v1/functions/add", COLUMNS, framed(&header, &[0; 16]))))
             });
         }
+        // Two requests on one connection; only the first brings the constant.
+        let twice = |id: &str| {
+            let numbers = [1_i64, 2, 40].map(i64::to_le_bytes).concat();
+            let first = json!({"batch": 0, "rows": 2, "buffers": [0, 0, 0, 16, 0, 0, 16, 8], "constants": [1], "constants_id": "a"});
+            let second = json!({"batch": 1, "rows": 2, "buffers": [0, 0, 0, 16], "constants": [1], "constants_id": id, "same_constants": true});
+            block_on(async {
+                let (status, _) = rest.post("/v1/functions/add", COLUMNS, framed(&first, &numbers)).await?;
+                let answer = rest.post("/v1/functions/add", COLUMNS, framed(&second, &numbers[..16])).await?;
+                Ok((status, answer))
+            })
+        };
+        self.with("7.11", "keeps constants for the requests that follow", binary("add"), |_, _| {
+            let (first, (second, answer)) = twice("a").map_err(|error: Error| say(&error))?;
+            let (header, data) = read_frame::<ReplyHeader>(&answer)?;
+            let place = header.buffers.get(2).copied().unwrap_or(0);
+            let sums = data.get(place..place + 16);
+            if (first, second) == (200, 200) && sums == Some([41_i64, 42].map(i64::to_le_bytes).concat().as_slice()) {
+                return Ok(());
+            }
+            Err(format!("the statuses are {first} and {second}, the sums {sums:?}"))
+        });
+        self.with("7.11", "refuses constants of a batch before that had another name", binary("add"), |_, _| {
+            expect_violation(twice("b").map(|(_, answer)| answer))
+        });
     }
 }
 

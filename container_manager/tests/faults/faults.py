@@ -96,7 +96,8 @@ COLUMNS = [
     ("unchecked: segment missing", "7", "refuses a segment that is not there"),
     ("unchecked: segment outside", "7", "refuses a segment outside of the folder"),
     ("constants in the first row", "7.11", "takes constants, and those of the batch before"),
-    ("constants not kept", "7.11", "takes constants, and those of the batch before"),
+    ("constants not kept", "7.11", "keeps constants for the requests that follow"),
+    ("unchecked: constants by name", "7.11", "refuses constants of a batch before that had another name"),
     ("unchecked: constants missing", "7.11", "refuses constants of a batch before that brought none"),
     ("unchecked: constants outside", "7.11", "refuses constants that are no columns"),
 ]

@@ -469,7 +469,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def setup(self):
         super().setup()
         # Those of the last request that brought some, by position.
-        self.constants = {}
+        self.constants, self.constants_id = {}, None
 
     def log_message(self, *words):
         pass
@@ -581,8 +581,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
         is_same = header.get("same_constants", False) and not has("constants not kept")
         if is_same and self.constants.keys() != set(constants):
             raise violation("there are no such constants", "constants missing")
+        if is_same and header.get("constants_id") != self.constants_id:
+            raise violation("these constants are others", "constants by name")
         if constants and not is_same:
-            self.constants = {}
+            self.constants, self.constants_id = {}, header.get("constants_id")
         columns = []
         for position, ty in enumerate(types):
             if position not in constants:

@@ -23,7 +23,8 @@ def request_of(segments, arguments, rows, header=None, same=False):
         data += bytes(-len(data) % 64)
         places += [place + len(data) if i % 2 == 0 else place for i, place in enumerate(its_places)]
         data += bytes(its_data)
-    known = {"rows": rows, "buffers": places, "constants": positions} | ({"same_constants": True} if same else {})
+    known = {"rows": rows, "buffers": places, "constants": positions, "constants_id": "a"}
+    known |= {"same_constants": True} if same else {}
     return columns.Request(body_of(known | (header or {}), data), segments)
 
 
@@ -83,6 +84,16 @@ def test_wrong_constants_are_refused(header, message):
     with pytest.raises(CallError, match=message) as caught:
         request_of(columns.Segments(None), arguments, 3, header).batch(columns_of(arguments))
     assert caught.value.kind == "protocol_violation"
+
+
+@pytest.mark.parametrize("brought, asked", [("a", "b"), ("a", None), (None, None), (["a"], ["b"])])
+def test_constants_of_somebody_else_are_not_taken(brought, asked):
+    # A proxy shares its connections among clients.
+    segments = columns.Segments(None)
+    arguments = [("text", pa.array(["a"])), ("int8", pa.array([1, 2]))]
+    request_of(segments, arguments, 2, {"constants_id": brought}).batch(columns_of(arguments))
+    with pytest.raises(CallError, match="were not sent"):
+        request_of(segments, arguments, 2, {"constants_id": asked}, same=True).batch(columns_of(arguments))
 
 
 def test_constants_of_another_type_are_not_taken():

@@ -82,8 +82,8 @@ class Segments:
     def __init__(self, directory):
         self._directory = directory
         self._names = {}
-        # The constants of the last request that brought some, by their columns' positions.
-        self.constants = {}
+        # The constants of the last request that brought some, by their columns' positions, and what the client calls them.
+        self.constants, self.constants_id = {}, None
 
     def _open(self, name, flags):
         if self._directory is None or not isinstance(name, str) or not re.fullmatch("[0-9a-f]{32}", name):
@@ -140,7 +140,7 @@ class Segments:
 
     def close(self):
         """Closes them; what a handler still looks at stays mapped."""
-        self.constants = {}
+        self.constants, self.constants_id = {}, None
         self._drop(list(self._names))
 
 
@@ -211,8 +211,10 @@ class Request:
             return [reader.array(entry, rows) for _, entry in columns]
         if not isinstance(positions, list) or not all(type(it) is int and 0 <= it < len(columns) for it in positions):
             raise ValueError("constants are numbers of columns")
+        name = self.header.get("constants_id")
         known = self._segments.constants if self.header.get("same_constants") is True else None
-        if known is not None and known.keys() != set(positions):
+        # What a proxy has put on this connection may refer to what went over another one.
+        if known is not None and (known.keys() != set(positions) or name is None or name != self._segments.constants_id):
             raise ValueError("it refers to constants that were not sent")
         arrays, found = [], {}
         for position, (_, entry) in enumerate(columns):
@@ -224,7 +226,7 @@ class Request:
                 raise ValueError("it refers to constants of another function")
             found[position] = value
             arrays.append(constants.repeated(value, rows))
-        self._segments.constants = found
+        self._segments.constants, self._segments.constants_id = found, name
         return arrays
 
     def write(self, batch, columns):

@@ -62,7 +62,10 @@ pub struct CallHeader<'a> {
     /// The columns that have one row, which stands for all.
     #[serde(skip_serializing_if = "<[usize]>::is_empty")]
     constants: &'a [usize],
-    /// Whether these are the same as in the request before, and have no buffers here.
+    /// What names these constants, and no others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    constants_id: Option<&'a str>,
+    /// Whether an earlier request brought these, and they have no buffers here.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     same_constants: bool,
     buffers: &'a [usize],
@@ -82,9 +85,15 @@ impl<'a> CallHeader<'a> {
             may_alias: layout.form.is_none(),
             may_encode: batch.takes_dictionaries && layout.form.is_none(),
             constants: &layout.constants,
+            constants_id: None,
             same_constants: layout.same_constants,
             buffers: &layout.places,
         }
+    }
+
+    /// Names the constants.
+    pub fn with_constants_id(self, id: &'a str) -> CallHeader<'a> {
+        CallHeader { constants_id: Some(id), ..self }
     }
 
     /// Says that the data lies in a segment, and offers another one for the reply's.

@@ -18,7 +18,9 @@ use super::check::check_reply;
 use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
-use super::{Event, Folder, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost};
+use super::{
+    Endpoint, Event, Folder, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost,
+};
 use crate::arena::Arena;
 use crate::batch::CallBatch;
 use crate::codec::Unreadable;
@@ -156,6 +158,7 @@ impl Pipelines {
             pipelining: self.takes.get().is_none_or(|takes| takes.pipelining),
             takes_constants: self.encoding == Encoding::Columns
                 && self.takes.get().is_some_and(|takes| takes.constants),
+            keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };
         call.run(&mut pipeline, outbox, inbox).await?;
@@ -229,7 +232,17 @@ struct PipelinedCall<'a> {
     segments: Option<(&'a Folder, usize)>,
     pipelining: bool,
     takes_constants: bool,
+    /// Whether all requests come to the server on one connection: over TCP there may be a proxy, which has connections of its
+    /// own to it, and shares them among its clients.
+    keeps_connection: bool,
     encoding: Encoding,
+}
+
+/// The constants that the server has from a batch before.
+#[derive(Default)]
+struct Brought {
+    constants: Constants,
+    id: String,
 }
 
 /// A batch that was sent.
@@ -251,8 +264,7 @@ impl PipelinedCall<'_> {
         let mut sending: VecDeque<Bytes> = VecDeque::new();
         // Of the answer that is being read.
         let mut share: Option<Share> = None;
-        // What the server has from the batch before.
-        let mut constants = Constants::default();
+        let mut brought = Brought::default();
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
             // So that a short answer comes in one piece.
@@ -261,7 +273,7 @@ impl PipelinedCall<'_> {
                 batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => {
                         let number = batch.number;
-                        match self.send(pipeline, &mut sending, batch, &mut constants) {
+                        match self.send(pipeline, &mut sending, batch, &mut brought) {
                             Ok(sent) => awaited.push_back(sent),
                             // Those before it may be answered yet.
                             Err(error) => {
@@ -327,10 +339,14 @@ impl PipelinedCall<'_> {
         pipeline: &mut Pipeline,
         sending: &mut VecDeque<Bytes>,
         batch: CallBatch,
-        constants: &mut Constants,
+        brought: &mut Brought,
     ) -> Result<Awaited> {
         let batch = if self.takes_constants { batch } else { batch.with_repeated_constants(self.signature)? };
-        let same_constants = !batch.constants.is_empty() && batch.constants.are(constants);
+        let same_constants =
+            self.keeps_connection && !batch.constants.is_empty() && batch.constants.are(&brought.constants);
+        if !batch.constants.is_empty() && !same_constants {
+            *brought = Brought { constants: batch.constants.clone(), id: format!("{}-{}", self.name, batch.number) };
+        }
         let is_usable = |segment: &Segment| Some(segment.directory()) == self.segments.map(|(directory, _)| directory);
         let arena = batch.arena.clone().filter(|arena| arena.segment().is_some_and(is_usable));
         let mut layout = self.encoding.layout(self.signature, &batch, arena, same_constants);
@@ -349,7 +365,10 @@ impl PipelinedCall<'_> {
             // There is no memory left for segments: all of the data goes with the request.
             layout = self.encoding.layout(self.signature, &batch, None, same_constants);
         }
-        let header = CallHeader::new(&batch, &layout, self.name);
+        let mut header = CallHeader::new(&batch, &layout, self.name);
+        if !batch.constants.is_empty() {
+            header = header.with_constants_id(&brought.id);
+        }
         let body = match &segments {
             Some(segments) => {
                 let calls = layout.segment().unwrap_or(&segments.calls);
@@ -365,9 +384,6 @@ impl PipelinedCall<'_> {
             sending.push_back(head.into());
         } else {
             sending.extend([Bytes::from(head), Bytes::from(body)]);
-        }
-        if !batch.constants.is_empty() {
-            *constants = batch.constants.clone();
         }
         Ok(Awaited { batch, segments, layout })
     }
