@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Docker for builds and replicas: docker.sh start | compilers | stop.
+# Docker for builds and replicas: docker.sh start | compilers | gateway | stop.
 # start uses the daemon that answers; where none does, as root on Debian, it installs Docker and starts a private daemon
 # under target/private. It also makes the base image where no registry gives it. compilers makes the official images of
-# compilers that templates build in, where no registry gives them, from the compilers of this machine.
+# compilers that templates build in, where no registry gives them, from the compilers of this machine; gateway that of nginx,
+# with Debian's version.
 source "$(dirname "$0")/environment.sh"
 place=$PRIVATE/docker
 base=debian:bookworm-slim
@@ -50,6 +51,15 @@ make_compiler_images() {
   make_compiler_image rust:1.95-slim-bookworm "gcc libc6-dev" "for tool in $rust/bin/*; do ln -s \$tool /usr/local/bin; done" "$rust"
 }
 
+# As container_manager/src/deploy names it.
+make_gateway_image() {
+  local name=nginx:1.28
+  has_image "$name" && return
+  say "Making image $name from Debian's package"
+  printf 'FROM %s\nRUN apt-get update && apt-get install -y --no-install-recommends nginx && rm -rf /var/lib/apt/lists/*\n' "$base" \
+    | docker build --quiet --tag "$name" - > "$ROOT/target/gateway.log" 2>&1 || { tail -n 20 "$ROOT/target/gateway.log" >&2; exit 1; }
+}
+
 case ${1:-} in
   start)
     if ! docker version > /dev/null 2>&1; then
@@ -74,6 +84,7 @@ case ${1:-} in
     make_base_image
     ;;
   compilers) make_compiler_images ;;
+  gateway) make_gateway_image ;;
   stop)
     if is_alive "$place/pid"; then
       say "Stopping the private Docker daemon"
@@ -81,5 +92,5 @@ case ${1:-} in
       rm -f "$place/docker.sock"
     fi
     ;;
-  *) echo "usage: $0 start | compilers | stop" >&2; exit 2 ;;
+  *) echo "usage: $0 start | compilers | gateway | stop" >&2; exit 2 ;;
 esac

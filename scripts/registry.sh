@@ -67,6 +67,15 @@ expect "samples:1.0 $digest" "$("$transship" pull "$pushed")"
 [ "$(docker image inspect --format '{{.Id}}' "samples:${content:0:16}")" = "$digest" ]
 expect "largest_prime_factor" "$("$transship" ddl samples:1.0)"
 expect "0 failed" "$("$transship" conformance --quiet samples:1.0)"
+# A name that stands for another image here is not taken from it, unless that is said.
+docker image tag changed-model:1.0 samples:1.0
+expect "another image has that name here" "$(fails "$transship" pull "$pushed")"
+[ "$(docker image inspect --format '{{.Id}}' samples:1.0)" != "$digest" ]
+expect "samples:1.0 $digest" "$("$transship" pull --replace "$pushed")"
+# Whoever looks at signatures is asked first, about a digest.
+expect "samples:1.0 $digest" "$("$transship" pull --verify "test -n" "$pushed")"
+expect "could not verify image" "$(fails env TRANSSHIP_VERIFY="test -z" "$transship" pull "$pushed")"
+expect "names no digest" "$(fails "$transship" pull --verify "test -n" "$reference:1.0")"
 # What is no UDF image is told so.
 docker image tag debian:bookworm-slim "$reference:plain"
 docker push --quiet "$reference:plain" > /dev/null

@@ -45,13 +45,58 @@ RESET ROLE;
 SET transship.allowed_images = 'flights:*, regress:*';
 SET ROLE analyst;
 CREATE FUNCTION mine_too(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
-SELECT mine_too(1);
 -- With the digest that it got, the function can be written again; with another digest it cannot.
 SELECT prosrc AS body FROM pg_proc WHERE proname = 'mine_too' \gset
 CREATE OR REPLACE FUNCTION mine_too(x bigint) RETURNS bigint LANGUAGE container AS :'body';
 SELECT code, message FROM failure(format($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'digest = "sha256:%s"\nimage = "regress:1.0"\nfunction = "add_one"'$$, repeat('0', 64)));
+-- A call asks for the list of the function's owner, whoever calls: what this session has is nobody else's.
+SELECT code, message, detail, hint FROM failure('SELECT mine_too(1)');
 RESET ROLE;
+SELECT code, message FROM failure('SELECT mine_too(1)');
+SELECT code, message FROM failure('SELECT sum(mine_too(x)) FROM numbers WHERE x <= 10');
 RESET transship.allowed_images;
+SELECT current_database() AS database \gset
+ALTER ROLE analyst SET transship.allowed_images = 'regress:*';
+SELECT mine_too(1), (SELECT sum(mine_too(x)) FROM numbers WHERE x <= 10);
+SET ROLE analyst;
+SELECT mine_too(1);
+RESET ROLE;
+-- As for a new session, what is said of the role in this database comes first, and last what is said of all.
+ALTER ROLE analyst IN DATABASE :"database" SET transship.allowed_images = 'flights:*';
+SELECT code, message FROM failure('SELECT mine_too(1)');
+ALTER ROLE analyst IN DATABASE :"database" SET transship.allowed_images = 'flights:*, regress:1.0@sha256:*';
+SELECT mine_too(1);
+ALTER ROLE analyst IN DATABASE :"database" SET transship.allowed_images = 'regress:1.0@sha256:0*0';
+SELECT code, message FROM failure('SELECT mine_too(1)');
+ALTER ROLE analyst IN DATABASE :"database" RESET ALL;
+ALTER ROLE analyst RESET ALL;
+SELECT code FROM failure('SELECT mine_too(1)');
+ALTER DATABASE :"database" SET transship.allowed_images = 'regress:*';
+SELECT mine_too(1);
+ALTER DATABASE :"database" RESET transship.allowed_images;
+SELECT code FROM failure('SELECT mine_too(1)');
+ALTER ROLE ALL SET transship.allowed_images = 'regress:*';
+SELECT mine_too(1);
+ALTER ROLE ALL RESET transship.allowed_images;
+SELECT code FROM failure('SELECT mine_too(1)');
+ALTER SYSTEM SET transship.allowed_images = 'regress:*';
+SELECT mine_too(1);
+ALTER SYSTEM RESET transship.allowed_images;
+SELECT code FROM failure('SELECT mine_too(1)');
+-- Where functions are checked when they are created, and those of superusers, calls are not.
+SET transship.check_allowed_images = 'create';
+SELECT mine_too(1);
+SET ROLE analyst;
+SELECT code, message FROM failure($$SET transship.check_allowed_images = 'create'$$);
+RESET ROLE;
+RESET transship.check_allowed_images;
+ALTER FUNCTION mine_too OWNER TO CURRENT_USER;
+SELECT mine_too(1);
+-- Who may not name an image has no business with it.
+SET ROLE analyst;
+SELECT code, message FROM failure($$SELECT transship.image_info('regress:1.0')$$);
+SELECT code, message FROM failure($$SELECT transship.import('regress:1.0')$$);
+RESET ROLE;
 -- All functions of an image at once.
 CREATE SCHEMA imported;
 SELECT regexp_replace(ddl, '\n.*', '') AS ddl FROM transship.import('regress:1.0', 'imported') ddl WHERE ddl ~ '[.](echo_line|words|running_total|mean|no_merge)';

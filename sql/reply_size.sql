@@ -21,7 +21,7 @@ FROM unnest('{shm,flight,socket,parquet,json}'::text[]) way;
 -- A call by itself.
 SELECT way, reply_over(way, $$SELECT length(shout(repeat('x', 2000000)))$$) FROM unnest('{shm,flight,socket,parquet,json}'::text[]) way;
 -- Fewer rows in each batch.
-SET transship.batch_rows = 10;
+SET transship.batch_rows = 5;
 SELECT way, reply_over(way, $$SELECT sum(length(shout(repeat('x', 30000) || x))) FROM numbers WHERE x <= 100$$) FROM unnest('{shm,flight,socket,parquet,json}'::text[]) way;
 RESET transship.batch_rows;
 -- The default.

@@ -10,7 +10,7 @@ SET transship.start_timeout = '2d';
 SET transship.build_timeout = '0ms';
 SET transship.transport = 'carrier pigeon';
 SET transship.batching = 'perhaps';
--- batching, batch_rows, batch_size, batch_time, batch_window and transport are in batching.sql and transports.sql, allowed_images in dba.sql.
+-- batching, batch_rows, batch_size, batch_time, batch_window and transport are in batching.sql and transports.sql, allowed_images and check_allowed_images in dba.sql.
 SET transship.batch_timeout = '100ms';
 SELECT code, message, hint FROM failure('SELECT wait_for(1)');
 RESET transship.batch_timeout;

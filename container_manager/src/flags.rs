@@ -129,6 +129,12 @@ pub enum Command {
     Pull {
         /// Registry, repository and tag or digest.
         reference: String,
+        /// Take the name from another image that has it here.
+        #[arg(long)]
+        replace: bool,
+        /// A program, with arguments, that is asked first whether the reference's signature is good, such as "cosign verify --key FILE".
+        #[arg(long, env = "TRANSSHIP_VERIFY")]
+        verify: Option<String>,
     },
     /// Write the statements that make an image's functions known to an engine.
     Ddl {
@@ -141,7 +147,7 @@ pub enum Command {
         #[arg(long)]
         schema: Option<String>,
         /// Where a server of the image answers Flight, for Spark, which knows no manager.
-        #[arg(long, default_value = "grpc://localhost:8815")]
+        #[arg(long, default_value = "grpcs://localhost:8815")]
         endpoint: String,
     },
     /// Write a file that runs an image's functions elsewhere, for engines that call them by endpoint.
@@ -154,10 +160,16 @@ pub enum Command {
         /// The image as the hosts there can get it, such as registry.example/team/flights:1.0; its own name if left out.
         #[arg(long)]
         reference: Option<String>,
-        /// With Compose, the port of the host's loopback that answers Flight; further replicas take the next ones.
+        /// The image of the gateway that asks for TLS and a token: nginx.
+        #[arg(long, default_value = deploy::GATEWAY)]
+        gateway: String,
+        /// With Compose, the address of the host at which the functions are reached; 0.0.0.0 for all.
+        #[arg(long, default_value = "127.0.0.1")]
+        publish: std::net::IpAddr,
+        /// With Compose, the port of the host that answers Flight; further replicas take the next ones.
         #[arg(long, default_value_t = deploy::FLIGHT_PORT)]
         flight_port: u16,
-        /// With Compose, the port of the host's loopback that answers JSON; further replicas take the next ones.
+        /// With Compose, the port of the host that answers JSON; further replicas take the next ones.
         #[arg(long, default_value_t = deploy::JSON_PORT)]
         json_port: u16,
     },

@@ -16,3 +16,4 @@ pub mod registration;
 pub mod replica;
 pub mod runtime;
 pub mod sandbox;
+pub mod signature_check;

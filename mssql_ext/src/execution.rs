@@ -128,7 +128,7 @@ impl<'a> Execution<'a> {
                 self.add_answer(&sent, None)?;
                 continue;
             }
-            let (mut compute_us, mut waited) = (0, Duration::ZERO);
+            let (mut compute_us, mut reply_bytes, mut waited) = (0, 0_usize, Duration::ZERO);
             loop {
                 let start = Instant::now();
                 let outcome = self.exchange.receive(&PlainHost);
@@ -136,6 +136,7 @@ impl<'a> Execution<'a> {
                 let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
                 let is_last = reply.is_last;
                 compute_us += reply.compute_us;
+                reply_bytes = reply_bytes.saturating_add(reply.bytes_received);
                 self.count(&reply);
                 self.add_answer(&sent, Some(reply))?;
                 if is_last {
@@ -144,7 +145,8 @@ impl<'a> Execution<'a> {
             }
             self.telemetry.wait += waited;
             let compute = Duration::from_micros(compute_us);
-            self.pace.note_answered(&Measured { rows: sent.count(), compute, latency: sent.at.elapsed(), waited });
+            let (rows, latency) = (sent.count(), sent.at.elapsed());
+            self.pace.note_answered(&Measured { rows, reply_bytes, compute, latency, waited });
         }
     }
 

@@ -13,12 +13,12 @@ use udf_protocol::manifest::{FunctionBody, FunctionEntry, TransportName};
 use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_protocol::transport::{Credentials, Remote};
 use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result, allow_list};
+use udf_protocol::{Error, Kind, Result};
 
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow, type_name};
-use crate::{server, session, settings};
+use crate::{allowed, server, session, settings};
 
 /// A container function.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ pub struct Function {
     pub name: String,
     /// The same in the database's encoding.
     pub name_in_database: CString,
+    /// Whose it is.
+    owner: pg_sys::Oid,
     /// Its body.
     pub body: FunctionBody,
     /// What it is called for.
@@ -193,6 +195,7 @@ impl Function {
         Ok(Function {
             name: row.name,
             name_in_database: row.name_in_database,
+            owner: row.owner,
             body,
             role,
             signature,
@@ -226,6 +229,7 @@ impl Function {
         Function {
             name: self.name.clone(),
             name_in_database: self.name_in_database.clone(),
+            owner: self.owner,
             is_adapted: true,
             body: FunctionBody::default(),
             role: Role::Direct,
@@ -392,6 +396,7 @@ impl Function {
                 None => return Err(Error::invalid_definition("the function body names no image")),
             },
         };
+        allowed::check_call(&self.name, self.owner, &self.body, &digest)?;
         Ok(Target::Image { manager: settings::manager_socket(), digest })
     }
 
@@ -414,41 +419,6 @@ impl Function {
             _ => Err(Error::new(Kind::InvalidDefinition, "the function body names no image")),
         }
     }
-}
-
-/// Whether those who are not superusers may create a function with such a body: with an image that
-/// `transship.allowed_images` lets through, or with a server that they may use.
-pub fn check_allowed(body: &FunctionBody) -> Result<()> {
-    let refuse = |what: String, hint: &str| Err(Error::new(Kind::NotAllowed, what).with_hint(hint));
-    if body.endpoint.is_some() {
-        return refuse(
-            "only superusers may name an endpoint in a container function".to_string(),
-            "Name a server with the key \"server\"; CREATE SERVER ... FOREIGN DATA WRAPPER transship makes one.",
-        );
-    }
-    if let Some(name) = &body.server {
-        return server::target(name, catalog::current_user()).map(|_| ());
-    }
-    let inline = || format!("inline:{}", body.template.as_deref().unwrap_or_default());
-    let image = body.image.clone().unwrap_or_else(inline);
-    let patterns = settings::allowed_images();
-    if allow_list::allows(&patterns, &image, body.digest.as_deref()) {
-        return Ok(());
-    }
-    // A digest that the name stands for now says nothing new.
-    if let (Some(name), Some(digest)) = (&body.image, &body.digest)
-        && allow_list::allows(&patterns, &image, None)
-    {
-        let client = session::client();
-        let found = client.resolve_image(&Backend, &settings::manager_socket(), name, settings::start_timeout())?;
-        if found.digest == *digest {
-            return Ok(());
-        }
-    }
-    refuse(
-        format!("image \"{image}\" is not allowed"),
-        "A superuser lists the images that others may name in transship.allowed_images, for example with ALTER ROLE ... SET.",
-    )
 }
 
 impl Role {

@@ -8,7 +8,7 @@ use udf_protocol::{Error, Kind, ddl};
 
 use crate::host::Backend;
 use crate::pg::{catalog, text};
-use crate::{report, session, settings};
+use crate::{allowed, report, session, settings};
 
 /// `transship.image_ddl(image text, schema text, previous text) RETURNS json`.
 #[pg_guard]
@@ -35,7 +35,9 @@ pub unsafe extern "C-unwind" fn image_info(fcinfo: pg_sys::FunctionCallInfo) -> 
 fn resolve(image: &str) -> ImageInfo {
     catalog::check_language_usage();
     let manager = settings::manager_socket();
-    report::unwrap(session::client().resolve_image(&Backend, &manager, image, settings::start_timeout()))
+    let info = report::unwrap(session::client().resolve_image(&Backend, &manager, image, settings::start_timeout()));
+    report::unwrap(allowed::check_question(image, &info));
+    info
 }
 
 /// `transship.function_body(oid) RETURNS json`.

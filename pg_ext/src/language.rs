@@ -9,7 +9,7 @@ use udf_protocol::{Error, Kind};
 use crate::function::{Function, Role};
 use crate::pg::catalog;
 use crate::result_set::ResultSet;
-use crate::{aggregate, function, report, single_call};
+use crate::{aggregate, allowed, function, report, single_call};
 
 /// The call handler: calls a container function for one row, or as a part of an aggregate.
 #[pg_guard]
@@ -58,7 +58,7 @@ pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg
     let (checks_body, is_superuser) = unsafe { (pg_sys::check_function_bodies, pg_sys::superuser()) };
     // Permission does not depend on a setting; what cannot be read cannot be called either.
     if let (Ok(body), false) = (&body, is_superuser) {
-        report::unwrap(function::check_allowed(body));
+        report::unwrap(allowed::check_create(body));
     }
     if !checks_body {
         return nothing;

@@ -7,6 +7,7 @@
 #![cfg_attr(feature = "lift-ordinary", allow(dead_code, reason = "what reaches containers has no caller there"))]
 
 mod aggregate;
+mod allowed;
 mod batch_scan;
 mod datum;
 mod entry_points;

@@ -27,9 +27,25 @@ enum Transport {
     Json,
 }
 
+/// When `transship.allowed_images` is asked, values of `transship.check_allowed_images`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum AllowedImagesCheck {
+    /// When a function is created.
+    #[name = c"create"]
+    Create,
+    /// When it is created, and again when it is called.
+    #[name = c"call"]
+    Call,
+}
+
+/// The setting that lists images.
+pub const ALLOWED_IMAGES_NAME: &str = "transship.allowed_images";
+
 static MANAGER_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/run/transship/transshipd.sock"));
 static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
+    GucSetting::<AllowedImagesCheck>::new(AllowedImagesCheck::Call);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
@@ -56,6 +72,14 @@ pub fn define() {
         c"Images that those who are not superusers may name in container functions.",
         c"Patterns such as \"flights:*, models/*@sha256:...\", separated by commas; inline code is \"inline:TEMPLATE\".",
         &ALLOWED_IMAGES,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"transship.check_allowed_images",
+        c"When transship.allowed_images is asked: when functions are created, or also when they are called.",
+        c"When a function is called, the list of its owner counts.",
+        &ALLOWED_IMAGES_CHECK,
         GucContext::Suset,
         GucFlags::default(),
     );
@@ -152,6 +176,11 @@ pub fn manager_socket() -> PathBuf {
 /// Images that those who are not superusers may name.
 pub fn allowed_images() -> String {
     text::to_utf8(ALLOWED_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
+}
+
+/// When that list is asked.
+pub fn allowed_images_check() -> AllowedImagesCheck {
+    ALLOWED_IMAGES_CHECK.get()
 }
 
 /// Whether calls are batched.

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Bounds {
     /// Most rows in one batch.
     pub rows: usize,
-    /// Bytes at which a batch is cut, however few rows it has.
+    /// Bytes at which a batch is cut, however few rows it has; as many as its reply should have.
     pub bytes: usize,
     /// Most batches that are out at a time.
     pub window: usize,
@@ -23,6 +23,8 @@ pub struct Bounds {
 pub struct Measured {
     /// Calls that were sent.
     pub rows: usize,
+    /// Bytes of what answered them.
+    pub reply_bytes: usize,
     /// How long the server says that it computed; zero if it does not say it.
     pub compute: Duration,
     /// From sending to having the answer.
@@ -35,7 +37,8 @@ pub struct Measured {
 ///
 /// Batches are small at first, so that `LIMIT 10` does not pay for ten thousand rows; each may have four times as many
 /// rows as the one before, up to the bounds. Where calls take long, a batch has as many rows as fit into the bound of time, so that
-/// rows come while a query runs, and `LIMIT` and cancelling spare what is not wanted.
+/// rows come while a query runs, and `LIMIT` and cancelling spare what is not wanted. Where results are large, it has as many as
+/// have replies of the bound of bytes, so that neither side needs memory for more.
 ///
 /// Few batches are out at a time: two hide the way to a container on the same machine. Where the engine waits for answers
 /// much longer than they take to compute, the way is long, and more are sent while the first is on it.
@@ -45,6 +48,8 @@ pub struct Pace {
     rows: usize,
     /// Most rows that fit into the bound of time.
     rows_in_time: usize,
+    /// Most rows whose reply has the bound of bytes.
+    rows_in_reply: usize,
     window: usize,
     is_answered: bool,
     /// How many of the next batches wait for the one before, since few rows may be wanted.
@@ -70,6 +75,7 @@ impl Pace {
             bounds,
             rows,
             rows_in_time: bounds.rows,
+            rows_in_reply: bounds.rows,
             window: Pace::FIRST_WINDOW.min(bounds.window),
             is_answered: false,
             waiting: 0,
@@ -93,7 +99,12 @@ impl Pace {
     /// large as any, so that both can lie in the same.
     pub fn room(&self) -> usize {
         let next = self.rows.saturating_mul(Pace::GROWTH);
-        if next < self.rows_in_time { self.rows } else { self.rows_in_time.max(self.rows) }
+        if next < self.most_rows() { self.rows } else { self.most_rows().max(self.rows) }
+    }
+
+    /// Most rows of any batch, as far as is known.
+    fn most_rows(&self) -> usize {
+        self.rows_in_time.min(self.rows_in_reply)
     }
 
     /// Bytes at which it is cut, however few rows it has.
@@ -120,14 +131,19 @@ impl Pace {
     /// Notes that a batch was sent: the next one may be larger.
     pub fn note_sent(&mut self) {
         self.waiting = self.waiting.saturating_sub(1);
-        self.rows = self.rows.saturating_mul(Pace::GROWTH).min(self.rows_in_time);
+        self.rows = self.rows.saturating_mul(Pace::GROWTH).min(self.most_rows());
     }
 
     /// Notes what a batch has taken.
     pub fn note_answered(&mut self, measured: &Measured) {
         self.is_answered = true;
-        let Measured { rows, compute, latency, waited } = *measured;
-        if rows == 0 || compute.is_zero() {
+        let Measured { rows, reply_bytes, compute, latency, waited } = *measured;
+        if rows == 0 {
+            return;
+        }
+        self.rows_in_reply = (self.bounds.bytes.saturating_mul(rows) / reply_bytes.max(1)).clamp(1, self.bounds.rows);
+        self.rows = self.rows.min(self.rows_in_reply);
+        if compute.is_zero() {
             return;
         }
         if !self.bounds.time.is_zero() {
@@ -151,7 +167,7 @@ mod tests {
 
     fn answer(rows: usize, compute_ms: u64, latency_ms: u64, waited_ms: u64) -> Measured {
         let [compute, latency, waited] = [compute_ms, latency_ms, waited_ms].map(Duration::from_millis);
-        Measured { rows, compute, latency, waited }
+        Measured { rows, reply_bytes: 0, compute, latency, waited }
     }
 
     #[test]
@@ -208,6 +224,29 @@ mod tests {
             pace.note_answered(&answer(128, compute_ms, 10_000, 10_000));
             assert!(!pace.is_full(127, 0) && pace.is_full(128, 0));
         }
+    }
+
+    #[test]
+    fn large_replies_have_small_batches() {
+        let reply = |rows, reply_bytes| Measured { rows, reply_bytes, ..Measured::default() };
+        let mut pace = Pace::new(BOUNDS);
+        pace.note_answered(&reply(128, 12_800));
+        assert!(!pace.is_full(9, 0) && pace.is_full(10, 0));
+        pace.note_sent();
+        assert!(pace.is_full(10, 0) && pace.room() == 10);
+        // Step by step more again, as far as time allows.
+        pace.note_answered(&Measured { compute: Duration::from_millis(50), ..reply(10, 10) });
+        pace.note_sent();
+        assert!(!pace.is_full(19, 0) && pace.is_full(20, 0));
+        // One row is the least.
+        pace.note_answered(&reply(20, usize::MAX));
+        assert!(pace.is_full(1, 0));
+        // Replies that are as large as is wanted change nothing.
+        let mut pace = Pace::new(BOUNDS);
+        pace.note_answered(&reply(128, 400));
+        assert!(!pace.is_full(127, 0) && pace.is_full(128, 0));
+        pace.note_sent();
+        assert!(!pace.is_full(299, 0) && pace.is_full(300, 0));
     }
 
     #[test]

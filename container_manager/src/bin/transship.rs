@@ -11,7 +11,7 @@ use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
-use container_manager::{deploy, doctor};
+use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
 use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
 use udf_protocol::ddl;
@@ -52,8 +52,11 @@ fn run(flags: CliFlags) -> Result<bool> {
             println!("{}", runtime::choose(&place)?.push(&image, &reference)?);
             Ok(true)
         }
-        Command::Pull { reference } => {
-            let image = runtime::choose(&place)?.pull(&reference)?;
+        Command::Pull { reference, replace, verify } => {
+            if let Some(verifier) = &verify {
+                signature_check::check(verifier, &reference)?;
+            }
+            let image = runtime::choose(&place)?.pull(&reference, replace)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
@@ -64,13 +67,13 @@ fn run(flags: CliFlags) -> Result<bool> {
             print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &place)?);
             Ok(true)
         }
-        Command::Deploy { image, target, reference, flight_port, json_port } => {
+        Command::Deploy { image, target, reference, gateway, publish, flight_port, json_port } => {
             let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
             let reference = reference.unwrap_or_else(|| found.manifest.image());
-            let published = deploy::Published { flight_port, json_port };
-            print!("{}", deploy::describe(&found.manifest, &reference, target, published)?);
+            let published = deploy::Published { gateway, address: publish, flight_port, json_port };
+            print!("{}", deploy::describe(&found.manifest, &reference, target, &published)?);
             Ok(true)
         }
         Command::Register { image, dsn, schema } => {

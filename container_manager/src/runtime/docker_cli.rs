@@ -333,14 +333,26 @@ impl Runtime for DockerCli {
         found.ok_or_else(|| Error::new(Kind::Unreachable, format!("could not {what}: the registry gave no digest")))
     }
 
-    fn pull(&self, reference: &str) -> Result<ImageInfo> {
+    fn pull(&self, reference: &str, replaces: bool) -> Result<ImageInfo> {
         check_reference(reference)?;
         let what = format!("pull image \"{reference}\"");
         run(&mut self.command(["pull", reference]), Kind::Unreachable, &what)
             .map_err(|error| advise_login(error, self.program))?;
         let inspected = self.inspect_image(reference)?;
         let info = inspected.udf_image(reference)?;
-        self.tag(reference, &info.manifest.image())?;
+        let name = info.manifest.image();
+        match self.inspect_image(&name) {
+            Ok(found) if !replaces && found.id != inspected.id => {
+                return Err(Error::new(
+                    Kind::NotAllowed,
+                    format!("image \"{reference}\" is called \"{name}\", and another image has that name here"),
+                )
+                .with_detail(format!("{} has it, the one that was pulled is {}.", found.id, inspected.id))
+                .with_hint("With --replace it takes the name. Functions keep the image that they were created with."));
+            }
+            Err(error) if error.kind() != Kind::ImageNotFound => return Err(error),
+            _ => self.tag(reference, &name)?,
+        }
         // Its other tag, as after a build. Whoever pushed it may have written anything there.
         let content = inspected.config.labels.as_ref().and_then(|labels| labels.get(CONTENT_LABEL));
         if let Some(digits) = content.and_then(|content| content.get(..CONTENT_TAG_DIGITS))

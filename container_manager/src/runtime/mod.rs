@@ -79,8 +79,9 @@ pub trait Runtime: Send + Sync {
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
     fn push(&self, image: &str, reference: &str) -> Result<String>;
-    /// Gets an image from a registry, and gives it the name that its manifest says.
-    fn pull(&self, reference: &str) -> Result<ImageInfo>;
+    /// Gets an image from a registry, and gives it the name that its manifest says. Whoever pushed it chose that name, so one
+    /// that stands for another image here is taken from it only if it `replaces` that.
+    fn pull(&self, reference: &str, replaces: bool) -> Result<ImageInfo>;
     /// Starts a replica.
     fn start(&self, spec: &ReplicaSpec) -> Result<()>;
     /// Whether it runs.

@@ -279,7 +279,7 @@ impl Runtime for ProcessRuntime {
         Err(no_registry())
     }
 
-    fn pull(&self, _reference: &str) -> Result<ImageInfo> {
+    fn pull(&self, _reference: &str, _replaces: bool) -> Result<ImageInfo> {
         Err(no_registry())
     }
 

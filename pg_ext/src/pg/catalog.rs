@@ -14,6 +14,7 @@ pub struct ProcRow {
     pub name: String,
     /// The name in the database's encoding.
     pub name_in_database: CString,
+    pub owner: pg_sys::Oid,
     pub source: String,
     pub argument_types: Vec<pg_sys::Oid>,
     pub argument_names: Vec<String>,
@@ -106,6 +107,15 @@ pub fn current_user() -> pg_sys::Oid {
     unsafe { pg_sys::GetUserId() }
 }
 
+/// The name of a role; the oid of one that is gone.
+pub fn role_name(role: pg_sys::Oid) -> String {
+    // SAFETY: a lookup in the system cache; the name is palloc'd.
+    unsafe {
+        let name = pg_sys::GetUserNameFromId(role, true);
+        if name.is_null() { role.to_u32().to_string() } else { text::from_c(name) }
+    }
+}
+
 /// The options of a user's mapping to a foreign server, or of everybody's; none if there is neither.
 pub fn user_mapping(server: pg_sys::Oid, user: pg_sys::Oid) -> Option<*mut pg_sys::List> {
     // SAFETY: lookups in the system cache; GetUserMapping raises an error only where both were missing.
@@ -177,6 +187,7 @@ pub fn read_proc(oid: pg_sys::Oid) -> Option<ProcRow> {
             version: version_of(tuple),
             name: text::from_c((*row).proname.data.as_ptr()),
             name_in_database: CStr::from_ptr((*row).proname.data.as_ptr()).to_owned(),
+            owner: (*row).proowner,
             source: source.unwrap_or_default(),
             argument_types,
             argument_names,

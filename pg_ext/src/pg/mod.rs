@@ -1,6 +1,7 @@
 //! Thin wrappers of PostgreSQL's C interface: the home of `unsafe` that is not an executor's or planner's callback.
 
 pub mod catalog;
+pub mod configuration;
 pub mod list;
 pub mod memory;
 pub mod nodes;

@@ -14,6 +14,7 @@ const NUMERIC: &str = "decimal({PRECISION}, {SCALE})";
 /// What stands before the functions.
 const PREAMBLE: &str = r#"import decimal
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -51,11 +52,11 @@ def _call(name, arrays, types, result, strict):
 def _exchange(name, columns, called):
     client = _clients.get(ENDPOINT)
     if client is None:
-        client = _clients[ENDPOINT] = flight.connect(ENDPOINT)
+        client = _clients[ENDPOINT] = _connect()
     rows = len(columns[0])
     batch = pa.RecordBatch.from_arrays(columns, [f"arg{i + 1}" for i in range(len(columns))])
     try:
-        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(name))
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(name), _options())
         with writer:
             writer.begin(batch.schema)
             writer.write_with_metadata(batch, b'{"batch": 0}')
@@ -75,6 +76,21 @@ def _exchange(name, columns, called):
     if len(answer) != rows:
         raise RuntimeError(f"container function {name!r} gave {len(answer)} results for {rows} rows")
     return answer
+
+
+def _connect():
+    options = {}
+    if authorities := os.environ.get("TRANSSHIP_CA"):
+        with open(authorities, "rb") as file:
+            options["tls_root_certs"] = file.read()
+    return flight.connect(ENDPOINT.replace("grpcs://", "grpc+tls://", 1), **options)
+
+
+def _options():
+    token = os.environ.get("TRANSSHIP_TOKEN")
+    # It is a secret.
+    is_sent = token is not None and ENDPOINT.startswith("grpcs://")
+    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())] if is_sent else [])
 
 
 def _convert(array, wanted, what):
@@ -133,7 +149,8 @@ pub fn spark(manifest: &Manifest, endpoint: &str) -> Result<Vec<String>> {
         "\"\"\"Functions of image {image} for Spark 4.1 and later: register(spark) makes them known to SQL.\n\n\
              A volatile function, which is the default, is non-deterministic to Spark, which refuses it in aggregates and\n\
              joins: declare it \"immutable\" or \"stable\" in transship.toml, or name it in register(spark, deterministic=[...]).\n\"\"\"\n\n\
-             {PREAMBLE}\n\n# Where the image's server answers Flight (transship deploy).\nENDPOINT = {}",
+             {PREAMBLE}\n\n# Where the image's functions answer Flight (transship deploy). The environment of the workers has the token, TRANSSHIP_TOKEN,\n\
+             # and names a file of certificates, TRANSSHIP_CA, where the system's authorities do not vouch for it.\nENDPOINT = {}",
         quote(endpoint)
     )];
     let mut names = Vec::new();

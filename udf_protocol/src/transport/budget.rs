@@ -41,7 +41,13 @@ impl Budget {
 
     /// A share for the reply to a batch, of which nothing is there yet.
     pub(crate) fn share(self: &Arc<Budget>, number: u64) -> Share {
-        Share { budget: self.clone(), number, bytes: 0 }
+        Share { budget: self.clone(), number, bytes: 0, limit: self.limit }
+    }
+
+    /// As [`Budget::share`], of a reply whose text becomes columns: a quarter of the limit. While it is read its text, what is
+    /// made of that and the columns are there at once, and one of them twice.
+    pub(crate) fn share_of_text(self: &Arc<Budget>, number: u64) -> Share {
+        Share { budget: self.clone(), number, bytes: 0, limit: self.limit / 4 }
     }
 
     /// Notes that the engine waits for the answer to a batch.
@@ -66,6 +72,7 @@ pub struct Share {
     budget: Arc<Budget>,
     number: u64,
     bytes: usize,
+    limit: usize,
 }
 
 impl Share {
@@ -88,7 +95,12 @@ impl Share {
 
     /// The error of a reply that needs more.
     pub(crate) fn exceeded(&self, function: &str) -> Error {
-        Error::reply_too_large(function, self.budget.limit)
+        Error::reply_too_large(function, self.limit)
+    }
+
+    /// What it may hold.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
     }
 
     /// What it holds.
@@ -98,7 +110,7 @@ impl Share {
 
     /// How much more the reply may have.
     pub(crate) fn left(&self) -> usize {
-        self.budget.limit - self.bytes
+        self.limit - self.bytes
     }
 }
 

@@ -100,7 +100,7 @@ impl Envelope {
         let lost = |error: Error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         };
-        let mut share = inbox.budget().share(batch.number);
+        let mut share = inbox.budget().share_of_text(batch.number);
         let most = Most { function, share: &mut share, bytes: usize::MAX };
         let mut answer =
             self.http.request_within(Method::POST, &path, headers.clone(), body, most).await.map_err(lost)?;
@@ -116,7 +116,7 @@ impl Envelope {
         let rows = batch.columns.num_rows();
         // A string of the body may hold what is parsed in its turn.
         let has_inner = answer.body.starts_with(b"\"") || !matches!(signature.result, textual_type!());
-        if tree_bytes(&answer.body, has_inner) > inbox.budget().limit() {
+        if tree_bytes(&answer.body, has_inner) > share.limit() {
             return Err(share.exceeded(function));
         }
         let text = text_of(&answer.body);

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Body as _;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -178,10 +179,11 @@ impl Http {
         let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
         let mut body = Vec::new();
         let mut incoming = response.into_body();
+        let length = incoming.size_hint().exact();
         while let Some(frame) = incoming.frame().await {
             if let Ok(piece) = frame.map_err(lost)?.into_data() {
                 most.take(piece.len()).await?;
-                extend(&mut body, &piece).map_err(|_| most.exceeded())?;
+                extend(&mut body, &piece, length).map_err(|_| most.exceeded())?;
             }
         }
         if !connection.is_closed() {
@@ -234,9 +236,14 @@ fn pause_of(text: &str) -> Option<Duration> {
     }
 }
 
-/// Appends, unless there is no memory for it.
-fn extend(body: &mut Vec<u8>, piece: &[u8]) -> std::result::Result<(), TryReserveError> {
-    body.try_reserve(piece.len())?;
+/// Appends, unless there is no memory for it. A body whose length is known has no room for more, once it is there.
+fn extend(body: &mut Vec<u8>, piece: &[u8], length: Option<u64>) -> std::result::Result<(), TryReserveError> {
+    let needed = body.len() + piece.len();
+    if needed > body.capacity() {
+        let length = length.and_then(|length| usize::try_from(length).ok()).unwrap_or(usize::MAX);
+        let room = body.len().saturating_mul(2).min(length).max(needed);
+        body.try_reserve_exact(room - body.len())?;
+    }
     body.extend_from_slice(piece);
     Ok(())
 }
@@ -255,7 +262,7 @@ async fn unpack(body: &[u8], most: &mut Most<'_>) -> Result<Vec<u8>> {
             return Ok(unpacked);
         }
         most.take(size).await?;
-        extend(&mut unpacked, &piece[..size]).map_err(|_| most.exceeded())?;
+        extend(&mut unpacked, &piece[..size], None).map_err(|_| most.exceeded())?;
     }
 }
 

@@ -116,7 +116,7 @@ impl Encoding {
             Encoding::Parquet => {
                 let file = data.whole()?;
                 // The file, and the columns that are made of it twice: piece by piece, and as one.
-                let left = most.saturating_sub(file.len()) / 2;
+                let left = (most / 4 * 3).saturating_sub(file.len()) / 2;
                 parquet::decode_reply_within(signature, header.rows, &file, left)
             }
         }

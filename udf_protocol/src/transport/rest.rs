@@ -156,7 +156,7 @@ impl Rest {
         let body = encode(signature, batch, exchange).await?;
         let bytes_sent = body.len();
         let rows = Some(batch.columns.num_rows()).filter(|_| signature.kind == FunctionKind::Scalar);
-        let mut share = inbox.budget().share(batch.number);
+        let mut share = inbox.budget().share_of_text(batch.number);
         let bytes = rows.and_then(|rows| text_bytes(&signature.reply_types(), rows)).unwrap_or(usize::MAX);
         let most = Most { function, share: &mut share, bytes };
         let answer = self.http.post(&path_of(function), body, most).await.map_err(|error| {
@@ -170,7 +170,7 @@ impl Rest {
         if reply.batch.is_some_and(|number| number != batch.number) {
             return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
         }
-        let most = inbox.budget().limit();
+        let most = share.limit();
         let read = reply.columns(signature, rows, most);
         let read = read.map_err(|cause| cause.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
         let columns = match read {
