@@ -139,5 +139,25 @@ SELECT code, message, detail FROM failure($$CREATE FUNCTION far(x bigint) RETURN
 SELECT code, message FROM failure($$ALTER SERVER far OPTIONS (plaintext_secrets 'yes')$$);
 ALTER SERVER far OPTIONS (plaintext_secrets 'on');
 DROP SERVER far CASCADE;
+-- No message, plan or view tells a secret.
+CREATE SERVER closed FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'http://127.0.0.1:1');
+CREATE USER MAPPING FOR postgres SERVER closed OPTIONS (token 'xyzzy-token', headers 'X-Key: xyzzy-key');
+SELECT code, message, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$CREATE FUNCTION closed(x bigint) RETURNS bigint LANGUAGE container AS 'server = "closed"'$$);
+SET check_function_bodies = off;
+CREATE FUNCTION closed(x bigint) RETURNS bigint LANGUAGE container AS 'server = "closed"';
+RESET check_function_bodies;
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT closed(1)');
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT sum(closed(x)) FROM numbers');
+ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (ADD proxy 'http://user:xyzzy-password@127.0.0.1:1');
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT closed(1)');
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (SET proxy 'ftp://user:xyzzy-password@127.0.0.1:1')$$);
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (SET token 'xyzzy token')$$);
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (SET headers 'xyzzy')$$);
+SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (ADD certificate 'xyzzy', ADD key 'xyzzy')$$);
+EXPLAIN (VERBOSE, COSTS OFF) SELECT closed(x) FROM numbers;
+SELECT functions::text ~ 'xyzzy' AS tells FROM transship.functions WHERE name = 'closed';
+SELECT stat_functions::text ~ 'xyzzy' AS tells FROM transship.stat_functions WHERE name = 'closed';
+DROP SERVER closed CASCADE;
+DROP FUNCTION closed;
 DROP OWNED BY analyst;
 DROP ROLE analyst;
