@@ -195,6 +195,30 @@ fn compressed_replies_are_unpacked_if_they_were_asked_for() {
 }
 
 #[test]
+fn damaged_replies_are_refused() {
+    let ask = |headers, body| {
+        let (server, _) = json_server(headers, body);
+        call(
+            &format!("http://{server}"),
+            Volatility::Volatile,
+            Credentials { compression: true, ..Credentials::default() },
+        )
+    };
+    assert_eq!(ask("Content-MD5: 5PUJDDRLIsAeDnWC5pBUsw==\r\n", REPLY.to_vec()).unwrap(), 40);
+    assert_eq!(ask("Content-MD5: E4F5090C344B22C01E0E7582E69054B3\r\n", REPLY.to_vec()).unwrap(), 40);
+    // Of another body, of none, and of what the compressed body becomes.
+    for (headers, body) in [
+        ("Content-MD5: eV8yArF8trw9S3cdjGyerw==\r\n", REPLY.to_vec()),
+        ("Content-MD5: \r\n", REPLY.to_vec()),
+        ("Content-Encoding: gzip\r\nContent-MD5: 5PUJDDRLIsAeDnWC5pBUsw==\r\n", packed(REPLY)),
+    ] {
+        let error = ask(headers, body).unwrap_err();
+        assert_eq!(error.kind(), Kind::ProtocolViolation);
+        assert!(error.detail().unwrap().contains("Content-MD5"), "{error}");
+    }
+}
+
+#[test]
 fn volatile_functions_go_to_a_server_that_is_there() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let (server, _runtime) = flight_server();

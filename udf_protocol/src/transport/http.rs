@@ -8,6 +8,8 @@ use std::io::Read;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use flate2::read::MultiGzDecoder;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
@@ -15,6 +17,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Body as _;
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
+use md5::{Digest as _, Md5};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::tcp::Tcp;
@@ -177,6 +180,7 @@ impl Http {
         let status = response.status();
         let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| pause_of(value.to_str().ok()?));
         let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
+        let digest = response.headers().get("content-md5").cloned();
         let mut body = Vec::new();
         let mut incoming = response.into_body();
         let length = incoming.size_hint().exact();
@@ -188,6 +192,9 @@ impl Http {
         }
         if !connection.is_closed() {
             self.idle.lock().expect("no holder panics").push(connection);
+        }
+        if digest.is_some_and(|digest| !is_digest_of(digest.as_bytes(), &body)) {
+            return Err(most.damaged());
         }
         let body = if is_gzip && self.accepts_gzip { unpack(&body, &mut most).await? } else { body };
         Ok(Answer { status, body: body.into(), retry_after })
@@ -216,6 +223,14 @@ impl Most<'_> {
         self.share.grow(self.function, more).await
     }
 
+    fn damaged(&self) -> Error {
+        let fact = "Its body does not match its Content-MD5.";
+        match self.function {
+            "" => Error::new(Kind::ProtocolViolation, "an answer of a server is damaged").with_detail(fact),
+            function => Error::protocol(function, fact),
+        }
+    }
+
     fn exceeded(&self) -> Error {
         if self.function.is_empty() {
             let fact = format!("It is larger than {} MB.", MAX_ASIDE_BYTES >> 20);
@@ -223,6 +238,13 @@ impl Most<'_> {
         }
         self.share.exceeded(self.function)
     }
+}
+
+/// Whether `Content-MD5` says that of a body as it was sent (RFC 1864); some write it in hexadecimal.
+fn is_digest_of(said: &[u8], body: &[u8]) -> bool {
+    let digest = Md5::digest(body);
+    let hexadecimal: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    said == BASE64.encode(digest).as_bytes() || said.eq_ignore_ascii_case(hexadecimal.as_bytes())
 }
 
 /// What `Retry-After` says, in seconds or as a date (RFC 9110 §10.2.3).
