@@ -71,6 +71,10 @@ pub struct PlaceFlags {
     /// The network of docker's and podman's builds, as their own option takes it; theirs if left out.
     #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
     pub build_network: Option<String>,
+    /// The network of containers whose manifest asks for one, as docker's and podman's own option takes it. If left out, docker's
+    /// containers get one whose containers do not reach each other, "transship", and podman's its own.
+    #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]
+    pub network: Option<String>,
     /// What runs containers.
     #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
     pub runtime: RuntimeName,

@@ -38,8 +38,9 @@ impl ServerUsers {
     }
 }
 
-/// Arguments of `run` of docker or podman, whichever the program is.
-pub fn container_arguments(program: &str, limits: &Limits) -> Vec<String> {
+/// Arguments of `run` of docker or podman, whichever the program is; `network` is for a container that may have one, the
+/// program's own if left out.
+pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>) -> Vec<String> {
     let memory = format!("{}m", limits.memory_mb);
     let mut arguments: Vec<String> = [
         "--read-only",
@@ -69,9 +70,8 @@ pub fn container_arguments(program: &str, limits: &Limits) -> Vec<String> {
         _ => &["--log-driver=k8s-file"],
     };
     arguments.extend(own.iter().map(|argument| argument.to_string()));
-    if !limits.network {
-        arguments.push("--network=none".to_string());
-    }
+    let network = if limits.network { network } else { Some("none") };
+    arguments.extend(network.map(|network| format!("--network={network}")));
     arguments
 }
 
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn containers_are_locked_down_unless_the_manifest_opens_them() {
-        let arguments = container_arguments("docker", &Limits::default());
+        let arguments = container_arguments("docker", &Limits::default(), Some("transship"));
         for expected in [
             "--network=none",
             "--read-only",
@@ -115,8 +115,11 @@ mod tests {
         ] {
             assert!(arguments.iter().any(|argument| argument == expected), "{expected}");
         }
-        let open = container_arguments("docker", &Limits { network: true, ..Limits::default() });
-        assert!(!open.iter().any(|argument| argument.starts_with("--network")));
+        let open = Limits { network: true, ..Limits::default() };
+        for (network, expected) in [(None, None), (Some("transship"), Some("--network=transship".to_string()))] {
+            let mut arguments = container_arguments("docker", &open, network).into_iter();
+            assert_eq!(arguments.find(|argument| argument.starts_with("--network")), expected);
+        }
     }
 
     #[test]

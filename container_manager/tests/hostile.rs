@@ -56,14 +56,9 @@ impl Stage {
         let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path(), open).unwrap();
-        let project = folder.path().join("project");
-        std::fs::create_dir(&project).unwrap();
-        std::fs::write(project.join("transship.toml"), PROJECT).unwrap();
-        std::fs::write(project.join("handler.py"), HANDLER).unwrap();
         let client = Client::start().unwrap();
         let mut stage = Stage { folder, runtime: runtime.to_string(), daemon: None, client };
-        let built = stage.command(env!("CARGO_BIN_EXE_transship")).arg("build").arg(&project).output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        stage.build(PROJECT);
         let mut daemon = stage.command(env!("CARGO_BIN_EXE_transshipd"));
         daemon.args(["--segments-mb", "16", "--allow-user", "65532"]).stderr(Stdio::null());
         stage.daemon = Some(daemon.spawn().unwrap());
@@ -73,6 +68,15 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(20));
         }
         stage
+    }
+
+    fn build(&self, project: &str) {
+        let folder = self.path("project");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("transship.toml"), project).unwrap();
+        std::fs::write(folder.join("handler.py"), HANDLER).unwrap();
+        let built = self.command(env!("CARGO_BIN_EXE_transship")).arg("build").arg(&folder).output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -304,6 +308,30 @@ fn a_container_finds_an_end_of_everything() {
         let error: Error = stage.try_in("hostile:1.0", "found = len(bytearray(b'x') * (1 << 30))").unwrap_err();
         assert!(error.to_string().contains("connection") || error.to_string().contains("MemoryError"), "{error:?}");
         assert_eq!(stage.finds("found = 1"), "1");
+    }
+}
+
+#[test]
+fn containers_with_a_network_do_not_reach_each_other() {
+    for engine in engines() {
+        // podman's networks are podman's.
+        if engine != "docker" {
+            continue;
+        }
+        let stage = Stage::new(&engine);
+        for version in ["1.1", "1.2"] {
+            let project = PROJECT.replace("1.0", version).replace("[limits]", "[limits]\nnetwork = true");
+            stage.build(&project);
+        }
+        let listens = "import builtins; builtins.kept = socket.create_server(('', 0)); \
+                       found = [socket.gethostbyname(socket.gethostname()), builtins.kept.getsockname()[1]]";
+        let listener = stage.try_in("hostile:1.1", listens).unwrap().replace('\'', "\"");
+        let (address, port): (String, u16) = serde_json::from_str(&listener).unwrap();
+        let connects =
+            format!("found = attempt(lambda: socket.create_connection(({address:?}, {port}), 5) and 'connected')");
+        assert_eq!(stage.try_in("hostile:1.1", &connects).unwrap(), "'connected'");
+        assert_eq!(stage.try_in("hostile:1.2", &connects).unwrap(), "'TimeoutError'");
+        assert_eq!(stage.try_in("hostile:1.2", "found = sorted(os.listdir('/sys/class/net'))[0]").unwrap(), "'eth0'");
     }
 }
 

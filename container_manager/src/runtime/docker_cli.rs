@@ -32,6 +32,10 @@ const CODE_LABEL: &str = "org.transship.code";
 const CONTENT_TAG_DIGITS: usize = 16;
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
+/// The network that docker's containers get if they ask for one and `--network` names none.
+const NETWORK: &str = "transship";
+/// Its containers do not reach each other (docker-network-create(1)).
+const NETWORK_OPTION: &str = "--opt=com.docker.network.bridge.enable_icc=false";
 /// How a volume of an image's is mounted.
 const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 /// Seconds between asking a container to end and killing it.
@@ -51,6 +55,8 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    /// That of containers which ask for one.
+    network: Option<String>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
 }
@@ -137,8 +143,8 @@ impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
-        let build_network = place.build_network.clone();
-        DockerCli { program, manager, build_network, records: place.state_dir.join("containers") }
+        let (build_network, network) = (place.build_network.clone(), place.network.clone());
+        DockerCli { program, manager, build_network, network, records: place.state_dir.join("containers") }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -179,6 +185,18 @@ impl DockerCli {
         parse::<Vec<InspectedImage>>(&text)?.pop().ok_or_else(|| image_not_found(image))
     }
 
+    /// The network of containers that ask for one; docker's is made where it is missing.
+    fn open_network(&self) -> Result<Option<&str>> {
+        if self.network.is_some() || self.program != "docker" {
+            return Ok(self.network.as_deref());
+        }
+        let mut create = self.command(["network", "create", "--driver=bridge", NETWORK_OPTION, NETWORK]);
+        match run(&mut create, Kind::ContainerFailed, &format!("make network \"{NETWORK}\"")) {
+            Err(error) if error.detail().is_some_and(|fact| fact.contains("already exists")) => Ok(Some(NETWORK)),
+            made => made.map(|_| Some(NETWORK)),
+        }
+    }
+
     fn tag(&self, image: &str, name: &str) -> Result<()> {
         let mut command = self.command(["image", "tag", image, name]);
         run(&mut command, Kind::ContainerFailed, &format!("name image \"{image}\" \"{name}\"")).map(drop)
@@ -189,7 +207,9 @@ impl DockerCli {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
         let mut command = self.command(["run", "--rm", "--name", &name]);
-        command.args(container_arguments(self.program, &limits)).args(self.inspect_image(image)?.config.mounts()?);
+        command
+            .args(container_arguments(self.program, &limits, None))
+            .args(self.inspect_image(image)?.config.mounts()?);
         command.args([image, "describe"]);
         let what = format!("load the functions of image \"{image}\"");
         let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
@@ -365,7 +385,8 @@ impl Runtime for DockerCli {
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
-        command.args(container_arguments(self.program, &spec.limits));
+        let network = if spec.limits.network { self.open_network()? } else { None };
+        command.args(container_arguments(self.program, &spec.limits, network));
         command.args(self.inspect_image(&spec.digest)?.config.mounts()?);
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
