@@ -1,8 +1,8 @@
 //! How much of what servers send an exchange may hold: counted before it is read, and until the engine takes it.
 //!
 //! A reply that is larger than the limit is an error. Replies that only together are larger wait for their turn, but for one:
-//! that for which the engine waits is let through, or nobody would ever make room. It is the only one until the engine has
-//! taken it, also if the answer has more parts. So an exchange holds at most twice the limit of replies that were received and
+//! that for which the engine waits is let through, or nobody would ever make room. Another one is only once there is room
+//! again, also if both are parts of one answer. So an exchange holds at most twice the limit of replies that were received and
 //! not taken, whatever the servers send.
 
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,7 +27,7 @@ struct State {
     held: usize,
     /// The number of the batch whose answer the engine waits for.
     next: u64,
-    /// The share that was let through beyond the limit, and still holds something.
+    /// The share that was let through, while all hold more than the limit.
     let_through: Option<u64>,
     /// Shares so far.
     shares: u64,
@@ -94,7 +94,8 @@ impl Budget {
         {
             let mut state = self.lock();
             state.held = state.held.saturating_sub(bytes);
-            if state.let_through == Some(share.id) && bytes == share.bytes {
+            let is_gone = state.let_through == Some(share.id) && bytes == share.bytes;
+            if is_gone || state.held <= self.limit {
                 state.let_through = None;
             }
         }
@@ -217,12 +218,14 @@ mod tests {
         // What was let through may go on.
         second.grow("f", 10).await.unwrap();
         assert!(is_stuck(&mut third, 80).await);
-        // There is room again, but for less than all of it; the one that was let through is still there.
-        drop(first);
-        assert!(is_stuck(&mut third, 80).await);
-        let (taken, ()) = tokio::join!(third.grow("f", 80), async { drop(second) });
+        let (taken, ()) = tokio::join!(third.grow("f", 80), async { drop(first) });
         taken.unwrap();
-        assert_eq!(budget.lock().held, 80);
+        assert_eq!(budget.lock().held, 170);
+        let mut fourth = budget.share(0);
+        assert!(is_stuck(&mut fourth, 10).await);
+        // Also if it is the one that was let through that goes.
+        drop(third);
+        fourth.grow("f", 10).await.unwrap();
     }
 
     #[tokio::test]
