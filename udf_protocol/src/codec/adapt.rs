@@ -156,4 +156,38 @@ mod tests {
         assert!(adapt(&column(Float64Array::from(vec![1.5])), &DataType::Int32).is_err());
         assert!(adapt(&column(Float64Array::from(vec![2.0])), &DataType::Int32).is_ok());
     }
+
+    #[test]
+    fn what_may_stand_for_any_number_of_values_is_refused() {
+        let item = |ty: DataType| Arc::new(arrow_schema::Field::new("item", ty, true));
+        let encoded = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+        let list = |ty: &DataType| DataType::List(item(ty.clone()));
+        for (found, wanted, is_taken) in [
+            (DataType::Utf8View, DataType::Utf8, true),
+            (DataType::Decimal128(10, 2), DataType::Utf8, true),
+            (DataType::LargeList(item(DataType::Int8)), list(&DataType::Int16), true),
+            (DataType::FixedSizeList(item(DataType::Int8), 3), list(&DataType::Int16), true),
+            (DataType::FixedSizeList(item(DataType::Int8), 0), list(&DataType::Int16), false),
+            (DataType::ListView(item(DataType::Int8)), list(&DataType::Int16), false),
+            (DataType::FixedSizeBinary(0), DataType::Binary, false),
+            (DataType::Null, DataType::Utf8, false),
+            (encoded.clone(), DataType::Utf8, false),
+            (list(&encoded), list(&DataType::Utf8), false),
+            (DataType::Int8, list(&DataType::Int8), false),
+        ] {
+            assert_eq!(check_type(&found, &wanted).is_ok(), is_taken, "{found} as {wanted}");
+        }
+    }
+
+    #[test]
+    fn what_grows_too_large_is_not_adapted() {
+        let bits = column(arrow_array::BooleanArray::from(vec![true; 1000]));
+        assert_eq!(adapt_within(&bits, &DataType::Utf8, 10_000).unwrap_err(), Unreadable::TooLarge);
+        assert_eq!(adapt_within(&bits, &DataType::Utf8, 100_000).unwrap().len(), 1000);
+        let texts = column(arrow_array::StringViewArray::from(vec!["x".repeat(1000); 10]));
+        assert_eq!(adapt_within(&texts, &DataType::Utf8, 10_000).unwrap_err(), Unreadable::TooLarge);
+        assert_eq!(adapt_within(&texts, &DataType::Utf8, 11_000).unwrap().len(), 10);
+        // What is taken as it is costs nothing.
+        assert!(adapt_within(&bits, &DataType::Boolean, 0).is_ok());
+    }
 }

@@ -579,4 +579,32 @@ mod tests {
         let deep = format!("[{}{}]", "[".repeat(1 << 20), "]".repeat(1 << 20));
         assert!(matches!(read("int4[]", &deep, Some(1), 10_000), Err(Unreadable::Misfit(_))));
     }
+
+    #[test]
+    fn trees_are_not_taken_for_smaller_than_they_are() {
+        let values = |text: &str, has_inner| (tree_bytes(text.as_bytes(), has_inner) - text.len()) / TREE_VALUE_BYTES;
+        assert_eq!(values("[1,[2],3]", false), 4);
+        assert_eq!(values(r#"["a,b","\",","\\",1]"#, false), 4);
+        // Strings that are JSON, and separators that are escapes there.
+        assert_eq!(values(r#"["[1,2]"]"#, true), 3);
+        assert!(values(r#"["[1\u002c2]"]"#, true) >= 3);
+        assert!(values(r#"[{"a":1}]"#, false) >= 6);
+    }
+
+    #[test]
+    fn estimates_of_columns_are_no_lower_than_what_they_take() {
+        for (ty, text) in [
+            ("int8[]", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]".to_string()),
+            ("text[]", format!("[{}\"\"]", "\"\",".repeat(100))),
+            ("(a text, b int8, c (d int4, e float8))[]", format!("[{}{{}}]", "{},".repeat(100))),
+            ("range(int8)[]", format!("[{}{{}}]", "{},".repeat(100))),
+        ] {
+            let signature = Signature::scalar("f", Vec::new(), Type::from_name(ty).unwrap());
+            let body = format!("{{\"columns\":[[{text}]]}}");
+            let mut left = 1 << 20;
+            Reply::read(body.as_bytes()).unwrap().columns(&signature, Some(1), &mut left).unwrap();
+            let taken = (1 << 20) - left;
+            assert!(taken > 100 && taken <= most_bytes(&signature.reply_types(), body.len()), "{ty}: {taken}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::Value;
@@ -114,14 +115,22 @@ impl Envelope {
         }
         let bytes_received = answer.body.len();
         let rows = batch.columns.num_rows();
-        let text = text_of(&answer.body);
+        let inner = match text_of(&answer.body) {
+            Cow::Owned(inner) => Some(inner),
+            Cow::Borrowed(_) => None,
+        };
+        if inner.is_some() {
+            // All of it is there already.
+            answer.body = Bytes::new();
+        }
+        let text = inner.as_deref().unwrap_or_else(|| std::str::from_utf8(&answer.body).unwrap_or_default());
         // Strings may hold lists and rows that are parsed in their turn, where a text is not what is wanted.
         let tree_bytes = tree_bytes(text.as_bytes(), !matches!(signature.result, textual_type!()));
         if tree_bytes > share.limit() {
             return Err(share.exceeded(function));
         }
         share.make_room(bytes_received + tree_bytes).await;
-        let values = read_reply(self.dialect, function, rows, answer.status, &text).map_err(|error| {
+        let values = read_reply(self.dialect, function, rows, answer.status, text).map_err(|error| {
             match answer.retry_after {
                 Some(pause) if error.is_retryable() => error.with_retry_after(pause),
                 _ => error,

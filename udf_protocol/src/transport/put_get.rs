@@ -167,3 +167,30 @@ impl Transport for PutGet {
         Box::pin(self.run_exchange(signature, outbox, inbox))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_holds_the_lock_for_ever_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::FlightUnix(folder.path().join("flight.sock"));
+        let put_get = PutGet { lock: folder.path().join("lock"), ..PutGet::new(endpoint, &Credentials::default()) };
+        let held = put_get.acquire(Duration::from_secs(10)).await.unwrap();
+        let error = put_get.acquire(Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!((error.kind(), error.message().contains("could not lock")), (Kind::Timeout, true));
+        drop(held);
+        assert!(put_get.acquire(Duration::from_secs(10)).await.is_ok());
+        // A pipe, which an open file descriptor would wait for, and a link.
+        std::fs::remove_file(&put_get.lock).unwrap();
+        nix::unistd::mkfifo(&put_get.lock, Mode::S_IRWXU).unwrap();
+        assert_eq!(put_get.acquire(Duration::from_secs(10)).await.unwrap_err().kind(), Kind::InvalidDefinition);
+        std::fs::remove_file(&put_get.lock).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("other"), &put_get.lock).unwrap();
+        assert_eq!(put_get.acquire(Duration::from_secs(10)).await.unwrap_err().kind(), Kind::InvalidDefinition);
+        assert!(!folder.path().join("other").exists());
+    }
+}
