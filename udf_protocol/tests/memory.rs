@@ -344,7 +344,7 @@ fn liars_cost_no_memory() {
             peer.write_json("{\"replies\":[[{\"a\":1}", ",{\"a\":1}", 120 << 10, "],null]}");
         }),
         ("text in a string of a dialect", Way::Dialect(Dialect::AzureMl), "text", |peer, _| {
-            peer.write_json("\"[\\\"", "x", 15 * MB, "\\\",null]\"");
+            peer.write_json("\"[\\\"", "x", 11 * MB, "\\\",null]\"");
         }),
     ];
     for (what, way, result, answer) in large {

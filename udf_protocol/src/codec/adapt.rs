@@ -41,11 +41,12 @@ pub fn adapt_within(column: &ArrayRef, wanted: &DataType, most: usize) -> Result
     Ok(adapt(column, wanted)?)
 }
 
-/// Longest text of a value of fixed width, in bytes: a decimal of 256 bits.
+/// Longest text of a value of fixed width, in bytes: a decimal of 256 bits. No uuid has more.
 const MAX_TEXT_BYTES: usize = 80;
 
 /// Bytes that a column takes as `wanted`, at most.
 fn adapted_bytes(column: &ArrayRef, wanted: &DataType) -> usize {
+    use DataType::{Binary, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8};
     let found = column.data_type();
     if found == wanted {
         return 0;
@@ -67,12 +68,12 @@ fn adapted_bytes(column: &ArrayRef, wanted: &DataType) -> usize {
         }
         (DataType::Utf8View, _) => viewed_bytes(column.as_string_view().views()),
         (DataType::BinaryView, _) => viewed_bytes(column.as_binary_view().views()),
-        (found, wanted) if found.primitive_width().is_none() || wanted.primitive_width().is_some() => {
+        (Utf8 | LargeUtf8 | Binary | LargeBinary | FixedSizeBinary(_), wanted) => {
             let width = wanted.primitive_width().unwrap_or_default();
             let there = column.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
             there.saturating_add(column.len().saturating_mul(width))
         }
-        _ => column.len().saturating_mul(MAX_TEXT_BYTES),
+        _ => column.len().saturating_mul(wanted.primitive_width().unwrap_or(MAX_TEXT_BYTES)),
     };
     bytes.saturating_add(offsets)
 }
