@@ -136,7 +136,7 @@ impl<'a> Execution<'a> {
                 let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
                 let is_last = reply.is_last;
                 compute_us += reply.compute_us;
-                reply_bytes = reply_bytes.saturating_add(reply.bytes_received);
+                reply_bytes = reply_bytes.saturating_add(reply.bytes_needed);
                 self.count(&reply);
                 self.add_answer(&sent, Some(reply))?;
                 if is_last {

@@ -137,6 +137,9 @@ pub fn add_advice(error: Error) -> Error {
     let hint = match error.kind() {
         Kind::Timeout => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
         Kind::Unreachable => UNREACHABLE_HINT,
+        Kind::OutOfMemory => {
+            "Raise the external language's setting max_reply_size, or lower batch_rows so that a reply answers fewer rows."
+        }
         _ => return error,
     };
     error.with_hint(hint)

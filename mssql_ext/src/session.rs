@@ -191,6 +191,7 @@ impl Session {
             Some(client) => self.client.insert(client),
             None => self.client.insert(Client::start()?),
         };
+        client.limit_replies(self.process.settings.max_reply_size);
         let function = function::find(&self.process, client, &self.script)?;
         let binding =
             Binding::new(&self.script, &function.signature, &columns, &parameters, self.process.settings.guid)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use udf_protocol::manifest::TransportName;
 use udf_protocol::pace::{Bounds, Pace};
+use udf_protocol::transport::DEFAULT_REPLY_BYTES;
 use udf_protocol::{Error, Kind, Result};
 
 /// The extension's settings.
@@ -29,6 +30,8 @@ pub struct Settings {
     pub batch_window: usize,
     /// `batch_time_ms`: longest that a container should compute at one batch, 0 for no such bound; 0 to 86,400,000.
     pub batch_time: Duration,
+    /// `max_reply_size`: most memory for a container's reply to one batch while it is read, in bytes; 65,536 to 1,073,741,824.
+    pub max_reply_size: usize,
     /// `batch_timeout_ms`: longest wait for the answer to one batch; 1 to 86,400,000.
     pub batch_timeout: Duration,
     /// `start_timeout_ms`: longest wait for a container to start; 1 to 86,400,000.
@@ -58,6 +61,7 @@ impl Default for Settings {
             batch_bytes: 8 << 20,
             batch_window: 8,
             batch_time: Duration::from_secs(1),
+            max_reply_size: DEFAULT_REPLY_BYTES,
             batch_timeout: Duration::from_secs(300),
             start_timeout: Duration::from_secs(120),
             build_timeout: Duration::from_secs(1800),
@@ -93,7 +97,13 @@ impl Settings {
     /// The pace of a script that has not begun, whose batches may have so many rows.
     pub fn pace(&self, max_rows: Option<usize>) -> Pace {
         let rows = max_rows.unwrap_or(self.batch_rows);
-        Pace::new(Bounds { rows, bytes: self.batch_bytes, window: self.batch_window, time: self.batch_time })
+        Pace::new(Bounds {
+            rows,
+            bytes: self.batch_bytes,
+            reply_bytes: Bounds::reply_bytes(self.batch_bytes, self.max_reply_size),
+            window: self.batch_window,
+            time: self.batch_time,
+        })
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
@@ -115,6 +125,7 @@ impl Settings {
             "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,
             "batch_window" => self.batch_window = size(1, 64)?,
             "batch_time_ms" => self.batch_time = number(0, 86_400_000).map(Duration::from_millis)?,
+            "max_reply_size" => self.max_reply_size = size(64 << 10, 1 << 30)?,
             "batch_timeout_ms" => self.batch_timeout = duration()?,
             "start_timeout_ms" => self.start_timeout = duration()?,
             "build_timeout_ms" => self.build_timeout = duration()?,
@@ -140,6 +151,7 @@ const NAMES: &[&str] = &[
     "batch_bytes",
     "batch_window",
     "batch_time_ms",
+    "max_reply_size",
     "batch_timeout_ms",
     "start_timeout_ms",
     "build_timeout_ms",
@@ -183,6 +195,7 @@ mod tests {
             ("sockett=/a", "sockett"),
             ("socket=a", "absolute"),
             ("batch_rows=0", "1000000"),
+            ("max_reply_size=65535", "from 65536"),
             ("guid=x", "char"),
         ] {
             let error = read(&[], parameters).unwrap_err();
@@ -193,7 +206,7 @@ mod tests {
 
     #[test]
     fn every_name_sets_something() {
-        let values = ["/x", "a:*", "json", "7", "2048", "7", "7", "7", "7", "7", "char"];
+        let values = ["/x", "a:*", "json", "7", "2048", "7", "7", "65536", "7", "7", "7", "char"];
         let mut settings = Settings::default();
         for (name, value) in NAMES.iter().zip(values) {
             let before = settings.clone();

@@ -416,7 +416,7 @@ impl Groups {
             self.ready.insert(number, Ready { column: column.clone(), row, bytes, uses: self.finishes });
             self.ready_bytes += bytes;
         }
-        self.results_per_batch = match reply.bytes_received > settings::batch_bytes() / 2 {
+        self.results_per_batch = match reply.bytes_needed > settings::reply_bytes() / 2 {
             true => (self.results_per_batch / 2).max(1),
             false => (self.results_per_batch * 2).min(self.accumulate.max_batch_rows()),
         };

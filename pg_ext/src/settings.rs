@@ -203,17 +203,23 @@ pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
     if is_parallel {
         time = time.min(PARALLEL_BATCH_TIME);
     }
-    Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), window: batch_window(), time })
+    Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), reply_bytes: reply_bytes(), window: batch_window(), time })
 }
 
 /// The pace of an exchange that is given one row, and the next when its result was used.
 pub fn stepwise_pace() -> Pace {
-    Pace::new(Bounds { rows: 1, bytes: batch_bytes(), window: 1, time: Duration::ZERO })
+    let (bytes, reply_bytes) = (batch_bytes(), reply_bytes());
+    Pace::new(Bounds { rows: 1, bytes, reply_bytes, window: 1, time: Duration::ZERO })
 }
 
 /// Bytes at which a batch is cut.
 pub fn batch_bytes() -> usize {
     to_usize(BATCH_SIZE_KB.get()) * 1024
+}
+
+/// Bytes that reading a reply should need.
+pub fn reply_bytes() -> usize {
+    Bounds::reply_bytes(batch_bytes(), max_reply_bytes())
 }
 
 /// Most batches in flight.

@@ -83,7 +83,7 @@ fn measure(ty: &Type) -> Result<(), Box<dyn Error>> {
     let text = json::encode_call(&signature, &call, "");
     let decode = || {
         let reply = json_reply::Reply::read(text.as_bytes()).expect("it was just written");
-        reply.columns(&signature, Some(ROWS), usize::MAX)
+        reply.columns(&signature, Some(ROWS), &mut usize::MAX.clone())
     };
     decode().map_err(|cause| format!("{cause:?}"))?;
     report("json", nanoseconds(|| json::encode_call(&signature, &call, "")), nanoseconds(decode));

@@ -210,6 +210,7 @@ impl Connections {
 
     /// Runs one exchange; an error is delivered as the last thing in the inbox.
     pub async fn run(&self, call: &Call, mut outbox: Outbox, inbox: &Inbox) {
+        outbox.set_patience(call.batch_timeout);
         let mut attempt = 1;
         while let Err(error) = self.attempt(call, &mut outbox, inbox).await {
             // A map or aggregate function's results so far went with the replica.

@@ -10,12 +10,23 @@ use std::time::Duration;
 pub struct Bounds {
     /// Most rows in one batch.
     pub rows: usize,
-    /// Bytes at which a batch is cut, however few rows it has; as many as its reply should have.
+    /// Bytes at which a batch is cut, however few rows it has.
     pub bytes: usize,
+    /// Bytes that reading the reply to a batch should need, at most.
+    pub reply_bytes: usize,
     /// Most batches that are out at a time.
     pub window: usize,
     /// Longest that a server should compute at one batch; zero for no such bound.
     pub time: Duration,
+}
+
+impl Bounds {
+    /// Bytes that reading a reply should need, where batches are cut at `bytes` and a reply may have `most`: as many as a batch
+    /// has, but so few that a reply may turn out twice as dear as those before it, whatever its transport. A quarter of what a
+    /// reply may have is the least that any has for what it needs while it is read.
+    pub fn reply_bytes(bytes: usize, most: usize) -> usize {
+        bytes.min(most / 8)
+    }
 }
 
 /// What a batch has taken.
@@ -23,7 +34,7 @@ pub struct Bounds {
 pub struct Measured {
     /// Calls that were sent.
     pub rows: usize,
-    /// Bytes of what answered them.
+    /// Bytes that reading what answered them needed ([`Reply::bytes_needed`](crate::transport::Reply::bytes_needed)).
     pub reply_bytes: usize,
     /// How long the server says that it computed; zero if it does not say it.
     pub compute: Duration,
@@ -37,8 +48,10 @@ pub struct Measured {
 ///
 /// Batches are small at first, so that `LIMIT 10` does not pay for ten thousand rows; each may have four times as many
 /// rows as the one before, up to the bounds. Where calls take long, a batch has as many rows as fit into the bound of time, so that
-/// rows come while a query runs, and `LIMIT` and cancelling spare what is not wanted. Where results are large, it has as many as
-/// have replies of the bound of bytes, so that neither side needs memory for more.
+/// rows come while a query runs, and `LIMIT` and cancelling spare what is not wanted. Where results are large, or dear to read,
+/// it has as many as have replies within their bound, so that neither side needs memory for more. What the reply to the first
+/// batch will need nobody knows: its rows are few, and if their results are too large nevertheless, the batches need a lower
+/// bound of rows.
 ///
 /// Few batches are out at a time: two hide the way to a container on the same machine. Where the engine waits for answers
 /// much longer than they take to compute, the way is long, and more are sent while the first is on it.
@@ -48,7 +61,7 @@ pub struct Pace {
     rows: usize,
     /// Most rows that fit into the bound of time.
     rows_in_time: usize,
-    /// Most rows whose reply has the bound of bytes.
+    /// Most rows whose reply needs the bound of bytes.
     rows_in_reply: usize,
     window: usize,
     is_answered: bool,
@@ -141,7 +154,8 @@ impl Pace {
         if rows == 0 {
             return;
         }
-        self.rows_in_reply = (self.bounds.bytes.saturating_mul(rows) / reply_bytes.max(1)).clamp(1, self.bounds.rows);
+        self.rows_in_reply =
+            (self.bounds.reply_bytes.saturating_mul(rows) / reply_bytes.max(1)).clamp(1, self.bounds.rows);
         self.rows = self.rows.min(self.rows_in_reply);
         if compute.is_zero() {
             return;
@@ -163,7 +177,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { rows: 300, bytes: 1000, window: 5, time: Duration::from_millis(100) };
+    const BOUNDS: Bounds =
+        Bounds { rows: 300, bytes: 1000, reply_bytes: 1000, window: 5, time: Duration::from_millis(100) };
 
     fn answer(rows: usize, compute_ms: u64, latency_ms: u64, waited_ms: u64) -> Measured {
         let [compute, latency, waited] = [compute_ms, latency_ms, waited_ms].map(Duration::from_millis);
@@ -241,6 +256,10 @@ mod tests {
         // One row is the least.
         pace.note_answered(&reply(20, usize::MAX));
         assert!(pace.is_full(1, 0));
+        // What is sent has another bound.
+        let mut pace = Pace::new(Bounds { reply_bytes: 500, ..BOUNDS });
+        pace.note_answered(&reply(128, 12_800));
+        assert!(!pace.is_full(4, 999) && pace.is_full(5, 0) && pace.is_full(1, 1000));
         // Replies that are as large as is wanted change nothing.
         let mut pace = Pace::new(BOUNDS);
         pace.note_answered(&reply(128, 400));
@@ -270,5 +289,12 @@ mod tests {
         let mut pace = Pace::new(Bounds { window: 1, ..BOUNDS });
         pace.note_answered(&answer(128, 1, 1, 0));
         assert!(!pace.may_send(1, 0));
+    }
+
+    #[test]
+    fn replies_need_no_more_than_half_of_what_any_transport_gives_them() {
+        assert_eq!(Bounds::reply_bytes(8 << 20, 256 << 20), 8 << 20);
+        assert_eq!(Bounds::reply_bytes(8 << 20, 16 << 20), 2 << 20);
+        assert_eq!(Bounds::reply_bytes(1 << 30, 256 << 20), 32 << 20);
     }
 }

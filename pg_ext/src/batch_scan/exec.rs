@@ -552,7 +552,7 @@ fn receive(inner: &mut Inner) {
         let reply = if is_sent { receive_reply(inner, i) } else { None };
         if let (Some(reply), Some(batch)) = (&reply, inner.queue.front()) {
             measured.rows = measured.rows.max(batch.sent[i].count);
-            measured.reply_bytes = measured.reply_bytes.saturating_add(reply.bytes_received);
+            measured.reply_bytes = measured.reply_bytes.saturating_add(reply.bytes_needed);
             measured.compute = measured.compute.max(Duration::from_micros(reply.compute_us));
         }
         let function = &inner.calls[i].function;

@@ -323,6 +323,7 @@ unsafe extern "C-unwind" fn end(stream: *mut Stream, work: *mut Work) {
             is_last: true,
             bytes_sent: 0,
             bytes_received: 0,
+            bytes_needed: 0,
             compute_us: 0,
             repeated: 0,
             share: None,

@@ -7,9 +7,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow_array::RecordBatch;
+use arrow_buffer::Buffer;
 use arrow_flight::{FlightData, SchemaAsIpc};
+use arrow_ipc::reader::read_record_batch;
+use arrow_ipc::root_as_message;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteContext, IpcWriteOptions};
-use arrow_schema::{ArrowError, Schema, SchemaRef};
+use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+
+use crate::codec::Unreadable;
+
+/// Longest body of a message that is copied, in bytes.
+const MOST_COPIED: usize = 64 << 10;
+/// What a view of a text takes: its length, and where it lies or itself.
+const VIEW_BYTES: usize = 16;
 
 /// The message that opens a stream of batches.
 pub fn encode_schema(schema: &Schema) -> FlightData {
@@ -41,17 +51,115 @@ impl BatchEncoder {
     }
 }
 
-/// Reads one batch. The bytes are checked: offsets, lengths and UTF-8.
+/// Reads one batch. The bytes are checked: offsets, lengths and UTF-8. Columns of texts lie in the message.
 pub fn decode_batch(message: &FlightData, schema: SchemaRef) -> Result<RecordBatch, ArrowError> {
-    // The reader checks much but panics on the rest, for example a buffer that lies outside the body.
-    let read = || arrow_flight::utils::flight_data_to_arrow_batch(message, schema, &HashMap::new());
-    catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(ArrowError::IpcError("the message is damaged".to_string())))
+    match decode_batch_within(message, schema, usize::MAX) {
+        Ok(batch) => Ok(batch),
+        Err(Unreadable::Misfit(fact)) => Err(ArrowError::IpcError(fact)),
+        Err(Unreadable::TooLarge) => Err(ArrowError::IpcError("its views are too many".to_string())),
+    }
+}
+
+/// The same of a batch whose views, of texts and bytes, may stand for `most` bytes. The error says what is wrong.
+pub(crate) fn decode_batch_within(
+    message: &FlightData,
+    schema: SchemaRef,
+    most: usize,
+) -> Result<RecordBatch, Unreadable> {
+    let header = root_as_message(&message.data_header).map_err(|_| "it is not a message of Arrow".to_string())?;
+    let batch = header.header_as_record_batch().ok_or_else(|| "it is not a batch".to_string())?;
+    check_buffers(&schema, &batch, &message.data_body, most)?;
+    // What is short is not worth keeping all that came with it.
+    let body = match message.data_body.len() > MOST_COPIED {
+        true => Buffer::from(message.data_body.clone()),
+        false => Buffer::from(message.data_body.as_ref()),
+    };
+    // The reader checks much but panics on the rest.
+    let read = || read_record_batch(&body, batch, schema, &HashMap::new(), None, &header.version());
+    let read = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "the message is damaged".to_string())?;
+    read.map_err(|cause| cause.to_string().into())
+}
+
+/// Refuses buffers that lie outside of the body or on each other, each of which may be copied, and views that stand for more
+/// than `most` bytes: any number of them may have the same. Before they are read, since every view is looked at then.
+fn check_buffers(
+    schema: &Schema,
+    batch: &arrow_ipc::RecordBatch<'_>,
+    body: &[u8],
+    most: usize,
+) -> Result<(), Unreadable> {
+    let mut places = Vec::new();
+    let mut left = body.len();
+    for buffer in batch.buffers().iter().flatten() {
+        let (offset, length) = (usize::try_from(buffer.offset()), usize::try_from(buffer.length()));
+        let place = offset.ok().zip(length.ok()).filter(|(offset, length)| {
+            offset.checked_add(*length).is_some_and(|end| end <= body.len() || *length == 0) && *length <= left
+        });
+        let Some((offset, length)) = place else { return Err("a buffer lies where none can be".to_string().into()) };
+        left -= length;
+        places.push(if length == 0 { &[][..] } else { &body[offset..offset + length] });
+    }
+    let mut walk = Walk {
+        buffers: places.into_iter(),
+        data_buffers: batch.variadicBufferCounts().into_iter().flatten(),
+        viewed: 0,
+    };
+    for field in schema.fields() {
+        walk.skip(field.data_type())?;
+    }
+    if walk.viewed > most { Err(Unreadable::TooLarge) } else { Ok(()) }
+}
+
+/// The buffers of a batch, column by column.
+struct Walk<B, D> {
+    buffers: B,
+    /// Of each column of views, how many buffers these lead to.
+    data_buffers: D,
+    /// Bytes that views stand for.
+    viewed: usize,
+}
+
+impl<'a, B: Iterator<Item = &'a [u8]>, D: Iterator<Item = i64>> Walk<B, D> {
+    fn skip(&mut self, ty: &DataType) -> Result<(), String> {
+        let count = match ty {
+            DataType::Null => 0,
+            DataType::Struct(_) | DataType::FixedSizeList(..) => 1,
+            DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => 3,
+            DataType::Utf8View | DataType::BinaryView => 1,
+            DataType::ListView(_)
+            | DataType::LargeListView(_)
+            | DataType::Union(..)
+            | DataType::Dictionary(..)
+            | DataType::RunEndEncoded(..)
+            | DataType::Map(..) => return Err(format!("columns of {ty} are not taken")),
+            // Values of fixed width, and lists.
+            _ => 2,
+        };
+        for _ in 0..count {
+            self.buffers.next();
+        }
+        match ty {
+            DataType::Utf8View | DataType::BinaryView => {
+                let views = self.buffers.next().unwrap_or_default().chunks_exact(VIEW_BYTES);
+                let length = |view: &[u8]| view.first_chunk().map_or(0, |length| u32::from_le_bytes(*length) as usize);
+                self.viewed = views.map(length).fold(self.viewed, usize::saturating_add);
+                for _ in 0..self.data_buffers.next().unwrap_or_default() {
+                    self.buffers.next().ok_or("it has fewer buffers than its columns")?;
+                }
+            }
+            DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+                self.skip(item.data_type())?;
+            }
+            DataType::Struct(parts) => parts.iter().try_for_each(|part| self.skip(part.data_type()))?,
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use arrow_schema::{DataType, Field};
+    use arrow_schema::Field;
 
     use super::*;
     use crate::types::Type;

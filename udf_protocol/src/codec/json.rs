@@ -236,10 +236,15 @@ fn write_string(out: &mut String, text: &str) -> std::fmt::Result {
 
 /// Reads one column of `ty`. The error says which row does not fit and why.
 pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
+    decode(ty, &values.iter().collect::<Vec<_>>())
+}
+
+/// The same of values that lie anywhere: those of a list are not copied.
+fn decode(ty: &Type, values: &[&Value]) -> Result<ArrayRef, String> {
     match ty {
         Type::Bool => {
             let mut column = Vec::with_capacity(values.len());
-            for (row, value) in values.iter().enumerate() {
+            for (row, &value) in values.iter().enumerate() {
                 column.push(match value {
                     Value::Null => None,
                     Value::Bool(value) => Some(*value),
@@ -259,7 +264,7 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
         Type::Float8 => primitive::<Float64Type>(ty, values, float),
         textual_type!() => {
             let mut builder = StringBuilder::new();
-            for (row, value) in values.iter().enumerate() {
+            for (row, &value) in values.iter().enumerate() {
                 match value {
                     Value::Null => builder.append_null(),
                     // Digits, whatever exponent they come with; one that stands for more than can be held is refused here.
@@ -276,7 +281,7 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
         }
         Type::Bytea => {
             let mut builder = BinaryBuilder::new();
-            for (row, value) in values.iter().enumerate() {
+            for (row, &value) in values.iter().enumerate() {
                 match value {
                     Value::Null => builder.append_null(),
                     Value::String(text) => {
@@ -308,7 +313,7 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
         }
         Type::Uuid => {
             let mut builder = FixedSizeBinaryBuilder::new(16);
-            for (row, value) in values.iter().enumerate() {
+            for (row, &value) in values.iter().enumerate() {
                 match value {
                     Value::Null => builder.append_null(),
                     other => {
@@ -330,30 +335,30 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
         }),
         Type::Array(element) => {
             let (mut elements, mut lengths) = (Vec::new(), Vec::with_capacity(values.len()));
-            for (row, value) in values.iter().enumerate() {
+            for (row, &value) in values.iter().enumerate() {
                 match value {
                     Value::Null => lengths.push(0),
                     Value::Array(items) => {
-                        elements.extend(items.iter().cloned());
+                        elements.extend(items);
                         lengths.push(items.len());
                     }
                     other => return Err(misfit(ty, row, other)),
                 }
             }
-            let elements = decode_column(element, &elements).map_err(|cause| find_misfit(ty, values, cause))?;
+            let elements = decode(element, &elements).map_err(|cause| find_misfit(ty, values, cause))?;
             let validity = values.iter().map(|value| !value.is_null()).collect();
             let offsets = OffsetBuffer::from_lengths(lengths);
             Ok(Arc::new(ListArray::new(Arc::new(element.field("item")), offsets, elements, Some(validity))))
         }
         Type::Range(_) | Type::Composite(_) => {
             if let Some(row) = values.iter().position(|value| !value.is_null() && !value.is_object()) {
-                return Err(misfit(ty, row, &values[row]));
+                return Err(misfit(ty, row, values[row]));
             }
             let (mut columns, mut fields) = (Vec::new(), Vec::new());
             for attribute in ty.attributes() {
-                let parts: Vec<Value> =
-                    values.iter().map(|value| value.get(&attribute.name).cloned().unwrap_or_default()).collect();
-                columns.push(decode_column(&attribute.ty, &parts).map_err(|cause| find_misfit(ty, values, cause))?);
+                let parts: Vec<&Value> =
+                    values.iter().map(|value| value.get(&attribute.name).unwrap_or(&Value::Null)).collect();
+                columns.push(decode(&attribute.ty, &parts).map_err(|cause| find_misfit(ty, values, cause))?);
                 fields.push(attribute.ty.field(&attribute.name));
             }
             let validity = values.iter().map(|value| !value.is_null()).collect();
@@ -365,12 +370,12 @@ pub fn decode_column(ty: &Type, values: &[Value]) -> Result<ArrayRef, String> {
 }
 
 /// Which row holds a part that does not fit; `cause` says what it was.
-fn find_misfit(ty: &Type, values: &[Value], cause: String) -> String {
-    let does_fit = |value: &Value| decode_column(ty, std::slice::from_ref(value)).is_ok();
+fn find_misfit(ty: &Type, values: &[&Value], cause: String) -> String {
+    let does_fit = |value: &&Value| decode(ty, &[*value]).is_ok();
     match values.len() {
         0 | 1 => cause,
         _ => match values.iter().position(|value| !does_fit(value)) {
-            Some(row) => misfit(ty, row, &values[row]),
+            Some(row) => misfit(ty, row, values[row]),
             None => cause,
         },
     }
@@ -396,11 +401,11 @@ fn whole_micros(time: DateTime<Utc>) -> Option<i64> {
 
 fn primitive<T: ArrowPrimitiveType>(
     ty: &Type,
-    values: &[Value],
+    values: &[&Value],
     read: impl Fn(&Value) -> Option<T::Native>,
 ) -> Result<ArrayRef, String> {
     let mut column = Vec::with_capacity(values.len());
-    for (row, value) in values.iter().enumerate() {
+    for (row, &value) in values.iter().enumerate() {
         column.push(match value {
             Value::Null => None,
             other => Some(read(other).ok_or_else(|| misfit(ty, row, other))?),

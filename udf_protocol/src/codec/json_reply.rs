@@ -25,6 +25,8 @@ use crate::types::Type;
 const CHUNK_ROWS: usize = 1024;
 /// Longest text of a value of fixed width; whatever is longer is none.
 const MAX_SCALAR_BYTES: usize = 4096;
+/// The same of the one such type whose values are objects, an interval.
+const MAX_OBJECT_BYTES: usize = 512;
 /// What a value of fixed width costs while it is converted, at most.
 const SCALAR_COST: usize = 32;
 /// What each value of a list, text or row costs beside its content.
@@ -36,20 +38,46 @@ const SHOWN_BYTES: usize = 40;
 const TREE_VALUE_BYTES: usize = 128;
 /// What a member's name costs beside that.
 const TREE_NAME_BYTES: usize = 64;
+/// What an object costs beside its members: a node of a map, which has room for eleven.
+const TREE_OBJECT_BYTES: usize = 768;
 
-/// Bytes that a tree of a text takes at most; the text may hold further JSON in strings, if `has_inner`.
+/// Bytes that a tree of a text takes at most; strings of the text may hold further JSON, if `has_inner`.
 pub(crate) fn tree_bytes(text: &[u8], has_inner: bool) -> usize {
     let (mut bytes, mut is_inside, mut is_escaped) = (text.len(), false, false);
     for byte in text {
-        match byte {
-            b'"' if !is_escaped => is_inside = !is_inside,
-            b',' | b'[' | b'{' if has_inner || !is_inside => bytes = bytes.saturating_add(TREE_VALUE_BYTES),
-            b':' if has_inner || !is_inside => bytes = bytes.saturating_add(TREE_NAME_BYTES),
-            _ => {}
-        }
+        let cost = match byte {
+            b'"' if !is_escaped => {
+                is_inside = !is_inside;
+                0
+            }
+            // An escape of the kind that any character may have.
+            b'u' if is_escaped && has_inner => TREE_OBJECT_BYTES,
+            b'{' if has_inner || !is_inside => TREE_OBJECT_BYTES,
+            b',' | b'[' if has_inner || !is_inside => TREE_VALUE_BYTES,
+            b':' if has_inner || !is_inside => TREE_NAME_BYTES,
+            _ => 0,
+        };
+        bytes = bytes.saturating_add(cost);
         is_escaped = is_inside && *byte == b'\\' && !is_escaped;
     }
     bytes
+}
+
+/// Bytes that reading a text of so many as columns of these types takes at most: a list has a value in every two bytes.
+pub(crate) fn most_bytes(types: &[Type], text: usize) -> usize {
+    let cost = types.iter().map(most_cost).max().unwrap_or_default();
+    (text / 2).saturating_mul(cost)
+}
+
+/// What a value of two bytes takes at most. One that is longer takes less for each of its bytes.
+fn most_cost(ty: &Type) -> usize {
+    match ty {
+        Type::Array(element) => most_cost(element),
+        Type::Range(_) | Type::Composite(_) => {
+            VALUE_COST + ty.attributes().iter().map(|part| most_cost(&part.ty)).sum::<usize>()
+        }
+        _ => VALUE_COST + SCALAR_COST,
+    }
 }
 
 /// A reply whose columns have not been read yet.
@@ -91,8 +119,8 @@ impl<'a> Reply<'a> {
         Ok(Reply { batch, micros, columns: columns.ok_or("it has no columns")? })
     }
 
-    /// Reads the columns as `signature` says, of `rows` rows if that is known, into at most `most` bytes.
-    pub fn columns(&self, signature: &Signature, rows: Option<usize>, most: usize) -> Result<Columns, Unreadable> {
+    /// Reads the columns as `signature` says, of `rows` rows if that is known. What that takes, in bytes, is taken from `left`.
+    pub fn columns(&self, signature: &Signature, rows: Option<usize>, left: &mut usize) -> Result<Columns, Unreadable> {
         let types = signature.reply_types();
         let mut text = Text { rest: self.columns };
         let (mut texts, mut count) = (Vec::new(), 0);
@@ -108,11 +136,10 @@ impl<'a> Reply<'a> {
         if count != types.len() {
             return Err(format!("The reply has {count} columns, not {}.", types.len()).into());
         }
-        let mut left = most;
         let (mut fields, mut columns) = (Vec::new(), Vec::new());
         for (ty, text) in types.iter().zip(texts) {
             fields.push(ty.field(&signature.function));
-            match read_column(ty, text, rows, &mut left) {
+            match read_column(ty, text, rows, left) {
                 Ok(Ok(column)) => columns.push(column),
                 Ok(Err(count)) => return Ok(Columns::TooMany(count)),
                 Err(Failure::Misfit) => return Err(find_misfit(ty, text).into()),
@@ -323,7 +350,8 @@ impl Column {
             Values::Scalars(..) => {
                 let value = text.value()?;
                 let is_nested = value.starts_with(['[', '{']) && self.ty != Type::Interval;
-                if value.len() > MAX_SCALAR_BYTES || is_nested {
+                let most = if value.starts_with('{') { MAX_OBJECT_BYTES } else { MAX_SCALAR_BYTES };
+                if value.len() > most || is_nested {
                     return Err(Failure::Misfit);
                 }
                 let value = serde_json::from_str(value).map_err(|cause| Failure::Malformed(cause.to_string()))?;
@@ -465,12 +493,12 @@ fn offset(end: usize) -> Result<i32, Failure> {
 mod tests {
     use super::*;
 
-    fn read(ty: &str, text: &str, rows: Option<usize>, most: usize) -> Result<Columns, Unreadable> {
+    fn read(ty: &str, text: &str, rows: Option<usize>, mut most: usize) -> Result<Columns, Unreadable> {
         let signature = Signature::scalar("f", Vec::new(), Type::from_name(ty).unwrap());
         let body = format!("{{ \"micros\": 7, \"columns\" : [{text}], \"other\": [{{}}]}}");
         let reply = Reply::read(body.as_bytes()).unwrap();
         assert_eq!((reply.batch, reply.micros), (None, 7));
-        reply.columns(&signature, rows, most)
+        reply.columns(&signature, rows, &mut most)
     }
 
     #[test]
@@ -531,7 +559,7 @@ mod tests {
         for text in ["[1", "[1 2]", "[1,]", "[nul]", "1", "[1]]"] {
             let body = format!("{{\"columns\": [{text}]}}");
             let signature = Signature::scalar("f", Vec::new(), Type::Int4);
-            let read = Reply::read(body.as_bytes()).map(|reply| reply.columns(&signature, None, 1000));
+            let read = Reply::read(body.as_bytes()).map(|reply| reply.columns(&signature, None, &mut 1000));
             assert!(!matches!(read, Ok(Ok(_))), "{text}");
         }
         assert!(matches!(read("int4", "[1, 2, 3, \"x\"]", Some(2), 1000), Ok(Columns::TooMany(4))));
@@ -550,5 +578,33 @@ mod tests {
         // However deep it nests.
         let deep = format!("[{}{}]", "[".repeat(1 << 20), "]".repeat(1 << 20));
         assert!(matches!(read("int4[]", &deep, Some(1), 10_000), Err(Unreadable::Misfit(_))));
+    }
+
+    #[test]
+    fn trees_are_not_taken_for_smaller_than_they_are() {
+        let values = |text: &str, has_inner| (tree_bytes(text.as_bytes(), has_inner) - text.len()) / TREE_VALUE_BYTES;
+        assert_eq!(values("[1,[2],3]", false), 4);
+        assert_eq!(values(r#"["a,b","\",","\\",1]"#, false), 4);
+        // Strings that are JSON, and separators that are escapes there.
+        assert_eq!(values(r#"["[1,2]"]"#, true), 3);
+        assert!(values(r#"["[1\u002c2]"]"#, true) >= 3);
+        assert!(values(r#"[{"a":1}]"#, false) >= 6);
+    }
+
+    #[test]
+    fn estimates_of_columns_are_no_lower_than_what_they_take() {
+        for (ty, text) in [
+            ("int8[]", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]".to_string()),
+            ("text[]", format!("[{}\"\"]", "\"\",".repeat(100))),
+            ("(a text, b int8, c (d int4, e float8))[]", format!("[{}{{}}]", "{},".repeat(100))),
+            ("range(int8)[]", format!("[{}{{}}]", "{},".repeat(100))),
+        ] {
+            let signature = Signature::scalar("f", Vec::new(), Type::from_name(ty).unwrap());
+            let body = format!("{{\"columns\":[[{text}]]}}");
+            let mut left = 1 << 20;
+            Reply::read(body.as_bytes()).unwrap().columns(&signature, Some(1), &mut left).unwrap();
+            let taken = (1 << 20) - left;
+            assert!(taken > 100 && taken <= most_bytes(&signature.reply_types(), body.len()), "{ty}: {taken}");
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch};
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::Value;
@@ -114,13 +115,22 @@ impl Envelope {
         }
         let bytes_received = answer.body.len();
         let rows = batch.columns.num_rows();
-        // A string of the body may hold what is parsed in its turn.
-        let has_inner = answer.body.starts_with(b"\"") || !matches!(signature.result, textual_type!());
-        if tree_bytes(&answer.body, has_inner) > share.limit() {
+        let inner = match text_of(&answer.body) {
+            Cow::Owned(inner) => Some(inner),
+            Cow::Borrowed(_) => None,
+        };
+        if inner.is_some() {
+            // All of it is there already.
+            answer.body = Bytes::new();
+        }
+        let text = inner.as_deref().unwrap_or_else(|| std::str::from_utf8(&answer.body).unwrap_or_default());
+        // Strings may hold lists and rows that are parsed in their turn, where a text is not what is wanted.
+        let tree_bytes = tree_bytes(text.as_bytes(), !matches!(signature.result, textual_type!()));
+        if tree_bytes > share.limit() {
             return Err(share.exceeded(function));
         }
-        let text = text_of(&answer.body);
-        let values = read_reply(self.dialect, function, rows, answer.status, &text).map_err(|error| {
+        share.make_room(bytes_received + tree_bytes).await;
+        let values = read_reply(self.dialect, function, rows, answer.status, text).map_err(|error| {
             match answer.retry_after {
                 Some(pause) if error.is_retryable() => error.with_retry_after(pause),
                 _ => error,
@@ -134,7 +144,10 @@ impl Envelope {
         let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
         let columns = RecordBatch::try_new(schema.into(), vec![column])
             .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))?;
-        Ok(Reply { share: Some(share), ..Reply::whole(batch.number, columns, bytes_sent, bytes_received) })
+        share.hold(columns.get_array_memory_size());
+        let bytes_needed = bytes_received + tree_bytes;
+        let reply = Reply::whole(batch.number, columns, bytes_sent, bytes_received);
+        Ok(Reply { bytes_needed, share: Some(share), ..reply })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {

@@ -23,17 +23,16 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 
-use super::foreign::{adapt_columns, adapt_reply, first_arrow_udf_schema, foreign_inputs};
-use super::innermost;
+use super::foreign::{adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs};
 use super::tcp::Tcp;
 use super::tls::Tls;
 use super::unix::UnixSocket;
 use super::{
     CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
-    Transport, WireError,
+    Transport, WireError, bytes_of, innermost,
 };
 use crate::batch::{AggregateStep, CallBatch};
-use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use crate::codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_schema, encode_schema};
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
 use crate::transport::check::{check_reply, check_types};
@@ -414,14 +413,14 @@ impl Flight {
         // The receiver is in scope and the queue empty, so sending cannot fail.
         let _ = wire.try_send(opening);
         let mut wire = Some(wire);
-        let most = inbox.budget().limit();
+        let most = inbox.budget().share_of_message(0).limit();
         let mut client = self.client(most);
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
         let mut encoder = BatchEncoder::default();
         let mut reply_schema: Option<SchemaRef> = None;
-        let mut is_schema_checked = foreign.is_some();
+        let mut is_schema_checked = false;
         let mut bytes_sent = std::collections::HashMap::new();
         let mut first = first;
         let lost = |status: Status| reply_error(function, &status, most);
@@ -470,7 +469,7 @@ impl Flight {
                             let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
                             let number = call.map(|call| call.number).unwrap_or_default();
                             let columns = RecordBatch::new_empty(schema);
-                            inbox.deliver(Ok(Event::Reply(Reply { number, columns, is_last: true, bytes_sent: 0, bytes_received: 0, compute_us: 0, repeated: 0, share: None })));
+                            inbox.deliver(Ok(Event::Reply(Reply::whole(number, columns, 0, 0))));
                             return Ok(true);
                         }
                         if wire.is_none() && outbox.awaited() == 0 {
@@ -497,24 +496,38 @@ impl Flight {
                         FunctionKind::Map => u64::MAX,
                         _ => outbox.oldest_sent().unwrap_or_default(),
                     };
-                    let mut share = inbox.budget().share(number);
+                    let mut share = inbox.budget().share_of_message(number);
                     share.grow(function, bytes_received).await?;
+                    share.make_room(2 * bytes_received).await;
                     // Only now: an error says more than the schema that comes before it. And before values are read, which
                     // other types could make many of few bytes.
                     if !is_schema_checked {
-                        check_types(signature, schema.fields(), false)?;
+                        match foreign {
+                            Some(_) => check_foreign_types(signature, schema.fields())?,
+                            None => check_types(signature, schema.fields(), false)?,
+                        }
                         is_schema_checked = true;
                     }
-                    let columns = decode_batch(&message, schema.clone())
-                        .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
-                    let columns = match foreign {
-                        Some(_) => adapt_reply(signature, columns)?,
-                        None => columns,
+                    let columns = decode_batch_within(&message, schema.clone(), share.left()).map_err(|unreadable| {
+                        let explain = |fact| Error::protocol(function, format!("A reply cannot be read: {fact}."));
+                        unreadable.into_error(function, most, explain)
+                    })?;
+                    let (columns, bytes_made) = match foreign {
+                        Some(_) => {
+                            let adapted = adapt_reply(signature, &columns, share.left()).map_err(|unreadable| {
+                                unreadable.into_error(function, most, |fact| Error::bad_result(function, fact))
+                            })?;
+                            let bytes_made = bytes_of(&adapted);
+                            (adapted, bytes_made)
+                        }
+                        None => (columns, 0),
                     };
+                    share.hold(bytes_received.max(bytes_made));
+                    let bytes_needed = bytes_received + bytes_made;
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch::new(0, RecordBatch::new_empty(signature.call_schema()));
                         check_reply(signature, &call, &columns)?;
-                        inbox.deliver(Ok(Event::Reply(Reply { number: 0, columns, is_last: false, bytes_sent: 0, bytes_received, compute_us: metadata.micros, repeated: 0, share: Some(share) })));
+                        inbox.deliver(Ok(Event::Reply(Reply { is_last: false, bytes_needed, compute_us: metadata.micros, share: Some(share), ..Reply::whole(0, columns, 0, bytes_received) })));
                         continue;
                     }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
@@ -534,15 +547,13 @@ impl Flight {
                     if is_last {
                         outbox.answer(expected);
                     }
+                    let bytes_sent = bytes_sent.remove(&expected).unwrap_or_default();
                     inbox.deliver(Ok(Event::Reply(Reply {
-                        number: expected,
-                        columns,
                         is_last,
-                        bytes_sent: bytes_sent.remove(&expected).unwrap_or_default(),
-                        bytes_received,
+                        bytes_needed,
                         compute_us: metadata.micros,
-                        repeated: 0,
                         share: Some(share),
+                        ..Reply::whole(expected, columns, bytes_sent, bytes_received)
                     })));
                 }
                 () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),

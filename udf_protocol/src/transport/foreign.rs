@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions};
-use arrow_schema::{DataType, Field, Schema, SchemaRef};
+use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef};
 
-use crate::codec::adapt::adapt;
+use super::bytes_of_column;
+use crate::codec::Unreadable;
+use crate::codec::adapt::{adapt, adapt_within, check_type};
 use crate::error::{Error, Result};
 use crate::signature::Signature;
-use crate::types::EXTENSION_KEY;
+use crate::types::{EXTENSION_KEY, Type};
 
 /// Databend's word for how many of a function's fields are its arguments.
 const DATABEND_INPUT_COUNT: &str = "x-databend-udf-input-count";
@@ -57,14 +59,31 @@ pub(super) fn adapt_columns(columns: &RecordBatch, schema: SchemaRef) -> std::re
     RecordBatch::try_new_with_options(schema, adapted?, &options).map_err(|cause| format!("{cause}."))
 }
 
-/// A foreign reply with the fields of this protocol.
-pub(super) fn adapt_reply(signature: &Signature, columns: RecordBatch) -> Result<RecordBatch> {
-    let types = signature.reply_types();
-    let function = &signature.function;
-    if types.len() != columns.num_columns() {
-        let found = columns.num_columns();
+/// Refuses a foreign reply of types that are not the declared ones, before its values are read.
+pub(super) fn check_foreign_types(signature: &Signature, found: &Fields) -> Result<()> {
+    let (types, function) = (signature.reply_types(), &signature.function);
+    if types.len() != found.len() {
+        let found = found.len();
         return Err(Error::protocol(function, format!("Its reply has {found} columns, not {}.", types.len())));
     }
-    let fields: Vec<_> = types.iter().map(|ty| ty.field(function)).collect();
-    adapt_columns(&columns, Arc::new(Schema::new(fields))).map_err(|fact| Error::bad_result(function, fact))
+    let check = |(field, ty): (&Arc<Field>, &Type)| check_type(field.data_type(), &ty.data_type());
+    found.iter().zip(&types).try_for_each(check).map_err(|fact| Error::bad_result(function, fact))
+}
+
+/// A foreign reply whose types were checked, with the fields of this protocol; what is made anew may have `most` bytes.
+pub(super) fn adapt_reply(
+    signature: &Signature,
+    columns: &RecordBatch,
+    most: usize,
+) -> std::result::Result<RecordBatch, Unreadable> {
+    let fields = signature.reply_types().into_iter().map(|ty| ty.field(&signature.function));
+    let schema = Schema::new(fields.collect::<Vec<_>>());
+    let (mut left, mut adapted) = (most, Vec::new());
+    for (column, field) in columns.columns().iter().zip(schema.fields()) {
+        let column = adapt_within(column, field.data_type(), left)?;
+        left = left.saturating_sub(bytes_of_column(&column));
+        adapted.push(column);
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(columns.num_rows()));
+    RecordBatch::try_new_with_options(Arc::new(schema), adapted, &options).map_err(|cause| format!("{cause}.").into())
 }

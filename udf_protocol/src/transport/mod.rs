@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
 
-use arrow_array::RecordBatch;
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -211,6 +211,8 @@ pub struct Outbox {
     unanswered: VecDeque<CallBatch>,
     /// Whether the engine has a part of the answer to the oldest of them.
     is_partly_answered: bool,
+    /// How long the engine waits for the answer to a batch.
+    patience: Duration,
     /// Whether any was answered.
     has_answers: bool,
     /// How many of `unanswered` this exchange has sent.
@@ -228,6 +230,7 @@ impl Outbox {
                 name: rest::random_name(),
                 unanswered: VecDeque::new(),
                 is_partly_answered: false,
+                patience: Duration::MAX,
                 has_answers: false,
                 sent: 0,
                 incoming,
@@ -238,6 +241,16 @@ impl Outbox {
     /// The exchange's name, which no other has.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Notes how long the engine waits for the answer to a batch.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.patience = patience;
+    }
+
+    /// How long the engine waits for the answer to a batch.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// The next batch to send; none once the engine has closed its side and all was handed out.
@@ -321,6 +334,9 @@ pub struct Reply {
     pub bytes_sent: usize,
     /// Bytes of the reply, counted likewise.
     pub bytes_received: usize,
+    /// Bytes that reading the reply needed at once, at most: what came, what was made of it on the way, and the columns. By
+    /// this batches are made smaller before their replies need more than they may.
+    pub bytes_needed: usize,
     /// How long the server says that it computed, in microseconds; 0 if it does not say it.
     pub compute_us: u64,
     /// Rows that were not sent, since they equal others of the batch.
@@ -332,8 +348,28 @@ pub struct Reply {
 impl Reply {
     /// The whole answer to a batch, of a server that does not say how long it computed.
     pub(crate) fn whole(number: u64, columns: RecordBatch, bytes_sent: usize, bytes_received: usize) -> Reply {
-        Reply { number, columns, is_last: true, bytes_sent, bytes_received, compute_us: 0, repeated: 0, share: None }
+        Reply {
+            number,
+            columns,
+            is_last: true,
+            bytes_sent,
+            bytes_received,
+            bytes_needed: bytes_received,
+            compute_us: 0,
+            repeated: 0,
+            share: None,
+        }
     }
+}
+
+/// Bytes of a column's values, however much larger the memory is in which they lie.
+pub(crate) fn bytes_of_column(column: &ArrayRef) -> usize {
+    column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
+}
+
+/// The same of all columns of a batch.
+pub(crate) fn bytes_of(columns: &RecordBatch) -> usize {
+    columns.columns().iter().map(bytes_of_column).fold(0, usize::saturating_add)
 }
 
 /// What an engine finds in its queue.

@@ -19,7 +19,8 @@ use super::http::{Http, Stream};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
 use super::{
-    Endpoint, Event, Folder, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, innermost,
+    Endpoint, Event, Folder, Inbox, MAX_ASIDE_BYTES, MAX_MESSAGE_BYTES, Outbox, Reply, ServerInfo, Share, bytes_of,
+    innermost,
 };
 use crate::arena::Arena;
 use crate::batch::CallBatch;
@@ -262,13 +263,16 @@ impl PipelinedCall<'_> {
         let lost = |cause: std::io::Error| Error::connection_lost(self.function(), innermost(&cause));
         let mut awaited: VecDeque<Awaited> = VecDeque::new();
         let mut sending: VecDeque<Bytes> = VecDeque::new();
-        // Of the answer that is being read.
-        let mut share: Option<Share> = None;
+        // The answer whose body is being read.
+        let mut reading: Option<(Head, Share)> = None;
         let mut brought = Brought::default();
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
-            // So that a short answer comes in one piece.
-            pipeline.received.reserve(READ_BYTES);
+            match &reading {
+                Some((head, _)) => grow(&mut pipeline.received, head.length),
+                // So that a short answer comes in one piece.
+                None => pipeline.received.reserve(READ_BYTES),
+            }
             tokio::select! {
                 batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => {
@@ -293,27 +297,30 @@ impl PipelinedCall<'_> {
                     if read.map_err(lost)? == 0 {
                         return Err(Error::connection_lost(self.function(), "the server closed it"));
                     }
-                    while let Some(head) = self.next_head(&pipeline.received)? {
-                        let Some(call) = awaited.front() else {
-                            return Err(Error::protocol(self.function(), "It answered more than it was asked."));
-                        };
-                        let number = call.batch.number;
-                        if share.is_none() {
+                    loop {
+                        if reading.is_none() {
+                            let Some(head) = self.next_head(&pipeline.received)? else { break };
+                            let Some(call) = awaited.front() else {
+                                return Err(Error::protocol(self.function(), "It answered more than it was asked."));
+                            };
                             self.check_length(&head, call)?;
-                            let mut new = inbox.budget().share(number);
-                            new.grow(self.function(), head.length).await?;
-                            share = Some(new);
+                            let mut share = inbox.budget().share(call.batch.number);
+                            share.grow(self.function(), head.length).await?;
+                            pipeline.received.advance(head.size);
+                            if head.length > LONG_READ_BYTES {
+                                // It has memory of its own, in which it begins where any value may.
+                                pipeline.received = BytesMut::from(&pipeline.received[..]);
+                            }
+                            reading = Some((head, share));
                         }
-                        let missing = (head.size + head.length).saturating_sub(pipeline.received.len());
-                        if missing > 0 {
-                            // As much as has come: what a head promises costs nothing.
-                            let more = pipeline.received.len().max(LONG_READ_BYTES);
-                            pipeline.received.reserve(missing.min(more));
-                            break;
-                        }
-                        pipeline.received.advance(head.size);
+                        let is_there = |(head, _): &mut (Head, Share)| head.length <= pipeline.received.len();
+                        let Some((head, share)) = reading.take_if(is_there) else { break };
+                        let Some(call) = awaited.pop_front() else { break };
+                        let number = call.batch.number;
                         let body = pipeline.received.split_to(head.length).freeze();
-                        let (Some(call), Some(share)) = (awaited.pop_front(), share.take()) else { break };
+                        if head.length > LONG_READ_BYTES {
+                            pipeline.received = BytesMut::from(&pipeline.received[..]);
+                        }
                         pipeline.is_reusable &= !head.is_last;
                         let event = match self.receive(pipeline, call, &head, body, share).await {
                             Ok(reply) => Event::Reply(reply),
@@ -465,7 +472,8 @@ impl PipelinedCall<'_> {
             return Err(unreadable("it has a dictionary that was not asked for".to_string()));
         }
         let mut data = match (&header.segment, &segments) {
-            (None, _) => Data::Memory(aligned(Buffer::from(inline))),
+            (None, _) if body.len() > LONG_READ_BYTES => Data::Memory(aligned(Buffer::from(body.slice_ref(inline)))),
+            (None, _) => Data::Memory(Buffer::from(inline)),
             (Some(name), Some(segments)) if *name == segments.replies() => {
                 let size = size_of_reply(segments, &header).map_err(unreadable)?;
                 // At most all of its buffers, and no more than a reply may have.
@@ -475,25 +483,37 @@ impl PipelinedCall<'_> {
             (Some(_), _) => return Err(unreadable("its segment is not the one that was offered".to_string())),
         };
         let most = share.held() + share.left();
+        let held = share.held();
+        if self.encoding == Encoding::Parquet {
+            share.make_room(most / 4 * 3).await;
+        }
         let columns = self
             .encoding
             .decode(self.signature, &header, &mut data, &layout, most)
             .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
         check_reply(self.signature, &batch, &columns)?;
         let bytes_received = data.taken();
+        // Columns lie where they came; those of a file are made anew, twice.
+        let (held, bytes_needed) = match self.encoding {
+            Encoding::Columns => (held, bytes_received),
+            Encoding::Parquet => (columns.get_array_memory_size(), bytes_received + 2 * bytes_of(&columns)),
+        };
+        share.hold(held);
         // A handler that still looks at its arguments must go on seeing them.
         let is_spent = header.retained && !layout.retain_arena();
         pipeline.segments.extend(segments.filter(|_| !is_spent));
-        Ok(Reply {
-            number: batch.number,
-            columns,
-            is_last: true,
-            bytes_sent: layout.bytes,
-            bytes_received,
-            compute_us: header.micros,
-            repeated: 0,
-            share: Some(share),
-        })
+        let reply = Reply::whole(batch.number, columns, layout.bytes, bytes_received);
+        Ok(Reply { bytes_needed, compute_us: header.micros, share: Some(share), ..reply })
+    }
+}
+
+/// Makes room for more of a body of `length` bytes: as much again as has come, since what a head promises is not there yet.
+fn grow(received: &mut BytesMut, length: usize) {
+    let missing = length.saturating_sub(received.len());
+    if received.capacity() - received.len() < missing.min(READ_BYTES) {
+        let mut larger = BytesMut::with_capacity(received.len() + missing.min(received.len().max(LONG_READ_BYTES)));
+        larger.extend_from_slice(received);
+        *received = larger;
     }
 }
 

@@ -19,12 +19,13 @@ use tonic::{Status, Streaming};
 use super::check::check_reply;
 use super::envelope::{check_scalar, no_greeting, no_signature};
 use super::flight::{Flight, reply_error};
-use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport};
+use super::foreign::{adapt_reply, check_foreign_types};
+use super::{Credentials, Endpoint, Event, Inbox, Outbox, Reply, ServerInfo, Transport, bytes_of};
 use crate::batch::CallBatch;
-use crate::codec::adapt::adapt;
-use crate::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use crate::codec::Unreadable;
+use crate::codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_schema, encode_schema};
 use crate::dialect::Dialect;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::signature::Signature;
 
 /// Between two looks at whether another caller is done.
@@ -45,32 +46,47 @@ impl PutGet {
         PutGet { flight: Flight::new(endpoint, credentials), lock }
     }
 
-    /// Waits until no other client of this machine uses the server.
-    async fn acquire(&self) -> Result<Flock<File>> {
-        let failed = |cause: std::io::Error| {
-            Error::invalid_definition(format!("could not lock \"{}\": {cause}", self.lock.display()))
-        };
-        loop {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o666).custom_flags(OFlag::O_NOFOLLOW.bits());
-            match Flock::lock(options.open(&self.lock).map_err(failed)?, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(lock),
-                Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(LOCK_INTERVAL).await,
-                Err((_, cause)) => return Err(failed(cause.into())),
+    /// Waits until no other client of this machine uses the server, and no longer than `patience`. Whoever may write the file
+    /// may hold its lock for ever, or have made something else of it.
+    async fn acquire(&self, patience: Duration) -> Result<Flock<File>> {
+        let name = self.lock.display();
+        let failed = |cause: std::io::Error| Error::invalid_definition(format!("could not lock \"{name}\": {cause}"));
+        let waiting = async {
+            loop {
+                let mut options = OpenOptions::new();
+                options.write(true).create(true).truncate(false).mode(0o666);
+                // A pipe that nobody reads would be waited for.
+                let file = options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(&self.lock);
+                let file = file.map_err(failed)?;
+                if !file.metadata().map_err(failed)?.is_file() {
+                    return Err(failed(std::io::Error::other("it is not a file")));
+                }
+                match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                    Ok(lock) => return Ok(lock),
+                    Err((_, nix::errno::Errno::EWOULDBLOCK)) => tokio::time::sleep(LOCK_INTERVAL).await,
+                    Err((_, cause)) => return Err(failed(cause.into())),
+                }
             }
-        }
+        };
+        tokio::time::timeout(patience, waiting).await.unwrap_or_else(|_| {
+            let message = format!("could not lock \"{name}\" within {} ms", patience.as_millis());
+            Err(Error::new(Kind::Timeout, message)
+                .with_detail("Another caller of the server holds it, or whoever made the file.".to_string())
+                .with_hint("Servers of dialect \"put_get\" take one caller at a time."))
+        })
     }
 
     /// One batch, there and back.
-    async fn call(&self, signature: &Signature, batch: &CallBatch, inbox: &Inbox) -> Result<Reply> {
+    async fn call(&self, signature: &Signature, batch: &CallBatch, patience: Duration, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
         let batch = &batch.clone().with_repeated_constants(signature)?;
-        let mut share = inbox.budget().share(batch.number);
+        // Its columns come one after the other, are joined, and then adapted.
+        let mut share = inbox.budget().share_of_text(batch.number);
         let most = share.left();
         let lost = |status: Status| reply_error(function, &status, most);
         let malformed =
             |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
-        let _lock = self.acquire().await?;
+        let _lock = self.acquire(patience).await?;
         let mut client = self.flight.client(most);
         let descriptor = FlightDescriptor::new_path(vec!["scoreit".to_string()]);
         let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
@@ -82,28 +98,45 @@ impl PutGet {
         let ticket = Ticket { ticket: "scored".into() };
         let mut results: Streaming<FlightData> = client.do_get(ticket).await.map_err(lost)?.into_inner();
         let (mut schema, mut batches, mut bytes_received) = (None, Vec::new(), 0);
+        let unreadable = |unreadable: Unreadable| unreadable.into_error(function, most, |fact| malformed(&fact));
         while let Some(message) = results.message().await.map_err(lost)? {
             let bytes = message.data_body.len() + message.data_header.len();
             share.grow(function, bytes).await?;
             bytes_received += bytes;
             match &schema {
-                None => schema = Some(decode_schema(&message).map_err(|cause| malformed(&cause))?),
+                None => {
+                    let found = decode_schema(&message).map_err(|cause| malformed(&cause))?;
+                    check_foreign_types(signature, found.fields())?;
+                    schema = Some(found);
+                }
                 Some(schema) => {
-                    batches.push(decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?)
+                    batches.push(decode_batch_within(&message, schema.clone(), most).map_err(unreadable)?);
                 }
             }
         }
         let schema = schema.ok_or_else(|| malformed(&"it has no schema"))?;
-        let table = arrow_select::concat::concat_batches(&schema, &batches).map_err(|cause| malformed(&cause))?;
-        let columns = adapt_reply(signature, table)?;
+        share.make_room(4 * bytes_received).await;
+        let table = match <[RecordBatch; 1]>::try_from(batches) {
+            Ok([only]) => only,
+            Err(batches) => {
+                arrow_select::concat::concat_batches(&schema, &batches).map_err(|cause| malformed(&cause))?
+            }
+        };
+        let columns = adapt_reply(signature, &table, most)
+            .map_err(|it| it.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
         check_reply(signature, batch, &columns)?;
-        Ok(Reply { share: Some(share), ..Reply::whole(batch.number, columns, bytes_sent, bytes_received) })
+        let bytes_made = bytes_of(&columns);
+        share.hold(bytes_received.max(bytes_made));
+        let reply = Reply::whole(batch.number, columns, bytes_sent, bytes_received);
+        Ok(Reply { bytes_needed: bytes_received + bytes_made, share: Some(share), ..reply })
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         check_scalar(Dialect::PutGet, signature)?;
+        // So that the engine hears why, before it ends the wait itself.
+        let patience = outbox.patience() / 8 * 7;
         while let Some(batch) = outbox.next().await {
-            let reply = self.call(signature, &batch, inbox).await?;
+            let reply = self.call(signature, &batch, patience, inbox).await?;
             outbox.answer(batch.number);
             inbox.deliver(Ok(Event::Reply(reply)));
         }
@@ -114,18 +147,6 @@ impl PutGet {
 async fn drain<T>(mut stream: Streaming<T>) -> std::result::Result<(), Status> {
     while stream.message().await?.is_some() {}
     Ok(())
-}
-
-/// The results in the declared type, if that loses nothing.
-fn adapt_reply(signature: &Signature, table: RecordBatch) -> Result<RecordBatch> {
-    let function = &signature.function;
-    if table.num_columns() != 1 {
-        return Err(Error::protocol(function, format!("Its reply has {} columns, not 1.", table.num_columns())));
-    }
-    let column =
-        adapt(table.column(0), &signature.result.data_type()).map_err(|fact| Error::bad_result(function, fact))?;
-    let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
-    RecordBatch::try_new(schema.into(), vec![column]).map_err(|cause| Error::bad_result(function, format!("{cause}.")))
 }
 
 impl Transport for PutGet {
@@ -144,5 +165,32 @@ impl Transport for PutGet {
         inbox: &'a Inbox,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::stat::Mode;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_holds_the_lock_for_ever_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::FlightUnix(folder.path().join("flight.sock"));
+        let put_get = PutGet { lock: folder.path().join("lock"), ..PutGet::new(endpoint, &Credentials::default()) };
+        let held = put_get.acquire(Duration::from_secs(10)).await.unwrap();
+        let error = put_get.acquire(Duration::from_millis(50)).await.unwrap_err();
+        assert_eq!((error.kind(), error.message().contains("could not lock")), (Kind::Timeout, true));
+        drop(held);
+        assert!(put_get.acquire(Duration::from_secs(10)).await.is_ok());
+        // A pipe, which an open file descriptor would wait for, and a link.
+        std::fs::remove_file(&put_get.lock).unwrap();
+        nix::unistd::mkfifo(&put_get.lock, Mode::S_IRWXU).unwrap();
+        assert_eq!(put_get.acquire(Duration::from_secs(10)).await.unwrap_err().kind(), Kind::InvalidDefinition);
+        std::fs::remove_file(&put_get.lock).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("other"), &put_get.lock).unwrap();
+        assert_eq!(put_get.acquire(Duration::from_secs(10)).await.unwrap_err().kind(), Kind::InvalidDefinition);
+        assert!(!folder.path().join("other").exists());
     }
 }

@@ -170,8 +170,12 @@ impl Rest {
         if reply.batch.is_some_and(|number| number != batch.number) {
             return Err(Error::protocol(function, format!("It answered another batch than batch {}.", batch.number)));
         }
+        let text_bytes = answer.body.len();
         let most = share.limit();
-        let read = reply.columns(signature, rows, most);
+        let column_bytes = json_reply::most_bytes(&signature.reply_types(), text_bytes).min(most);
+        share.make_room(text_bytes + column_bytes).await;
+        let mut left = most;
+        let read = reply.columns(signature, rows, &mut left);
         let read = read.map_err(|cause| cause.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
         let columns = match read {
             Columns::Read(columns) => columns,
@@ -181,15 +185,12 @@ impl Rest {
             }
         };
         check_reply(signature, batch, &columns)?;
+        share.hold(columns.get_array_memory_size());
         Ok(Reply {
-            number: batch.number,
-            columns,
-            is_last: true,
-            bytes_sent,
-            bytes_received: answer.body.len(),
+            bytes_needed: text_bytes + (most - left),
             compute_us: reply.micros,
-            repeated: 0,
             share: Some(share),
+            ..Reply::whole(batch.number, columns, bytes_sent, text_bytes)
         })
     }
 

@@ -32,14 +32,15 @@ pub struct Calls {
     /// The header `authorization`.
     pub authorization: Option<String>,
     schema: Option<arrow_schema::SchemaRef>,
-    stream: Streaming<FlightData>,
+    /// None where results are asked for without calls.
+    stream: Option<Streaming<FlightData>>,
 }
 
 impl Calls {
     /// The next batch and its metadata; none once the client has closed its side or is gone.
     pub async fn next(&mut self) -> Option<(RecordBatch, String)> {
         loop {
-            let message = self.stream.message().await.ok()??;
+            let message = self.stream.as_mut()?.message().await.ok()??;
             let Some(schema) = &self.schema else {
                 self.descriptor = message.flight_descriptor.clone();
                 self.schema = Some(decode_schema(&message).unwrap());
@@ -129,7 +130,7 @@ impl FlightService for MockContainer {
         let (answers, stream) = mpsc::unbounded_channel();
         let authorization = request.metadata().get("authorization");
         let authorization = authorization.and_then(|value| value.to_str().ok()).map(str::to_string);
-        let calls = Calls { descriptor: None, authorization, schema: None, stream: request.into_inner() };
+        let calls = Calls { descriptor: None, authorization, schema: None, stream: Some(request.into_inner()) };
         tokio::spawn((self.script)(calls, answers));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
@@ -144,6 +145,8 @@ impl FlightService for MockContainer {
                 let result = arrow_flight::Result { body: vec![2].into() };
                 Ok(Response::new(Box::pin(tokio_stream::once(Ok(result)))))
             }
+            // The servers that are called by put, act and get.
+            (_, "score") => Ok(Response::new(Box::pin(tokio_stream::empty()))),
             _ => Err(Status::unimplemented("unrecognized action")),
         }
     }
@@ -181,10 +184,15 @@ impl FlightService for MockContainer {
         Err(Status::unimplemented("get_schema"))
     }
     async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
-        Err(Status::unimplemented("do_get"))
+        let (answers, stream) = mpsc::unbounded_channel();
+        let calls = Calls { descriptor: None, authorization: None, schema: None, stream: None };
+        tokio::spawn((self.script)(calls, answers));
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
-    async fn do_put(&self, _: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        Err(Status::unimplemented("do_put"))
+    async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
+        let mut stream = request.into_inner();
+        while stream.message().await?.is_some() {}
+        Ok(Response::new(Box::pin(tokio_stream::empty())))
     }
     async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
         Err(Status::unimplemented("list_actions"))
