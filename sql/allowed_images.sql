@@ -24,24 +24,24 @@ SET transship.allowed_images = 'regress:*, inline:go';
 SET ROLE scribe;
 SELECT code, message, detail FROM answer(creation('f', format('image = "regress:1.0" digest = "%s" function = "secret"', :'secret')));
 SELECT code, message, detail FROM answer(creation('f', format('image = "regress:1.0" digest = "%s" function = "secret"', :'absent')));
-SELECT code, message FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'secret')));
-SELECT code, message FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'absent')));
+SELECT code, message, detail FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'secret')));
+SELECT code, message, detail FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'absent')));
 SELECT code, message FROM answer(creation('f', format('image = "%s" function = "secret"', :'secret')));
 SELECT code, message FROM answer(creation('f', format('image = "%s" function = "secret"', :'absent')));
 SELECT code, message FROM answer(creation('f', format('digest = "%s" template = "go" source = ""', :'secret')));
 SET check_function_bodies = off;
 SELECT code, message FROM answer(creation('f', format('image = "regress:1.0" digest = "%s" function = "secret"', :'secret')));
-SELECT code, message FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'secret')));
+SELECT code, message, detail FROM answer(creation('f', format('image = "regress:1.0@%s" function = "secret"', :'secret')));
 RESET check_function_bodies;
-SELECT creation('pinned', format('image = "regress:1.0" digest = "%s" function = "add_one"', :'digest')) \gexec
+SELECT message FROM answer(creation('pinned', format('image = "regress:1.0" digest = "%s" function = "add_one"', :'digest')));
 ALTER FUNCTION pinned PARALLEL SAFE;
-SELECT creation('by_digest', format('image = "%s" function = "add_one"', :'digest')) \gexec
+SELECT message FROM answer(creation('by_digest', format('image = "%s" function = "add_one"', :'digest')));
 SELECT pinned(1), by_digest(1);
 RESET ROLE;
 
--- What was no scribe's to choose then is looked at when it is called.
-SELECT creation('disguised', format('image = "regress:1.0" digest = "%s" function = "secret"', :'secret')) \gexec
-SELECT creation('disguised_too', format('image = "%s" function = "secret"', :'secret')) \gexec
+-- The owner that a function is given has not been asked about: what its body names is looked at when it is called.
+SELECT message FROM answer(creation('disguised', format('image = "regress:1.0" digest = "%s" function = "secret"', :'secret')));
+SELECT message FROM answer(creation('disguised_too', format('image = "%s" function = "secret"', :'secret')));
 ALTER FUNCTION disguised OWNER TO scribe;
 ALTER FUNCTION disguised_too OWNER TO scribe;
 SELECT code, message, detail FROM answer('SELECT disguised(1)');

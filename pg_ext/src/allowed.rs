@@ -36,12 +36,11 @@ pub fn check_create(body: &FunctionBody) -> Result<()> {
         return Err(refusal(&image));
     }
     let wanted = body.digest.as_deref().unwrap_or(&image);
-    let found = tell_nothing(resolve(wanted), &image)?;
+    let refusal = refusal(&image).with_detail(OTHER_DIGEST);
+    let found = resolve_or(wanted, &refusal)?;
     let name = listed_name(name, &found)?;
-    if name.is_some_and(|name| allows_found(&patterns, &name, &found.digest)) {
-        return Ok(());
-    }
-    Err(refusal(&image).with_detail("The digest must be that of an image that has, or had, this name."))
+    let is_allowed = name.is_some_and(|name| allows_found(&patterns, &name, &found.digest));
+    if is_allowed { Ok(()) } else { Err(refusal) }
 }
 
 /// Whether a list may let the image of a function through that is to be called, as far as its name says: nothing is built or
@@ -80,10 +79,13 @@ pub fn check_call(
             listed.get_or_init(|| found)
         }
     };
-    if known.as_ref().is_some_and(|name| allows_found(&patterns, name, digest)) {
-        return Ok(());
+    match known {
+        Some(name) if allows_found(&patterns, name, digest) => Ok(()),
+        Some(_) => Err(refusal_of_call(function, owner, body)),
+        None => Err(refusal_of_call(function, owner, body)
+            .with_detail(OTHER_DIGEST)
+            .with_hint("Create the function again without the digest, or have a superuser list the digest.")),
     }
-    Err(refusal_of_call(function, owner, body))
 }
 
 /// The list that calls are checked with; none where they are not.
@@ -111,10 +113,11 @@ pub fn ask(image: &str) -> Result<ImageInfo> {
     if !allow_list::may_allow(&patterns, image) {
         return Err(refusal(image));
     }
-    let found = tell_nothing(resolve(image), image)?;
+    let refusal = refusal(image);
+    let found = resolve_or(image, &refusal)?;
     // A digest has no name but the one that the image gives itself.
     let name = if digest.is_some() { found.manifest.listed_name() } else { name.to_string() };
-    if allows_found(&patterns, &name, &found.digest) { Ok(found) } else { Err(refusal(image)) }
+    if allows_found(&patterns, &name, &found.digest) { Ok(found) } else { Err(refusal) }
 }
 
 /// Asks the manager, which may cost a process of the container engine.
@@ -122,10 +125,10 @@ fn resolve(image: &str) -> Result<ImageInfo> {
     session::client().resolve_image(&Backend, &settings::manager_socket(), image, settings::start_timeout())
 }
 
-/// An image that there is not is one that the user may not name.
-fn tell_nothing(found: Result<ImageInfo>, image: &str) -> Result<ImageInfo> {
-    found.map_err(|error| match error.kind() {
-        Kind::ImageNotFound | Kind::NotAllowed | Kind::InvalidDefinition => refusal(image),
+/// As [`resolve`], for somebody who may not be told whether there is such an image.
+fn resolve_or(image: &str, refusal: &Error) -> Result<ImageInfo> {
+    resolve(image).map_err(|error| match error.kind() {
+        Kind::ImageNotFound | Kind::NotAllowed | Kind::InvalidDefinition => refusal.clone(),
         _ => error,
     })
 }
@@ -149,6 +152,9 @@ fn listed_name(name: &str, image: &ImageInfo) -> Result<Option<String>> {
 fn allows_found(patterns: &str, name: &str, digest: &str) -> bool {
     [None, Some(digest)].into_iter().any(|digest| allow_list::allows(patterns, name, digest))
 }
+
+/// The detail where only the name is listed.
+const OTHER_DIGEST: &str = "The digest in the function body must be that of an image that has, or had, this name.";
 
 fn refusal(image: &str) -> Error {
     Error::new(Kind::NotAllowed, format!("image \"{image}\" is not allowed")).with_hint(

@@ -662,7 +662,8 @@ mod tests {
 
     #[test]
     fn lists_know_images_by_the_names_that_these_give_themselves() {
-        let mut manifest = Manifest::parse("name = \"team/flights\"\ntemplate = \"python\"").unwrap();
+        let mut manifest =
+            Manifest::parse("name = \"team/flights\"\ntemplate = \"python\"\n[[functions]]\nname = \"f\"").unwrap();
         assert!(manifest.is_named("team/flights") && manifest.is_named("team/flights:latest"));
         assert!(
             !manifest.is_named("flights:latest") && !manifest.is_named("team/flights:1.0") && !manifest.is_named("")
