@@ -15,6 +15,7 @@ source "$ROOT/scripts/environment.sh"
 say "Checking form: rustfmt and clippy"
 cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
+"$ROOT/scripts/pgrx_bindings.sh"
 say "Testing the protocol, the manager, the SQL Server extension and its test host"
 TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost
 say "Testing the Python template"

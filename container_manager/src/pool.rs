@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use udf_protocol::allow_list::allows;
 use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
-use udf_protocol::manifest::{Manifest, TransportName};
+use udf_protocol::manifest::{INLINE_REPOSITORY, Manifest, TransportName};
 use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
@@ -18,7 +18,7 @@ use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
-use crate::registration::build::{INLINE_REPOSITORY, build_inline};
+use crate::registration::build::build_inline;
 use crate::registration::library::{LIBRARY_REPOSITORY, Upload, build_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
@@ -207,9 +207,8 @@ impl Pool {
     /// Whether an image is one of `--allow-images`, which binds all but operators.
     pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
         let name = match &image.manifest {
-            manifest if manifest.name == INLINE_REPOSITORY => inline_name(manifest),
             manifest if is_library(manifest) => LIBRARY_NAME.to_string(),
-            manifest => manifest.image(),
+            manifest => manifest.listed_name(),
         };
         self.check_name_allowed(&name, Some(&image.digest), is_operator)
     }

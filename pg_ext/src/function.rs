@@ -48,6 +48,8 @@ pub struct Function {
     pub volatility: Volatility,
     /// The image that the body stands for, once it was asked for.
     digest: OnceCell<String>,
+    /// The name by which lists of allowed images know that image, as [`allowed::check_call`] found it.
+    listed: OnceCell<Option<String>>,
     /// The composite types among arguments and result, as they were when the function was looked up.
     composites: Vec<CompositeVersion>,
     /// Whether these are as the container knows them.
@@ -210,6 +212,7 @@ impl Function {
                 _ => Volatility::Volatile,
             },
             digest: OnceCell::new(),
+            listed: OnceCell::new(),
             is_adapted: composites.is_empty(),
             composites,
         })
@@ -240,6 +243,7 @@ impl Function {
             is_strict: false,
             volatility: Volatility::Volatile,
             digest: OnceCell::new(),
+            listed: OnceCell::new(),
             composites: Vec::new(),
         }
     }
@@ -301,10 +305,21 @@ impl Function {
         Ok(offered.digest)
     }
 
+    /// Whether a call is allowed, for those who own the function: as far as the image's name says, or with its digest.
+    pub fn check_allowed(&self, digest: Option<&str>) -> Result<()> {
+        let Function { name, owner, body, .. } = self;
+        match digest {
+            _ if body.server.is_some() || body.endpoint.is_some() => Ok(()),
+            None => allowed::check_name(name, *owner, body),
+            Some(digest) => allowed::check_call(name, *owner, body, digest, &self.listed),
+        }
+    }
+
     /// Leaves out what the container does not know of arguments' row types: columns that were added since. Any other change
     /// of them is an error.
     fn adapt(&mut self) -> Result<()> {
         self.is_adapted = true;
+        self.check_allowed(None)?;
         let Some(offered) = self.offered()? else { return Ok(()) };
         let theirs = &offered.signature.arguments;
         for ((own, named), theirs) in self.arguments.iter_mut().zip(&mut self.signature.arguments).zip(theirs) {
@@ -391,12 +406,14 @@ impl Function {
             // Inline code can be built again where its image is missing, as after a restore elsewhere.
             (None, Some(digest)) if self.body.source.is_none() => digest.clone(),
             // Nobody has checked the declaration, or not against this image.
-            (None, _) => match self.check()? {
-                Some(digest) => self.digest.get_or_init(|| digest).clone(),
-                None => return Err(Error::invalid_definition("the function body names no image")),
-            },
+            (None, _) => {
+                self.check_allowed(None)?;
+                let digest =
+                    self.check()?.ok_or_else(|| Error::invalid_definition("the function body names no image"))?;
+                self.digest.get_or_init(|| digest).clone()
+            }
         };
-        allowed::check_call(&self.name, self.owner, &self.body, &digest)?;
+        self.check_allowed(Some(&digest))?;
         Ok(Target::Image { manager: settings::manager_socket(), digest })
     }
 

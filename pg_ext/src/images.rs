@@ -31,13 +31,10 @@ pub unsafe extern "C-unwind" fn image_info(fcinfo: pg_sys::FunctionCallInfo) -> 
     report::json_datum(&json!({"name": info.manifest.name, "version": info.manifest.version, "digest": info.digest}))
 }
 
-/// Asks the manager, which costs a process of the container engine: for those who may have a use for it.
+/// Asks the manager, for those who may have a use for it.
 fn resolve(image: &str) -> ImageInfo {
     catalog::check_language_usage();
-    let manager = settings::manager_socket();
-    let info = report::unwrap(session::client().resolve_image(&Backend, &manager, image, settings::start_timeout()));
-    report::unwrap(allowed::check_question(image, &info));
-    info
+    report::unwrap(allowed::ask(image))
 }
 
 /// `transship.function_body(oid) RETURNS json`.

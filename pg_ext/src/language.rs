@@ -60,15 +60,34 @@ pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg
     if let (Ok(body), false) = (&body, is_superuser) {
         report::unwrap(allowed::check_create(body));
     }
+    let may_change = !is_called_by_sql && catalog::is_being_created(&row);
     if !checks_body {
+        if let (Ok(function), true) = (Function::from_row(row), may_change) {
+            warn_of_calls(&function, None);
+        }
         return nothing;
     }
-    let may_change = !is_called_by_sql && catalog::is_being_created(&row);
     let source = row.source.clone();
     let function = report::unwrap(Function::from_row(row));
     let digest = report::unwrap(function.check());
+    if may_change {
+        warn_of_calls(&function, digest.as_deref());
+    }
     if let (Some(digest), None, true) = (digest, &function.body.digest, may_change) {
         catalog::update_source(oid, &FunctionBody::pin_digest(&source, &digest));
     }
     nothing
+}
+
+/// Says of a function that is being created if nobody will be able to call it: its owner's list counts then, and not what the
+/// creator or this session may do.
+fn warn_of_calls(function: &Function, digest: Option<&str>) {
+    let Err(refusal) = function.check_allowed(digest) else { return };
+    if refusal.kind() != Kind::NotAllowed {
+        return;
+    }
+    let message = format!("calls of function \"{}\" will be refused", function.name);
+    let warning = Error::new(Kind::NotAllowed, message);
+    let warning = refusal.detail().into_iter().fold(warning, |warning, detail| warning.with_detail(detail));
+    report::warn(&refusal.hint().into_iter().fold(warning, |warning, hint| warning.with_hint(hint)));
 }

@@ -42,6 +42,16 @@ pub fn set_reading(result: Option<(Rc<Function>, usize)>) {
 /// Raises a protocol error as an SQL error; `context` says which call it was.
 pub fn raise_error(error: &Error, context: Option<String>) -> ! {
     CONTEXT.set(context.map(|context| text::to_server_or_marks(&context)));
+    report_as(error).report(pg_sys::elog::PgLogLevel::ERROR);
+    unreachable!("an error report does not return")
+}
+
+/// Says what an error would say, and goes on.
+pub fn warn(error: &Error) {
+    report_as(error).report(pg_sys::elog::PgLogLevel::WARNING);
+}
+
+fn report_as(error: &Error) -> ErrorReport {
     let texts = [Some(error.message()), error.detail(), error.hint()];
     let carried = texts.map(|text| text.map(carry));
     let meant = || texts.map(|text| text.map(text::to_server_or_marks));
@@ -55,8 +65,7 @@ pub fn raise_error(error: &Error, context: Option<String>) -> ! {
     if let Some(hint) = hint {
         report = report.set_hint(hint);
     }
-    report.report(pg_sys::elog::PgLogLevel::ERROR);
-    unreachable!("an error report does not return")
+    report
 }
 
 /// A text as a panic carries it, which may come to a border where no callback is.

@@ -1,6 +1,6 @@
 //! Every setting: name, default, bounds, sentence.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub enum AllowedImagesCheck {
 }
 
 /// The setting that lists images.
-pub const ALLOWED_IMAGES_NAME: &str = "transship.allowed_images";
+pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
 
 static MANAGER_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/run/transship/transshipd.sock"));
@@ -68,7 +68,7 @@ pub fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_string_guc(
-        c"transship.allowed_images",
+        ALLOWED_IMAGES_NAME,
         c"Images that those who are not superusers may name in container functions.",
         c"Patterns such as \"flights:*, models/*@sha256:...\", separated by commas; inline code is \"inline:TEMPLATE\".",
         &ALLOWED_IMAGES,

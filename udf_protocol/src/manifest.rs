@@ -13,6 +13,9 @@ use crate::signature::{Argument, FunctionKind, Signature, Volatility};
 use crate::transport::Remote;
 use crate::types::Type;
 
+/// The name of images that are built from inline code.
+pub const INLINE_REPOSITORY: &str = "transship-inline";
+
 /// The label under which an image carries its manifest, as JSON.
 pub const MANIFEST_LABEL: &str = "org.transship.manifest";
 
@@ -175,6 +178,17 @@ impl Manifest {
     /// `name:version`, by which SQL names the image.
     pub fn image(&self) -> String {
         format!("{}:{}", self.name, self.version)
+    }
+
+    /// The name by which lists of allowed images know the image.
+    pub fn listed_name(&self) -> String {
+        if self.name == INLINE_REPOSITORY { format!("inline:{}", self.template) } else { self.image() }
+    }
+
+    /// Whether the image gives itself this name, which may lack its tag.
+    pub fn is_named(&self, name: &str) -> bool {
+        let listed = self.listed_name();
+        name == listed || listed.strip_suffix(":latest").is_some_and(|untagged| name == untagged)
     }
 
     fn check(&self) -> Result<()> {
@@ -644,6 +658,21 @@ mod tests {
     fn a_value_of_the_wrong_type_is_told_with_its_key() {
         let error = FunctionBody::parse("image = 5").unwrap_err();
         assert_eq!(error.detail(), Some("The error is in the value of key \"image\"."), "{error}");
+    }
+
+    #[test]
+    fn lists_know_images_by_the_names_that_these_give_themselves() {
+        let mut manifest =
+            Manifest::parse("name = \"team/flights\"\ntemplate = \"python\"\n[[functions]]\nname = \"f\"").unwrap();
+        assert!(manifest.is_named("team/flights") && manifest.is_named("team/flights:latest"));
+        assert!(
+            !manifest.is_named("flights:latest") && !manifest.is_named("team/flights:1.0") && !manifest.is_named("")
+        );
+        manifest.version = "1.0".to_string();
+        assert!(manifest.is_named("team/flights:1.0") && !manifest.is_named("team/flights"));
+        manifest.name = INLINE_REPOSITORY.to_string();
+        assert!(manifest.is_named("inline:python") && !manifest.is_named("inline:go"));
+        assert!(!manifest.is_named("transship-inline:1.0"));
     }
 
     #[test]

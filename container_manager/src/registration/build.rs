@@ -11,15 +11,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{FunctionEntry, Manifest};
+use udf_protocol::manifest::{FunctionEntry, INLINE_REPOSITORY, Manifest};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
 use super::template::Template;
 use crate::runtime::Runtime;
-
-/// The repository of images of inline code.
-pub const INLINE_REPOSITORY: &str = "transship-inline";
 
 /// Builds the project in a folder.
 pub fn build_project(

@@ -6,6 +6,10 @@ use pgrx::pg_sys;
 
 use super::text;
 
+/// `pg_language` (catalog/pg_language.h), which pgrx leaves out.
+#[cfg(not(feature = "pg15"))]
+const LANGUAGE_RELATION: u32 = 2612;
+
 /// What we read of a function's row. `version` changes whenever the row does.
 #[derive(Debug)]
 pub struct ProcRow {
@@ -94,7 +98,7 @@ pub fn check_language_usage() {
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_language_aclcheck(oid, user, pg_sys::ACL_USAGE);
         #[cfg(not(feature = "pg15"))]
-        let result = pg_sys::object_aclcheck(pg_sys::LanguageRelationId, oid, user, pg_sys::ACL_USAGE.into());
+        let result = pg_sys::object_aclcheck(LANGUAGE_RELATION.into(), oid, user, pg_sys::ACL_USAGE.into());
         if result != pg_sys::AclResult::ACLCHECK_OK {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_LANGUAGE, name);
         }

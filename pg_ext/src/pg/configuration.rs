@@ -1,6 +1,7 @@
 //! What a setting is for others than this session: `pg_db_role_setting` and the configuration files.
 
-use std::ffi::{CStr, CString};
+use std::cell::RefCell;
+use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
@@ -14,20 +15,13 @@ const COLUMNS: usize = 3;
 
 /// The value of a setting in new sessions of this database that are `role`'s, where `ALTER ROLE` or `ALTER DATABASE` gives
 /// one: for the role here, for the role, for everybody here, for everybody, the first that there is.
-pub fn of_role(setting: &str, role: pg_sys::Oid) -> Option<String> {
+pub fn of_role(setting: &CStr, role: pg_sys::Oid) -> Option<String> {
     // SAFETY: reads a process-wide variable.
     let (here, any) = (unsafe { pg_sys::MyDatabaseId }, pg_sys::InvalidOid);
     [(here, role), (any, role), (here, any), (any, any)].into_iter().find_map(|key| of_pair(setting, key))
 }
 
-/// As [`of_role`], of what names the role itself.
-pub fn names_role(setting: &str, role: pg_sys::Oid) -> bool {
-    // SAFETY: reads a process-wide variable.
-    let here = unsafe { pg_sys::MyDatabaseId };
-    [here, pg_sys::InvalidOid].into_iter().any(|database| of_pair(setting, (database, role)).is_some())
-}
-
-fn of_pair(setting: &str, (database, role): (pg_sys::Oid, pg_sys::Oid)) -> Option<String> {
+fn of_pair(setting: &CStr, (database, role): (pg_sys::Oid, pg_sys::Oid)) -> Option<String> {
     let mut found = None;
     // SAFETY: the relation stays open while it is scanned; its rows have the columns named above, and setconfig is an array of
     // texts, "name=value" each.
@@ -58,7 +52,7 @@ fn of_pair(setting: &str, (database, role): (pg_sys::Oid, pg_sys::Oid)) -> Optio
 ///
 /// # Safety
 /// `array` is an array of texts.
-unsafe fn value_in(array: pg_sys::Datum, setting: &str) -> Option<String> {
+unsafe fn value_in(array: pg_sys::Datum, setting: &CStr) -> Option<String> {
     let (mut items, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
     // SAFETY: the caller says what the array is; each of `count` items is a text where it is not NULL.
     unsafe {
@@ -68,13 +62,67 @@ unsafe fn value_in(array: pg_sys::Datum, setting: &str) -> Option<String> {
         (0..usize::try_from(count).unwrap_or(0)).filter(|i| !*nulls.add(*i)).find_map(|i| {
             let item = CStr::from_ptr(pg_sys::text_to_cstring((*items.add(i)).cast_mut_ptr())).to_bytes();
             let end = item.iter().position(|byte| *byte == b'=')?;
-            item[..end].eq_ignore_ascii_case(setting.as_bytes()).then(|| text::to_utf8(&item[end + 1..]).into_owned())
+            item[..end].eq_ignore_ascii_case(setting.to_bytes()).then(|| text::to_utf8(&item[end + 1..]).into_owned())
         })
     }
 }
 
-/// The value that the configuration files give a setting now, whether or not the server has read them again.
-pub fn of_files(setting: &str) -> Option<String> {
+/// The server's own value of a setting, whatever databases, roles and sessions have: that of its command line, of its
+/// configuration files or the built-in one.
+pub fn of_server(setting: &'static CStr) -> Option<String> {
+    let variable = find(setting)?;
+    // SAFETY: the variable lives as long as the process; PostgreSQL returns a string of its own.
+    let (value, is_servers) = unsafe {
+        let (source, reset) = ((*variable).source, (*variable).reset_source);
+        // A parallel worker has its leader's value, but not what that would have after a RESET.
+        let is_known = pg_sys::ParallelWorkerNumber < 0 || source == reset;
+        let value = pg_sys::GetConfigOptionResetString(setting.as_ptr());
+        ((!value.is_null()).then(|| text::from_c(value)), is_known && reset <= pg_sys::GucSource::PGC_S_ARGV)
+    };
+    // Where a database, a role or a client has put its own value in place of the server's, only the files know that.
+    if is_servers { value } else { of_files(setting) }
+}
+
+/// The variable of a setting that this extension has defined.
+fn find(setting: &CStr) -> Option<*mut pg_sys::config_generic> {
+    // SAFETY: the names of PostgreSQL's variables end in NUL.
+    #[cfg(feature = "pg15")]
+    let variable = unsafe {
+        let count = usize::try_from(pg_sys::GetNumConfigOptions()).unwrap_or(0);
+        let variables = std::slice::from_raw_parts(pg_sys::get_guc_variables(), count);
+        variables.iter().copied().find(|variable| CStr::from_ptr((**variable).name) == setting)
+    };
+    // SAFETY: the name ends in NUL; a variable that there is not is NULL.
+    #[cfg(not(feature = "pg15"))]
+    let variable = unsafe {
+        let found = pg_sys::find_option(setting.as_ptr(), false, true, pg_sys::DEBUG2 as i32);
+        (!found.is_null()).then_some(found)
+    };
+    variable
+}
+
+/// What the files said of a setting, and when the server had read them before that.
+type Read = (&'static CStr, pg_sys::TimestampTz, Option<String>);
+
+thread_local! {
+    static FILES: RefCell<Option<Read>> = const { RefCell::new(None) };
+}
+
+/// The value that the configuration files give a setting. They are read again when the server has read them again.
+fn of_files(setting: &'static CStr) -> Option<String> {
+    // SAFETY: reads a process-wide variable.
+    let reloaded = unsafe { pg_sys::PgReloadTime };
+    let known = FILES.with_borrow(|read| {
+        read.as_ref().filter(|(of, at, _)| *of == setting && *at == reloaded).map(|(.., value)| value.clone())
+    });
+    known.unwrap_or_else(|| {
+        let value = read_files(setting);
+        FILES.set(Some((setting, reloaded, value.clone())));
+        value
+    })
+}
+
+fn read_files(setting: &CStr) -> Option<String> {
     let (mut first, mut last) = (std::ptr::null_mut::<pg_sys::ConfigVariable>(), std::ptr::null_mut());
     let mut found = None;
     // SAFETY: reads the files as PostgreSQL does (guc-file.l, ProcessConfigFileInternal) into a list that is freed below. What
@@ -89,7 +137,7 @@ pub fn of_files(setting: &str) -> Option<String> {
         while let Some(variable) = item.as_ref() {
             let is_it = !variable.name.is_null()
                 && !variable.value.is_null()
-                && CStr::from_ptr(variable.name).to_bytes().eq_ignore_ascii_case(setting.as_bytes());
+                && CStr::from_ptr(variable.name).to_bytes().eq_ignore_ascii_case(setting.to_bytes());
             if is_it {
                 found = Some(text::from_c(variable.value));
             }
@@ -98,22 +146,6 @@ pub fn of_files(setting: &str) -> Option<String> {
         pg_sys::FreeConfigVariables(first);
     }
     found
-}
-
-/// What `RESET` would make of a setting of this session.
-pub fn after_reset(setting: &str) -> Option<String> {
-    let name = CString::new(setting).ok()?;
-    // SAFETY: the name ends in NUL; PostgreSQL returns a string of its own, or none for a setting that nobody has defined.
-    unsafe {
-        let value = pg_sys::GetConfigOptionResetString(name.as_ptr());
-        (!value.is_null()).then(|| text::from_c(value))
-    }
-}
-
-/// The user who logged in, whatever the session has made of itself since.
-pub fn authenticated_user() -> pg_sys::Oid {
-    // SAFETY: reads a process-wide variable.
-    unsafe { pg_sys::GetAuthenticatedUserId() }
 }
 
 /// Whether a role is a superuser.

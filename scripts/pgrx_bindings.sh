@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Checks the form of pg_ext for versions of PostgreSQL that need not be installed: pgrx_bindings.sh [VERSION...]
+# pgrx-pg-sys carries the bindings that docs.rs shows, and takes them in place of generated ones where that is asked for.
+# Cargo calls this script for rustc as well, since the crate that is to take them must be told so, and no other.
+if [ -n "${TRANSSHIP_BINDINGS:-}" ]; then
+  case " $* " in *" --crate-name pgrx_pg_sys "*) set -- "$@" --cfg docsrs ;; esac
+  exec "$@"
+fi
+source "$(dirname "$0")/environment.sh"
+versions=("$@")
+[ $# -gt 0 ] || versions=(17 18)
+
+export DOCS_RS=1 TRANSSHIP_BINDINGS=1 RUSTC_WRAPPER=$ROOT/scripts/pgrx_bindings.sh
+export CARGO_TARGET_DIR=$ROOT/target/bindings CARGO_INCREMENTAL=0
+for version in "${versions[@]}"; do
+  say "Checking the extension's form for PostgreSQL $version"
+  cargo clippy --quiet --package pg_ext --no-default-features --features "pg$version" -- --deny warnings
+done
