@@ -379,7 +379,7 @@ fn texts_come_as_dictionaries_where_that_is_taken() {
 #[test]
 fn lies_are_errors() {
     type Lie = fn(&mut Peer, &Asked);
-    let lies: [(&str, Kind, Lie); 24] = [
+    let lies: [(&str, Kind, Lie); 26] = [
         ("where no buffer can be", Kind::BadResult, |peer, _| {
             peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 24], "aliases": [1]}), &[0; 24]);
         }),
@@ -443,7 +443,10 @@ fn lies_are_errors() {
         ("not of the form", Kind::ProtocolViolation, |peer, _| {
             peer.write("200 OK", "application/json", b"{\"columns\": [[1, 2]]}");
         }),
-        ("HTTP status 502", Kind::ProtocolViolation, |peer, _| peer.write("502 Bad Gateway", "text/html", b"<html>")),
+        ("HTTP status 500", Kind::ProtocolViolation, |peer, _| peer.write("500 Oh", "text/html", b"<html>")),
+        // A gateway's words.
+        ("HTTP status 502", Kind::Unreachable, |peer, _| peer.write("502 Bad Gateway", "text/html", b"<html>")),
+        ("HTTP status 401", Kind::NotAllowed, |peer, _| peer.write("401 Unauthorized", "text/html", b"<html>")),
         ("not HTTP", Kind::ProtocolViolation, |peer, _| peer.write_raw(b"\x00\x01\x02\x03 hello\r\n\r\n")),
         ("its length", Kind::ProtocolViolation, |peer, _| {
             peer.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n");
