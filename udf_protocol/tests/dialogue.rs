@@ -494,7 +494,10 @@ fn broken_json_replies_are_errors() {
         (200, r#"{"batch": 0, "columns": [[1]]}"#, Kind::ProtocolViolation),
         (200, r#"{"batch": 0, "columns": [[1, 2], [1, 2]]}"#, Kind::BadResult),
         (200, r#"{"batch": 0, "columns": [[1, "x"]]}"#, Kind::BadResult),
-        (502, "<html>", Kind::ProtocolViolation),
+        (500, "<html>", Kind::ProtocolViolation),
+        // A gateway says these.
+        (401, "<html>", Kind::NotAllowed),
+        (502, "<html>", Kind::Unreachable),
         (500, r#"{"error": {"kind": "user_code", "message": "ValueError: no", "row": 1}}"#, Kind::UserCode),
         (404, r#"{"error": {"kind": "function_not_found", "message": "no"}}"#, Kind::FunctionNotFound),
     ] {
