@@ -31,31 +31,95 @@ cp "$place/tls/server.pem" "$place/gateway/certificate.pem"
 cp "$place/tls/server.key" "$place/gateway/key.pem"
 # As long as tokens of an identity provider may be.
 token=$(printf 't%.0s' {1..900})
-printf '"Bearer first" 1;\n"Bearer %s" 1;\n' "$token" > "$place/gateway/tokens"
+tokens() { cat > "$place/gateway/tokens"; chown 65534:65534 "$place/gateway/tokens"; chmod 600 "$place/gateway/tokens"; }
+# With and without a carriage return, and the last without a newline.
+printf '# of the tests\r\n\nfirst\r\na.b+c/d==\n%s' "$token" | tokens
 chown -R 65534:65534 "$place/gateway"
 chmod -R go= "$place/gateway"
 "$BUILD/transship" deploy --target compose --flight-port 28815 --json-port 28825 deployed:1.0 > "$place/compose.yaml"
 compose() { docker-compose --project-name transship-deploy --file "$place/compose.yaml" "$@" > "$place/compose.log" 2>&1 || { cat "$place/compose.log" >&2; exit 1; }; }
 trap 'compose down --volumes' EXIT
 compose up --detach
+wait_for() { for _ in $(seq 300); do [ "$(ask "https://localhost:$1/healthz")" != "$2" ] || return 0; sleep 0.1; done; expect "$2" "$(ask "https://localhost:$1/healthz")"; }
+# Bytes as they are to a port; the status lines of the answers, and whether the connection ended.
+send() {
+  python3 - "$place/tls/ca.pem" "$@" <<'PYTHON'
+import re, socket, ssl, sys
+authority, port, request = sys.argv[1:]
+context = ssl.create_default_context(cafile=authority)
+with context.wrap_socket(socket.create_connection(("localhost", int(port))), server_hostname="localhost") as connection:
+    connection.settimeout(10)
+    connection.sendall(request.encode().decode("unicode_escape").encode("latin-1"))
+    answer, end = b"", "ended"
+    try:
+        while piece := connection.recv(65536):
+            answer += piece
+    except TimeoutError:
+        end = "open"
+    except OSError:
+        pass
+print(*re.findall(rb"^HTTP/1.1 (\d+)".decode(), answer.decode("latin-1"), re.M), end)
+PYTHON
+}
+# What a gRPC client is told: the HTTP status and the headers.
+ask_grpc() { curl --silent --http2 --cacert "$place/tls/ca.pem" --max-time 10 --output "$place/answer" --dump-header - --write-out 'sent=%{size_upload}' --request POST --header "content-type: application/grpc" "$@" | tr -d '\r' || true; }
 ask() { curl --silent --cacert "$place/tls/ca.pem" --max-time 10 --output "$place/answer" --write-out '%{http_code}' "$@" || true; }
 for port in 28825 28826; do
-  for _ in $(seq 300); do
-    [ "$(ask "https://localhost:$port/healthz")" != 204 ] || break
-    sleep 0.1
-  done
-  expect 204 "$(ask "https://localhost:$port/healthz")"
+  wait_for "$port" 204
   [ ! -s "$place/answer" ]
   # Nothing but that is to be had without a token, or without TLS.
   for path in / /v1 /v1/functions/add_one /greeting /healthz/ /healthz/../v1 //v1 /%76%31; do
     expect 401 "$(ask --path-as-is "https://localhost:$port$path" | sed 's/404/401/')"
     ! grep -q add_one "$place/answer" || { echo "$path tells too much" >&2; exit 1; }
   done
-  for header in "Bearer" "Bearer second" "Bearer firstfirst" "bearer  first" "first" "Basic Zmlyc3Q="; do
+  for header in "Bearer" "Bearer second" "Bearer First" "Bearer firstfirst" "bearer  first" "first" "Basic Zmlyc3Q=" "Bearer # of the tests" \
+    "Bearer axb+c/d==" "Bearer a.bbc/d==" "Bearer $"; do
     expect 401 "$(ask --header "Authorization: $header" "https://localhost:$port/v1")"
   done
-  expect 200 "$(ask --header "Authorization: Bearer first" "https://localhost:$port/v1")"
+  for header in "Bearer first" "bearer first" "Bearer a.b+c/d==" "Bearer $token"; do
+    expect 200 "$(ask --header "Authorization: $header" "https://localhost:$port/v1")"
+  done
+  # Two tokens are none, nobody gets at what is the gateway's own, and a health check is nothing but that.
+  expect 400 "$(ask --header "Authorization: Bearer second" --header "Authorization: Bearer first" "https://localhost:$port/v1")"
+  expect 404 "$(ask --header "Authorization: Bearer first" "https://localhost:$port/greeting")"
+  expect 401 "$(ask --request-target http://localhost/v1 "https://localhost:$port/")"
+  expect 401 "$(ask --header "Connection: Upgrade" --header "Upgrade: websocket" "https://localhost:$port/v1")"
+  expect 405 "$(ask --request TRACE --header "Authorization: Bearer first" "https://localhost:$port/v1")"
+  expect 400 "$(ask --request CONNECT --request-target localhost:80 --header "Authorization: Bearer first" "https://localhost:$port/")"
+  expect 400 "$(ask --header "X: $(printf 'x%.0s' {1..9000})" --header "Authorization: Bearer first" "https://localhost:$port/v1")"
+  expect 405 "$(ask --request POST "https://localhost:$port/healthz")"
+  expect 413 "$(ask --data xy "https://localhost:$port/healthz")"
+  # A body is no further request: not of one who is refused, and not in any other way.
+  inner='GET /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\n\r\n'
+  expect "401 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 58\r\n\r\n$inner")"
+  expect "204 ended" "$(send "$port" "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3a\r\n$inner\r\n0\r\n\r\n")"
+  for head in "Content-Length: 5\r\nTransfer-Encoding: chunked" "Content-Length: 0\r\nContent-Length: 5"; do
+    expect "400 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\n$head\r\n\r\n0\r\n\r\n$inner")"
+  done
+  expect "501 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n$inner")"
+  expect "400 ended" "$(send "$port" "GET /v1 HTTP/1.1\r\nHost: x\r\nAuthorization:\r\n Bearer first\r\n\r\n")"
   expect 400 "$(ask --header "Authorization: Bearer first" "http://localhost:$port/v1")"
+done
+# gRPC's clients are refused in their own words, before their messages are read; others get nothing there.
+head -c 50000000 /dev/zero > "$place/large"
+for port in 28815 28816; do
+  for header in "X: none" "Authorization: Bearer First"; do
+    answer=$(ask_grpc --header "$header" --data-binary "@$place/large" "https://localhost:$port/arrow.flight.protocol.FlightService/DoExchange")
+    expect "HTTP/2 200" "$answer"
+    expect "grpc-status: 16" "$answer"
+    [ "${answer##*sent=}" -lt 50000000 ]
+  done
+  expect 415 "$(ask --http2 --header "Authorization: Bearer first" "https://localhost:$port/v1")"
+  expect 415 "$(ask --http2 --header "Authorization: Bearer first" --header "content-type: application/grpc-web" "https://localhost:$port/v1")"
+done
+# The gateway and the servers are locked down alike.
+for service in deployed deployed-1; do
+  container=$(docker-compose --project-name transship-deploy --file "$place/compose.yaml" ps --quiet "$service" 2> /dev/null)
+  expect "65534:65534 true [ALL] [no-new-privileges:true] private" \
+    "$(docker inspect --format '{{.Config.User}} {{.HostConfig.ReadonlyRootfs}} {{.HostConfig.CapDrop}} {{.HostConfig.SecurityOpt}} {{.HostConfig.IpcMode}}' "$container")"
+  expect "true map[max-file:2 max-size:10m] 67108864" \
+    "$(docker inspect --format '{{eq .HostConfig.Memory .HostConfig.MemorySwap}} {{.HostConfig.LogConfig.Config}} {{.HostConfig.ShmSize}}' "$container")"
+  expect "noexec,nosuid,nodev,size=" "$(docker inspect --format '{{.HostConfig.Tmpfs}}' "$container")"
 done
 # A server has no network, and no secret of the gateway's.
 for number in 1 2; do
@@ -65,6 +129,7 @@ done
 query() { psql --no-psqlrc --quiet --tuples-only --no-align --set ON_ERROR_STOP=1 --set ca="$(cat "$place/tls/ca.pem")" --set token="$token" 2>&1; }
 answer=$(query <<'SQL'
 SET client_min_messages = warning;
+CREATE EXTENSION IF NOT EXISTS transship;
 DROP SCHEMA IF EXISTS deployed CASCADE;
 DROP SERVER IF EXISTS flight CASCADE;
 DROP SERVER IF EXISTS json CASCADE;
@@ -90,16 +155,30 @@ expect "texts|101|10105151" "$answer"
 # A server that starts again finds its old socket.
 compose restart deployed-1 deployed-2
 for port in 28825 28826; do
-  for _ in $(seq 300); do
-    [ "$(ask "https://localhost:$port/healthz")" != 204 ] || break
-    sleep 0.1
-  done
+  wait_for "$port" 204
 done
 expect "5000150000" "$(query <<< 'SELECT sum(deployed.by_json(x)) FROM generate_series(1, 100000) x')"
 refusal=$(query <<< "ALTER USER MAPPING FOR CURRENT_USER SERVER flight OPTIONS (SET token 'second');
     ALTER USER MAPPING FOR CURRENT_USER SERVER json OPTIONS (DROP token);
     DO \$\$ BEGIN PERFORM deployed.by_flight(1); EXCEPTION WHEN OTHERS THEN RAISE WARNING '% %', SQLSTATE, SQLERRM; END \$\$;
     DO \$\$ BEGIN PERFORM deployed.by_json(1); EXCEPTION WHEN OTHERS THEN RAISE WARNING '% %', SQLSTATE, SQLERRM; END \$\$;")
-echo "$refusal"
+[ "$(grep -c '42501 permission denied by the server of container function "add_one"' <<< "$refusal")" = 2 ] || { echo "$refusal" >&2; exit 1; }
+say "Calling a server that is down"
+compose stop deployed-1
+expect "grpc-status: 14" "$(ask_grpc --header "Authorization: Bearer first" "https://localhost:28815/arrow.flight.protocol.FlightService/DoAction")"
+expect 502 "$(ask --header "Authorization: Bearer first" "https://localhost:28825/v1")"
+expect 500 "$(ask "https://localhost:28825/healthz")"
+say "Starting the gateway with files that are no tokens"
+for file in '"Bearer first" 1;' '# none' ''; do
+  tokens <<< "$file"
+  docker-compose --project-name transship-deploy --file "$place/compose.yaml" restart deployed > /dev/null 2>&1 || true
+  expect 000 "$(ask --header "Authorization: Bearer first" "https://localhost:28826/v1")"
+  expect "gateway: " "$(docker-compose --project-name transship-deploy --file "$place/compose.yaml" logs --tail 1 deployed 2> /dev/null)"
+done
+tokens <<< other
+compose restart deployed
+wait_for 28826 204
+expect 200 "$(ask --header "Authorization: Bearer other" "https://localhost:28826/v1")"
+expect 401 "$(ask --header "Authorization: Bearer first" "https://localhost:28826/v1")"
 query <<< 'SET client_min_messages = warning; DROP SCHEMA deployed CASCADE; DROP SERVER flight CASCADE; DROP SERVER json CASCADE'
 say "The descriptions of deployments are valid, and what they run asks for tokens"

@@ -161,7 +161,8 @@ pub enum Command {
         /// What runs it there.
         #[arg(long, value_enum)]
         target: DeployTarget,
-        /// The image as the hosts there can get it, such as registry.example/team/flights:1.0; its own name if left out.
+        /// The image as the hosts there can get it, such as registry.example/team/flights:1.0. If left out, they have it already,
+        /// under its own name, and none is pulled.
         #[arg(long)]
         reference: Option<String>,
         /// The image of the gateway that asks for TLS and a token: nginx.

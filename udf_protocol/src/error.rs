@@ -134,9 +134,11 @@ impl Error {
         self
     }
 
-    /// Says how long the server wants not to be asked again.
-    pub(crate) fn with_retry_after(mut self, pause: Duration) -> Error {
-        self.0.retry_after = Some(pause);
+    /// Says how long the server wants not to be asked again, if that is known and another attempt may help.
+    pub(crate) fn with_retry_after(mut self, pause: Option<Duration>) -> Error {
+        if self.is_retryable() || self.is_busy() {
+            self.0.retry_after = pause;
+        }
         self
     }
 
@@ -251,6 +253,16 @@ impl Error {
     pub(crate) fn connection_lost(function: &str, cause: impl fmt::Display) -> Error {
         Error::new(Kind::Unreachable, format!("connection to the container of function \"{function}\" was lost"))
             .with_detail(format!("{cause}."))
+    }
+
+    /// The server, or a gateway before it, does not let this client in. `server` says which one it is.
+    pub(crate) fn refused(server: &str, fact: impl fmt::Display) -> Error {
+        Error::new(Kind::NotAllowed, format!("permission denied by {server}"))
+            .with_detail(format!("{fact}."))
+            .with_hint(
+                "Set a token that the server accepts, in PostgreSQL with \
+             CREATE USER MAPPING ... OPTIONS (token '...') for the function's server.",
+            )
     }
 
     pub(crate) fn busy(function: &str, fact: impl Into<String>) -> Error {

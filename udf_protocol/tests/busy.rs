@@ -279,6 +279,27 @@ fn an_answer_that_is_not_grpc_is_no_exception_of_the_handler() {
 }
 
 #[test]
+fn an_answer_of_a_gateway_is_no_exception_of_the_handler() {
+    // HEADERS with :status alone, or with 200 and a grpc-status, which end the stream.
+    let cases: [(Kind, &[u8]); 5] = [
+        (Kind::NotAllowed, b"\0\0\x05\x01\x05\0\0\0\x01\x08\x03401"),
+        (Kind::NotAllowed, b"\0\0\x05\x01\x05\0\0\0\x01\x08\x03403"),
+        (Kind::NotAllowed, b"\0\0\x11\x01\x05\0\0\0\x01\x88\0\x0bgrpc-status\x0216"),
+        (Kind::Unreachable, b"\0\0\x11\x01\x05\0\0\0\x01\x88\0\x0bgrpc-status\x0214"),
+        (Kind::Unreachable, b"\0\0\x05\x01\x05\0\0\0\x01\x08\x03502"),
+    ];
+    for (kind, frames) in cases {
+        let endpoint = serve_frames(frames);
+        let client = Client::start().unwrap();
+        let mut exchange = open(&client, &endpoint, FunctionKind::Scalar, Volatility::Volatile);
+        send(&mut exchange, &mut BatchBuilder::new(&signature()), 1);
+        let error = exchange.receive(&PlainHost).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.message().ends_with("container function \"f\"") || kind == Kind::Unreachable, "{error}");
+    }
+}
+
+#[test]
 fn parts_without_rows_do_not_prolong_the_wait() {
     for kind in [FunctionKind::Table, FunctionKind::Map] {
         let script: Script = Arc::new(move |mut calls, answers| {

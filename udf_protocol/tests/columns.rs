@@ -19,7 +19,7 @@ use udf_protocol::host::PlainHost;
 use udf_protocol::manifest::TransportName;
 use udf_protocol::signature::{Argument, Signature, Volatility};
 use udf_protocol::types::Type;
-use udf_protocol::{Kind, Result};
+use udf_protocol::{Kind, Origin, Result};
 
 fn signature() -> Signature {
     Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8)
@@ -379,7 +379,7 @@ fn texts_come_as_dictionaries_where_that_is_taken() {
 #[test]
 fn lies_are_errors() {
     type Lie = fn(&mut Peer, &Asked);
-    let lies: [(&str, Kind, Lie); 24] = [
+    let lies: [(&str, Kind, Lie); 25] = [
         ("where no buffer can be", Kind::BadResult, |peer, _| {
             peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 24], "aliases": [1]}), &[0; 24]);
         }),
@@ -443,7 +443,9 @@ fn lies_are_errors() {
         ("not of the form", Kind::ProtocolViolation, |peer, _| {
             peer.write("200 OK", "application/json", b"{\"columns\": [[1, 2]]}");
         }),
-        ("HTTP status 502", Kind::ProtocolViolation, |peer, _| peer.write("502 Bad Gateway", "text/html", b"<html>")),
+        ("HTTP status 500", Kind::ProtocolViolation, |peer, _| peer.write("500 Oh", "text/html", b"<html>")),
+        // A gateway's words.
+        ("HTTP status 401", Kind::NotAllowed, |peer, _| peer.write("401 Unauthorized", "text/html", b"<html>")),
         ("not HTTP", Kind::ProtocolViolation, |peer, _| peer.write_raw(b"\x00\x01\x02\x03 hello\r\n\r\n")),
         ("its length", Kind::ProtocolViolation, |peer, _| {
             peer.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n");
@@ -467,6 +469,32 @@ fn lies_are_errors() {
         let said = format!("{} {}", error.message(), error.detail().unwrap_or_default());
         assert!(said.contains(fact), "{fact}: {said}");
         assert!(said.contains("\"f\""), "{said}");
+    }
+}
+
+#[test]
+fn a_batch_that_a_gateway_lost_is_sent_again_unless_it_must_not() {
+    for (volatility, connections) in [(Volatility::Immutable, 2), (Volatility::Volatile, 1)] {
+        let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counter = count.clone();
+        let stage = Stage::new(move |mut peer| {
+            let is_first = counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            while let Some(asked) = peer.read() {
+                match is_first {
+                    true => peer.write("502 Bad Gateway", "text/html", b"<html>"),
+                    false => peer.answer(&asked, json!({})),
+                }
+            }
+        });
+        let mut exchange = stage.open(volatility);
+        exchange.send(batches(1, 2).remove(0));
+        match receive(&mut exchange) {
+            Ok(values) => assert_eq!((volatility, values), (Volatility::Immutable, vec![0, 10])),
+            Err(error) => {
+                assert_eq!((volatility, error.origin()), (Volatility::Volatile, Origin::Container), "{error}")
+            }
+        }
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), connections);
     }
 }
 

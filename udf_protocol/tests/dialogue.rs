@@ -243,6 +243,20 @@ fn status_of_a_foreign_server_is_the_exception() {
 }
 
 #[test]
+fn a_server_that_lets_nobody_in_has_run_no_function() {
+    for (denial, detail) in [
+        (Status::unauthenticated("who are you"), "It said: who are you."),
+        (Status::permission_denied(""), "Its gRPC status is PermissionDenied."),
+    ] {
+        let error = error_after(move |_, answers| drop(answers.send(Err(denial.clone()))));
+        assert_eq!(error.kind(), Kind::NotAllowed);
+        assert_eq!(error.message(), "permission denied by the server of container function \"f\"");
+        assert_eq!(error.detail(), Some(detail));
+        assert!(error.hint().unwrap().contains("CREATE USER MAPPING"), "{error}");
+    }
+}
+
+#[test]
 fn broken_replies_are_protocol_errors() {
     type Answer = fn(Vec<Option<i64>>, &Answers);
     let cases: [(Answer, Kind, &str); 6] = [
@@ -480,7 +494,10 @@ fn broken_json_replies_are_errors() {
         (200, r#"{"batch": 0, "columns": [[1]]}"#, Kind::ProtocolViolation),
         (200, r#"{"batch": 0, "columns": [[1, 2], [1, 2]]}"#, Kind::BadResult),
         (200, r#"{"batch": 0, "columns": [[1, "x"]]}"#, Kind::BadResult),
-        (502, "<html>", Kind::ProtocolViolation),
+        (500, "<html>", Kind::ProtocolViolation),
+        // A gateway says these.
+        (401, "<html>", Kind::NotAllowed),
+        (502, "<html>", Kind::Unreachable),
         (500, r#"{"error": {"kind": "user_code", "message": "ValueError: no", "row": 1}}"#, Kind::UserCode),
         (404, r#"{"error": {"kind": "function_not_found", "message": "no"}}"#, Kind::FunctionNotFound),
     ] {

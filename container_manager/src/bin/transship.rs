@@ -71,9 +71,8 @@ fn run(flags: CliFlags) -> Result<bool> {
             let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
-            let reference = reference.unwrap_or_else(|| found.manifest.image());
             let published = deploy::Published { gateway, address: publish, flight_port, json_port };
-            print!("{}", deploy::describe(&found.manifest, &reference, target, &published)?);
+            print!("{}", deploy::describe(&found.manifest, reference.as_deref(), target, &published)?);
             Ok(true)
         }
         Command::Register { image, dsn, schema } => {

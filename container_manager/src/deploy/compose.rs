@@ -8,7 +8,7 @@ use udf_protocol::manifest::Manifest;
 use udf_protocol::{Error, Kind, Result};
 
 use super::gateway::{self, SECRETS, SOCKETS, Server};
-use super::{Published, quote};
+use super::{DESCRIPTORS, Image, Published, TMP_MB, quote};
 use crate::sandbox::REPLICA_ID;
 
 /// A port of the host for each replica.
@@ -32,18 +32,25 @@ fn endpoint(scheme: &str, address: IpAddr, ports: &RangeInclusive<u16>) -> Strin
     endpoints.collect::<Vec<_>>().join(",")
 }
 
-/// What no container of the project may do.
-fn lock_down(file: &mut String, memory_mb: u64, cpus: &str, pids: u32) {
+/// What no container of the project may do, and what of the host each may take.
+fn lock_down(file: &mut String, memory_mb: u64, cpus: &str, pids: u32, descriptors: u32, tmp_mb: u64) {
     let _ = write!(
         file,
         r#"    user: "{REPLICA_ID}:{REPLICA_ID}"
     read_only: true
-    tmpfs: [/tmp]
+    tmpfs: ["/tmp:rw,noexec,nosuid,nodev,size={tmp_mb}m"]
+    ipc: private
+    shm_size: {SHM_MB}m
     cap_drop: [ALL]
     security_opt: ["no-new-privileges:true"]
     init: true
     restart: unless-stopped
     pids_limit: {pids}
+    ulimits: {{core: 0, nofile: {descriptors}}}
+    memswap_limit: {memory_mb}M
+    logging:
+      driver: json-file
+      options: {{max-size: 10m, max-file: "2"}}
     stop_grace_period: 15s
     deploy:
       resources:
@@ -54,11 +61,16 @@ fn lock_down(file: &mut String, memory_mb: u64, cpus: &str, pids: u32) {
     );
 }
 
-/// Memory and processes of the gateway, which keeps nothing of what passes through it.
-const GATEWAY_MEMORY_MB: u64 = 256;
+/// Where the gateway's configuration is written.
+const CONFIGURATION: &str = "/tmp/nginx.conf";
+/// Shared memory of a container's own, in MB.
+const SHM_MB: u64 = 64;
+/// Processes of the gateway.
 const GATEWAY_PIDS: u32 = 128;
+/// Descriptors of a process of the gateway: two per connection.
+const GATEWAY_DESCRIPTORS: u32 = 16384;
 
-pub(super) fn describe(manifest: &Manifest, reference: &str, name: &str, published: &Published) -> Result<String> {
+pub(super) fn describe(manifest: &Manifest, image: &Image, name: &str, published: &Published) -> Result<String> {
     let (limits, replicas) = (&manifest.limits, manifest.replicas.max(1));
     let address = published.address;
     let ports = |first| host_ports(first, replicas);
@@ -85,14 +97,17 @@ pub(super) fn describe(manifest: &Manifest, reference: &str, name: &str, publish
         })
         .collect();
     // Compose takes a dollar for a variable of its own.
-    let configuration = gateway::indented(&gateway::configuration(&servers), 8).replace('$', "$$");
+    let block = |text: &str| gateway::indented(text, 8).replace('$', "$$");
+    let configuration = block(&gateway::configuration(&servers));
+    let start = block(&format!("printf '%s' \"$CONFIGURATION\" > {CONFIGURATION}\n{}", gateway::start(CONFIGURATION)));
     let volumes: Vec<_> =
         servers.iter().zip(1..).map(|(server, number)| format!(", \"sockets-{number}:{}\"", server.sockets)).collect();
     let mut file = format!(
         r#"# Functions of image {image}, for Docker Compose. Their servers are reached through the gateway alone, which asks for TLS and
 # for a token. Beside this file it needs a folder "gateway", with files that user {REPLICA_ID} may read, and others should not:
 #   certificate.pem, key.pem   its certificate, followed by those that vouch for it, and the key
-#   tokens                     a line per token: "Bearer TOKEN" 1;
+#   tokens                     a token per line; lines that begin with # are comments
+# The gateway reads them when it starts: after a change,  docker-compose restart {name}
 # A database reaches the functions at the endpoint
 # {flight_endpoint}
 # or {json_endpoint}.
@@ -100,8 +115,11 @@ pub(super) fn describe(manifest: &Manifest, reference: &str, name: &str, publish
 services:
   {name}:
     image: {gateway}
-    entrypoint: ["sh", "-c", "printf '%s' \"$$CONFIGURATION\" > /tmp/nginx.conf && exec nginx -c /tmp/nginx.conf -g 'daemon off;'"]
-    environment:
+    entrypoint:
+      - sh
+      - -c
+      - |
+{start}    environment:
       CONFIGURATION: |
 {configuration}    stop_signal: SIGQUIT
     volumes: ["./gateway:{SECRETS}:ro"{volumes}]
@@ -117,7 +135,7 @@ services:
         flight_ports = publish(address, &flight),
         json_ports = publish(address, &json),
     );
-    lock_down(&mut file, GATEWAY_MEMORY_MB, "1", GATEWAY_PIDS);
+    lock_down(&mut file, gateway::MEMORY_MB, "1", GATEWAY_PIDS, GATEWAY_DESCRIPTORS, gateway::TMP_MB);
     for number in 1..=replicas {
         let _ = write!(
             file,
@@ -127,12 +145,15 @@ services:
       TRANSSHIP_SOCKET_DIR: {SOCKETS}
     volumes: ["sockets-{number}:{SOCKETS}"]
 "#,
-            reference = quote(reference)
+            reference = quote(&image.reference)
         );
+        if image.is_local {
+            file.push_str("    pull_policy: never\n");
+        }
         if !limits.network {
             file.push_str("    network_mode: none\n");
         }
-        lock_down(&mut file, limits.memory_mb, &limits.cpus.to_string(), limits.pids);
+        lock_down(&mut file, limits.memory_mb, &limits.cpus.to_string(), limits.pids, DESCRIPTORS, TMP_MB);
     }
     file.push_str("volumes:\n");
     for number in 1..=replicas {

@@ -5,8 +5,11 @@ use std::fmt::Write as _;
 use udf_protocol::manifest::Manifest;
 
 use super::gateway::{self, HEALTH, SECRETS, SOCKETS, Server};
-use super::{FLIGHT_PORT, JSON_PORT, quote};
+use super::{FLIGHT_PORT, Image, JSON_PORT, TMP_MB, quote};
 use crate::sandbox::REPLICA_ID;
+
+/// What a container may keep on its node, in MB: its logs, of which kubelets keep five files of 10 MB, and no more.
+const LOGS_MB: u64 = 128;
 
 /// What no container of the pod may do.
 const LOCKED_DOWN: &str = r#"          securityContext:
@@ -16,7 +19,7 @@ const LOCKED_DOWN: &str = r#"          securityContext:
               drop: [ALL]
 "#;
 
-pub(super) fn describe(manifest: &Manifest, reference: &str, name: &str, gateway_image: &str) -> String {
+pub(super) fn describe(manifest: &Manifest, image: &Image, name: &str, gateway_image: &str) -> String {
     let (limits, replicas) = (&manifest.limits, manifest.replicas);
     let labels = format!("app.kubernetes.io/name: {name}");
     let server = Server { flight_port: FLIGHT_PORT, json_port: JSON_PORT, sockets: SOCKETS.to_string() };
@@ -24,7 +27,9 @@ pub(super) fn describe(manifest: &Manifest, reference: &str, name: &str, gateway
         r#"# Functions of image {image}, for Kubernetes. Each server is reached through the gateway in its pod alone, which asks for TLS
 # and for a token. It needs a secret:
 #   kubectl create secret generic {name}-gateway --from-file=certificate.pem --from-file=key.pem --from-file=tokens
-# certificate.pem is its certificate, followed by those that vouch for it, and tokens has a line per token: "Bearer TOKEN" 1;
+# certificate.pem is its certificate, followed by those that vouch for it, and tokens has a token per line; lines that begin with #
+# are comments. The gateway reads them when it starts: after a change,  kubectl rollout restart deployment {name}
+# How many processes a container may have is the kubelet's to say (podPidsLimit).
 # The service has no address of its own: its name stands for all replicas, among which engines balance. They reach it at
 # grpcs://{name}:{FLIGHT_PORT} and https://{name}:{JSON_PORT}.
 apiVersion: v1
@@ -35,7 +40,8 @@ metadata:
     {labels}
 data:
   nginx.conf: |
-{configuration}---
+{configuration}  start.sh: |
+{start}---
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -65,13 +71,14 @@ spec:
       containers:
         - name: functions
           image: {reference}
-          env:
+{pull_policy}          env:
             - name: TRANSSHIP_SOCKET_DIR
               value: {SOCKETS}
           resources:
             limits:
               cpu: "{cpus}"
               memory: {memory_mb}Mi
+              ephemeral-storage: {LOGS_MB}Mi
 {LOCKED_DOWN}{probes}          volumeMounts:
             - name: sockets
               mountPath: {SOCKETS}
@@ -79,7 +86,7 @@ spec:
               mountPath: /tmp
         - name: gateway
           image: {gateway_image}
-          command: [nginx, -c, /etc/gateway/nginx.conf, -g, "daemon off;"]
+          command: [sh, /etc/gateway/start.sh]
           ports:
             - name: flight
               containerPort: {FLIGHT_PORT}
@@ -88,17 +95,21 @@ spec:
           resources:
             limits:
               cpu: "1"
-              memory: 256Mi
+              memory: {gateway_mb}Mi
+              ephemeral-storage: {LOGS_MB}Mi
 {LOCKED_DOWN}          livenessProbe:
             tcpSocket:
               port: json
 "#,
         image = manifest.image(),
         configuration = gateway::indented(&gateway::configuration(&[server]), 4),
-        reference = quote(reference),
+        start = gateway::indented(&gateway::start("/etc/gateway/nginx.conf"), 4),
+        reference = quote(&image.reference),
+        pull_policy = if image.is_local { "          imagePullPolicy: Never\n" } else { "" },
         gateway_image = quote(gateway_image),
         cpus = limits.cpus,
         memory_mb = limits.memory_mb,
+        gateway_mb = gateway::MEMORY_MB,
         probes = probes(),
     );
     let _ = write!(
@@ -120,9 +131,13 @@ spec:
             medium: Memory
             sizeLimit: 1Mi
         - name: functions-tmp
-          emptyDir: {{}}
+          emptyDir:
+            medium: Memory
+            sizeLimit: {TMP_MB}Mi
         - name: gateway-tmp
-          emptyDir: {{}}
+          emptyDir:
+            medium: Memory
+            sizeLimit: {gateway_tmp_mb}Mi
         - name: configuration
           configMap:
             name: {name}-gateway
@@ -148,26 +163,34 @@ spec:
     - name: json
       port: {JSON_PORT}
       targetPort: json
-"#
-    );
-    if !limits.network {
-        let _ = write!(
-            file,
-            r#"---
-# The functions asked for no network: they answer, and open no connections of their own.
+---
+{remark}
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: {name}
+  labels:
+    {labels}
 spec:
   podSelector:
     matchLabels:
       {labels}
-  policyTypes: [Egress]
-  egress: []
-"#
-        );
-    }
+  policyTypes: [{policies}]
+  ingress:
+    - ports:
+        - port: {FLIGHT_PORT}
+        - port: {JSON_PORT}
+{egress}"#,
+        gateway_tmp_mb = gateway::TMP_MB,
+        remark = match limits.network {
+            true =>
+                "# Only the gateway's ports are reached. The functions asked for a network: they may open connections.",
+            false =>
+                "# Only the gateway's ports are reached. The functions asked for no network: they answer, and open no connections.",
+        },
+        policies = if limits.network { "Ingress" } else { "Ingress, Egress" },
+        egress = if limits.network { "" } else { "  egress: []\n" },
+    );
     file
 }
 

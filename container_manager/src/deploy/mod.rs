@@ -17,6 +17,17 @@ pub const JSON_PORT: u16 = 8080;
 /// The image of the gateway.
 pub const GATEWAY: &str = "nginx:1.28";
 
+/// Descriptors of a process of the functions, and the size of their `/tmp` in MB, as the manager's replicas have them.
+const DESCRIPTORS: u32 = 4096;
+const TMP_MB: u64 = 64;
+
+/// The image of the functions, as the target's hosts can get it.
+struct Image {
+    reference: String,
+    /// Whether it is there already. A registry's image of the same name is another one.
+    is_local: bool,
+}
+
 /// How a deployment is reached, and by what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Published {
@@ -30,14 +41,22 @@ pub struct Published {
     pub json_port: u16,
 }
 
-/// The file for `reference`, an image as the target's hosts can get it. The service's name is the image's, by which others
+/// The file for `reference`, an image as the target's hosts can get it; without one it is the image of that name that they have
+/// already, and none is pulled in its place. The service's name is the image's, by which others
 /// in its network call it: `grpcs://NAME:8815` or `https://NAME:8080`. A Compose project's names mean nothing outside of its
 /// network, so a database on the host itself calls the ports of its loopback.
-pub fn describe(manifest: &Manifest, reference: &str, target: DeployTarget, published: &Published) -> Result<String> {
+pub fn describe(
+    manifest: &Manifest,
+    reference: Option<&str>,
+    target: DeployTarget,
+    published: &Published,
+) -> Result<String> {
     let name = service_name(&manifest.name)?;
+    let image =
+        Image { reference: reference.map_or_else(|| manifest.image(), str::to_string), is_local: reference.is_none() };
     match target {
-        DeployTarget::Compose => compose::describe(manifest, reference, &name, published),
-        DeployTarget::Kubernetes => Ok(kubernetes::describe(manifest, reference, &name, &published.gateway)),
+        DeployTarget::Compose => compose::describe(manifest, &image, &name, published),
+        DeployTarget::Kubernetes => Ok(kubernetes::describe(manifest, &image, &name, &published.gateway)),
     }
 }
 
@@ -63,6 +82,8 @@ fn quote(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use udf_protocol::manifest::Limits;
+
     use super::*;
 
     fn published(flight_port: u16, json_port: u16) -> Published {
@@ -73,7 +94,7 @@ mod tests {
         let manifest =
             format!("name = 'f'\nversion = '1'\ntemplate = 'go'\nfunctions = [{{ name = 'f' }}]\n{definition}");
         let manifest = Manifest::parse(&manifest).unwrap();
-        describe(&manifest, "f:1", DeployTarget::Compose, &published(flight_port, json_port))
+        describe(&manifest, Some("f:1"), DeployTarget::Compose, &published(flight_port, json_port))
     }
 
     #[test]
@@ -109,17 +130,67 @@ mod tests {
     }
 
     #[test]
+    fn a_local_image_is_never_pulled() {
+        let manifest =
+            Manifest::parse("name = 'f'\nversion = '1'\ntemplate = 'go'\nfunctions = [{ name = 'f' }]").unwrap();
+        for (target, words) in [
+            (DeployTarget::Compose, "\n    image: \"f:1\"\n    environment:"),
+            (DeployTarget::Kubernetes, "\n          image: \"f:1\"\n          env:"),
+        ] {
+            let published = published(FLIGHT_PORT, JSON_PORT);
+            let file = describe(&manifest, Some("f:1"), target, &published).unwrap();
+            assert!(file.contains(words) && !file.to_lowercase().contains("never"), "{file}");
+            let file = describe(&manifest, None, target, &published).unwrap();
+            assert!(file.contains("pull_policy: never\n") || file.contains("imagePullPolicy: Never\n"), "{file}");
+        }
+    }
+
+    #[test]
+    fn no_container_takes_what_it_was_not_given() {
+        let file = composed("replicas = 2", FLIGHT_PORT, JSON_PORT).unwrap();
+        for part in [
+            "user: \"65534:65534\"",
+            "read_only: true",
+            "tmpfs: [\"/tmp:rw,noexec,nosuid,nodev,size=",
+            "ipc: private",
+            "cap_drop: [ALL]",
+            "no-new-privileges:true",
+            "pids_limit: ",
+            "memswap_limit: ",
+            "ulimits: {core: 0, nofile: ",
+            "max-size: 10m",
+        ] {
+            // The gateway and both servers.
+            assert_eq!(file.matches(part).count(), 3, "{part} in {file}");
+        }
+        let manifest =
+            Manifest::parse("name = 'f'\nversion = '1'\ntemplate = 'go'\nfunctions = [{ name = 'f' }]").unwrap();
+        let file = describe(&manifest, None, DeployTarget::Kubernetes, &published(FLIGHT_PORT, JSON_PORT)).unwrap();
+        assert_eq!(file.matches("emptyDir:").count(), file.matches("sizeLimit: ").count(), "{file}");
+        for part in ["readOnlyRootFilesystem: true", "ephemeral-storage: ", "drop: [ALL]"] {
+            assert_eq!(file.matches(part).count(), 2, "{part} in {file}");
+        }
+        let policy = "policyTypes: [Ingress, Egress]\n  ingress:\n    - ports:\n        - port: 8815\n        - port: 8080\n  egress: []\n";
+        assert!(file.ends_with(policy), "{file}");
+        let manifest = Manifest { limits: Limits { network: true, ..manifest.limits.clone() }, ..manifest };
+        let file = describe(&manifest, None, DeployTarget::Kubernetes, &published(FLIGHT_PORT, JSON_PORT)).unwrap();
+        assert!(file.contains("policyTypes: [Ingress]\n") && !file.contains("egress: "), "{file}");
+    }
+
+    #[test]
     fn nothing_is_called_without_a_token() {
         let manifest =
             Manifest::parse("name = 'f'\nversion = '1'\ntemplate = 'go'\nfunctions = [{ name = 'f' }]").unwrap();
         for target in [DeployTarget::Compose, DeployTarget::Kubernetes] {
-            let file = describe(&manifest, "f:1", target, &published(FLIGHT_PORT, JSON_PORT)).unwrap();
+            let file = describe(&manifest, None, target, &published(FLIGHT_PORT, JSON_PORT)).unwrap();
             assert_eq!(
                 file.matches("_pass grpc://unix:").count() + file.matches("_pass http://unix:").count(),
                 3,
                 "{file}"
             );
             assert_eq!(file.matches("may_call = 0)").count(), 2, "{file}");
+            // Nor does anything of the tokens' file reach nginx but through the script that reads them.
+            assert!(!file.contains("include /run/gateway") && file.contains("include /tmp/tokens;"), "{file}");
             // The servers have no ports of their own.
             assert!(!file.contains("TRANSSHIP_FLIGHT_PORT") && !file.contains("TRANSSHIP_HTTP_PORT"), "{file}");
         }
@@ -148,7 +219,7 @@ mod tests {
         .unwrap();
         for target in [DeployTarget::Compose, DeployTarget::Kubernetes] {
             let published = published(FLIGHT_PORT, JSON_PORT);
-            let file = describe(&manifest, "registry.example/team/my_udf:2", target, &published).unwrap();
+            let file = describe(&manifest, Some("registry.example/team/my_udf:2"), target, &published).unwrap();
             for part in ["\"registry.example/team/my_udf:2\"", "\"0.5\"", "memory: 300M", "my-udf", "nginx:1.28"] {
                 assert!(file.contains(part), "{part} in {file}");
             }

@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde_json::Value;
 
 use super::http::{Http, Most};
+use super::rest::error_of_gateway;
 use super::{Credentials, Endpoint, Inbox, Outbox, Reply, ServerInfo, Transport, answer_each, shorten};
 use crate::batch::CallBatch;
 use crate::codec::json::{decode_column, encode_value_or_null};
@@ -130,12 +131,8 @@ impl Envelope {
             return Err(share.exceeded(function));
         }
         share.make_room(bytes_received + tree_bytes).await;
-        let values = read_reply(self.dialect, function, rows, answer.status, text).map_err(|error| {
-            match answer.retry_after {
-                Some(pause) if error.is_retryable() => error.with_retry_after(pause),
-                _ => error,
-            }
-        })?;
+        let values = read_reply(self.dialect, function, rows, answer.status, text)
+            .map_err(|error| error.with_retry_after(answer.retry_after))?;
         let values: Vec<Value> = values.into_iter().map(|value| normalize(self.dialect, signature, value)).collect();
         if values.len() != rows {
             return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
@@ -328,16 +325,12 @@ fn read_reply<'a>(
 ) -> Result<Vec<Json<'a>>> {
     let body = Json::parse(text);
     if status != StatusCode::OK {
-        let words = body.as_ref().and_then(words_of).unwrap_or_else(|| text.to_string());
-        // These say that the request was not answered, whatever it was.
-        if matches!(status.as_u16(), 408 | 429 | 502 | 503 | 504) {
-            return Err(Error::connection_lost(
-                function,
-                format!("It answered with HTTP status {status}: {}", short(words)),
-            ));
+        let words = short(body.as_ref().and_then(words_of).unwrap_or_else(|| text.to_string()));
+        if let Some(error) = error_of_gateway(function, status, Some(&words)) {
+            return Err(error);
         }
         let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Json::as_str).map(str::to_string);
-        return Err(Error::user_code(function, &short(words), None, trace.map(short)));
+        return Err(Error::user_code(function, &words, None, trace.map(short)));
     }
     let malformed = |fact: &str| Error::protocol(function, format!("Its reply cannot be read: {fact}."));
     let mut body = body.ok_or_else(|| malformed("it is not JSON"))?;
@@ -683,6 +676,11 @@ mod tests {
         }
         for status in [429, 502, 503, 504] {
             assert!(reply(Dialect::Bigquery, Type::Int8, 1, status, "busy").unwrap_err().is_retryable());
+        }
+        for status in [401, 403] {
+            let error = reply(Dialect::Snowflake, Type::Int8, 1, status, r#"{"message": "who are you"}"#).unwrap_err();
+            assert_eq!(error.kind(), crate::Kind::NotAllowed);
+            assert!(error.detail().unwrap().ends_with(": who are you."), "{error}");
         }
         for (dialect, body) in [
             (Dialect::Snowflake, r#"{"data": [[1, 7]]}"#),

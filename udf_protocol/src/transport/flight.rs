@@ -29,7 +29,7 @@ use super::tls::Tls;
 use super::unix::UnixSocket;
 use super::{
     CONNECT_TIMEOUT, Credentials, Endpoint, Event, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
-    Transport, WireError, bytes_of, innermost,
+    Transport, WireError, bytes_of, innermost, shorten,
 };
 use crate::batch::{AggregateStep, CallBatch};
 use crate::codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_schema, encode_schema};
@@ -280,6 +280,9 @@ impl Flight {
             Ok(body) => Flight::read_greeting(&body),
             Err(status) if is_transport_failure(&status) => {
                 Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
+            }
+            Err(status) if is_denial(&status) => {
+                Err(Error::refused(&format!("the server at \"{}\"", self.endpoint), words_of(&status)))
             }
             Err(status) if is_of_transport(&status) => Err(status_error("", &status)),
             // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
@@ -608,7 +611,25 @@ fn is_transport_failure(status: &Status) -> bool {
 
 /// Whether a status says nothing of the function, whoever made it.
 fn is_of_transport(status: &Status) -> bool {
-    is_transport_failure(status) || is_refusal(status) || is_not_grpc(status)
+    is_transport_failure(status) || is_denial(status) || is_refusal(status) || is_not_grpc(status)
+}
+
+/// Whether the server, or a gateway before it, does not let this client in. Handlers do not end so by mistake: Arrow's servers
+/// have these codes for exceptions of their own alone, and a Python PermissionError arrives as UNKNOWN.
+fn is_denial(status: &Status) -> bool {
+    status.source().is_none() && matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// What a server said beside the code of its status.
+fn words_of(status: &Status) -> String {
+    match status.message().trim_end_matches('.') {
+        "" => format!("Its gRPC status is {:?}", status.code()),
+        words => {
+            let mut words = words.to_string();
+            shorten(&mut words);
+            format!("It said: {words}")
+        }
+    }
 }
 
 fn is_refusal(status: &Status) -> bool {
@@ -632,6 +653,9 @@ pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error
 pub(super) fn status_error(function: &str, status: &Status) -> Error {
     if is_transport_failure(status) {
         return Error::connection_lost(function, say(status));
+    }
+    if is_denial(status) {
+        return Error::refused(&format!("the server of container function \"{function}\""), words_of(status));
     }
     if is_refusal(status) {
         return Error::busy(function, "The server has no thread left for another stream.");

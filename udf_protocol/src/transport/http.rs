@@ -248,7 +248,7 @@ fn is_digest_of(said: &[u8], body: &[u8]) -> bool {
 }
 
 /// What `Retry-After` says, in seconds or as a date (RFC 9110 §10.2.3).
-fn pause_of(text: &str) -> Option<Duration> {
+pub(super) fn pause_of(text: &str) -> Option<Duration> {
     match text.trim().parse() {
         Ok(seconds) => Some(Duration::from_secs(seconds)),
         Err(_) => {

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
@@ -15,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::OnceCell;
 
 use super::check::check_reply;
-use super::http::{Http, Stream};
+use super::http::{Http, Stream, pause_of};
 use super::rest::error_of;
 use super::segment::{Segment, Segments, has_room};
 use super::{
@@ -329,6 +330,8 @@ impl PipelinedCall<'_> {
                                 outbox.rewind();
                                 return Err(error);
                             }
+                            // A gateway's: another attempt may get through.
+                            Err(error) if error.is_retryable() => return Err(error),
                             Err(error) => Event::Failure(number, error),
                         };
                         outbox.answer(number);
@@ -419,6 +422,7 @@ impl PipelinedCall<'_> {
             length,
             status: status.ok_or_else(|| unreadable("it has no status"))?,
             is_columns: value("content-type") == Some(COLUMNS),
+            retry_after: value("retry-after").and_then(pause_of),
             is_last: value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
         }))
     }
@@ -454,7 +458,7 @@ impl PipelinedCall<'_> {
         let function = self.function();
         let Awaited { batch, segments, layout } = call;
         if answer.status != StatusCode::OK {
-            return Err(error_of(function, answer.status, &body));
+            return Err(error_of(function, answer.status, &body).with_retry_after(answer.retry_after));
         }
         if !answer.is_columns {
             return Err(Error::protocol(function, "Its reply is not of the form that was asked for."));
@@ -532,6 +536,8 @@ struct Head {
     length: usize,
     status: StatusCode,
     is_columns: bool,
+    /// How long it wants not to be asked again.
+    retry_after: Option<Duration>,
     /// Whether the server closes the connection behind it.
     is_last: bool,
 }

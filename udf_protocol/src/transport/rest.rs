@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use serde::Deserialize;
 
-use super::http::{Http, Most};
+use super::http::{Answer, Http, Most};
 use super::pipeline::{Encoding, Pipelines, Takes};
 use super::{
     Credentials, Endpoint, Event, Folder, Inbox, MAX_ASIDE_BYTES, Outbox, PROTOCOL_VERSION, Reply, ServerInfo,
@@ -20,7 +20,7 @@ use crate::batch::CallBatch;
 use crate::codec::columns::fixed_bytes;
 use crate::codec::json;
 use crate::codec::json_reply::{self, Columns};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::signature::{Argument, FunctionKind, Signature};
 use crate::transport::check::check_reply;
 use crate::types::Type;
@@ -80,9 +80,34 @@ struct ErrorBody {
 
 /// The error that an answer with another status than 200 stands for.
 pub(crate) fn error_of(function: &str, status: StatusCode, body: &[u8]) -> Error {
-    match serde_json::from_slice::<ErrorBody>(body) {
-        Ok(body) => body.error.into_error(function),
-        Err(_) => Error::protocol(function, format!("It answered with HTTP status {status}.")),
+    let said = serde_json::from_slice::<ErrorBody>(body).ok().map(|body| body.error);
+    // Gateways have errors in JSON too, but none with a kind.
+    let by_status = || error_of_gateway(function, status, None);
+    match said {
+        Some(error) if error.kind.is_some() => error.into_error(function),
+        Some(error) => by_status().unwrap_or_else(|| error.into_error(function)),
+        None => {
+            by_status().unwrap_or_else(|| Error::protocol(function, format!("It answered with HTTP status {status}.")))
+        }
+    }
+}
+
+/// The error of a status with which gateways answer in place of a server, and what they say besides.
+pub(crate) fn error_of_gateway(function: &str, status: StatusCode, words: Option<&str>) -> Option<Error> {
+    let words = words.map(|words| format!(": {words}")).unwrap_or_default();
+    let fact = format!("It answered with HTTP status {status}{words}");
+    match kind_of_gateway(status)? {
+        Kind::NotAllowed => Some(Error::refused(&format!("the server of container function \"{function}\""), &fact)),
+        _ => Some(Error::connection_lost(function, fact)),
+    }
+}
+
+/// What a status says of the way to a server, if it does: the client is refused, or nobody took the request.
+fn kind_of_gateway(status: StatusCode) -> Option<Kind> {
+    match status.as_u16() {
+        401 | 403 => Some(Kind::NotAllowed),
+        408 | 429 | 502 | 503 | 504 => Some(Kind::Unreachable),
+        _ => None,
     }
 }
 
@@ -114,8 +139,22 @@ impl Rest {
         Ok(answer.status.as_u16())
     }
 
+    /// Gets what a server says of itself.
+    async fn get(&self, path: &str) -> Result<Answer> {
+        let answer = self.http.get(path).await?;
+        let (endpoint, status) = (self.http.endpoint(), answer.status);
+        match kind_of_gateway(status) {
+            None => Ok(answer),
+            Some(Kind::NotAllowed) => Err(Error::refused(
+                &format!("the server at \"{endpoint}\""),
+                format!("It answered with HTTP status {status}"),
+            )),
+            Some(_) => Err(Error::unreachable(&endpoint.to_string(), format!("it answered with HTTP status {status}"))),
+        }
+    }
+
     async fn say_hello(&self) -> Result<ServerInfo> {
-        let answer = self.http.get("/v1").await?;
+        let answer = self.get("/v1").await?;
         let info: ServerInfo = serde_json::from_slice(&answer.body)
             .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
         if info.protocol > PROTOCOL_VERSION {
@@ -125,7 +164,7 @@ impl Rest {
     }
 
     async fn get_signature(&self, function: &str) -> Result<Signature> {
-        let answer = self.http.get(&path_of(function)).await?;
+        let answer = self.get(&path_of(function)).await?;
         if answer.status == StatusCode::NOT_FOUND {
             let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
             return Err(Error::function_not_found(
@@ -163,7 +202,7 @@ impl Rest {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         })?;
         if answer.status != StatusCode::OK {
-            return Err(error_of(function, answer.status, &answer.body));
+            return Err(error_of(function, answer.status, &answer.body).with_retry_after(answer.retry_after));
         }
         let reply = json_reply::Reply::read(&answer.body)
             .map_err(|cause| Error::protocol(function, format!("A reply cannot be read: {cause}.")))?;
@@ -307,6 +346,43 @@ impl Transport for Rest {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gateways_status_is_no_breach_of_the_protocol_and_no_exception() {
+        let kind = |status, body: &str| error_of("f", StatusCode::from_u16(status).unwrap(), body.as_bytes()).kind();
+        for status in [401, 403] {
+            assert_eq!(kind(status, "<html>"), Kind::NotAllowed);
+            assert_eq!(kind(status, r#"{"error": {"message": "who are you"}}"#), Kind::NotAllowed);
+        }
+        for status in [408, 429, 502, 503, 504] {
+            assert_eq!(kind(status, "<html>"), Kind::Unreachable);
+            assert_eq!(kind(status, r#"{"error": {}}"#), Kind::Unreachable);
+        }
+        assert_eq!(kind(503, r#"{"error": {"kind": "busy", "message": "no"}}"#), Kind::Busy);
+        assert_eq!(kind(500, r#"{"error": {"message": "no"}}"#), Kind::UserCode);
+        assert_eq!(kind(500, "<html>"), Kind::ProtocolViolation);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_answers_a_greeting_is_no_server_of_another_protocol() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        for (status, kind) in [("401 Unauthorized", Kind::NotAllowed), ("502 Bad Gateway", Kind::Unreachable)] {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let endpoint = Endpoint::JsonTcp(listener.local_addr().unwrap().to_string());
+            let rest = Rest::new(endpoint.clone(), &Credentials::default(), Form::Json);
+            let answer = async {
+                let mut stream = listener.accept().await.unwrap().0;
+                let _ = stream.read(&mut [0; 4096]).await;
+                let answer = format!("HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            };
+            let error = tokio::join!(rest.hello(), answer).0.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+            let said = format!("{} {}", error.message(), error.detail().unwrap_or_default());
+            assert!(said.contains(&endpoint.to_string()) && said.contains(status), "{said}");
+        }
+    }
 
     #[test]
     fn function_names_are_encoded() {
