@@ -19,7 +19,8 @@ use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
 use crate::registration::build::{INLINE_REPOSITORY, build_inline};
-use crate::registration::library::{LIBRARY_REPOSITORY, Upload, build_library};
+use crate::registration::is_built_for_engines;
+use crate::registration::library::{Upload, build_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
@@ -208,7 +209,7 @@ impl Pool {
     pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
         let name = match &image.manifest {
             manifest if manifest.name == INLINE_REPOSITORY => inline_name(manifest),
-            manifest if is_library(manifest) => LIBRARY_NAME.to_string(),
+            manifest if is_built_for_engines(&manifest.name) => LIBRARY_NAME.to_string(),
             manifest => manifest.image(),
         };
         self.check_name_allowed(&name, Some(&image.digest), is_operator)
@@ -248,7 +249,7 @@ impl Pool {
         let _turn = self.building.lock().await;
         let mut removed = Vec::new();
         for image in self.blocking(|pool| pool.runtime.images()).await? {
-            if image.manifest.name != INLINE_REPOSITORY && !is_library(&image.manifest) {
+            if !is_built_for_engines(&image.manifest.name) {
                 continue;
             }
             let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
@@ -925,10 +926,6 @@ impl Pool {
 /// How an allow-list names inline code.
 pub fn inline_name(manifest: &Manifest) -> String {
     format!("inline:{}", manifest.template)
-}
-
-fn is_library(manifest: &Manifest) -> bool {
-    manifest.name.strip_prefix(LIBRARY_REPOSITORY).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn hex_of(digest: &str) -> &str {
