@@ -146,7 +146,11 @@ impl Pool {
                 let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
             }
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
-            let image = self.resolve(found.digest.clone()).await.ok();
+            let image = match self.resolve(found.digest.clone()).await {
+                // That the engine does not say what it is, does not mean that it is to be stopped.
+                Err(error) if error.kind() == Kind::ContainerFailed => return Err(error),
+                known => known.ok(),
+            };
             if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
                 let segment_dir = self.folders.segments_of(&found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
@@ -181,7 +185,7 @@ impl Pool {
     pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
-        // costs a process.
+        // takes a while.
         {
             let state = self.lock();
             let runs = state.replicas.values().any(|replica| replica.digest == image && replica.is_usable());
@@ -707,7 +711,7 @@ impl Pool {
                 Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
                 Err(_) => {}
             }
-            // Asking a container engine costs a process; asking the socket costs nothing.
+            // Asking a container engine takes longer than asking the socket.
             if Instant::now() >= next_status {
                 next_status = Instant::now() + Duration::from_millis(500);
                 let asked = name.clone();
@@ -788,7 +792,7 @@ impl Pool {
             };
             // An engine that has a lease asks for the fate itself, and wants to hear it.
             let Some((socket_dir, user)) = idle else { continue };
-            // Knocking costs nothing; asking a container engine costs a process.
+            // Knocking costs less than asking a container engine.
             if unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
                 || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
             {

@@ -299,7 +299,7 @@ impl Runtime for DockerCli {
         let image = manifest.image();
         let content = content_of(context)?;
         let code = code_of(context, manifest)?;
-        let before = self.inspect_image(&image).ok();
+        let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
         // What was built of the same files need not even be asked of the builder's cache.
         if label(CONTENT_LABEL) == Some(&content) {
@@ -496,6 +496,27 @@ mod tests {
             assert!(config(path).mounts().is_err(), "{path:?}");
         }
         assert!(parse::<InspectedConfig>("{}").unwrap().mounts().unwrap().is_empty());
+    }
+
+    #[test]
+    fn only_the_engines_words_for_it_mean_missing() {
+        for (said, is_missing) in [
+            ("[]\nError: No such image: a:1", true),
+            ("Error response from daemon: No such container: c", true),
+            ("docker: Error response from daemon: No such image: sha256:00.", true),
+            ("Error: a:1: image not known", true),
+            ("Error: no container with name or ID \"c\" found: no such container", true),
+            (
+                "error during connect: Get \"http://x:2375/v1.41/images/a/json\": dial tcp: lookup x: no such host",
+                false,
+            ),
+            ("unable to resolve docker endpoint: context \"x\": context not found", false),
+            ("unable to resolve docker endpoint: open /home/x/.docker/ca.pem: no such file or directory", false),
+            ("Cannot connect to the Docker daemon at unix:///x.sock. Is the docker daemon running?", false),
+        ] {
+            let error = Error::new(Kind::ContainerFailed, "could not").with_detail(said);
+            assert_eq!(says_missing(&error), is_missing, "{said}");
+        }
     }
 
     #[test]

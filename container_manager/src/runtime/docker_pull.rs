@@ -38,8 +38,8 @@ pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<I
         Ok(image) => image,
         Err(error) => return Err(names.put_back(cli, None, error)),
     };
-    let checked = tag.filter(|_| local.is_none());
-    match accept(cli, reference, &image, &mut names, checked.as_deref(), replaces) {
+    let registry_tag = tag.filter(|_| local.is_none());
+    match accept(cli, reference, &image, &mut names, registry_tag.as_deref(), replaces) {
         Ok(info) => Ok(info),
         Err(error) => Err(names.put_back(cli, Some(&image.id), error)),
     }
