@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
 
 /// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`.
-const DOCKER: &str = r#"#!/usr/bin/env python3
+const DOCKER: &str = r#"#!/usr/bin/python3 -IS
 import json, os, sys
 path = os.path.dirname(sys.argv[0]) + "/state.json"
 with open(path) as file:
@@ -36,7 +36,7 @@ def do(verb, *words):
     elif verb == "tag":
         if words[1] == state.get("refuses"):
             fail("out of order")
-        names[words[1]] = find(words[0])
+        names[plain(words[1])] = find(words[0])
     elif verb == "rm":
         digest = find(words[0])
         names.pop(plain(words[0]), None)
@@ -153,7 +153,7 @@ fn an_image_has_the_names_that_it_asks_for() {
 #[test]
 fn names_of_other_images_stay_with_them() {
     let content = "0123456789abcdef";
-    let by_digest = format!("registry.example/team/flights@{}", digest(9));
+    let by_digest = format!("registry.example/team/flights@{}", digest(1));
     let pulled = json!([digest(1), labels("flights:1.0", content)]);
     let registry = json!({
         OURS: pulled, by_digest.as_str(): pulled, "flights:1.0": pulled, "library/flights:1.0": pulled, "other:2.0": pulled

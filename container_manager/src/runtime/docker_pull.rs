@@ -33,16 +33,13 @@ pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<I
         .map_err(|error| advise_login(error, cli.program))
         .and_then(|_| cli.inspect_image(reference));
     // Names are what they were while the image is looked at: it might ask for the one that it was pulled by.
-    let looked_at = fetched.and_then(|image| names.put_back_taken(cli).map(|()| image));
-    let image = match looked_at {
-        Ok(image) => image,
-        Err(error) => return Err(names.put_back(cli, None, error)),
-    };
     let registry_tag = tag.filter(|_| local.is_none());
-    match accept(cli, reference, &image, &mut names, registry_tag.as_deref(), replaces) {
-        Ok(info) => Ok(info),
-        Err(error) => Err(names.put_back(cli, Some(&image.id), error)),
-    }
+    let accepted = fetched.and_then(|image| {
+        names.pulled.insert(image.id.clone());
+        names.put_back_taken(cli)?;
+        accept(cli, reference, &image, &mut names, registry_tag.as_deref(), replaces)
+    });
+    accepted.map_err(|error| names.put_back(cli, error))
 }
 
 /// Gives an image its names, if it may have them. A registry's tag moves on as the registry has it.
@@ -87,13 +84,19 @@ struct Names {
     images: HashSet<String>,
     /// Names, with the digests of the images that had them.
     before: Vec<(String, Option<String>)>,
+    /// The digests of images to which names have moved since.
+    pulled: HashSet<String>,
 }
 
 impl Names {
     fn here(cli: &DockerCli) -> Result<Names> {
         let mut command = cli.command(["image", "ls", "--all", "--quiet", "--no-trunc"]);
         let listed = run(&mut command, Kind::ContainerFailed, "list images")?;
-        Ok(Names { images: listed.split_whitespace().map(hex_of).collect(), before: Vec::new() })
+        Ok(Names {
+            images: listed.split_whitespace().map(hex_of).collect(),
+            before: Vec::new(),
+            pulled: HashSet::new(),
+        })
     }
 
     fn note(&mut self, cli: &DockerCli, name: &str) -> Result<()> {
@@ -103,11 +106,13 @@ impl Names {
     }
 
     /// Gives names back to the images that had them.
-    fn put_back_taken(&self, cli: &DockerCli) -> Result<()> {
+    fn put_back_taken(&mut self, cli: &DockerCli) -> Result<()> {
         for (name, before) in &self.before {
             let Some(before) = before else { continue };
-            if cli.find_image(name)?.is_none_or(|now| now.id != *before) {
+            let now = cli.find_image(name)?.map(|now| now.id);
+            if now.as_ref() != Some(before) {
                 cli.tag(before, name)?;
+                self.pulled.extend(now);
             }
         }
         Ok(())
@@ -125,13 +130,13 @@ impl Names {
         Ok(())
     }
 
-    /// Puts all names back after an error, which it gives back, and removes the image that was pulled if it is new here.
-    fn put_back(&self, cli: &DockerCli, pulled: Option<&str>, error: Error) -> Error {
+    /// Puts all names back after an error, which it gives back, and removes what was pulled and is new here.
+    fn put_back(&mut self, cli: &DockerCli, error: Error) -> Error {
         if let Err(cause) = self.put_back_taken(cli).and_then(|()| self.remove_new(cli)) {
             let detail = format!("{}\nIts names could not be put back: {cause}", error.detail().unwrap_or_default());
             return error.with_detail(detail.trim_start());
         }
-        if let Some(id) = pulled.filter(|id| !self.images.contains(&hex_of(id))) {
+        for id in self.pulled.iter().filter(|id| !self.images.contains(&hex_of(id))) {
             // With its last name it went already.
             let _ = remove(cli, id);
         }
