@@ -9,7 +9,7 @@ use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
 
 /// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`.
 const DOCKER: &str = r#"#!/usr/bin/python3 -IS
-import json, os, sys
+import json, os, signal, sys
 path = os.path.dirname(sys.argv[0]) + "/state.json"
 with open(path) as file:
     state = json.load(file)
@@ -45,6 +45,8 @@ def do(verb, *words):
     else:
         fail("unknown command")
 
+if state["said"] and state["said"][-1].startswith("pull ") and state.get("ends"):
+    os.kill(os.getppid(), signal.SIGTERM)
 state["said"].append(" ".join(sys.argv[1:]))
 if sys.argv[1] == "image":
     do(*sys.argv[2:])
@@ -216,6 +218,17 @@ fn what_is_refused_leaves_no_name() {
     // With another name, it keeps that alone.
     let stage = Stage::new(images, json!({"old:1": digest(1)}), json!({OURS: [digest(1), {}]}));
     stage.is_refused(&[OURS], "is not a UDF image");
+}
+
+#[test]
+fn a_command_that_is_ended_puts_names_back_first() {
+    let others = json!({digest(7): labels("flights:1.0", "seven")});
+    let names = json!({"flights:1.0": digest(7), OURS: digest(7)});
+    let stage = Stage::new(others.clone(), names.clone(), json!({OURS: [digest(1), labels("flights:1.0", "one")]}));
+    stage.set("ends", json!(true));
+    // It says nothing any more.
+    assert_eq!(stage.pull(&[OURS]), Err(String::new()));
+    assert_eq!((&stage.read()["names"], &stage.read()["images"]), (&names, &others));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use udf_protocol::control::ImageInfo;
 use udf_protocol::{Error, Kind, Result};
 
@@ -29,9 +30,10 @@ pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<I
     if let Some(tag) = &tag {
         names.note(cli, tag)?;
     }
-    let fetched = run(&mut cli.command(["pull", reference]), Kind::Unreachable, &format!("pull image \"{reference}\""))
-        .map_err(|error| advise_login(error, cli.program))
-        .and_then(|_| cli.inspect_image(reference));
+    let pulled = run(&mut cli.command(["pull", reference]), Kind::Unreachable, &format!("pull image \"{reference}\""))
+        .map_err(|error| advise_login(error, cli.program));
+    let _held = HeldSignals::here();
+    let fetched = pulled.and_then(|_| cli.inspect_image(reference));
     // Names are what they were while the image is looked at: it might ask for the one that it was pulled by.
     let registry_tag = tag.filter(|_| local.is_none());
     let accepted = fetched.and_then(|image| {
@@ -76,6 +78,22 @@ fn accept(
         cli.tag(&image.id, name)?;
     }
     Ok(info)
+}
+
+/// Signals that end the command wait until this is dropped, when the names are settled.
+struct HeldSignals(Option<SigSet>);
+
+impl HeldSignals {
+    fn here() -> HeldSignals {
+        let held = SigSet::from_iter([Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM]);
+        HeldSignals(held.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        let _ = self.0.map(|before| before.thread_set_mask());
+    }
 }
 
 /// What was here before a pull.
