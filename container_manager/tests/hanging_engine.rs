@@ -72,7 +72,7 @@ Server("http.sock", Handler).serve_forever()
 "#;
 
 /// Far less than the time after which the manager gives a question to the engine up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(90);
 
 struct Stage {
     folder: tempfile::TempDir,

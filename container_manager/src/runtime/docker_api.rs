@@ -239,6 +239,9 @@ mod tests {
     #[test]
     fn only_the_daemons_own_words_mean_that_an_object_is_missing() {
         assert_eq!(look(&answer("404 Not Found", r#"{"message":"No such image: a:1"}"#)), Found::Missing);
+        // Docker 20.10 says it twice.
+        let twice = r#"{"message":"no such image: a:1: No such image: a:1"}"#;
+        assert_eq!(look(&answer("404 Not Found", twice)), Found::Missing);
         let (found, _) =
             inspect(&answer("404 Not Found", r#"{"message":"No such container: c"}"#), Object::Container, "c");
         assert_eq!(found.unwrap(), Found::Missing);
@@ -266,6 +269,19 @@ mod tests {
             let shown: String = odd.chars().take(200).collect();
             assert_eq!(look(&odd), Found::Unclear, "{shown}");
         }
+    }
+
+    #[test]
+    fn docker_itself_has_these_words() {
+        let engines = std::env::var("TRANSSHIP_TEST_ENGINES").unwrap_or_default();
+        let Some(api) = DockerApi::of_environment().filter(|_| engines.contains("docker")) else { return };
+        let digest = format!("sha256:{}", "0".repeat(64));
+        for (object, name) in
+            [(Object::Image, "transship-none:1"), (Object::Image, &digest), (Object::Container, "transship-none")]
+        {
+            assert_eq!(api.inspect::<Value>(object, name).unwrap(), Found::Missing, "{name}");
+        }
+        assert_eq!(api.inspect::<Value>(Object::Image, "../images/x").unwrap(), Found::Unclear);
     }
 
     #[test]
