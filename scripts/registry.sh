@@ -72,6 +72,26 @@ docker image tag changed-model:1.0 samples:1.0
 expect "another image has that name here" "$(fails "$transship" pull "$pushed")"
 [ "$(docker image inspect --format '{{.Id}}' samples:1.0)" != "$digest" ]
 expect "samples:1.0 $digest" "$("$transship" pull --replace "$pushed")"
+# Nor is the tag by which it was pulled, which docker moves first: it names what it named, or nothing.
+id_of() { docker image inspect --format '{{.Id}}' "$1"; }
+docker image tag changed-model:1.0 samples:1.0
+docker image rm "$reference:1.0" > /dev/null 2>&1 || true
+expect "another image has that name here" "$(fails "$transship" pull "$reference:1.0")"
+! id_of "$reference:1.0" > /dev/null 2>&1 || { echo "a refused pull left its tag" >&2; exit 1; }
+docker image tag changed-model:1.0 "$reference:1.0"
+expect "another image has that name here" "$(fails "$transship" pull "$reference:1.0")"
+[ "$(id_of "$reference:1.0")" = "$(id_of changed-model:1.0)" ]
+expect "samples:1.0 $digest" "$("$transship" pull --replace "$reference:1.0")"
+[ "$(id_of "$reference:1.0")" = "$digest" ] && [ "$(id_of samples:1.0)" = "$digest" ]
+# Inline code is built here, and never pulled.
+manifest=$(docker image inspect --format '{{index .Config.Labels "org.transship.manifest"}}' samples:1.0)
+inline=${manifest/\"samples\"/\"transship-inline\"}
+docker build --quiet --label "org.transship.manifest=$inline" --tag "$reference:inline" - <<< "FROM samples:1.0" > /dev/null
+docker push --quiet "$reference:inline" > /dev/null
+docker image rm "$reference:inline" > /dev/null
+expect "are only built here" "$(fails "$transship" pull --replace "$reference:inline")"
+expect "are only built here" "$(fails "$transship" pull transship-inline:1)"
+! id_of "$reference:inline" > /dev/null 2>&1 || { echo "a refused pull left its tag" >&2; exit 1; }
 # Whoever looks at signatures is asked first, about a digest.
 expect "samples:1.0 $digest" "$("$transship" pull --verify "test -n" "$pushed")"
 expect "could not verify image" "$(fails env TRANSSHIP_VERIFY="test -z" "$transship" pull "$pushed")"

@@ -19,7 +19,8 @@ use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
 use crate::registration::build::build_inline;
-use crate::registration::library::{LIBRARY_REPOSITORY, Upload, build_library};
+use crate::registration::is_built_for_engines;
+use crate::registration::library::{Upload, build_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
 use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
@@ -145,7 +146,11 @@ impl Pool {
                 let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
             }
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
-            let image = self.resolve(found.digest.clone()).await.ok();
+            let image = match self.resolve(found.digest.clone()).await {
+                // That the engine does not say what it is, does not mean that it is to be stopped.
+                Err(error) if error.kind() == Kind::ContainerFailed => return Err(error),
+                known => known.ok(),
+            };
             if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
                 let segment_dir = self.folders.segments_of(&found.socket_dir);
                 let mut replica = Replica::new(found.name, manifest.image(), found.digest, found.socket_dir);
@@ -180,7 +185,7 @@ impl Pool {
     pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
-        // costs a process.
+        // takes a while.
         {
             let state = self.lock();
             let runs = state.replicas.values().any(|replica| replica.digest == image && replica.is_usable());
@@ -207,7 +212,10 @@ impl Pool {
     /// Whether an image is one of `--allow-images`, which binds all but operators.
     pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
         let name = match &image.manifest {
-            manifest if is_library(manifest) => LIBRARY_NAME.to_string(),
+            // Inline code is listed by its template.
+            manifest if manifest.name != INLINE_REPOSITORY && is_built_for_engines(&manifest.name) => {
+                LIBRARY_NAME.to_string()
+            }
             manifest => manifest.listed_name(),
         };
         self.check_name_allowed(&name, Some(&image.digest), is_operator)
@@ -247,7 +255,7 @@ impl Pool {
         let _turn = self.building.lock().await;
         let mut removed = Vec::new();
         for image in self.blocking(|pool| pool.runtime.images()).await? {
-            if image.manifest.name != INLINE_REPOSITORY && !is_library(&image.manifest) {
+            if !is_built_for_engines(&image.manifest.name) {
                 continue;
             }
             let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
@@ -705,7 +713,7 @@ impl Pool {
                 Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
                 Err(_) => {}
             }
-            // Asking a container engine costs a process; asking the socket costs nothing.
+            // Asking a container engine takes longer than asking the socket.
             if Instant::now() >= next_status {
                 next_status = Instant::now() + Duration::from_millis(500);
                 let asked = name.clone();
@@ -786,7 +794,7 @@ impl Pool {
             };
             // An engine that has a lease asks for the fate itself, and wants to hear it.
             let Some((socket_dir, user)) = idle else { continue };
-            // Knocking costs nothing; asking a container engine costs a process.
+            // Knocking costs less than asking a container engine.
             if unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
                 || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
             {
@@ -924,10 +932,6 @@ impl Pool {
 /// How an allow-list names inline code.
 pub fn inline_name(manifest: &Manifest) -> String {
     format!("inline:{}", manifest.template)
-}
-
-fn is_library(manifest: &Manifest) -> bool {
-    manifest.name.strip_prefix(LIBRARY_REPOSITORY).is_some_and(|rest| rest.starts_with('/'))
 }
 
 fn hex_of(digest: &str) -> &str {

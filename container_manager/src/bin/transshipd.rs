@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use container_manager::config::{Config, make_dir};
@@ -14,6 +15,9 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
 use udf_protocol::{Error, Kind, Result};
+
+/// Longest wait for unfinished work at the end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     match run(DaemonFlags::parse()) {
@@ -34,7 +38,10 @@ fn run(flags: DaemonFlags) -> Result<()> {
     let _run = lock_folder(&config.place.run_dir)?;
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(serve(config))
+    let served = runtime.block_on(serve(config));
+    // Whatever still waits then waits for a container engine that hangs.
+    runtime.shutdown_timeout(END_TIMEOUT);
+    served
 }
 
 /// Keeps other managers from a folder until the lock is dropped, or the process ends.

@@ -63,12 +63,22 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest.clone() };
     // The label is JSON of the user's making, so it is checked like any other.
     let manifest = Manifest::from_label(&manifest.to_label())?;
-    if let Ok(image) = runtime.resolve(&manifest.image()) {
+    if let Some(image) = find_built(runtime, &manifest)? {
         return Ok(image);
     }
     let context = stage(&template, &manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
     runtime.build(context.path(), &manifest, &template, false)
+}
+
+/// The image of a manifest whose version is made from its content, unless it has to be built. An error if the runtime does not
+/// say whether it is there.
+pub(super) fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+    match runtime.resolve(&manifest.image()) {
+        Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
+        // One that is of no use is built over.
+        found => Ok(found.ok()),
+    }
 }
 
 /// The SHA-256, in hexadecimal, of the files of a staged context: paths, whether they can be run, contents.

@@ -16,7 +16,7 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::Manifest;
 use udf_protocol::{Error, Kind, Result};
 
-use super::build::{HashWriter, build_files, tag_of};
+use super::build::{HashWriter, build_files, find_built, tag_of};
 use crate::runtime::Runtime;
 
 /// Most bytes of a project's files together.
@@ -92,7 +92,7 @@ pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upl
     let name = format!("{LIBRARY_REPOSITORY}/{}", manifest.name);
     let manifest = Manifest { name, version: tag_of(hash), ..manifest };
     let manifest = Manifest::from_label(&manifest.to_label())?;
-    if let Ok(image) = runtime.resolve(&manifest.image()) {
+    if let Some(image) = find_built(runtime, &manifest)? {
         return Ok(image);
     }
     build_files(runtime, templates, folder, &manifest, false)

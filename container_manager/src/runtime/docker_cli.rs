@@ -1,19 +1,20 @@
 //! Replicas as containers, through the command line that docker and podman share.
 
+use std::collections::HashMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
+use udf_protocol::reference::ImageReference;
 use udf_protocol::{Error, Kind, Result};
 
+use super::docker_api::{DockerApi, Found, Object};
+use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
 use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
 use crate::config::make_dir;
@@ -40,9 +41,6 @@ const NETWORK_OPTION: &str = "--opt=com.docker.network.bridge.enable_icc=false";
 const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 /// Seconds between asking a container to end and killing it.
 const STOP_PATIENCE_S: &str = "3";
-/// Longest wait for the daemon, and longest line that it may answer.
-const DAEMON_TIMEOUT: Duration = Duration::from_secs(10);
-const MAX_STATUS_BYTES: u64 = 1024;
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
 /// Numbers the containers that describe their functions.
@@ -51,7 +49,9 @@ static DESCRIBED: AtomicU64 = AtomicU64::new(0);
 /// The docker or podman command line.
 #[derive(Debug)]
 pub struct DockerCli {
-    program: &'static str,
+    pub(super) program: &'static str,
+    /// The daemon, if it can be asked without the command line.
+    api: Option<DockerApi>,
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
@@ -70,27 +70,35 @@ struct Record {
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct InspectedImage {
-    id: String,
+pub(super) struct InspectedImage {
+    pub(super) id: String,
     #[serde(default)]
-    repo_tags: Option<Vec<String>>,
+    pub(super) repo_tags: Option<Vec<String>>,
     /// `repository@digest` for each registry that it was pushed to or pulled from.
     #[serde(default)]
     repo_digests: Option<Vec<String>>,
+    #[serde(default)]
     config: InspectedConfig,
 }
 
 impl InspectedImage {
-    fn udf_image(&self, name: &str) -> Result<ImageInfo> {
+    pub(super) fn udf_image(&self, name: &str) -> Result<ImageInfo> {
         let labels = self.config.labels.as_ref();
         let label = labels.and_then(|labels| labels.get(MANIFEST_LABEL)).ok_or_else(|| not_a_udf_image(name))?;
         // podman leaves the algorithm out.
         let hex = self.id.trim_start_matches("sha256:");
         Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
     }
+
+    /// The name that its build made of its files, if it says so rightly: anybody may have written the label.
+    pub(super) fn content_name(&self, manifest: &Manifest) -> Option<String> {
+        let digits = self.config.labels.as_ref()?.get(CONTENT_LABEL)?.get(..CONTENT_TAG_DIGITS)?;
+        let is_right = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_right.then(|| format!("{}:{digits}", manifest.name))
+    }
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct InspectedConfig {
     #[serde(default)]
@@ -144,7 +152,8 @@ impl DockerCli {
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
         let (build_network, network) = (place.build_network.clone(), place.network.clone());
-        DockerCli { program, manager, build_network, network, records: place.state_dir.join("containers") }
+        let api = if program == "docker" { DockerApi::of_environment() } else { None };
+        DockerCli { program, api, manager, build_network, network, records: place.state_dir.join("containers") }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -163,26 +172,38 @@ impl DockerCli {
         })
     }
 
-    fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
+    pub(super) fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
         let mut command = Command::new(self.program);
         command.args(arguments);
         command
     }
 
     fn inspect_container(&self, name: &str) -> Result<Option<InspectedContainer>> {
-        let mut command = self.command(["container", "inspect", name]);
-        match run(&mut command, Kind::ContainerFailed, "inspect a container") {
-            Ok(text) => Ok(parse::<Vec<InspectedContainer>>(&text)?.pop()),
+        self.inspect(Object::Container, name)
+    }
+
+    pub(super) fn inspect_image(&self, image: &str) -> Result<InspectedImage> {
+        self.find_image(image)?.ok_or_else(|| image_not_found(image))
+    }
+
+    pub(super) fn find_image(&self, image: &str) -> Result<Option<InspectedImage>> {
+        self.inspect(Object::Image, image)
+    }
+
+    fn inspect<T: DeserializeOwned>(&self, object: Object, name: &str) -> Result<Option<T>> {
+        if let Some(api) = &self.api {
+            match api.inspect(object, name)? {
+                Found::Is(found) => return Ok(Some(found)),
+                Found::Missing => return Ok(None),
+                Found::Unclear => {}
+            }
+        }
+        let mut command = self.command([object.name(), "inspect", name]);
+        match run(&mut command, Kind::ContainerFailed, &format!("inspect {} \"{name}\"", object.name())) {
+            Ok(text) => Ok(parse::<Vec<T>>(&text)?.pop()),
             Err(error) if says_missing(&error) => Ok(None),
             Err(error) => Err(error),
         }
-    }
-
-    fn inspect_image(&self, image: &str) -> Result<InspectedImage> {
-        let mut command = self.command(["image", "inspect", image]);
-        let text = run(&mut command, Kind::ContainerFailed, "inspect an image")
-            .map_err(|error| if says_missing(&error) { image_not_found(image) } else { error })?;
-        parse::<Vec<InspectedImage>>(&text)?.pop().ok_or_else(|| image_not_found(image))
     }
 
     /// The network of containers that ask for one; docker's is made where it is missing.
@@ -197,7 +218,7 @@ impl DockerCli {
         }
     }
 
-    fn tag(&self, image: &str, name: &str) -> Result<()> {
+    pub(super) fn tag(&self, image: &str, name: &str) -> Result<()> {
         let mut command = self.command(["image", "tag", image, name]);
         run(&mut command, Kind::ContainerFailed, &format!("name image \"{image}\" \"{name}\"")).map(drop)
     }
@@ -273,7 +294,8 @@ impl Runtime for DockerCli {
             if images.iter().any(|image| image.digest == digest) {
                 continue;
             }
-            let inspected = self.inspect_image(digest)?;
+            // It may have gone meanwhile.
+            let Some(inspected) = self.find_image(digest)? else { continue };
             // Whoever made the image wrote the label.
             let image = match inspected.udf_image(digest) {
                 Ok(image) => image,
@@ -297,7 +319,7 @@ impl Runtime for DockerCli {
         let image = manifest.image();
         let content = content_of(context)?;
         let code = code_of(context, manifest)?;
-        let before = self.inspect_image(&image).ok();
+        let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
         // What was built of the same files need not even be asked of the builder's cache.
         if label(CONTENT_LABEL) == Some(&content) {
@@ -339,7 +361,7 @@ impl Runtime for DockerCli {
     }
 
     fn push(&self, image: &str, reference: &str) -> Result<String> {
-        check_reference(reference)?;
+        let repository = parse_reference(reference)?.repository;
         self.resolve(image)?;
         if image != reference {
             self.tag(image, reference)?;
@@ -347,40 +369,13 @@ impl Runtime for DockerCli {
         let what = format!("push image \"{reference}\"");
         run(&mut self.command(["push", reference]), Kind::Unreachable, &what)
             .map_err(|error| advise_login(error, self.program))?;
-        let repository = repository_of(reference);
         let digests = self.inspect_image(reference)?.repo_digests.unwrap_or_default();
-        let found = digests.into_iter().find(|digest| digest.split('@').next() == Some(repository));
+        let found = digests.into_iter().find(|digest| digest.split('@').next() == Some(repository.as_str()));
         found.ok_or_else(|| Error::new(Kind::Unreachable, format!("could not {what}: the registry gave no digest")))
     }
 
     fn pull(&self, reference: &str, replaces: bool) -> Result<ImageInfo> {
-        check_reference(reference)?;
-        let what = format!("pull image \"{reference}\"");
-        run(&mut self.command(["pull", reference]), Kind::Unreachable, &what)
-            .map_err(|error| advise_login(error, self.program))?;
-        let inspected = self.inspect_image(reference)?;
-        let info = inspected.udf_image(reference)?;
-        let name = info.manifest.image();
-        match self.inspect_image(&name) {
-            Ok(found) if !replaces && found.id != inspected.id => {
-                return Err(Error::new(
-                    Kind::NotAllowed,
-                    format!("image \"{reference}\" is called \"{name}\", and another image has that name here"),
-                )
-                .with_detail(format!("{} has it, the one that was pulled is {}.", found.id, inspected.id))
-                .with_hint("With --replace it takes the name. Functions keep the image that they were created with."));
-            }
-            Err(error) if error.kind() != Kind::ImageNotFound => return Err(error),
-            _ => self.tag(reference, &name)?,
-        }
-        // Its other tag, as after a build. Whoever pushed it may have written anything there.
-        let content = inspected.config.labels.as_ref().and_then(|labels| labels.get(CONTENT_LABEL));
-        if let Some(digits) = content.and_then(|content| content.get(..CONTENT_TAG_DIGITS))
-            && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
-        {
-            self.tag(reference, &format!("{}:{digits}", info.manifest.name))?;
-        }
-        Ok(info)
+        docker_pull::pull(self, reference, replaces)
     }
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
@@ -423,7 +418,9 @@ impl Runtime for DockerCli {
 
     fn resume(&self, name: &str) -> Result<()> {
         // A call waits for this one, and starting the command line takes longer than resuming.
-        if self.program == "docker" && ask_daemon(&format!("/containers/{name}/unpause")).is_some_and(is_done) {
+        if let Some(api) = &self.api
+            && api.unpause(name)?
+        {
             return Ok(());
         }
         let mut command = self.command(["unpause", name]);
@@ -467,30 +464,13 @@ impl Runtime for DockerCli {
     }
 }
 
-/// Posts to Docker's Engine API over the daemon's Unix socket; the answer's status line. None if the daemon is elsewhere.
-fn ask_daemon(path: &str) -> Option<String> {
-    let host = std::env::var("DOCKER_HOST").unwrap_or_else(|_| "unix:///var/run/docker.sock".to_string());
-    let mut stream = UnixStream::connect(host.strip_prefix("unix://")?).ok()?;
-    stream.set_read_timeout(Some(DAEMON_TIMEOUT)).ok()?;
-    // HTTP/1.0, so that the answer ends with the connection. Paths without a version mean the newest.
-    write!(stream, "POST {path} HTTP/1.0\r\nHost: docker\r\nContent-Length: 0\r\n\r\n").ok()?;
-    let mut status = String::new();
-    BufReader::new(stream.take(MAX_STATUS_BYTES)).read_line(&mut status).ok()?;
-    Some(status)
-}
-
-fn is_done(status: String) -> bool {
-    status.split(' ').nth(1).is_some_and(|code| code.starts_with('2'))
-}
-
-/// A reference goes onto a command line, where it must not be taken for a flag.
-fn check_reference(reference: &str) -> Result<()> {
-    let is_right = reference.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '[')
-        && reference.bytes().all(|byte| byte.is_ascii_graphic());
-    if is_right {
-        return Ok(());
+/// The parts of a reference by which a registry knows an image.
+pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
+    let parsed = ImageReference::parse(reference)?;
+    if !parsed.repository.is_empty() {
+        return Ok(parsed);
     }
-    Err(Error::new(Kind::InvalidDefinition, format!("\"{reference}\" is not a reference of an image"))
+    Err(Error::new(Kind::InvalidDefinition, format!("\"{reference}\" names no repository"))
         .with_hint("Write registry/repository:tag, such as registry.example/team/flights:1.0."))
 }
 
@@ -503,20 +483,22 @@ fn repository_of(reference: &str) -> &str {
     }
 }
 
-fn advise_login(error: Error, program: &str) -> Error {
+pub(super) fn advise_login(error: Error, program: &str) -> Error {
     error.with_hint(format!(
         "Log in with \"{program} login\" if the registry asks for a user; {program} must trust its certificate."
     ))
 }
 
+/// Whether docker or podman says that there is no such image or container. That a host, a file or a context was not found says
+/// nothing of these.
 fn says_missing(error: &Error) -> bool {
     let said = error.detail().unwrap_or_default().to_ascii_lowercase();
-    ["no such", "not known", "unable to find image", "pull access denied", "not found"]
+    ["no such image", "no such container", "no such object", "image not known", "unable to find image"]
         .iter()
-        .any(|word| said.contains(word))
+        .any(|words| said.contains(words))
 }
 
-fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T> {
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
     serde_json::from_str(text).map_err(|cause| {
         Error::new(Kind::ContainerFailed, format!("could not read what the container engine said: {cause}"))
     })
@@ -538,6 +520,27 @@ mod tests {
     }
 
     #[test]
+    fn only_the_engines_words_for_it_mean_missing() {
+        for (said, is_missing) in [
+            ("[]\nError: No such image: a:1", true),
+            ("Error response from daemon: No such container: c", true),
+            ("docker: Error response from daemon: No such image: sha256:00.", true),
+            ("Error: a:1: image not known", true),
+            ("Error: no container with name or ID \"c\" found: no such container", true),
+            (
+                "error during connect: Get \"http://x:2375/v1.41/images/a/json\": dial tcp: lookup x: no such host",
+                false,
+            ),
+            ("unable to resolve docker endpoint: context \"x\": context not found", false),
+            ("unable to resolve docker endpoint: open /home/x/.docker/ca.pem: no such file or directory", false),
+            ("Cannot connect to the Docker daemon at unix:///x.sock. Is the docker daemon running?", false),
+        ] {
+            let error = Error::new(Kind::ContainerFailed, "could not").with_detail(said);
+            assert_eq!(says_missing(&error), is_missing, "{said}");
+        }
+    }
+
+    #[test]
     fn repositories_are_told_from_tags() {
         for (reference, repository) in [
             ("flights:1.0", "flights"),
@@ -548,10 +551,9 @@ mod tests {
             ("localhost:5000/flights:1@sha256:00", "localhost:5000/flights"),
         ] {
             assert_eq!(repository_of(reference), repository);
-            check_reference(reference).unwrap();
         }
-        for reference in ["", "-x", "--all-tags", "a b", "a\n"] {
-            assert!(check_reference(reference).is_err(), "{reference:?}");
+        for reference in ["", "-x", "--all-tags", "a b", "a\n", &format!("sha256:{}", "0".repeat(64))] {
+            assert!(parse_reference(reference).is_err(), "{reference:?}");
         }
     }
 }

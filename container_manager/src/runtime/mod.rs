@@ -1,6 +1,8 @@
 //! What runs replicas and keeps images, behind one trait. Its methods block; the manager calls them off its event loop.
 
+mod docker_api;
 pub mod docker_cli;
+mod docker_pull;
 pub mod process;
 pub mod program;
 

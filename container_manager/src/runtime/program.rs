@@ -15,7 +15,7 @@ use udf_protocol::{Error, Kind, Result};
 /// Longest that a program may take which builds an image, or gets one.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Longest that any other may take.
-const TIMEOUT: Duration = Duration::from_secs(2 * 60);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Most that a program may write to its standard output.
 const MOST_OUTPUT: usize = 16 << 20;
 /// So much of the end of its standard error is kept.

@@ -1,0 +1,221 @@
+//! Pulling an image from a registry. Docker moves the tag that is pulled before anybody can look at the image, and whoever pushed
+//! it chose the further names that it asks for. So what each name stood for is noted first, and put back unless the image is
+//! accepted.
+
+use std::collections::HashSet;
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use udf_protocol::control::ImageInfo;
+use udf_protocol::{Error, Kind, Result};
+
+use super::docker_cli::{DockerCli, InspectedImage, advise_login, parse_reference};
+use super::program::run;
+use crate::registration::is_built_for_engines;
+
+/// Registries whose names are also written without them: Docker Hub, and what podman builds here.
+const LOCAL_REGISTRIES: [&str; 3] = ["docker.io", "index.docker.io", "localhost"];
+
+/// Gets an image, and gives it the names that it asks for. A name that SQL may use, of another image, is taken from that only if
+/// the new one `replaces` it.
+pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<ImageInfo> {
+    let parsed = parse_reference(reference)?;
+    let local = local_name(&parsed.repository);
+    check_is_not_built_for_engines(reference, local.unwrap_or_default())?;
+    let mut names = Names::here(cli)?;
+    // A digest moves no tag.
+    let tag = parsed.digest.is_none().then(|| match &parsed.tag {
+        Some(tag) => format!("{}:{tag}", parsed.repository),
+        None => format!("{}:latest", parsed.repository),
+    });
+    if let Some(tag) = &tag {
+        names.note(cli, tag)?;
+    }
+    let pulled = run(&mut cli.command(["pull", reference]), Kind::Unreachable, &format!("pull image \"{reference}\""))
+        .map_err(|error| advise_login(error, cli.program));
+    let _held = HeldSignals::here();
+    let fetched = pulled.and_then(|_| cli.inspect_image(reference));
+    // Names are what they were while the image is looked at: it might ask for the one that it was pulled by.
+    let registry_tag = tag.filter(|_| local.is_none());
+    let accepted = fetched.and_then(|image| {
+        names.pulled.insert(image.id.clone());
+        names.put_back_taken(cli)?;
+        accept(cli, reference, &image, &mut names, registry_tag.as_deref(), replaces)
+    });
+    accepted.map_err(|error| names.put_back(cli, error))
+}
+
+/// Gives an image its names, if it may have them. A registry's tag moves on as the registry has it.
+fn accept(
+    cli: &DockerCli,
+    reference: &str,
+    image: &InspectedImage,
+    names: &mut Names,
+    registry_tag: Option<&str>,
+    replaces: bool,
+) -> Result<ImageInfo> {
+    let info = image.udf_image(reference)?;
+    check_is_not_built_for_engines(reference, &info.manifest.name)?;
+    // The second is the tag that its files have, as after a build.
+    let wanted = [Some(info.manifest.image()), image.content_name(&info.manifest)];
+    for name in wanted.iter().flatten() {
+        names.note(cli, name)?;
+    }
+    let taken = names.before.iter().find_map(|(name, before)| {
+        let before = before.as_ref().filter(|before| **before != image.id && Some(name.as_str()) != registry_tag)?;
+        Some((name, before))
+    });
+    if let Some((name, before)) = taken
+        && !replaces
+    {
+        return Err(Error::new(
+            Kind::NotAllowed,
+            format!("image \"{reference}\" is called \"{name}\", and another image has that name here"),
+        )
+        .with_detail(format!("{before} has it, the one that was pulled is {}.", image.id))
+        .with_hint("With --replace it takes the name. Functions keep the image that they were created with."));
+    }
+    for (name, _) in &names.before {
+        cli.tag(&image.id, name)?;
+    }
+    Ok(info)
+}
+
+/// Signals that end the command wait until this is dropped, when the names are settled.
+struct HeldSignals(Option<SigSet>);
+
+impl HeldSignals {
+    fn here() -> HeldSignals {
+        let held = SigSet::from_iter([Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM]);
+        HeldSignals(held.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
+    }
+}
+
+impl Drop for HeldSignals {
+    fn drop(&mut self) {
+        let _ = self.0.map(|before| before.thread_set_mask());
+    }
+}
+
+/// What was here before a pull.
+struct Names {
+    /// The digests of all images.
+    images: HashSet<String>,
+    /// Names, with the digests of the images that had them.
+    before: Vec<(String, Option<String>)>,
+    /// The digests of images to which names have moved since.
+    pulled: HashSet<String>,
+}
+
+impl Names {
+    fn here(cli: &DockerCli) -> Result<Names> {
+        let mut command = cli.command(["image", "ls", "--all", "--quiet", "--no-trunc"]);
+        let listed = run(&mut command, Kind::ContainerFailed, "list images")?;
+        Ok(Names {
+            images: listed.split_whitespace().map(hex_of).collect(),
+            before: Vec::new(),
+            pulled: HashSet::new(),
+        })
+    }
+
+    fn note(&mut self, cli: &DockerCli, name: &str) -> Result<()> {
+        let before = cli.find_image(name)?.map(|image| image.id);
+        self.before.push((name.to_string(), before));
+        Ok(())
+    }
+
+    /// Gives names back to the images that had them.
+    fn put_back_taken(&mut self, cli: &DockerCli) -> Result<()> {
+        for (name, before) in &self.before {
+            let Some(before) = before else { continue };
+            let now = cli.find_image(name)?.map(|now| now.id);
+            if now.as_ref() != Some(before) {
+                cli.tag(before, name)?;
+                self.pulled.extend(now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes names away that nothing had.
+    fn remove_new(&self, cli: &DockerCli) -> Result<()> {
+        for (name, _) in self.before.iter().filter(|(_, before)| before.is_none()) {
+            let Some(now) = cli.find_image(name)? else { continue };
+            // Its last name would take an image along that functions may use by its digest.
+            if !self.images.contains(&hex_of(&now.id)) || now.repo_tags.as_ref().is_some_and(|tags| tags.len() > 1) {
+                remove(cli, name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts all names back after an error, which it gives back, and removes what was pulled and is new here.
+    fn put_back(&mut self, cli: &DockerCli, error: Error) -> Error {
+        if let Err(cause) = self.put_back_taken(cli).and_then(|()| self.remove_new(cli)) {
+            let detail = format!("{}\nIts names could not be put back: {cause}", error.detail().unwrap_or_default());
+            return error.with_detail(detail.trim_start());
+        }
+        for id in self.pulled.iter().filter(|id| !self.images.contains(&hex_of(id))) {
+            // With its last name it went already.
+            let _ = remove(cli, id);
+        }
+        error
+    }
+}
+
+fn remove(cli: &DockerCli, image: &str) -> Result<()> {
+    let what = format!("remove image \"{image}\"");
+    run(&mut cli.command(["image", "rm", image]), Kind::ContainerFailed, &what).map(drop)
+}
+
+/// A digest as both docker and podman write it.
+fn hex_of(digest: &str) -> String {
+    digest.trim_start_matches("sha256:").to_string()
+}
+
+/// What engines have built is run by its name alone, which says what it was built of.
+fn check_is_not_built_for_engines(reference: &str, name: &str) -> Result<()> {
+    if !is_built_for_engines(name) {
+        return Ok(());
+    }
+    let message = format!("image \"{reference}\" is called \"{name}\", and such images are only built here");
+    Err(Error::new(Kind::NotAllowed, message)
+        .with_hint("Inline code and libraries are built again where they are used."))
+}
+
+/// A repository as SQL names it; none if it is a registry's. Docker takes the first part for a registry if it looks like a host.
+fn local_name(repository: &str) -> Option<&str> {
+    let name = match repository.split_once('/') {
+        Some((host, name)) if LOCAL_REGISTRIES.contains(&host) => name,
+        Some((host, _)) if host.contains(['.', ':']) || host.contains(|c: char| c.is_ascii_uppercase()) => return None,
+        _ => repository,
+    };
+    Some(name.strip_prefix("library/").unwrap_or(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_docker_hub_are_local_ones() {
+        for (repository, local) in [
+            ("flights", Some("flights")),
+            ("team/flights", Some("team/flights")),
+            ("library/flights", Some("flights")),
+            ("docker.io/library/transship-inline", Some("transship-inline")),
+            ("index.docker.io/transship-inline", Some("transship-inline")),
+            ("localhost/transship-library/a", Some("transship-library/a")),
+            ("localhost:5000/flights", None),
+            ("registry.example/team/flights", None),
+            ("Registry/flights", None),
+            ("[::1]:5000/flights", None),
+        ] {
+            assert_eq!(local_name(repository), local, "{repository}");
+        }
+        for (name, is_refused) in
+            [("transship-inline", true), ("transship-library/a", true), ("transship-library", false), ("inline", false)]
+        {
+            assert_eq!(check_is_not_built_for_engines("r", name).is_err(), is_refused, "{name}");
+        }
+    }
+}

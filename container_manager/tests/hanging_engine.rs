@@ -1,0 +1,229 @@
+//! A container engine that hangs, and goes on later: a docker of the test's own, whose containers are processes.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use serde_json::{Value, json};
+use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+
+/// It hangs as long as there is a file `hangs` beside it. A container serves as the user of containers.
+const DOCKER: &str = r#"#!/usr/bin/env python3
+import json, os, signal, subprocess, sys, time
+folder = os.path.dirname(sys.argv[0])
+while os.path.exists(folder + "/hangs"):
+    time.sleep(0.05)
+words = sys.argv[1:]
+record = folder + "/" + words[-1] + ".pid"
+
+def is_running():
+    return os.path.exists(record)
+
+if words[:2] == ["image", "ls"]:
+    print(json.load(open(folder + "/image.json"))[0]["Id"])
+elif words[:2] == ["image", "inspect"]:
+    print(open(folder + "/image.json").read())
+elif words[:2] == ["container", "inspect"]:
+    print(json.dumps([{"Name": "/" + words[2], "State": {"Running": is_running(), "ExitCode": 1}}]))
+elif words[0] == "run":
+    name = words[words.index("--name") + 1]
+    inside = ":/run/transship"
+    sockets = next(word for word in words if word.startswith("--volume=") and word.endswith(inside))
+    sockets = sockets.removeprefix("--volume=").removesuffix(inside)
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    server = open(folder + "/server.py").read()
+    silence = {stream: subprocess.DEVNULL for stream in ("stdin", "stdout", "stderr")}
+    # Its folder is closed to it, but where it is already.
+    process = subprocess.Popen(user + ["python3", "-c", server], cwd=sockets, start_new_session=True, **silence)
+    open(folder + "/" + name + ".pid", "w").write(str(process.pid))
+elif words[0] in ("stop", "rm") and is_running():
+    os.kill(int(open(record).read()), signal.SIGKILL)
+    os.remove(record)
+"#;
+
+const SERVER: &str = r#"
+import http.server, json, os, socketserver
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = json.dumps({"protocol": 1, "server": "own", "functions": ["f"], "transports": ["json"]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads, request_queue_size = True, 128
+
+    def get_request(self):
+        return super().get_request()[0], ("local", 0)
+
+os.umask(0)
+Server("http.sock", Handler).serve_forever()
+"#;
+
+/// Far less than the time after which the manager gives a question to the engine up.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+struct Stage {
+    folder: tempfile::TempDir,
+    daemon: Option<Child>,
+}
+
+impl Stage {
+    fn started() -> Stage {
+        let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
+        let stage = Stage { folder, daemon: None };
+        let write = |name: &str, text: &str| std::fs::write(stage.path(name), text).unwrap();
+        write("docker", DOCKER);
+        write("server.py", SERVER);
+        let manifest =
+            Manifest::parse("name = 'own'\nversion = '1'\ntemplate = 'python'\nfunctions = [{ name = 'f' }]");
+        let labels = json!({MANIFEST_LABEL: manifest.unwrap().to_label()});
+        write(
+            "image.json",
+            &json!([{"Id": digest(), "RepoTags": ["own:1"], "Config": {"Labels": labels}}]).to_string(),
+        );
+        std::fs::set_permissions(stage.path("docker"), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        stage.serve_api();
+        stage.run()
+    }
+
+    /// The daemon's socket: whoever asks is sent to the command line, at once or once the daemon goes on.
+    fn serve_api(&self) {
+        let (listener, hangs) = (UnixListener::bind(self.path("docker.sock")).unwrap(), self.path("hangs"));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                while hangs.exists() {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                drop(stream);
+            }
+        });
+    }
+
+    fn run(mut self) -> Stage {
+        let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
+        let log = std::fs::File::create(self.path("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
+        command.args(["--runtime", "docker"]).env("PATH", path).stderr(log);
+        command.env("DOCKER_HOST", format!("unix://{}", self.path("docker.sock").display()));
+        for (variable, name) in
+            [("TRANSSHIP_SOCKET", "m.sock"), ("TRANSSHIP_STATE_DIR", "state"), ("TRANSSHIP_RUN_DIR", "r")]
+        {
+            command.env(variable, self.path(name));
+        }
+        let mut daemon = command.spawn().unwrap();
+        let start = Instant::now();
+        while UnixStream::connect(self.path("m.sock")).is_err() {
+            assert!(daemon.try_wait().unwrap().is_none() && start.elapsed() < PATIENCE, "{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.daemon = Some(daemon);
+        self
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// A connection on which something was asked.
+    fn ask(&self, request: &Value) -> BufReader<UnixStream> {
+        let mut stream = UnixStream::connect(self.path("m.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        writeln!(stream, "{request}").unwrap();
+        BufReader::new(stream)
+    }
+
+    /// A lease, while the connection is kept.
+    fn lease(&self) -> (BufReader<UnixStream>, Value) {
+        let mut connection = self.ask(&json!({"request": "acquire", "digest": digest()}));
+        let lease = answer_of(&mut connection);
+        assert_eq!(lease["response"], "lease", "{lease}, {}", self.log());
+        (connection, lease)
+    }
+}
+
+fn digest() -> String {
+    format!("sha256:{}", "07".repeat(32))
+}
+
+fn answer_of(connection: &mut BufReader<UnixStream>) -> Value {
+    let mut line = String::new();
+    connection.read_line(&mut line).expect("the manager answers");
+    serde_json::from_str(&line).unwrap()
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path("hangs"));
+        if let Some(mut daemon) = self.daemon.take() {
+            kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn replicas_are_leased_while_the_engine_hangs() {
+    if !Uid::effective().is_root() {
+        // Without root there is no other user for the container.
+        return;
+    }
+    let mut stage = Stage::started();
+    let (first, lease) = stage.lease();
+    std::fs::write(stage.path("hangs"), "").unwrap();
+    // What a name stands for only the engine knows.
+    let asked: Vec<_> = (0..20).map(|_| stage.ask(&json!({"request": "resolve", "image": "own:1"}))).collect();
+    for _ in 0..5 {
+        let (_, another) = stage.lease();
+        assert_eq!(another["replica"], lease["replica"]);
+    }
+    let replicas = answer_of(&mut stage.ask(&json!({"request": "replicas"})));
+    assert_eq!(
+        (replicas["replicas"].as_array().unwrap().len(), &replicas["replicas"][0]["state"]),
+        (1, &json!("ready"))
+    );
+    // It goes on, and so do those who wait.
+    std::fs::remove_file(stage.path("hangs")).unwrap();
+    for mut connection in asked {
+        let answer = answer_of(&mut connection);
+        assert_eq!((&answer["response"], &answer["digest"]), (&json!("image"), &json!(digest())), "{answer}");
+    }
+    // The manager ends, though it cannot stop the container.
+    drop(first);
+    std::fs::write(stage.path("hangs"), "").unwrap();
+    let mut daemon = stage.daemon.take().unwrap();
+    kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+    let start = Instant::now();
+    while daemon.try_wait().unwrap().is_none() {
+        if start.elapsed() > PATIENCE {
+            daemon.kill().unwrap();
+            panic!("the manager does not end: {}", stage.log());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(stage.log().contains("some replicas could not be stopped"), "{}", stage.log());
+    // The next one removes what is left of it.
+    std::fs::remove_file(stage.path("hangs")).unwrap();
+    for record in std::fs::read_dir(stage.folder.path()).unwrap().flatten() {
+        if record.path().extension().is_some_and(|extension| extension == "pid") {
+            let pid = std::fs::read_to_string(record.path()).unwrap().parse().unwrap();
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
+    drop(stage.run());
+}

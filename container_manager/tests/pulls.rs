@@ -1,0 +1,252 @@
+//! What `transship pull` leaves of the names that are here, on a docker that keeps images in a file. `scripts/registry.sh` does
+//! the same with the real one.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+
+/// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`.
+const DOCKER: &str = r#"#!/usr/bin/python3 -IS
+import json, os, signal, sys
+path = os.path.dirname(sys.argv[0]) + "/state.json"
+with open(path) as file:
+    state = json.load(file)
+images, names = state["images"], state["names"]
+
+def plain(name):
+    return name.removeprefix("docker.io/").removeprefix("library/")
+
+def fail(message):
+    print(message, file=sys.stderr)
+    sys.exit(1)
+
+def find(name):
+    digest = name if name in images else names.get(plain(name), name.partition("@")[2])
+    return digest if digest in images else fail("Error: No such image: " + name)
+
+def do(verb, *words):
+    if verb == "ls":
+        print("\n".join(images))
+    elif verb == "inspect":
+        digest = find(words[0])
+        tags = [name for name, named in names.items() if named == digest]
+        print(json.dumps([{"Id": digest, "RepoTags": tags, "Config": {"Labels": images[digest]}}]))
+    elif verb == "tag":
+        if words[1] == state.get("refuses"):
+            fail("out of order")
+        names[plain(words[1])] = find(words[0])
+    elif verb == "rm":
+        digest = find(words[0])
+        names.pop(plain(words[0]), None)
+        if digest not in names.values():
+            del images[digest]
+    else:
+        fail("unknown command")
+
+if state["said"] and state["said"][-1].startswith("pull ") and state.get("ends"):
+    os.kill(os.getppid(), signal.SIGTERM)
+state["said"].append(" ".join(sys.argv[1:]))
+if sys.argv[1] == "image":
+    do(*sys.argv[2:])
+elif sys.argv[1] == "pull":
+    digest, labels = state["registry"].get(sys.argv[2]) or fail("manifest unknown")
+    images[digest] = labels
+    if "@" not in sys.argv[2]:
+        names[plain(sys.argv[2])] = digest
+with open(path, "w") as file:
+    json.dump(state, file)
+if sys.argv[1] == "pull" and state.get("breaks"):
+    fail("connection lost")
+"#;
+
+const OURS: &str = "registry.example/team/flights:1.0";
+
+struct Stage {
+    folder: tempfile::TempDir,
+}
+
+/// The digest of a test's image.
+fn digest(number: u8) -> String {
+    format!("sha256:{}", format!("{number:02x}").repeat(32))
+}
+
+/// The labels of an image that was built as `name`, and has `content` for a content.
+fn labels(name: &str, content: &str) -> Value {
+    let (name, version) = name.split_once(':').unwrap();
+    let project =
+        format!("name = '{name}'\nversion = '{version}'\ntemplate = 'python'\nfunctions = [{{ name = 'f' }}]");
+    json!({MANIFEST_LABEL: Manifest::parse(&project).unwrap().to_label(), "org.transship.content": content})
+}
+
+impl Stage {
+    /// With these images, names, and references of a registry.
+    fn new(images: Value, names: Value, registry: Value) -> Stage {
+        let folder = tempfile::tempdir().unwrap();
+        let docker = folder.path().join("docker");
+        std::fs::write(&docker, DOCKER).unwrap();
+        std::fs::set_permissions(&docker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let stage = Stage { folder };
+        stage.write(&json!({"images": images, "names": names, "registry": registry, "said": []}));
+        stage
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn read(&self) -> Value {
+        serde_json::from_slice(&std::fs::read(self.path("state.json")).unwrap()).unwrap()
+    }
+
+    fn write(&self, state: &Value) {
+        std::fs::write(self.path("state.json"), state.to_string()).unwrap();
+    }
+
+    fn set(&self, key: &str, value: Value) {
+        let mut state = self.read();
+        state[key] = value;
+        self.write(&state);
+    }
+
+    /// Runs `transship pull`; standard output if it succeeds, standard error if not.
+    fn pull(&self, arguments: &[&str]) -> Result<String, String> {
+        let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_transship"));
+        command.args(["--runtime", "docker", "pull"]).args(arguments).env("PATH", path);
+        command.env("TRANSSHIP_STATE_DIR", self.path("state")).env("DOCKER_HOST", "tcp://127.0.0.1:1");
+        let output = command.env_remove("TRANSSHIP_VERIFY").output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+    }
+
+    /// A pull that is refused for `reason`, and changes neither names nor images.
+    fn is_refused(&self, arguments: &[&str], reason: &str) {
+        let before = self.read();
+        let error = self.pull(arguments).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+        let after = self.read();
+        assert_eq!(
+            (&after["names"], &after["images"]),
+            (&before["names"], &before["images"]),
+            "{arguments:?}: {error}"
+        );
+    }
+}
+
+#[test]
+fn an_image_has_the_names_that_it_asks_for() {
+    let content = "0123456789abcdef0123";
+    let registry = json!({OURS: [digest(1), labels("flights:1.0", content)]});
+    let stage = Stage::new(json!({}), json!({}), registry);
+    assert_eq!(stage.pull(&[OURS]).unwrap(), format!("flights:1.0 {}\n", digest(1)));
+    let names = json!({OURS: digest(1), "flights:1.0": digest(1), "flights:0123456789abcdef": digest(1)});
+    assert_eq!(stage.read()["names"], names);
+    // A registry's tag moves on; a new version of the image has names of its own.
+    stage.set("registry", json!({OURS: [digest(2), labels("flights:1.1", "none")]}));
+    assert_eq!(stage.pull(&[OURS]).unwrap(), format!("flights:1.1 {}\n", digest(2)));
+    let names = json!({
+        OURS: digest(2), "flights:1.1": digest(2), "flights:1.0": digest(1), "flights:0123456789abcdef": digest(1)
+    });
+    assert_eq!(stage.read()["names"], names);
+}
+
+#[test]
+fn names_of_other_images_stay_with_them() {
+    let content = "0123456789abcdef";
+    let by_digest = format!("registry.example/team/flights@{}", digest(1));
+    let pulled = json!([digest(1), labels("flights:1.0", content)]);
+    let registry = json!({
+        OURS: pulled, by_digest.as_str(): pulled, "flights:1.0": pulled, "library/flights:1.0": pulled, "other:2.0": pulled
+    });
+    let others = json!({digest(7): labels("flights:1.0", "seven"), digest(8): labels("other:2.0", "eight")});
+    // The name of its manifest, where its reference was unknown here, and where it named another image.
+    for names in [
+        json!({"flights:1.0": digest(7), "other:2.0": digest(8)}),
+        json!({"flights:1.0": digest(7), "other:2.0": digest(8), OURS: digest(8)}),
+        json!({"flights:1.0": digest(7), "other:2.0": digest(8), OURS: digest(7)}),
+        // The name of its content.
+        json!({"flights:0123456789abcdef": digest(7), "other:2.0": digest(8), OURS: digest(8)}),
+    ] {
+        let stage = Stage::new(others.clone(), names.clone(), registry.clone());
+        for reference in [OURS, &by_digest] {
+            stage.is_refused(&[reference], "another image has that name here");
+        }
+        stage.pull(&["--replace", OURS]).unwrap();
+        for name in [OURS, "flights:1.0", "flights:0123456789abcdef"] {
+            assert_eq!(stage.read()["names"][name], json!(digest(1)), "{name} of {names}");
+        }
+        assert_eq!(stage.read()["names"]["other:2.0"], json!(digest(8)));
+    }
+    // The name by which it is pulled, which docker moves before anybody can say a word.
+    let names = json!({"flights:1.0": digest(7), "other:2.0": digest(8)});
+    let stage = Stage::new(others.clone(), names, registry.clone());
+    for reference in ["flights:1.0", "library/flights:1.0", "other:2.0"] {
+        stage.is_refused(&[reference], "another image has that name here");
+    }
+    stage.pull(&["--replace", "flights:1.0"]).unwrap();
+    assert_eq!(stage.read()["names"]["flights:1.0"], json!(digest(1)));
+}
+
+#[test]
+fn what_is_refused_leaves_no_name() {
+    let content = "0123456789abcdef";
+    let others = json!({digest(7): labels("flights:1.0", "seven")});
+    for names in [json!({}), json!({OURS: digest(7)})] {
+        let stage = Stage::new(others.clone(), names, json!({OURS: [digest(1), labels("a:1", content)]}));
+        // The command fails, though the name has moved already.
+        stage.set("breaks", json!(true));
+        stage.is_refused(&[OURS], "connection lost");
+        stage.set("breaks", json!(false));
+        // A further name cannot be given.
+        stage.set("refuses", json!("a:0123456789abcdef"));
+        stage.is_refused(&[OURS], "out of order");
+        // No function is in it, or nobody can read which.
+        stage.set("registry", json!({OURS: [digest(1), {}]}));
+        stage.is_refused(&[OURS], "is not a UDF image");
+        stage.set("registry", json!({OURS: [digest(1), {MANIFEST_LABEL: "nonsense"}]}));
+        stage.is_refused(&[OURS], "transship: ");
+        stage.set("registry", json!({}));
+        stage.is_refused(&[OURS], "manifest unknown");
+    }
+    // An image that was here without a name stays, since functions may use it by its digest.
+    let images = json!({digest(1): {}, digest(7): labels("flights:1.0", "seven")});
+    let stage = Stage::new(images.clone(), json!({}), json!({OURS: [digest(1), {}]}));
+    assert!(stage.pull(&[OURS]).unwrap_err().contains("is not a UDF image"));
+    assert_eq!(stage.read()["images"], images);
+    // With another name, it keeps that alone.
+    let stage = Stage::new(images, json!({"old:1": digest(1)}), json!({OURS: [digest(1), {}]}));
+    stage.is_refused(&[OURS], "is not a UDF image");
+}
+
+#[test]
+fn a_command_that_is_ended_puts_names_back_first() {
+    let others = json!({digest(7): labels("flights:1.0", "seven")});
+    let names = json!({"flights:1.0": digest(7), OURS: digest(7)});
+    let stage = Stage::new(others.clone(), names.clone(), json!({OURS: [digest(1), labels("flights:1.0", "one")]}));
+    stage.set("ends", json!(true));
+    // It says nothing any more.
+    assert_eq!(stage.pull(&[OURS]), Err(String::new()));
+    assert_eq!((&stage.read()["names"], &stage.read()["images"]), (&names, &others));
+}
+
+#[test]
+fn what_engines_have_built_is_not_pulled() {
+    let (inline, library) = ("transship-inline:0123456789abcdef", "transship-library/a:0123456789abcdef");
+    let pulled = json!([digest(1), labels(inline, "content")]);
+    let registry = json!({OURS: pulled, inline: pulled});
+    let stage = Stage::new(json!({}), json!({}), registry);
+    stage.is_refused(&[OURS], "are only built here");
+    stage.is_refused(&["--replace", OURS], "are only built here");
+    stage.set("registry", json!({OURS: [digest(1), labels(library, "content")]}));
+    stage.is_refused(&[OURS], "are only built here");
+    // Nothing is pulled where the reference says it already.
+    stage.set("said", json!([]));
+    for reference in [inline, library, &format!("docker.io/library/{inline}"), &format!("index.docker.io/{inline}")] {
+        stage.is_refused(&[reference], "are only built here");
+    }
+    stage.is_refused(&["--", "--all-tags"], "is not a reference");
+    stage.is_refused(&[&digest(1)], "names no repository");
+    assert_eq!(stage.read()["said"], json!([]));
+}
