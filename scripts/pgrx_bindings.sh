@@ -11,8 +11,8 @@ versions=("$@")
 [ $# -gt 0 ] || versions=(17 18)
 
 export DOCS_RS=1 TRANSSHIP_BINDINGS=1 RUSTC_WRAPPER=$ROOT/scripts/pgrx_bindings.sh
-export CARGO_TARGET_DIR=$ROOT/target/bindings CARGO_INCREMENTAL=0
 for version in "${versions[@]}"; do
   say "Checking the extension's form for PostgreSQL $version"
-  cargo clippy --quiet --package pg_ext --no-default-features --features "pg$version" -- --deny warnings
+  # All members, so that what they depend on is what clippy has for PostgreSQL 15, and is not built again.
+  cargo clippy --quiet --workspace --all-targets --no-default-features --features "pg_ext/pg$version" -- --deny warnings
 done
