@@ -291,8 +291,9 @@ impl Error {
     }
 
     pub(crate) fn reply_too_large(function: &str, most: usize) -> Error {
+        let most = if most < 1 << 20 { format!("{} kB", most >> 10) } else { format!("{} MB", most >> 20) };
         Error::new(Kind::OutOfMemory, format!("a reply of container function \"{function}\" is too large"))
-            .with_detail(format!("It needs more than the {} MB that one reply may have.", most >> 20))
+            .with_detail(format!("It needs more than the {most} that one reply may have."))
             .with_hint(
                 "Raise transship.max_reply_size, or lower transship.batch_rows so that a reply answers fewer rows.",
             )
