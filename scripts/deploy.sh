@@ -8,6 +8,7 @@ source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/docker.sh" gateway
 source "$ROOT/scripts/environment.sh"
 "$ROOT/scripts/python.sh" venv-kubernetes kubernetes-validate==1.37.0
+is() { [ "$1" = "$2" ] || { echo "expected \"$1\", not \"$2\"" >&2; exit 1; }; }
 expect() { grep -qF -- "$1" <<< "$2" || { echo "expected \"$1\" in: $2" >&2; exit 1; }; }
 build_image examples/samples
 place=$ROOT/target/deploy
@@ -91,13 +92,13 @@ for port in 28825 28826; do
   expect 413 "$(ask --data xy "https://localhost:$port/healthz")"
   # A body is no further request: not of one who is refused, and not in any other way.
   inner='GET /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\n\r\n'
-  expect "401 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 58\r\n\r\n$inner")"
-  expect "204 ended" "$(send "$port" "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3a\r\n$inner\r\n0\r\n\r\n")"
+  is "401 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nContent-Length: 58\r\n\r\n$inner")"
+  is "204 ended" "$(send "$port" "GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3a\r\n$inner\r\n0\r\n\r\n")"
   for head in "Content-Length: 5\r\nTransfer-Encoding: chunked" "Content-Length: 0\r\nContent-Length: 5"; do
-    expect "400 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\n$head\r\n\r\n0\r\n\r\n$inner")"
+    is "400 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\n$head\r\n\r\n0\r\n\r\n$inner")"
   done
-  expect "501 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n$inner")"
-  expect "400 ended" "$(send "$port" "GET /v1 HTTP/1.1\r\nHost: x\r\nAuthorization:\r\n Bearer first\r\n\r\n")"
+  is "501 ended" "$(send "$port" "POST /v1 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer first\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n$inner")"
+  is "400 ended" "$(send "$port" "GET /v1 HTTP/1.1\r\nHost: x\r\nAuthorization:\r\n Bearer first\r\n\r\n")"
   expect 400 "$(ask --header "Authorization: Bearer first" "http://localhost:$port/v1")"
 done
 # gRPC's clients are refused in their own words, before their messages are read; others get nothing there.
@@ -148,7 +149,7 @@ SELECT 'sums', sum(by_flight(x)), sum(by_json(x)), sum(by_columns(x)) FROM gener
 SELECT 'texts', count(*), sum(length(loud(repeat('x', 3000000)))) FROM generate_series(1, 30);
 SELECT 'texts', count(*), sum(length(loud(repeat('x', x)))) FROM generate_series(100000, 100100) x;
 SQL
-)
+) || { echo "$answer" >&2; exit 1; }
 expect "sums|5000150000|5000150000|5000150000" "$answer"
 expect "texts|30|90000030" "$answer"
 expect "texts|101|10105151" "$answer"
