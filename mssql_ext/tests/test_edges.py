@@ -115,3 +115,11 @@ def test_sockets_that_the_sandbox_hides_are_reached(call):
     prefix = ["unshare", "--mount", "sh", "-c", script, "sh"]
     run = call('image = "regress:1.0" function = "add_one"', columns="x bigint", rows=["1"], prefix=prefix)
     assert run.out == "column1\n2\n", run.err
+
+
+def test_a_reply_that_is_larger_than_it_may_be_is_an_error(call):
+    text = {"columns": "x nvarchar(max)", "rows": ["N'" + "x" * 100_000 + "'"]}
+    script = 'image = "regress:1.0" function = "shout"'
+    assert "X!" in call(script, **text).out
+    run = call(script, **text, env={"TRANSSHIP_MAX_REPLY_SIZE": 65536})
+    assert run.code != 0 and "is too large" in run.err and "setting max_reply_size" in run.err, run.err

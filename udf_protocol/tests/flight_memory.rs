@@ -38,8 +38,8 @@ const MB: usize = 1 << 20;
 const LIMIT: usize = 64 * MB;
 /// What reading one may take beyond its columns: of the default limit of 256 MB, 200 MB.
 const MOST_ABOVE: usize = LIMIT / 256 * 200;
-/// What the library reads ahead, of each of two windows, and its own.
-const READ_AHEAD: usize = 40 * MB;
+/// What the library reads ahead, of a window of 16 MB, and its own.
+const READ_AHEAD: usize = 24 * MB;
 
 const FOLDER: &str = "FLIGHT_MEMORY_FOLDER";
 const ANSWER: &str = "FLIGHT_MEMORY_ANSWER";

@@ -302,7 +302,7 @@ fn liars_cost_no_memory() {
             Kind::OutOfMemory,
             MOST_ABOVE / 2,
             |peer, _| {
-                peer.write_json("{\"replies\":[[{\"a\":1}", ",{\"a\":1}", 400 << 10, "],null]}");
+                peer.write_json("{\"replies\":[[{\"a\":1}", ",{\"a\":1}", 300 << 10, "],null]}");
             },
         ),
         ("intervals with members without end", JSON, "interval[]", Kind::BadResult, MOST_ABOVE, |peer, _| {
@@ -368,17 +368,5 @@ fn liars_cost_no_memory() {
     });
     println!("eight replies: {} kB", peak >> 10);
     assert_eq!(replies, 16);
-    assert!(peak < 2 * LIMIT + MOST_ABOVE, "{peak} bytes");
-    // As do columns that are much larger than their text: rows of sixteen NULLs, of three bytes each.
-    let stage = Stage::new(|peer, _| peer.write_json("{\"columns\":[[[{}", ",{}", 330 << 10, "],null]]}"));
-    let parts: Vec<String> = (b'a'..=b'p').map(|name| format!("{} text", char::from(name))).collect();
-    let mut exchange = stage.open(JSON, &format!("({})[]", parts.join(", ")));
-    let (replies, peak) = measure(|| {
-        batches(40).into_iter().for_each(|batch| exchange.send(batch));
-        std::thread::sleep(Duration::from_millis(1500));
-        (0..40).map(|_| exchange.receive(&PlainHost).map(|reply| reply.columns.num_rows()).unwrap()).sum::<usize>()
-    });
-    println!("forty replies: {} kB", peak >> 10);
-    assert_eq!(replies, 80);
     assert!(peak < 2 * LIMIT + MOST_ABOVE, "{peak} bytes");
 }
