@@ -3,11 +3,12 @@
 mod support;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
+use futures_util::future::BoxFuture;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
@@ -16,9 +17,10 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use support::{MockContainer, reply, schema_of};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use udf_protocol::batch::{BatchBuilder, ColumnBuilder};
 use udf_protocol::client::Client;
 use udf_protocol::dispatch::{Call, Target};
@@ -86,6 +88,29 @@ impl Stage {
 
     /// Starts a server with this certificate; the port on which it listens.
     fn serve(&self, certificate: &(String, String), clients: Option<&Authority>, is_json: bool) -> u16 {
+        let flight = self.flight.clone();
+        let protocol = if is_json { "http/1.1" } else { "h2" };
+        self.serve_with(certificate, clients, protocol, move |mut stream| {
+            let flight = flight.clone();
+            Box::pin(async move {
+                if is_json {
+                    answer_json(stream).await;
+                } else {
+                    let mut inner = UnixStream::connect(flight).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut stream, &mut inner).await;
+                }
+            })
+        })
+    }
+
+    /// The same of what does anything with a connection.
+    fn serve_with(
+        &self,
+        certificate: &(String, String),
+        clients: Option<&Authority>,
+        protocol: &str,
+        work: impl Fn(TlsStream<TcpStream>) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> u16 {
         let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap();
@@ -102,21 +127,17 @@ impl Stage {
         let chain = vec![CertificateDer::from_pem_slice(certificate.0.as_bytes()).unwrap()];
         let key = PrivateKeyDer::from_pem_slice(certificate.1.as_bytes()).unwrap();
         let mut config = builder.with_single_cert(chain, key).unwrap();
-        config.alpn_protocols = vec![if is_json { b"http/1.1".to_vec() } else { b"h2".to_vec() }];
+        config.alpn_protocols = vec![protocol.as_bytes().to_vec()];
         let acceptor = TlsAcceptor::from(Arc::new(config));
         let listener = self.runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let flight = self.flight.clone();
+        let work = Arc::new(work);
         self.runtime.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let (acceptor, flight) = (acceptor.clone(), flight.clone());
+                let (acceptor, work) = (acceptor.clone(), work.clone());
                 tokio::spawn(async move {
-                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
-                    if is_json {
-                        answer_json(stream).await;
-                    } else {
-                        let mut inner = UnixStream::connect(flight).await.unwrap();
-                        let _ = tokio::io::copy_bidirectional(&mut stream, &mut inner).await;
+                    if let Ok(stream) = acceptor.accept(stream).await {
+                        work(stream).await;
                     }
                 });
             }
@@ -224,6 +245,69 @@ fn clients_show_their_certificate() {
         expect_refusal(call(&endpoint, authority.believed()), &gone);
         expect_refusal(call(&endpoint, identified(&other_key)), &["do not fit"]);
     });
+}
+
+/// Reads a request late, and counts the bytes of its body once all of them are there.
+async fn count_late(mut stream: impl AsyncRead + AsyncWrite + Unpin, counted: mpsc::Sender<usize>) {
+    let mut request = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    loop {
+        let text = String::from_utf8_lossy(&request[..request.len().min(1024)]).to_ascii_lowercase();
+        if let Some((head, _)) = text.split_once("\r\n\r\n") {
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+            let (length, come) = (length.unwrap_or_default(), request.len() - head.len() - 4);
+            if head.starts_with("get ") {
+                let body = r#"{"protocol": 1, "functions": ["f"], "transports": ["json", "socket"]}"#;
+                let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                let _ = stream.write_all(answer.as_bytes()).await;
+                request.clear();
+                continue;
+            }
+            if come >= length {
+                let _ = counted.send(come);
+                return;
+            }
+        }
+        match stream.read(&mut piece).await {
+            Ok(read) if read > 0 => request.extend_from_slice(&piece[..read]),
+            _ => return,
+        }
+    }
+}
+
+#[test]
+fn a_server_that_reads_late_gets_all() {
+    let (stage, authority) = (Stage::new(), Authority::new());
+    let (counted, counts) = mpsc::channel();
+    let port = stage.serve_with(&authority.sign("localhost"), None, "http/1.1", move |stream| {
+        Box::pin(count_late(stream, counted.clone()))
+    });
+    let signature = Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Text }], Type::Int8);
+    let client = Client::start().unwrap();
+    let call = Arc::new(Call {
+        target: Target::Remote {
+            remote: Endpoint::parse(&format!("https://localhost:{port}")).unwrap().into(),
+            credentials: authority.believed(),
+        },
+        transport: TransportName::Socket,
+        signature: signature.clone(),
+        volatility: Volatility::Volatile,
+        batch_timeout: Duration::from_secs(60),
+        start_timeout: Duration::from_secs(60),
+    });
+    // Some of these fill what the kernel holds on the way, and leave a rest in what TLS holds.
+    for length in (50..=140).map(|count| count * (48 << 10)) {
+        let mut builder = BatchBuilder::new(&signature);
+        let ColumnBuilder::Text(column) = builder.column(0) else { panic!("a column of text") };
+        column.append_value("x".repeat(length));
+        builder.finish_row();
+        let mut exchange = client.open(call.clone());
+        exchange.send(builder.finish_batch());
+        // It has nothing to answer.
+        assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::Unreachable, "{length}");
+        assert!(counts.recv().unwrap() > length);
+    }
 }
 
 #[test]

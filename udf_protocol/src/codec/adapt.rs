@@ -12,9 +12,7 @@ use crate::codec::Unreadable;
 
 /// Refuses types none of whose values [`adapt`] would take, or of which a few bytes may stand for any number of values.
 pub fn check_type(found: &DataType, wanted: &DataType) -> Result<(), String> {
-    use DataType::{
-        Dictionary, FixedSizeBinary, FixedSizeList, LargeList, List, Map, Null, RunEndEncoded, Struct, Union,
-    };
+    use DataType::{Dictionary, FixedSizeBinary, FixedSizeList, LargeList, List, Map, RunEndEncoded, Struct, Union};
     match (found, wanted) {
         (Struct(parts), Struct(fields)) if parts.len() != fields.len() => {
             Err(format!("It has {} attributes, not {}.", parts.len(), fields.len()))
@@ -24,7 +22,7 @@ pub fn check_type(found: &DataType, wanted: &DataType) -> Result<(), String> {
         }
         (List(item) | LargeList(item), List(element)) => check_type(item.data_type(), element.data_type()),
         (FixedSizeList(item, size), List(element)) if *size > 0 => check_type(item.data_type(), element.data_type()),
-        (Null | Dictionary(..) | RunEndEncoded(..) | Union(..) | Map(..) | FixedSizeBinary(..=0), _) => {
+        (Dictionary(..) | RunEndEncoded(..) | Union(..) | Map(..) | FixedSizeBinary(..=0), _) => {
             Err(format!("Values of {found} are not taken."))
         }
         _ if !found.is_nested() && !wanted.is_nested() => Ok(()),
@@ -171,7 +169,9 @@ mod tests {
             (DataType::FixedSizeList(item(DataType::Int8), 0), list(&DataType::Int16), false),
             (DataType::ListView(item(DataType::Int8)), list(&DataType::Int16), false),
             (DataType::FixedSizeBinary(0), DataType::Binary, false),
-            (DataType::Null, DataType::Utf8, false),
+            // What pandas makes of a column without values; how many there may be is bounded by what they take.
+            (DataType::Null, DataType::Utf8, true),
+            (DataType::Null, list(&DataType::Int16), false),
             (encoded.clone(), DataType::Utf8, false),
             (list(&encoded), list(&DataType::Utf8), false),
             (DataType::Int8, list(&DataType::Int8), false),
@@ -188,6 +188,10 @@ mod tests {
         let texts = column(arrow_array::StringViewArray::from(vec!["x".repeat(1000); 10]));
         assert_eq!(adapt_within(&texts, &DataType::Utf8, 10_000).unwrap_err(), Unreadable::TooLarge);
         assert_eq!(adapt_within(&texts, &DataType::Utf8, 11_000).unwrap().len(), 10);
+        let nothing = column(arrow_array::NullArray::new(usize::MAX >> 8));
+        assert_eq!(adapt_within(&nothing, &DataType::Int64, 1 << 30).unwrap_err(), Unreadable::TooLarge);
+        let nothing = column(arrow_array::NullArray::new(1000));
+        assert_eq!(adapt_within(&nothing, &DataType::Int64, 1 << 20).unwrap().null_count(), 1000);
         // What is taken as it is costs nothing.
         assert!(adapt_within(&bits, &DataType::Boolean, 0).is_ok());
     }

@@ -263,7 +263,7 @@ impl PipelinedCall<'_> {
     async fn run(&self, pipeline: &mut Pipeline, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let lost = |cause: std::io::Error| Error::connection_lost(self.function(), innermost(&cause));
         let mut awaited: VecDeque<Awaited> = VecDeque::new();
-        let mut sending: VecDeque<Bytes> = VecDeque::new();
+        let mut sending = Sending::default();
         // The answer whose body is being read.
         let mut reading: Option<(Head, Share)> = None;
         let mut brought = Brought::default();
@@ -275,10 +275,10 @@ impl PipelinedCall<'_> {
                 None => pipeline.received.reserve(READ_BYTES),
             }
             tokio::select! {
-                batch = outbox.next(), if is_open && sending.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
+                batch = outbox.next(), if is_open && sending.pieces.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => {
                         let number = batch.number;
-                        match self.send(pipeline, &mut sending, batch, &mut brought) {
+                        match self.send(pipeline, &mut sending.pieces, batch, &mut brought) {
                             Ok(sent) => awaited.push_back(sent),
                             // Those before it may be answered yet.
                             Err(error) => {
@@ -289,9 +289,9 @@ impl PipelinedCall<'_> {
                     }
                     None => is_open = false,
                 },
-                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_empty() => if written.is_err() {
+                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_done() => if written.is_err() {
                     // A server that is gone may have answered before: what it said is read to its end first.
-                    sending.clear();
+                    sending = Sending::default();
                     is_open = false;
                 },
                 read = pipeline.reader.read_buf(&mut pipeline.received) => {
@@ -542,14 +542,34 @@ struct Head {
     is_last: bool,
 }
 
-/// Writes of the first piece what the connection takes now. Cancel-safe.
-async fn write_some(writer: &mut WriteHalf<Stream>, sending: &mut VecDeque<Bytes>) -> std::io::Result<()> {
-    let Some(first) = sending.front_mut() else { return Ok(()) };
-    if writer.write_buf(first).await? == 0 {
-        return Err(std::io::ErrorKind::WriteZero.into());
+/// What is being sent.
+#[derive(Default)]
+struct Sending {
+    pieces: VecDeque<Bytes>,
+    /// Whether the connection may hold something of what was written: TLS takes more than it gets rid of.
+    is_held: bool,
+}
+
+impl Sending {
+    fn is_done(&self) -> bool {
+        self.pieces.is_empty() && !self.is_held
     }
-    if !first.has_remaining() {
-        sending.pop_front();
+}
+
+/// Writes of the first piece what the connection takes now, and behind the last one what it holds. Cancel-safe.
+async fn write_some(writer: &mut WriteHalf<Stream>, sending: &mut Sending) -> std::io::Result<()> {
+    if let Some(first) = sending.pieces.front_mut() {
+        sending.is_held = true;
+        if writer.write_buf(first).await? == 0 {
+            return Err(std::io::ErrorKind::WriteZero.into());
+        }
+        if !first.has_remaining() {
+            sending.pieces.pop_front();
+        }
+    }
+    if sending.pieces.is_empty() {
+        writer.flush().await?;
+        sending.is_held = false;
     }
     Ok(())
 }
