@@ -75,4 +75,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
