@@ -48,6 +48,9 @@ differential:    ## Ask random questions in two ways that must agree, in the dat
 sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server crashes: make sqlsmith QUERIES=1000 SEED=7
 	@scripts/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
 
+fuzz:            ## Fuzz every reader of foreign bytes, 10 minutes each, on a nightly toolchain with cargo-fuzz: make fuzz FUZZ_SECONDS=60 FUZZERS="columns parquet"
+	@scripts/fuzz.sh $(FUZZERS)
+
 lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form, on PostgreSQL 15, 17 and 18.
 	@scripts/lifted_regression.sh --all-forms
 	@LIFTED=--all-forms scripts/test_matrix.sh
@@ -75,4 +78,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean

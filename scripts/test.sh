@@ -17,7 +17,7 @@ cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
 "$ROOT/scripts/pgrx_bindings.sh"
 say "Testing the protocol, the manager, the SQL Server extension and its test host"
-TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost
+TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost --package fuzz_cases
 say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 say "Testing the Go template"

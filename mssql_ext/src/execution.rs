@@ -135,7 +135,7 @@ impl<'a> Execution<'a> {
                 waited += start.elapsed();
                 let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
                 let is_last = reply.is_last;
-                compute_us += reply.compute_us;
+                compute_us = u64::saturating_add(compute_us, reply.compute_us);
                 reply_bytes = reply_bytes.saturating_add(reply.bytes_needed);
                 self.count(&reply);
                 self.add_answer(&sent, Some(reply))?;
@@ -263,7 +263,7 @@ impl<'a> Execution<'a> {
     fn count(&mut self, reply: &Reply) {
         self.telemetry.bytes_sent += reply.bytes_sent as u64;
         self.telemetry.bytes_received += reply.bytes_received as u64;
-        self.telemetry.function_us += reply.compute_us;
+        self.telemetry.function_us = self.telemetry.function_us.saturating_add(reply.compute_us);
     }
 
     fn misfit(&self, misfit: &Misfit, row: Option<usize>) -> Failure {

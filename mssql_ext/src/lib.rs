@@ -11,6 +11,9 @@ mod columns;
 mod execution;
 mod feed;
 mod function;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guard;
 mod library;
 mod process;

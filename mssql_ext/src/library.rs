@@ -151,7 +151,7 @@ fn folder_name(name: &str) -> String {
 }
 
 /// Unpacks an archive into a new folder.
-fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
+pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
     let file = File::open(archive).map_err(|cause| failed(name, &cause))?;
     let size = file.metadata().map_err(|cause| failed(name, &cause))?.len();
     let mut zip = ZipArchive::new(file).map_err(|cause| not_a_zip(name, cause))?;
@@ -205,7 +205,7 @@ fn is_safe(path: &str) -> bool {
 }
 
 /// Refuses a project that cannot be built, before anything is sent.
-fn check_project(name: &str, project: &Path) -> Result<()> {
+pub(crate) fn check_project(name: &str, project: &Path) -> Result<()> {
     let mut text = String::new();
     let read =
         File::open(project.join(MANIFEST)).and_then(|file| file.take(MAX_MANIFEST_BYTES).read_to_string(&mut text));

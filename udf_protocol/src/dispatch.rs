@@ -39,7 +39,7 @@ fn pause_before(attempt: u32, asked: Option<Duration>) -> Duration {
     let random = RandomState::new().build_hasher().finish() as u32;
     let pause = longest - longest.mul_f64(f64::from(random) / f64::from(u32::MAX) / 2.0);
     // Whatever it asks for, not all of its clients at once.
-    asked.map_or(pause, |asked| asked + pause)
+    asked.map_or(pause, |asked| asked.saturating_add(pause))
 }
 
 /// Who answers a call.

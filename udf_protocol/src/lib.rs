@@ -32,3 +32,6 @@ pub mod types;
 mod waiter;
 
 pub use error::{Error, Kind, Origin, Result};
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub use transport::fuzzing;

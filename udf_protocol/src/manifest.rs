@@ -1,6 +1,7 @@
 //! The two TOML texts a user writes: the manifest (`transship.toml`) of a UDF project, and the body of a function
 //! (`LANGUAGE container`, `@script`). Keys, defaults and bounds are defined here once; unknown keys are refused.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::{Component, Path};
 
@@ -15,6 +16,9 @@ use crate::types::Type;
 
 /// The name of images that are built from inline code.
 pub const INLINE_REPOSITORY: &str = "transship-inline";
+
+/// Pairs of a function body that may stand on the line of another. There are fewer keys.
+const MAX_SHARED_LINES: usize = 100;
 
 /// The label under which an image carries its manifest, as JSON.
 pub const MANIFEST_LABEL: &str = "org.transship.manifest";
@@ -158,8 +162,10 @@ impl Manifest {
     pub fn with_described(&self, text: &str) -> Result<Manifest> {
         let described = Manifest::from_label(text)?;
         let mut manifest = self.clone();
+        let known: HashMap<&str, &FunctionEntry> =
+            described.functions.iter().map(|found| (found.name.as_str(), found)).collect();
         for function in &mut manifest.functions {
-            let found = described.functions.iter().find(|found| found.name == function.name).ok_or_else(|| {
+            let found = known.get(function.name.as_str()).ok_or_else(|| {
                 Error::invalid_definition(format!("the handler does not describe function \"{}\"", function.name))
             })?;
             function.arguments = found.arguments.clone().or(function.arguments.take());
@@ -226,8 +232,9 @@ impl Manifest {
         if self.functions.is_empty() {
             return Err(Error::invalid_definition("a UDF project needs at least one function"));
         }
-        for (position, function) in self.functions.iter().enumerate() {
-            if function.name.is_empty() || self.functions[..position].iter().any(|other| other.name == function.name) {
+        let mut names = HashSet::new();
+        for function in &self.functions {
+            if function.name.is_empty() || !names.insert(function.name.as_str()) {
                 return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
             }
             function.check_types()?;
@@ -411,9 +418,11 @@ impl FunctionBody {
         };
         let mut broken = text.to_string();
         let mut cause = first.clone();
-        // A new line goes where a value ends and TOML wants one; that place moves on each time.
+        // A new line goes where a value ends and TOML wants one; that place moves on each time. All of the text is read again
+        // then, so it cannot be done for any number of pairs.
         let mut last_break = 0;
-        while let Some(end) = end_of_value(&broken, &cause).filter(|end| *end > last_break) {
+        for _ in 0..MAX_SHARED_LINES {
+            let Some(end) = end_of_value(&broken, &cause).filter(|end| *end > last_break) else { break };
             broken.insert(end, '\n');
             last_break = end + 1;
             cause = match toml::from_str(&broken) {
@@ -558,6 +567,21 @@ fn is_inside(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each break reads all of the text again.
+    #[test]
+    fn endless_lines_and_lists_take_no_time() {
+        let begun = std::time::Instant::now();
+        let line: String = (0..20_000).map(|number| format!("a{number} = 1 ")).collect();
+        assert!(FunctionBody::parse(&line).is_err());
+        assert!(FunctionBody::parse(&"[".repeat(1 << 20)).is_err());
+        assert!(FunctionBody::parse(&format!("image = {}", "[".repeat(1 << 20))).is_err());
+        let functions: Vec<String> = (0..100_000).map(|number| format!("{{\"name\":\"f{number:06}\"}}")).collect();
+        let label = format!("{{\"name\":\"a\",\"template\":\"t\",\"functions\":[{}]}}", functions.join(","));
+        let manifest = Manifest::from_label(&label).unwrap();
+        assert_eq!(manifest.with_described(&label).as_ref(), Ok(&manifest));
+        assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
+    }
 
     const PROJECT: &str = r#"
         name = "flights"

@@ -9,13 +9,17 @@ use crate::types::{Attribute, MAX_DEPTH, TABLE, Type};
 /// of four bytes each.
 const MAX_BYTES: usize = 512 << 10;
 
-/// Reads a type's text; none if it is not one, or nests deeper than [`MAX_DEPTH`].
+/// Most columns that a type stands for, its parts included: a range has two of its element's, so that a short text may stand
+/// for any number.
+const MAX_FIELDS: usize = 64 << 10;
+
+/// Reads a type's text; none if it is not one, nests deeper than [`MAX_DEPTH`], or stands for more than [`MAX_FIELDS`].
 pub(crate) fn read(text: &str) -> Option<Type> {
     if text.len() > MAX_BYTES {
         return None;
     }
     let mut parser = Parser { text, depth: 0 };
-    let (ty, _) = parser.read_type()?;
+    let (ty, _, _) = parser.read_type()?;
     parser.text.trim().is_empty().then_some(ty)
 }
 
@@ -38,20 +42,21 @@ impl Parser<'_> {
         }
     }
 
-    /// A type, and how deep it nests: brackets stand behind what they make an array of, so that the depth of the whole is known
-    /// last.
-    fn read_type(&mut self) -> Option<(Type, usize)> {
+    /// A type, how deep it nests, and how many columns it stands for: brackets stand behind what they make an array of, so that
+    /// the depth of the whole is known last.
+    fn read_type(&mut self) -> Option<(Type, usize, usize)> {
         if self.depth > MAX_DEPTH {
             return None;
         }
         self.depth += 1;
-        let mut height = 0;
+        let (mut height, mut fields) = (0, 1);
         let mut ty = if self.skip("(") {
             let mut attributes = Vec::new();
             loop {
                 let name = self.read_identifier()?;
-                let (ty, inner) = self.read_type()?;
+                let (ty, inner, parts) = self.read_type()?;
                 height = height.max(inner + 1);
+                fields += parts;
                 attributes.push(Attribute { name, ty });
                 if !self.skip(",") {
                     break;
@@ -59,8 +64,9 @@ impl Parser<'_> {
             }
             self.skip(")").then(|| Type::Composite(attributes.into()))?
         } else if self.skip("range(") {
-            let (element, inner) = self.read_type()?;
+            let (element, inner, parts) = self.read_type()?;
             height = inner + 1;
+            fields = 2 * parts + 4;
             self.skip(")").then(|| Type::Range(Arc::new(element)))?
         } else {
             self.text = self.text.trim_start();
@@ -86,8 +92,9 @@ impl Parser<'_> {
                 return None;
             }
             ty = Type::Array(Arc::new(ty));
+            fields += 1;
         }
-        Some((ty, height))
+        (fields <= MAX_FIELDS).then_some((ty, height, fields))
     }
 
     /// A name; in double quotes, with double quotes doubled, if it is not of letters, digits and underscores.
@@ -163,12 +170,15 @@ mod tests {
                 format!("(a {}, b int4)", arrays(MAX_DEPTH)),
                 format!("(a {})[]", arrays(MAX_DEPTH - 1)),
                 format!("(a int4{})", ", b int4".repeat(100_000)),
+                format!("{}int4{}", "range(".repeat(16), ")".repeat(16)),
+                format!("(a int4{})", ", b range(range(range(range(range(int4)))))".repeat(600)),
             ] {
                 assert_eq!(read(&text), None, "{:.40}", text);
                 assert!(Type::from_name(&text).unwrap_err().to_string().len() < 1000);
             }
             assert!(read(&format!("(a {}, b int4)", arrays(MAX_DEPTH - 1))).is_some());
             assert!(read(&format!("(a int4{})", ", b int4".repeat(1599))).is_some());
+            assert!(read(&format!("{}int4{}", "range(".repeat(8), ")".repeat(8))).is_some());
         });
         reading.unwrap().join().unwrap();
     }

@@ -9,7 +9,7 @@ use arrow_array::types::{
 use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringArray};
 use arrow_buffer::{Buffer, MutableBuffer, OffsetBuffer, ScalarBuffer};
 use serde_json::Value;
-use udf_protocol::codec::json;
+use udf_protocol::codec::{json, json_text};
 use udf_protocol::transport::MAX_MESSAGE_BYTES;
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Result};
@@ -342,8 +342,12 @@ fn read_json_form(
         values.push(match text {
             None => Value::Null,
             Some(text) if is_plain => Value::String(text.to_string()),
-            Some(text) => serde_json::from_str(text)
-                .map_err(|cause| Misfit { row: first + row, fact: format!("the text is not JSON of {ty}: {cause}") })?,
+            // Numbers keep the digits that they are written with.
+            Some(text) => json_text::read_value(ty, text).ok_or_else(|| {
+                let cause = serde_json::from_str::<Value>(text).err().map(|cause| format!(": {cause}"));
+                let fact = format!("the text is not JSON of {ty}{}", cause.unwrap_or_default());
+                Misfit { row: first + row, fact }
+            })?,
         });
     }
     json::decode_column(ty, &values).map_err(|cause| {
@@ -419,6 +423,15 @@ mod tests {
         // SAFETY: one value is there.
         let not_null = unsafe { RawColumn::new(SqlType::TinyInt, SQL_NO_NULLS, 1, [7].as_ptr(), [-1].as_ptr()) };
         assert!(!not_null.unwrap().is_null(0));
+    }
+
+    #[test]
+    fn decimals_in_json_keep_their_digits() {
+        let text = b"[12345678901234567890.12, 0.10]";
+        let lists = read(SqlType::Char(99), text, Some(&[text.len() as i32]), 1, Type::from_name("numeric[]").unwrap());
+        let lists = lists.unwrap();
+        let digits: Vec<_> = lists.as_list::<i32>().values().as_string::<i32>().iter().flatten().collect();
+        assert_eq!(digits, ["12345678901234567890.12", "0.10"]);
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub fn adapt_within(column: &ArrayRef, wanted: &DataType, most: usize) -> Result
     Ok(adapt(column, wanted)?)
 }
 
-/// Longest text of a value of fixed width, in bytes: a decimal of 256 bits. No uuid has more.
-const MAX_TEXT_BYTES: usize = 80;
+/// Longest text of a value of fixed width, in bytes: an interval. No decimal of 256 bits without a scale has more.
+const MAX_TEXT_BYTES: usize = 96;
 
 /// Bytes that a column takes as `wanted`, at most.
 fn adapted_bytes(column: &ArrayRef, wanted: &DataType) -> usize {
@@ -71,9 +71,20 @@ fn adapted_bytes(column: &ArrayRef, wanted: &DataType) -> usize {
             let there = column.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
             there.saturating_add(column.len().saturating_mul(width))
         }
-        _ => column.len().saturating_mul(wanted.primitive_width().unwrap_or(MAX_TEXT_BYTES)),
+        _ => column.len().saturating_mul(wanted.primitive_width().unwrap_or(MAX_TEXT_BYTES + zeros_of(found))),
     };
     bytes.saturating_add(offsets)
+}
+
+/// Zeros that a decimal of this type may be written with, for its scale.
+fn zeros_of(found: &DataType) -> usize {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    match found {
+        Decimal32(_, scale) | Decimal64(_, scale) | Decimal128(_, scale) | Decimal256(_, scale) => {
+            usize::from(scale.unsigned_abs())
+        }
+        _ => 0,
+    }
 }
 
 /// Bytes of texts that views stand for. Each begins with its length.

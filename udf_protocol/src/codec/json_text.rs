@@ -292,7 +292,7 @@ pub fn decimal_text(token: &str) -> Option<Cow<'_, str>> {
     if significant.is_empty() {
         return Some(Cow::Borrowed("0"));
     }
-    let exponent: i64 = exponent.parse().ok().filter(|exponent: &i64| exponent.abs() <= i64::from(i32::MAX))?;
+    let exponent: i64 = exponent.parse().ok().filter(|exponent: &i64| exponent.unsigned_abs() <= i32::MAX as u64)?;
     // Where the point lies, counted from the beginning of the digits.
     let point = i64::try_from(whole.len()).ok()? + exponent;
     let length = i64::try_from(digits.len()).ok()?;
@@ -365,6 +365,8 @@ mod tests {
             ("1e999999999", None),
             ("1e-999999999", None),
             ("1e99999999999999999999", None),
+            ("1e-9223372036854775808", None),
+            ("1e9223372036854775807", None),
         ] {
             assert_eq!(decimal_text(token).as_deref(), expected, "{token}");
         }

@@ -168,7 +168,7 @@ pub fn spark(manifest: &Manifest, endpoint: &str) -> Result<Vec<String>> {
                 names.push(format!("    _register(spark, {name}, arrow_udf({python}, {result}), {is_deterministic})"));
                 parts.push(text);
             }
-            Err(reason) => parts.push(format!("# {} is left out: {reason}.", quote(&signature.function))),
+            Err(reason) => parts.push(comment(&format!("{} is left out: {reason}.", quote(&signature.function)))),
         }
     }
     if names.is_empty() {
@@ -202,10 +202,11 @@ fn function(python: &str, signature: &Signature, strict: bool) -> std::result::R
     let unsupported = |ty: &Type| format!("Spark has no type for {ty}");
     let mut wanted = Vec::new();
     for argument in &signature.arguments {
-        spark_type(&argument.ty).ok_or_else(|| unsupported(&argument.ty))?;
+        spark_type(&argument.ty, false).ok_or_else(|| unsupported(&argument.ty))?;
         wanted.push(arrow_type(&argument.ty, Side::Server));
     }
-    let result = spark_type(&signature.result).ok_or_else(|| unsupported(&signature.result))?;
+    let is_numeric = has_numeric(&signature.result);
+    let result = spark_type(&signature.result, is_numeric).ok_or_else(|| unsupported(&signature.result))?;
     let arguments: Vec<String> = (1..=wanted.len()).map(|position| format!("arg{position}")).collect();
     let returned = arrow_type(&signature.result, Side::Spark);
     let text = format!(
@@ -216,12 +217,26 @@ fn function(python: &str, signature: &Signature, strict: bool) -> std::result::R
         wanted.join(", "),
         if strict { "True" } else { "False" },
     );
-    let is_numeric = result.contains(NUMERIC);
-    Ok((text, if is_numeric { format!("f{}", quote(&result)) } else { quote(&result) }))
+    Ok((text, format!("{}{}", if is_numeric { "f" } else { "" }, quote(&result))))
 }
 
-/// The type in Spark's SQL; none if it has none.
-fn spark_type(ty: &Type) -> Option<String> {
+/// A comment of one line, whatever characters the text has.
+fn comment(text: &str) -> String {
+    let plain: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    format!("# {plain}")
+}
+
+/// Whether a type has a decimal in it.
+fn has_numeric(ty: &Type) -> bool {
+    match ty {
+        Type::Array(element) => has_numeric(element),
+        Type::Composite(attributes) => attributes.iter().any(|attribute| has_numeric(&attribute.ty)),
+        plain => *plain == Type::Numeric,
+    }
+}
+
+/// The type in Spark's SQL, as the inside of a Python string, or f-string; none if it has none.
+fn spark_type(ty: &Type, is_f_string: bool) -> Option<String> {
     Some(match ty {
         Type::Bool => "boolean".to_string(),
         Type::Int2 => "smallint".to_string(),
@@ -233,12 +248,15 @@ fn spark_type(ty: &Type) -> Option<String> {
         Type::Date => "date".to_string(),
         Type::Timestamp => "timestamp_ntz".to_string(),
         Type::TimestampTz => "timestamp".to_string(),
-        Type::Array(element) => format!("array<{}>", spark_type(element)?),
+        Type::Array(element) => format!("array<{}>", spark_type(element, is_f_string)?),
         Type::Composite(attributes) => {
             let parts: Option<Vec<String>> = attributes
                 .iter()
                 .map(|attribute| {
-                    Some(format!("`{}`: {}", attribute.name.replace('`', "``"), spark_type(&attribute.ty)?))
+                    let name = attribute.name.replace('`', "``");
+                    // What stands in single braces would be run.
+                    let name = if is_f_string { name.replace('{', "{{").replace('}', "}}") } else { name };
+                    Some(format!("`{name}`: {}", spark_type(&attribute.ty, is_f_string)?))
                 })
                 .collect();
             format!("struct<{}>", parts?.join(", "))
@@ -290,6 +308,28 @@ fn quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Names come from images, whose labels anybody may have written.
+    #[test]
+    fn names_are_never_run() {
+        let spark = |returns: &str| {
+            let returns = serde_json::Value::from(returns);
+            let text = format!(
+                "name = 'a'\ntemplate = 'go'\nfunctions = [{{ name = 'f', arguments = ['int8'], returns = {returns} }}]"
+            );
+            spark(&Manifest::parse(&text).unwrap(), "grpc://a:8815").unwrap()
+        };
+        let parts = spark("(\"{__import__('os').abort()}\" int4, b numeric)");
+        let last = parts.last().unwrap();
+        assert!(
+            last.contains("f\"struct<`{{__import__('os').abort()}}`: int, `b`: decimal({PRECISION}, {SCALE})>\""),
+            "{last}"
+        );
+        let parts = spark("(\"{x}\" int4)");
+        assert!(parts.last().unwrap().contains(" \"struct<`{x}`: int>\""));
+        let parts = spark("(\"\nimport os\r\" uuid)");
+        assert_eq!(parts[1], "# \"f\" is left out: Spark has no type for (\" import os \" uuid).");
+    }
 
     #[test]
     fn functions_that_spark_cannot_call_are_told() {

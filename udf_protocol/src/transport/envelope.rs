@@ -131,16 +131,8 @@ impl Envelope {
             return Err(share.exceeded(function));
         }
         share.make_room(bytes_received + tree_bytes).await;
-        let values = read_reply(self.dialect, function, rows, answer.status, text)
+        let columns = read_columns(self.dialect, signature, rows, answer.status, text)
             .map_err(|error| error.with_retry_after(answer.retry_after))?;
-        let values: Vec<Value> = values.into_iter().map(|value| normalize(self.dialect, signature, value)).collect();
-        if values.len() != rows {
-            return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
-        }
-        let column = decode_column(&signature.result, &values).map_err(|fact| Error::bad_result(function, fact))?;
-        let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
-        let columns = RecordBatch::try_new(schema.into(), vec![column])
-            .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))?;
         share.hold(columns.get_array_memory_size());
         let bytes_needed = bytes_received + tree_bytes;
         let reply = Reply::whole(batch.number, columns, bytes_sent, bytes_received);
@@ -181,7 +173,7 @@ pub(crate) fn no_signature(dialect: Dialect, function: &str) -> Error {
     ))
 }
 
-fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
+pub(super) fn write_request(dialect: Dialect, signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     let rows = batch.columns.num_rows();
     let names: Vec<String> = signature.call_schema().fields().iter().map(|field| quote(field.name())).collect();
     let cell = |out: &mut String, column: usize, row: usize| {
@@ -315,6 +307,26 @@ fn write_value(out: &mut String, dialect: Dialect, ty: &Type, column: &ArrayRef,
     }
 }
 
+/// The results of an answer to so many rows, as a column.
+pub(super) fn read_columns(
+    dialect: Dialect,
+    signature: &Signature,
+    rows: usize,
+    status: StatusCode,
+    text: &str,
+) -> Result<RecordBatch> {
+    let function = signature.function.as_str();
+    let values = read_reply(dialect, function, rows, status, text)?;
+    let values: Vec<Value> = values.into_iter().map(|value| normalize(dialect, signature, value)).collect();
+    if values.len() != rows {
+        return Err(Error::protocol(function, format!("Its reply has {} rows for {rows} calls.", values.len())));
+    }
+    let column = decode_column(&signature.result, &values).map_err(|fact| Error::bad_result(function, fact))?;
+    let schema = arrow_schema::Schema::new(vec![signature.result.field(function)]);
+    RecordBatch::try_new(schema.into(), vec![column])
+        .map_err(|cause| Error::bad_result(function, format!("The reply is malformed: {cause}.")))
+}
+
 /// The results of an answer, row by row.
 fn read_reply<'a>(
     dialect: Dialect,
@@ -378,7 +390,7 @@ fn is_number(value: &Json, number: usize) -> bool {
 }
 
 /// The JSON of a body, out of the string that some frameworks put it into; nothing if it is not UTF-8.
-fn text_of(body: &[u8]) -> Cow<'_, str> {
+pub(super) fn text_of(body: &[u8]) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(std::str::from_utf8(body).unwrap_or_default());
     while text.trim_start().starts_with('"') {
         match serde_json::from_str::<String>(&text) {
@@ -440,7 +452,8 @@ fn normalize(dialect: Dialect, signature: &Signature, value: Json) -> Value {
 
 fn base64_of_hex(text: &str) -> Option<Value> {
     use base64::Engine as _;
-    let digits = text.is_ascii().then_some(text)?;
+    // A sign would be taken for a part of a number.
+    let digits = text.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(text)?;
     let bytes: Option<Vec<u8>> =
         (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok()).collect();
     Some(Value::String(base64::engine::general_purpose::STANDARD.encode(bytes?)))

@@ -423,7 +423,6 @@ impl Flight {
         let mut replies: Option<Streaming<FlightData>> = None;
         let mut encoder = BatchEncoder::default();
         let mut reply_schema: Option<SchemaRef> = None;
-        let mut is_schema_checked = false;
         let mut bytes_sent = std::collections::HashMap::new();
         let mut first = first;
         let lost = |status: Status| reply_error(function, &status, most);
@@ -502,29 +501,9 @@ impl Flight {
                     let mut share = inbox.budget().share_of_message(number);
                     share.grow(function, bytes_received).await?;
                     share.make_room(2 * bytes_received).await;
-                    // Only now: an error says more than the schema that comes before it. And before values are read, which
-                    // other types could make many of few bytes.
-                    if !is_schema_checked {
-                        match foreign {
-                            Some(_) => check_foreign_types(signature, schema.fields())?,
-                            None => check_types(signature, schema.fields(), false)?,
-                        }
-                        is_schema_checked = true;
-                    }
-                    let columns = decode_batch_within(&message, schema.clone(), share.left()).map_err(|unreadable| {
-                        let explain = |fact| Error::protocol(function, format!("A reply cannot be read: {fact}."));
-                        unreadable.into_error(function, most, explain)
-                    })?;
-                    let (columns, bytes_made) = match foreign {
-                        Some(_) => {
-                            let adapted = adapt_reply(signature, &columns, share.left()).map_err(|unreadable| {
-                                unreadable.into_error(function, most, |fact| Error::bad_result(function, fact))
-                            })?;
-                            let bytes_made = bytes_of(&adapted);
-                            (adapted, bytes_made)
-                        }
-                        None => (columns, 0),
-                    };
+                    // Only now: an error says more than the schema that comes before it.
+                    let (columns, bytes_made) =
+                        read_columns(signature, foreign.is_some(), schema, &message, share.left(), most)?;
                     share.hold(bytes_received.max(bytes_made));
                     let bytes_needed = bytes_received + bytes_made;
                     if signature.kind == FunctionKind::Map {
@@ -563,6 +542,34 @@ impl Flight {
             }
         }
     }
+}
+
+/// The columns of a message, with the fields of this protocol, and the bytes that were made for that; `left` may be made, of
+/// `most` that a reply may have. Types are checked before values are read, which other types could make many of few bytes.
+pub(super) fn read_columns(
+    signature: &Signature,
+    is_foreign: bool,
+    schema: &SchemaRef,
+    message: &FlightData,
+    left: usize,
+    most: usize,
+) -> Result<(RecordBatch, usize)> {
+    let function = signature.function.as_str();
+    match is_foreign {
+        true => check_foreign_types(signature, schema.fields())?,
+        false => check_types(signature, schema.fields(), false)?,
+    }
+    let columns = decode_batch_within(message, schema.clone(), left).map_err(|unreadable| {
+        unreadable
+            .into_error(function, most, |fact| Error::protocol(function, format!("A reply cannot be read: {fact}.")))
+    })?;
+    if !is_foreign {
+        return Ok((columns, 0));
+    }
+    let adapted = adapt_reply(signature, &columns, left)
+        .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
+    let bytes_made = bytes_of(&adapted);
+    Ok((adapted, bytes_made))
 }
 
 /// The next batch to send, and its place in the queue.

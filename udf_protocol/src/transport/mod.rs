@@ -8,6 +8,8 @@ mod envelope;
 pub mod flight;
 mod folder;
 mod foreign;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod http;
 mod pipeline;
 pub mod probe;

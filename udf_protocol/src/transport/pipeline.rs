@@ -491,6 +491,10 @@ impl PipelinedCall<'_> {
         if self.encoding == Encoding::Parquet {
             share.make_room(most / 4 * 3).await;
         }
+        // Of buffers that lie on each other each is looked at for itself, all of its text included.
+        if header.own_bytes() > most {
+            return Err(share.exceeded(function));
+        }
         let columns = self
             .encoding
             .decode(self.signature, &header, &mut data, &layout, most)
