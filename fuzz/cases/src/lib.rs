@@ -12,6 +12,7 @@ mod replies;
 mod texts;
 
 use std::cell::RefCell;
+use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -38,6 +39,12 @@ pub const CASES: [(&str, fn(&[u8])); 17] = [
 
 thread_local! {
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+    static NOTED: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// What is said of the next input if it breaks something.
+pub fn note(text: String) {
+    NOTED.with(|noted| *noted.borrow_mut() = text);
 }
 
 /// Runs a case. Panics that the project catches, of libraries, are none of the case's; any other ends the process.
@@ -52,7 +59,9 @@ pub fn run(name: &str, input: &[u8]) {
     });
     let (_, case) = CASES.iter().find(|(known, _)| *known == name).expect("the case exists");
     if catch_unwind(AssertUnwindSafe(|| case(input))).is_err() {
-        eprintln!("{name}: {}", LAST_PANIC.with(|last| last.borrow().clone()));
+        // Not as output of a test, which is lost with the process.
+        let said = [&LAST_PANIC, &NOTED].map(|text| text.with(|text| text.borrow().clone()));
+        let _ = writeln!(std::io::stderr(), "{name}: {}\n{}", said[0], said[1]);
         std::process::abort();
     }
 }

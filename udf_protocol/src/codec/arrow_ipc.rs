@@ -9,15 +9,27 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_buffer::Buffer;
 use arrow_flight::{FlightData, SchemaAsIpc};
+use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::read_record_batch;
-use arrow_ipc::root_as_message;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteContext, IpcWriteOptions};
+use arrow_ipc::{root_as_message, root_as_message_with_opts};
 use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
+use flatbuffers::VerifierOptions;
 
 use crate::codec::Unreadable;
 
 /// Longest body of a message that is copied, in bytes.
 const MOST_COPIED: usize = 64 << 10;
+/// What may stand before a message's length.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+/// Longest schema, in bytes.
+const MAX_SCHEMA_BYTES: usize = 8 << 20;
+/// Most tables of a schema, of which a field has two or three.
+const MAX_SCHEMA_TABLES: usize = 256 << 10;
+/// What a schema's parts may come to, each as often as it stands somewhere: so many times its bytes, but for short ones. Its
+/// writers share hardly more than the lists of which parts a field has.
+const MOST_TIMES: usize = 4;
+const MAX_APPARENT_BYTES: usize = 64 << 10;
 /// What a view of a text takes: its length, and where it lies or itself.
 const VIEW_BYTES: usize = 16;
 
@@ -28,7 +40,29 @@ pub fn encode_schema(schema: &Schema) -> FlightData {
 
 /// Reads the message that opens a stream.
 pub fn decode_schema(message: &FlightData) -> Result<SchemaRef, ArrowError> {
-    Ok(Arc::new(Schema::try_from(message)?))
+    read_schema(&message.data_header).map(Arc::new)
+}
+
+/// Reads the schema of a `FlightInfo`: such a message, behind its length.
+pub fn decode_described_schema(bytes: &[u8]) -> Result<Schema, ArrowError> {
+    let message = bytes.strip_prefix(&CONTINUATION).unwrap_or(bytes).get(4..);
+    read_schema(message.ok_or_else(|| ArrowError::ParseError("it is cut off".to_string()))?)
+}
+
+/// Reads a schema, whose parts may each stand in many places of it: what all of them come to is bounded before it is made.
+fn read_schema(message: &[u8]) -> Result<Schema, ArrowError> {
+    let malformed = |fact: &str| ArrowError::ParseError(fact.to_string());
+    if message.len() > MAX_SCHEMA_BYTES {
+        return Err(malformed("it is too long"));
+    }
+    let options = VerifierOptions {
+        max_tables: MAX_SCHEMA_TABLES,
+        max_apparent_size: MAX_APPARENT_BYTES.max(MOST_TIMES * message.len()),
+        ..VerifierOptions::default()
+    };
+    let message = root_as_message_with_opts(&options, message)
+        .map_err(|_| malformed("it is not a message of Arrow, or its parts stand in too many places"))?;
+    try_fb_to_schema(message.header_as_schema().ok_or_else(|| malformed("it is not a schema"))?)
 }
 
 /// Encodes batches of one stream, none of which holds dictionaries.
@@ -163,6 +197,51 @@ mod tests {
 
     use super::*;
     use crate::types::Type;
+
+    /// A schema of so many fields, all of which have the same long name.
+    fn schema_of_one_name(fields: usize, name: usize) -> Vec<u8> {
+        use arrow_ipc::{FieldArgs, IntArgs, MessageArgs, MessageHeader, MetadataVersion, SchemaArgs};
+        let mut writer = flatbuffers::FlatBufferBuilder::new();
+        let name = writer.create_string(&"x".repeat(name));
+        let int = arrow_ipc::Int::create(&mut writer, &IntArgs { bitWidth: 32, is_signed: true });
+        let children = writer.create_vector::<flatbuffers::WIPOffset<arrow_ipc::Field<'_>>>(&[]);
+        let arguments = FieldArgs {
+            name: Some(name),
+            type_type: arrow_ipc::Type::Int,
+            type_: Some(int.as_union_value()),
+            children: Some(children),
+            ..FieldArgs::default()
+        };
+        let field = arrow_ipc::Field::create(&mut writer, &arguments);
+        let fields = writer.create_vector(&vec![field; fields]);
+        let arguments = SchemaArgs { fields: Some(fields), ..SchemaArgs::default() };
+        let header = arrow_ipc::Schema::create(&mut writer, &arguments).as_union_value();
+        let (version, header_type) = (MetadataVersion::V5, MessageHeader::Schema);
+        let arguments = MessageArgs { version, header_type, header: Some(header), ..MessageArgs::default() };
+        let message = arrow_ipc::Message::create(&mut writer, &arguments);
+        writer.finish(message, None);
+        writer.finished_data().to_vec()
+    }
+
+    #[test]
+    fn schemas_whose_parts_stand_in_many_places_are_refused() {
+        let read = |bytes: Vec<u8>| {
+            let framed = [&CONTINUATION[..], &(bytes.len() as u32).to_le_bytes(), &bytes].concat();
+            let message = FlightData { data_header: bytes.into(), ..FlightData::default() };
+            let (read, described) = (decode_schema(&message), decode_described_schema(&framed));
+            assert_eq!(read.as_deref().ok(), described.as_ref().ok());
+            read
+        };
+        assert_eq!(read(schema_of_one_name(3, 10)).unwrap().fields().len(), 3);
+        // A gigabyte of names, of a megabyte, and a hundred million fields.
+        assert!(read(schema_of_one_name(1_000, 1 << 20)).is_err());
+        assert!(read(schema_of_one_name(1_000_000, 1)).is_err());
+        // What writers write is read, however many fields it has.
+        let fields: Vec<Field> =
+            (0..20_000).map(|number| Field::new(format!("c{number}"), DataType::Utf8, true)).collect();
+        let wide = encode_schema(&Schema::new(fields));
+        assert_eq!(read(wide.data_header.to_vec()).unwrap().fields().len(), 20_000);
+    }
 
     #[test]
     fn schemas_that_nest_too_deep_are_refused() {

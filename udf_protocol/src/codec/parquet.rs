@@ -2,8 +2,8 @@
 //!
 //! In: a record batch, or a file that nobody has checked. Out: a file, or a record batch that is valid. Files are plain: no
 //! compression, for which the library is built without codecs, and no dictionary. What may grow while it is read is bounded:
-//! values of variable length are read row by row and counted, and types that nest have no form here, since a few bytes can
-//! stand for any number of elements.
+//! values of variable length are read row by row and counted, pages have no more values than rows, plain or from a dictionary,
+//! and types that nest have no form here, since a few bytes can stand for any number of elements.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,8 +15,11 @@ use arrow_select::concat::concat_batches;
 use bytes::Bytes;
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
+use parquet::column::page::{Page, PageReader};
+use parquet::file::metadata::ColumnChunkMetaData;
 use parquet::file::properties::WriterProperties;
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use crate::codec::Unreadable;
 use crate::codec::adapt::adapt;
@@ -24,6 +27,9 @@ use crate::error::{Error, Result};
 use crate::signature::Signature;
 use crate::transport::MAX_MESSAGE_BYTES;
 use crate::types::Type;
+
+/// Longest metadata of a file, in bytes: the library makes room for as many row groups as these could be.
+const MAX_METADATA_BYTES: usize = 256 << 10;
 
 /// Refuses a function some of whose values have no form in Parquet files.
 pub fn check_types(signature: &Signature) -> Result<()> {
@@ -91,9 +97,14 @@ fn read_file(
     let types = signature.reply_types();
     let fields: Vec<_> = types.iter().map(|ty| ty.field(&signature.function)).collect();
     let schema = Arc::new(Schema::new(fields));
+    let ending =
+        file.last_chunk::<8>().and_then(|ending| ending.first_chunk()).map(|length| u32::from_le_bytes(*length));
+    if ending.is_none_or(|length| length as usize > MAX_METADATA_BYTES) {
+        return Err("its file's metadata is too long, or missing".to_string());
+    }
     // Types that a file says of itself would be taken on trust.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).map_err(say)?;
+    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file.clone(), options).map_err(say)?;
     let metadata = builder.metadata();
     if usize::try_from(metadata.file_metadata().num_rows()) != Ok(rows) {
         return Err(format!("its file has {} rows, not {rows}", metadata.file_metadata().num_rows()));
@@ -101,6 +112,10 @@ fn read_file(
     let columns = builder.schema().fields();
     if columns.len() != types.len() || columns.iter().any(|field| field.data_type().is_nested()) {
         return Err("its file has other columns than the function returns".to_string());
+    }
+    let file = Arc::new(file);
+    for chunk in metadata.row_groups().iter().flat_map(|group| group.columns()) {
+        check_pages(&file, chunk, rows)?;
     }
     // As the file has them: a dictionary's long text may stand in many rows, whatever it is to become.
     let has_fixed_width = columns.iter().all(|field| field.data_type().primitive_width().is_some());
@@ -124,6 +139,28 @@ fn read_file(
     concat_batches(&schema, &batches).map(Some).map_err(say)
 }
 
+/// Refuses pages of more values than there are rows, and encodings of which a few bytes may stand for any number of values: the
+/// library makes room for what a page says that it has.
+fn check_pages(file: &Arc<Bytes>, chunk: &ColumnChunkMetaData, rows: usize) -> std::result::Result<(), String> {
+    let mut pages = SerializedPageReader::new(file.clone(), chunk, rows, None).map_err(say)?;
+    while let Some(page) = pages.get_next_page().map_err(say)? {
+        let is_known = match (&page, page.encoding()) {
+            (_, Encoding::PLAIN | Encoding::PLAIN_DICTIONARY) => true,
+            (Page::DictionaryPage { .. }, _) => false,
+            // Of booleans, and places in a dictionary.
+            (_, Encoding::RLE | Encoding::RLE_DICTIONARY) => true,
+            _ => false,
+        };
+        if !is_known {
+            return Err(format!("its values are encoded as {}", page.encoding()));
+        }
+        if page.num_values() as usize > rows {
+            return Err("its file is larger than it says".to_string());
+        }
+    }
+    Ok(())
+}
+
 /// A batch with the types of the function instead of the file's.
 fn typed(schema: &SchemaRef, batch: &RecordBatch) -> std::result::Result<RecordBatch, String> {
     let columns = schema.fields().iter().zip(batch.columns()).map(|(field, column)| adapt(column, field.data_type()));
@@ -132,4 +169,52 @@ fn typed(schema: &SchemaRef, batch: &RecordBatch) -> std::result::Result<RecordB
 
 fn say(cause: impl std::fmt::Display) -> String {
     cause.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::StringArray;
+
+    use super::*;
+    use crate::types::Type;
+
+    fn file_of(texts: Vec<&str>, properties: WriterProperties) -> Buffer {
+        let column = Arc::new(StringArray::from(texts)) as _;
+        let batch = RecordBatch::try_from_iter_with_nullable([("f", column, true)]).unwrap();
+        let mut file = Vec::new();
+        let mut writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties)).unwrap();
+        writer.write(&batch).unwrap();
+        writer.close().unwrap();
+        file.into()
+    }
+
+    #[test]
+    fn pages_that_stand_for_more_than_they_are_are_refused() {
+        let signature = Signature::scalar("f", Vec::new(), Type::Text);
+        let read = |texts: &[&str], properties: WriterProperties| {
+            decode_reply(&signature, texts.len(), &file_of(texts.to_vec(), properties))
+        };
+        let plain = || WriterProperties::builder().set_dictionary_enabled(false);
+        let texts = ["a", "", "bc"];
+        for properties in [plain(), WriterProperties::builder()] {
+            assert_eq!(
+                read(&texts, properties.build()).unwrap().column(0).as_ref(),
+                &StringArray::from(texts.to_vec())
+            );
+        }
+        // Each announces how many lengths it has, and needs no bytes for them.
+        for encoding in [Encoding::DELTA_LENGTH_BYTE_ARRAY, Encoding::DELTA_BYTE_ARRAY] {
+            let fact = read(&texts, plain().set_encoding(encoding).build()).unwrap_err();
+            assert!(fact.contains("encoded as DELTA"), "{fact}");
+        }
+        // Metadata that could be of millions of row groups.
+        let mut file = file_of(texts.to_vec(), plain().build()).to_vec();
+        let ending = file.split_off(file.len() - 8);
+        file.splice(4..4, vec![0; 1 << 20]);
+        file.extend_from_slice(&(1_u32 << 20).to_le_bytes());
+        file.extend_from_slice(&ending[4..]);
+        let fact = decode_reply(&signature, 3, &file.into()).unwrap_err();
+        assert!(fact.contains("metadata is too long"), "{fact}");
+        assert!(decode_reply(&signature, 3, &Buffer::from(b"PAR1")).is_err());
+    }
 }

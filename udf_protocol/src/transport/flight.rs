@@ -32,7 +32,9 @@ use super::{
     Transport, WireError, bytes_of, innermost, shorten,
 };
 use crate::batch::{AggregateStep, CallBatch};
-use crate::codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_schema, encode_schema};
+use crate::codec::arrow_ipc::{
+    BatchEncoder, decode_batch_within, decode_described_schema, decode_schema, encode_schema,
+};
 use crate::error::{Error, Kind, Result};
 use crate::signature::{FunctionKind, Signature};
 use crate::transport::check::{check_reply, check_types};
@@ -311,8 +313,7 @@ impl Flight {
             }
         };
         let total = info.total_records;
-        let schema = info
-            .try_decode_schema()
+        let schema = decode_described_schema(&info.schema)
             .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
         if self.is_foreign(function).await? {
             let inputs = foreign_inputs(&schema, total);

@@ -491,8 +491,8 @@ impl PipelinedCall<'_> {
         if self.encoding == Encoding::Parquet {
             share.make_room(most / 4 * 3).await;
         }
-        // Of buffers that lie on each other each is looked at for itself, all of its text included.
-        if header.own_bytes() > most {
+        // Of buffers that lie on each other each is looked at for itself, all of its text included. Of a file, reading counts them.
+        if matches!(data, Data::Memory(_)) && header.own_bytes() > most {
             return Err(share.exceeded(function));
         }
         let columns = self

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::MAX_ASIDE_BYTES;
 use super::flight::{Flight, status_error};
-use crate::codec::arrow_ipc::{BatchEncoder, decode_schema, encode_schema};
+use crate::codec::arrow_ipc::{BatchEncoder, decode_described_schema, decode_schema, encode_schema};
 use crate::error::{Error, Result};
 
 /// A function as a `FlightInfo` describes it, `docs/protocol.md` §3.
@@ -28,8 +28,7 @@ impl Described {
     fn read(info: FlightInfo) -> Result<Described> {
         let path = info.flight_descriptor.as_ref().map(|descriptor| descriptor.path.clone()).unwrap_or_default();
         let (function, arguments, endpoints) = (path.join("/"), info.total_records, info.endpoint.len());
-        let schema = info
-            .try_decode_schema()
+        let schema = decode_described_schema(&info.schema)
             .map_err(|cause| Error::protocol(&function, format!("Its schema cannot be read: {cause}.")))?;
         Ok(Described { function, arguments, schema, endpoints })
     }
