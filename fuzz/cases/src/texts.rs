@@ -146,7 +146,8 @@ pub fn reference(input: &[u8]) {
     let Ok(read) = within(LIMIT, || ImageReference::parse(text)) else { return };
     assert_eq!(read.to_string(), text);
     assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
-    assert!(!text.starts_with('-') && !text.contains(".."), "{text}");
+    assert!(!text.starts_with(['-', '/', '.']) && !read.repository.contains(".."), "{text}");
+    assert!(read.tag.is_none_or(|tag| !tag.contains('/') && !tag.starts_with(['-', '.'])), "{text}");
 }
 
 pub fn allow_list(input: &[u8]) {

@@ -1,5 +1,5 @@
 //! Replays the committed inputs: what fuzzers found once, and what gets them deep. Then some that are made of them, the same in
-//! each run: FUZZ_INPUTS says how many of each case, FUZZ_SEED which. One test, since memory is measured.
+//! each run: FUZZ_INPUTS says how many of each case, FUZZ_SEED which, FUZZ_CASE of which case alone. One test, since memory is measured.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,11 @@ fn inputs_break_nothing() {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().expect("it is a number"));
     let (count, seed) = (number("FUZZ_INPUTS").unwrap_or(300), number("FUZZ_SEED").unwrap_or(1));
     let mut bytes = 0;
+    let wanted = std::env::var("FUZZ_CASE").ok();
     for (name, _) in fuzz_cases::CASES {
+        if wanted.as_deref().is_some_and(|wanted| wanted != name) {
+            continue;
+        }
         let mut inputs: Vec<_> = fs::read_dir(corpus.join(name))
             .unwrap_or_else(|cause| panic!("{name}: {cause}"))
             .map(|entry| entry.unwrap().path())
