@@ -309,7 +309,14 @@ fn decode(ty: &Type, values: &[&Value]) -> Result<ArrayRef, String> {
             let array = primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
                 "infinity" => Some(i64::MAX),
                 "-infinity" => Some(i64::MIN),
-                text => whole_micros(DateTime::parse_from_rfc3339(text).ok()?.to_utc()),
+                text => match DateTime::parse_from_rfc3339(text) {
+                    Ok(time) => whole_micros(time.to_utc()),
+                    // The years of RFC 3339 have four digits and no sign.
+                    Err(_) => {
+                        let time = NaiveDateTime::parse_from_str(text.strip_suffix('Z')?, "%Y-%m-%dT%H:%M:%S%.f");
+                        whole_micros(time.ok()?.and_utc())
+                    }
+                },
             })?;
             Ok(Arc::new(array.as_primitive::<TimestampMicrosecondType>().clone().with_data_type(ty.data_type())))
         }
@@ -489,6 +496,18 @@ mod tests {
                 encode_column(&mut text, &entry.ty, &column);
                 assert_eq!(text, format!("[{json},null]"), "{}", entry.name);
             }
+        }
+    }
+
+    #[test]
+    fn times_of_far_years_are_written_and_read() {
+        for (ty, zone) in [(Type::Timestamp, ""), (Type::TimestampTz, "Z")] {
+            let text = ["+10000-01-01T00:00:00.000000", "-4712-11-24T00:00:00.000001", "+200000-12-31T23:59:59.999999"];
+            let text = format!("[{}]", text.map(|time| format!("\"{time}{zone}\"")).join(","));
+            let column = decode_column(&ty, &serde_json::from_str::<Vec<Value>>(&text).unwrap()).unwrap();
+            let mut written = String::new();
+            encode_column(&mut written, &ty, &column);
+            assert_eq!(written, text);
         }
     }
 
