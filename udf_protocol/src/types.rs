@@ -429,7 +429,8 @@ impl Type {
         let extension = field.metadata().get(EXTENSION_KEY).map(String::as_str);
         match field.data_type() {
             DataType::List(element) => Ok(Type::Array(Arc::new(Type::from_field_at(element, depth + 1)?))),
-            DataType::Struct(fields) => {
+            // A row without attributes has no text either.
+            DataType::Struct(fields) if !fields.is_empty() => {
                 let mut attributes = Vec::with_capacity(fields.len());
                 for field in fields {
                     attributes
@@ -622,6 +623,8 @@ mod tests {
         assert!(Type::from_name("point").unwrap_err().message().contains("\"point\""));
         let field = Field::new("x", DataType::Duration(TimeUnit::Second), true);
         assert!(Type::from_field(&field).unwrap_err().message().contains("Duration"));
+        let field = Field::new("x", DataType::Struct(Fields::empty()), true);
+        assert!(Type::from_field(&field).is_err() && Type::from_foreign_field(&field).is_err());
     }
 
     #[test]
