@@ -16,8 +16,11 @@ use std::io::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
+/// What is done with an input.
+pub type Case = fn(&[u8]);
+
 /// The cases by name.
-pub const CASES: [(&str, fn(&[u8])); 17] = [
+pub const CASES: [(&str, Case); 17] = [
     ("flight_reply", replies::flight_reply),
     ("flight_schema", replies::flight_schema),
     ("json_reply", replies::json_reply),
