@@ -56,7 +56,7 @@ last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates \
   valgrind gcc libc6-dev unixodbc-dev util-linux binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
   openjdk-17-jre-headless
-begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig
+begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start
 source "$ROOT/scripts/environment.sh"
 begin images bash -c 'scripts/docker.sh compilers && scripts/docker.sh gateway'
@@ -65,7 +65,7 @@ begin images bash -c 'scripts/docker.sh compilers && scripts/docker.sh gateway'
 run "$ROOT/scripts/install.sh"
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/scripts/lifted_regression.sh"
 finish environments
-crates=(--package udf_protocol --package container_manager --package mssql_ext --package exthost)
+crates=(--package udf_protocol --package container_manager --package mssql_ext --package exthost --package pg_ext)
 begin form bash -c 'scripts/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 begin package "$ROOT/scripts/mssql.sh"
 
@@ -95,7 +95,7 @@ say "Testing the packaged extension, which is linked otherwise"
 EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 run "$ROOT/scripts/differential.sh" 500
 finish form
-say "Testing the protocol, the manager, the SQL Server extension and its test host"
+say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
 finish lifted
 say "Running the demo on Docker"
