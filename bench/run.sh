@@ -3,8 +3,7 @@
 source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" postgresql-plpython3-15
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/python.sh" venv venv-mlflow
 "$ROOT/target/venv/bin/python" bench/overhead/model.py
 say "Building the image of the benchmark"

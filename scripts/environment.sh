@@ -1,4 +1,4 @@
-# Sourced by the other scripts: where things are. Everything private lies under target/private; where the path is too
+# Sourced by the other scripts and by those under tests/: where things are. Everything private lies under target/private; where the path is too
 # long for sockets, or the database's user cannot get there, it lies under /tmp instead and target/private points to it.
 
 set -euo pipefail
@@ -43,7 +43,11 @@ export TRANSSHIP_TEMPLATES=$ROOT/container_templates
 export TRANSSHIP_RUNTIME=${RUNTIME:-auto}
 # Each runtime keeps its own images and replicas.
 export TRANSSHIP_STATE_DIR=$PRIVATE/state TRANSSHIP_RUN_DIR=$PRIVATE/r
-if [ -S "$PRIVATE/docker/docker.sock" ]; then export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; fi
+# The private daemon, if there is one.
+find_docker() { [ ! -S "$PRIVATE/docker/docker.sock" ] || export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; }
+find_docker
+# Brings up what the functions of a test or an example need, as RUNTIME says; that may be a daemon that was not there before.
+bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 
 # Builds a UDF project; what the build said is shown only if it fails.
 build_image() {

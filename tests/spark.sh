@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Calls a container's functions from Spark, through the module that `transship ddl --engine spark` writes.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/packages.sh" openjdk-17-jre-headless
 "$ROOT/scripts/python.sh" venv venv-spark
 folder=$(mktemp -d)

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Judges the templates against docs/protocol.md, over every transport that they offer, and prints a matrix: conformance.sh [TEMPLATE...]
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 templates=("$@")
 [ $# -gt 0 ] || templates=($(cd container_templates && ls -d -- */conformance | cut -d/ -f1))
 matrix="| template | verdicts by transport |\n|---|---|\n" failed=
@@ -17,7 +16,7 @@ for template in "${templates[@]}"; do
   verdicts=$("$BUILD/transship" conformance --quiet "conformance-$template:1.0") || failed+=" $template"
   echo "$verdicts"
   if [ "$TRANSSHIP_RUNTIME" = docker ]; then
-    "$ROOT/target/venv/bin/python" scripts/judge_container.py "conformance-$template:1.0" || failed+=" $template"
+    "$ROOT/target/venv/bin/python" tests/judge_container.py "conformance-$template:1.0" || failed+=" $template"
   fi
   # "name over shm" and, in the last line, its count.
   matrix+="| $template | $(awk '/ over /{name = $NF} / passed, /{sub(/^ */, ""); print name ": " $0}' <<< "$verdicts" | paste -sd';' | sed 's/;/; /g') |\n"

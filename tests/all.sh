@@ -2,7 +2,7 @@
 # Every test: Rust, Python, sql/ and the SQL Server extension's jobs against what is expected of them, on both runtimes, and
 # the demo's query against a real container. Most of them wait for servers and containers, so compilers and PostgreSQL's own
 # tests run beside them, with what the others leave of the processors.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 declare -A beside=()
 stop_all() {
   local pid part
@@ -58,42 +58,42 @@ last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/
   openjdk-17-jre-headless
 begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start
-source "$ROOT/scripts/environment.sh"
+find_docker
 begin images bash -c 'scripts/docker.sh compilers && scripts/docker.sh gateway'
 
-"$ROOT/scripts/lifted_regression.sh" --build
+"$ROOT/tests/lifted_regression.sh" --build
 run "$ROOT/scripts/install.sh"
-LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/scripts/lifted_regression.sh"
+LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/tests/lifted_regression.sh"
 finish environments
 crates=(--package udf_protocol --package container_manager --package mssql_ext --package exthost --package pg_ext)
-begin form bash -c 'scripts/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
+begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 begin package "$ROOT/scripts/mssql.sh"
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 say "Testing the Go template"
 run go test -C container_templates/go ./server
-run "$ROOT/scripts/conformance_faults.sh"
+run "$ROOT/tests/conformance_faults.sh"
 export RUNTIME=process
-run "$ROOT/scripts/installcheck.sh"
-run "$ROOT/scripts/mssqlcheck.sh"
-run "$ROOT/scripts/conformance.sh"
-run "$ROOT/scripts/small_shm.sh"
+run "$ROOT/tests/installcheck.sh"
+run "$ROOT/tests/mssqlcheck.sh"
+run "$ROOT/tests/conformance.sh"
+run "$ROOT/tests/small_shm.sh"
 finish images
 export RUNTIME=docker
-run "$ROOT/scripts/installcheck.sh"
+run "$ROOT/tests/installcheck.sh"
 # What valgrind sees is the extension's own process: it has run it above, and runs the packaged one below.
-run "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
-run "$ROOT/scripts/conformance.sh"
-run "$ROOT/scripts/templates.sh"
-run "$ROOT/scripts/versions.sh"
-run "$ROOT/scripts/deploy.sh"
-run "$ROOT/scripts/spark.sh"
-run "$ROOT/scripts/registry.sh"
+run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
+run "$ROOT/tests/conformance.sh"
+run "$ROOT/tests/templates.sh"
+run "$ROOT/tests/versions.sh"
+run "$ROOT/tests/deploy.sh"
+run "$ROOT/tests/spark.sh"
+run "$ROOT/tests/registry.sh"
 finish package
 say "Testing the packaged extension, which is linked otherwise"
-EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/scripts/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
-run "$ROOT/scripts/differential.sh" 500
+EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
+run "$ROOT/tests/differential.sh" 500
 finish form
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"

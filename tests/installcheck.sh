@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Runs sql/ and specs/ against expected/ on the private cluster and manager: installcheck.sh [TEST...]
 # RUNTIME says on which runtime the functions run.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow
 say "Building the image that the tests call"
 build_image sql/functions
@@ -23,7 +22,7 @@ for each in sockets:
 PYTHON
 )
 tls_port=${ports[0]} port=${ports[1]} old_port=${ports[2]} dialects=("${ports[@]:3}") tls=$ROOT/target/tls
-"$ROOT/scripts/certificates.sh" "$tls"
+"$ROOT/tests/certificates.sh" "$tls"
 (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$tls_port" "$tls") &
 servers=$!
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" "$old_port" > "$ROOT/target/arrow_udf.log" 2>&1 &
@@ -69,4 +68,4 @@ mkdir -p "$ROOT/target/isolation"
   cat target/isolation/regression.diffs >&2
   exit 1
 }
-"$ROOT/scripts/dump_restore.sh"
+"$ROOT/tests/dump_restore.sh"

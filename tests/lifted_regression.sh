@@ -8,7 +8,7 @@
 #
 # N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. --build makes the library only,
 # target/lifted/libtransship.so. LIFTED_LIBRARY is a library to use in place of a build of this tree.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 if [ "${1:-}" = --all-forms ]; then
   for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel" "--rows 0" "--rows 1" "--rows 1 --level user" "--rows 3 --level user --parallel"; do
@@ -40,7 +40,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-source_folder=$("$ROOT/scripts/core_source.sh")
+source_folder=$("$ROOT/tests/core_source.sh")
 place=$PRIVATE/lifted
 install -d -m 755 -o "$SERVER_USER" "$place"
 library=$place/transship_lifted.so

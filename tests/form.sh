@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the form of what is here, which needs nothing that runs: rustfmt, clippy for every version of PostgreSQL, rustdoc, what
 # cargo-deny says of dependencies, and whether all parts have one version.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 say "Checking that all parts have one version"
 version=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
@@ -29,4 +29,4 @@ RUSTDOCFLAGS="--deny warnings" cargo doc --quiet --workspace --no-deps --documen
 say "Checking licences and sources of what the crates depend on"
 "$ROOT/scripts/python.sh" venv-deny
 PATH=$ROOT/target/venv-deny/bin:$PATH cargo deny --log-level error check bans licenses sources
-"$ROOT/scripts/pgrx_bindings.sh"
+"$ROOT/tests/pgrx_bindings.sh"
