@@ -51,7 +51,10 @@ bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 
 # Builds a UDF project; what the build said is shown only if it fails.
 build_image() {
-  "$BUILD/transship" build "$1" > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+  local log
+  log=$(mktemp)
+  "$BUILD/transship" build "$1" > "$log" 2>&1 || { tail -n 30 "$log" >&2; exit 1; }
+  rm "$log"
 }
 
 # Whether the process in a pid file is alive and ours.

@@ -59,9 +59,9 @@ last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/
 begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start
 find_docker
-begin images bash -c 'scripts/docker.sh compilers && scripts/docker.sh gateway'
 
 "$ROOT/tests/lifted_regression.sh" --build
+RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway'
 run "$ROOT/scripts/install.sh"
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/tests/lifted_regression.sh"
 finish environments
