@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks the form of what is here, which needs nothing that runs: rustfmt, clippy for every version of PostgreSQL, rustdoc, what
-# cargo-deny says of dependencies, and whether all parts have one version.
+# cargo-deny says of dependencies, whether modules import each other in a circle, and whether all parts have one version.
 source "$(dirname "$0")/../scripts/environment.sh"
 
 say "Checking that all parts have one version"
@@ -20,6 +20,11 @@ fi
 [ "$(wc -l <<< "$others")" -ge 10 ] || { printf 'Too few places have a version:\n%s\n' "$others" >&2; exit 1; }
 # PostgreSQL gets there from the first version, by one script after the other.
 compgen -G "pg_ext/transship--*--$version.sql" > /dev/null || { echo "No script updates the extension to $version." >&2; exit 1; }
+
+say "Checking that no modules of the protocol's crates import each other in a circle"
+crates=()
+for manifest in udf_protocol/*/Cargo.toml; do [ ! -e "$manifest" ] || crates+=("$(dirname "$manifest")"); done
+tests/cycles.py "${crates[@]}"
 
 say "Checking form: rustfmt and clippy"
 cargo fmt --check
