@@ -71,6 +71,8 @@ begin package "$ROOT/scripts/mssql.sh"
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
+say "Testing the comparison of PostgreSQL's tests"
+run "$ROOT/target/venv/bin/python" -m pytest --quiet tests/lifted
 say "Testing the Go template"
 run go test -C container_templates/go ./server
 run "$ROOT/tests/conformance_faults.sh"

@@ -30,7 +30,8 @@ say "Checking form: rustfmt and clippy"
 cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
 say "Checking the documentation of the crates"
-RUSTDOCFLAGS="--deny warnings" cargo doc --quiet --workspace --no-deps --document-private-items
+# Of private items too, so links to them lead somewhere.
+RUSTDOCFLAGS="--deny warnings --allow rustdoc::private_intra_doc_links" cargo doc --quiet --workspace --no-deps --document-private-items
 say "Checking licences and sources of what the crates depend on"
 "$ROOT/scripts/python.sh" venv-deny
 PATH=$ROOT/target/venv-deny/bin:$PATH cargo deny --log-level error check bans licenses sources
