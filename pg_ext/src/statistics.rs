@@ -449,7 +449,10 @@ mod tests {
         counters.rows.store(1, Relaxed);
         counters.latencies[0].store(1, Relaxed);
         counters.clear();
-        assert_eq!((counters.rows.load(Relaxed), counters.latencies[0].load(Relaxed), counters.key.load(Relaxed)), (0, 0, 3));
+        assert_eq!(
+            (counters.rows.load(Relaxed), counters.latencies[0].load(Relaxed), counters.key.load(Relaxed)),
+            (0, 0, 3)
+        );
     }
 
     #[test]

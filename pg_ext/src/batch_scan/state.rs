@@ -266,7 +266,8 @@ mod tests {
 
     #[test]
     fn counters_of_processes_are_added_and_their_transports_joined() {
-        let one = Counters { calls: 1, repeated: 2, batches: 3, bytes_sent: 4, bytes_received: 5, wait_us: 6, transports: 1 };
+        let one =
+            Counters { calls: 1, repeated: 2, batches: 3, bytes_sent: 4, bytes_received: 5, wait_us: 6, transports: 1 };
         let mut sum = Counters { transports: 4, ..one };
         sum.add(&one);
         assert_eq!((sum.calls, sum.repeated, sum.batches), (2, 4, 6));
