@@ -16,8 +16,9 @@ say "Checking form: rustfmt and clippy"
 cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
 "$ROOT/scripts/pgrx_bindings.sh"
+python3 tests/imports.py udf_protocol/*
 say "Testing the protocol, the manager, the SQL Server extension and its test host"
-TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_protocol --package container_manager --package mssql_ext --package exthost
+TRANSSHIP_TEST_ENGINES=docker cargo test --quiet --package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package container_manager --package mssql_ext --package exthost
 say "Testing the Python template"
 "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
 say "Testing the Go template"
