@@ -65,7 +65,7 @@ RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/doc
 run "$ROOT/scripts/install.sh"
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/tests/lifted_regression.sh"
 finish environments
-crates=(--package udf_protocol --package container_manager --package mssql_ext --package exthost --package pg_ext)
+crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package container_manager --package mssql_ext --package exthost --package pg_ext)
 begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 begin package "$ROOT/scripts/mssql.sh"
 

@@ -13,8 +13,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_protocol::control::{Request, Response, read_line, send};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{Request, Response, read_line, send};
+use udf_types::{Error, Kind, Result};
 
 use crate::config::{Config, make_dir};
 use crate::folders::Opened;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::{Uid, User};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 use crate::flags::{DaemonFlags, PlaceFlags};
 

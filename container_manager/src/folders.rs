@@ -13,7 +13,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::Uid;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 use crate::sandbox::REPLICA_ID;
 

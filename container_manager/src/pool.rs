@@ -2,17 +2,22 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use udf_protocol::allow_list::allows;
-use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
-use udf_protocol::manifest::{INLINE_REPOSITORY, Manifest, TransportName};
-use udf_protocol::reference::ImageReference;
-use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
+use udf_client::names::random_name;
+use udf_client::transport::connect;
+use udf_client::transport::credentials::Credentials;
+use udf_client::transport::unix;
+use udf_codec::wire::ServerInfo;
+use udf_project::allow_list::allows;
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::{INLINE_REPOSITORY, Manifest};
+use udf_project::reference::ImageReference;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
@@ -314,7 +319,7 @@ impl Pool {
     pub async fn acquire(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
         let connection = holder.connection;
         let mut info = self.find_replica(digest, holder).await?;
-        info.prefix = random_hex()?[..PREFIX_DIGITS].to_string();
+        info.prefix = random_name()[..PREFIX_DIGITS].to_string();
         let opened = {
             let state = self.lock();
             let replica = state.replicas.get(&info.replica);
@@ -630,7 +635,7 @@ impl Pool {
 
     fn new_replica(&self, state: &mut PoolState, digest: &str) -> Result<Replica> {
         let image = state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
-        let random = random_hex()?;
+        let random = random_name();
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
         let socket_dir = self.config.place.run_dir.join(random);
@@ -968,7 +973,7 @@ async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(Server
     }
     let say_hello = async |endpoint: Endpoint| {
         let credentials = Credentials { server_user: Some(user), ..Credentials::default() };
-        let hello = async { endpoint.transport(&credentials).hello().await };
+        let hello = async { connect::to_endpoint(&endpoint, &credentials).hello().await };
         tokio::time::timeout(PROBE_TIMEOUT, hello).await.unwrap_or_else(|_| {
             Err(Error::unreachable(&endpoint.to_string(), format!("no answer within {PROBE_TIMEOUT:?}")))
         })
@@ -1000,13 +1005,4 @@ async fn find_user(socket_dir: &Path) -> Result<u32> {
         }
     }
     Err(refusal.expect("a replica has names for its sockets"))
-}
-
-/// 128 random bits.
-fn random_hex() -> Result<String> {
-    let mut bytes = [0; 16];
-    fs::File::open(PathBuf::from("/dev/urandom"))
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

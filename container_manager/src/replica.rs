@@ -20,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use udf_protocol::control::{LeaseHolder, LeaseInfo, ReplicaInfo};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::transport::{Endpoint, ServerInfo};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{LeaseHolder, LeaseInfo, ReplicaInfo};
+use udf_codec::wire::ServerInfo;
+use udf_project::endpoint::Endpoint;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 /// So many of those who have leases are shown, so that a list of replicas stays short.
 const MOST_SHOWN_HOLDERS: usize = 100;

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 use nix::unistd::Uid;
-use udf_protocol::manifest::Limits;
+use udf_project::manifest::Limits;
 
 /// The unprivileged user and group of every replica: "nobody".
 pub const REPLICA_ID: u32 = 65534;

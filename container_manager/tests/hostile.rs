@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use udf_protocol::batch::{BatchBuilder, ColumnBuilder};
-use udf_protocol::client::Client;
-use udf_protocol::control::{Lease, Request, Response, ask};
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Result};
+use udf_client::client::Client;
+use udf_client::control::{Lease, Request, Response, ask};
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_codec::batch::{BatchBuilder, ColumnBuilder};
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
+use udf_types::{Error, Result};
 
 const PROJECT: &str = "name = \"hostile\"\nversion = \"1.0\"\ntemplate = \"python\"\n[limits]\nmemory_mb = 256\npids = 64\n\
                        [[functions]]\nname = \"run\"\narguments = [\"text\"]\nreturns = \"text\"\n";

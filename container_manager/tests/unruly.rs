@@ -13,14 +13,14 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde_json::{Value, json};
-use udf_protocol::Kind;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::client::Client;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::types::Type;
+use udf_client::client::Client;
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_codec::batch::BatchBuilder;
+use udf_types::Kind;
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
 
 /// A server over JSON that does as its handler says: `greet` gives the greeting, `call` answers a call.
 const SERVER: &str = r#"
@@ -182,7 +182,7 @@ impl Stage {
     }
 
     /// One call; its error.
-    fn call(&self, client: &Client, digest: &str, batch_timeout: Duration) -> udf_protocol::Error {
+    fn call(&self, client: &Client, digest: &str, batch_timeout: Duration) -> udf_types::Error {
         let signature = Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8);
         let call = Call {
             target: Target::Image { manager: self.path("m.sock"), digest: digest.to_string() },
@@ -343,7 +343,7 @@ fn a_session_leases_again_after_the_manager_was_restarted() {
     stage.start(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let lease = udf_protocol::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
+        let lease = udf_client::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!lease.is_lost());
         stage.end(Signal::SIGKILL);

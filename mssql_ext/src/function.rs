@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use udf_protocol::client::Client;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::FunctionEntry;
-use udf_protocol::signature::{Signature, Volatility};
-use udf_protocol::transport::Credentials;
-use udf_protocol::{Error, Kind, Result, allow_list};
+use udf_client::client::Client;
+use udf_client::control::ImageInfo;
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_client::transport::credentials::Credentials;
+use udf_project::allow_list;
+use udf_project::manifest::FunctionEntry;
+use udf_types::signature::{Signature, Volatility};
+use udf_types::{Advice, Error, Kind, Result};
 
 use crate::library;
 use crate::process::Process;
@@ -134,13 +135,17 @@ fn check_allowed(process: &Process, script: &Script) -> Result<()> {
 
 /// Says what usually keeps SQL Server's scripts from what they cannot reach.
 pub fn add_advice(error: Error) -> Error {
-    let hint = match error.kind() {
-        Kind::Timeout => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
-        Kind::Unreachable => UNREACHABLE_HINT,
-        Kind::OutOfMemory => {
+    let hint = match (error.kind(), error.advice()) {
+        (Kind::Timeout, _) => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
+        (Kind::Unreachable, _) => UNREACHABLE_HINT,
+        (Kind::OutOfMemory, _) => {
             "Raise the external language's setting max_reply_size, or lower batch_rows so that a reply answers fewer rows."
         }
-        _ => return error,
+        (_, Some(Advice::BatchRows)) => "Lower the external language's setting batch_rows.",
+        (_, Some(Advice::Flight)) => "Set transport = \"flight\" in the script, if its server offers Flight.",
+        (_, Some(Advice::ServerDialect)) => "Name the server's address with the key \"endpoint\".",
+        (_, Some(Advice::Token | Advice::PlaintextSecrets)) => "Scripts have no secrets for servers.",
+        (_, Some(Advice::Manager | Advice::BatchTimeout | Advice::ReplySize) | None) => return error,
     };
     error.with_hint(hint)
 }

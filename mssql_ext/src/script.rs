@@ -2,9 +2,9 @@
 //! neither its arguments nor its results.
 
 use serde::Deserialize;
-use udf_protocol::manifest::{FunctionBody, FunctionEntry};
-use udf_protocol::signature::{FunctionKind, Volatility};
-use udf_protocol::{Error, Result};
+use udf_project::manifest::{FunctionBody, FunctionEntry};
+use udf_types::signature::{FunctionKind, Volatility};
+use udf_types::{Error, Result};
 
 use crate::columns::SqlType;
 

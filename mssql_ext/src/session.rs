@@ -16,10 +16,10 @@
 use std::sync::Arc;
 
 use arrow_array::ArrayRef;
-use udf_protocol::client::Client;
-use udf_protocol::dispatch::Call;
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::client::Client;
+use udf_client::dispatch::Call;
+use udf_client::pace::Pace;
+use udf_types::{Error, Kind, Result};
 
 use crate::binding::{Binding, InputColumn, Parameter};
 use crate::columns::SqlType;

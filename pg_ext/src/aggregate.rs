@@ -13,9 +13,9 @@ use std::rc::Rc;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
-use udf_protocol::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind};
+use udf_client::pace::Pace;
+use udf_codec::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
+use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
@@ -339,7 +339,7 @@ impl Groups {
         self.stream.send(batch);
     }
 
-    fn receive(&mut self) -> udf_protocol::transport::Reply {
+    fn receive(&mut self) -> udf_client::inbox::Reply {
         self.stream.receive().unwrap_or_else(|error| {
             report::raise_error(&error, Some(format!("container function \"{}\"", self.accumulate.name)))
         })

@@ -4,10 +4,10 @@
 //! results go to a tuplestore.
 
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::exchange::MapEvent;
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind};
+use udf_client::exchange::MapEvent;
+use udf_client::pace::Pace;
+use udf_codec::batch::BatchBuilder;
+use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::{SqlType, to_arrow};

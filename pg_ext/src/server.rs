@@ -6,11 +6,13 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int};
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::dialect::Dialect;
-use udf_protocol::dispatch::Target;
-use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
-use udf_protocol::transport::{Credentials, Proxy, Remote, Token};
-use udf_protocol::{Error, Result};
+use udf_client::dispatch::Target;
+use udf_client::transport::credentials::{Authorities, Headers, Identity};
+use udf_client::transport::credentials::{Credentials, Token};
+use udf_client::transport::proxy::Proxy;
+use udf_project::dialect::Dialect;
+use udf_project::remote::Remote;
+use udf_types::{Error, Result};
 
 use crate::pg::{catalog, list, text};
 use crate::report;
@@ -65,7 +67,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
         };
         let remote = remote(name)?;
         if !option((*server).options, PLAINTEXT_SECRETS).map(|value| switch(&value)).transpose()?.unwrap_or(false) {
-            remote.check_secrecy(&credentials)?;
+            remote.check_secrecy(credentials.has_secrets())?;
         }
         Ok(Target::Remote { remote, credentials })
     }

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::pace::{Bounds, Pace};
+use udf_client::pace::{Bounds, Pace};
+use udf_types::transport_name::TransportName;
 
 use crate::pg::text;
 

@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::transport::Reply;
+use udf_client::inbox::Reply;
+use udf_codec::batch::BatchBuilder;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;

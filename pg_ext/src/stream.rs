@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pgrx::pg_sys;
-use udf_protocol::Result;
-use udf_protocol::arena::Writer;
-use udf_protocol::batch::CallBatch;
-use udf_protocol::dispatch::Call;
-use udf_protocol::exchange::{Exchange, MapEvent};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::transport::Reply;
+use udf_client::arena::Writer;
+use udf_client::dispatch::Call;
+use udf_client::exchange::{Exchange, MapEvent};
+use udf_client::inbox::Reply;
+use udf_client::outbox::Outgoing;
+use udf_types::Result;
+use udf_types::transport_name::TransportName;
 
 use crate::host::Backend;
 use crate::statistics::Meter;
@@ -43,7 +43,8 @@ impl Stream {
     }
 
     /// Sends a batch, without waiting.
-    pub fn send(&mut self, batch: CallBatch) {
+    pub fn send(&mut self, batch: impl Into<Outgoing>) {
+        let batch = batch.into();
         self.meter.count_sent(batch.columns.num_rows());
         self.sent_at.push_back(Instant::now());
         self.exchange.send(batch);

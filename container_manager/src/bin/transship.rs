@@ -5,29 +5,32 @@ use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
+use container_manager::advice::advised;
 use container_manager::config::absolute_place;
-use container_manager::conformance::{self, Outcome, Verdict};
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime;
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
-use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
-use udf_protocol::ddl;
-use udf_protocol::dispatch::Target;
-use udf_protocol::manifest::{Manifest, TransportName};
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::transport::credentials::Authorities;
-use udf_protocol::transport::{Credentials, Endpoint, Token};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::dispatch::Target;
+use udf_client::transport::credentials::Authorities;
+use udf_client::transport::credentials::{Credentials, Token};
+use udf_conformance::print_verdicts;
+use udf_project::ddl;
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::Manifest;
+use udf_types::signature::FunctionKind;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 fn main() -> ExitCode {
     match run(CliFlags::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("transship: {error}");
+            eprintln!("transship: {}", advised(error));
             ExitCode::FAILURE
         }
     }
@@ -187,14 +190,9 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
-            let hello = block_on(async { endpoint.transport(credentials).hello().await });
-            let has_columns = hello.is_ok_and(|info| info.offers(TransportName::Socket));
-            let is_http = endpoint.transport_name() == TransportName::Json;
-            let columns = (is_http && has_columns).then_some(TransportName::Socket);
-            for transport in [endpoint.transport_name()].into_iter().chain(columns) {
-                let verdicts = conformance::judge(&endpoint, transport, None, credentials)?;
-                has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
-            }
+            udf_conformance::judge_server(&endpoint, credentials, |transport, verdicts| {
+                has_failed |= !print_verdicts(&format!("{server} over {transport}"), verdicts, quiet);
+            })?;
             continue;
         }
         let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
@@ -210,24 +208,11 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
             let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
             let leased = Target::Image { manager: place.socket.clone(), digest: image.digest.clone() };
-            let verdicts = conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
+            let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
             has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
     }
     Ok(!has_failed)
-}
-
-/// Prints what was found; whether nothing failed.
-fn print_verdicts(name: &str, verdicts: &[Verdict], quiet: bool) -> bool {
-    println!("{name}");
-    for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
-        println!("  {verdict}");
-    }
-    let count = |wanted: fn(&Outcome) -> bool| verdicts.iter().filter(|verdict| wanted(&verdict.outcome)).count();
-    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
-    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
-    println!("  {} passed, {failed} failed, {skipped} skipped", verdicts.len() - failed - skipped);
-    failed == 0
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

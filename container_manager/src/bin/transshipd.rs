@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use container_manager::advice::advised;
 use container_manager::config::{Config, make_dir};
 use container_manager::flags::DaemonFlags;
 use container_manager::pool::Pool;
@@ -14,7 +15,7 @@ use container_manager::{api, runtime};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 /// Longest wait for unfinished work at the end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,7 +24,7 @@ fn main() -> ExitCode {
     match run(DaemonFlags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("transshipd: {error}");
+            eprintln!("transshipd: {}", advised(error));
             ExitCode::FAILURE
         }
     }

@@ -10,10 +10,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{FunctionEntry, INLINE_REPOSITORY, Manifest};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{FunctionEntry, INLINE_REPOSITORY, Manifest};
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use super::template::Template;
 use crate::runtime::Runtime;

@@ -12,9 +12,9 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::Manifest;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::Manifest;
+use udf_types::{Error, Kind, Result};
 
 use super::build::{HashWriter, build_files, find_built, tag_of};
 use crate::runtime::Runtime;

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
-use udf_protocol::reference::ImageReference;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, MANIFEST_LABEL, Manifest};
+use udf_project::reference::ImageReference;
+use udf_types::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
 use super::docker_pull;

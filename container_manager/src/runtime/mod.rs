@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, Manifest};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, Manifest};
+use udf_types::{Error, Kind, Result};
 
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
@@ -143,6 +143,6 @@ pub(crate) fn image_not_found(image: &str) -> Error {
 /// The image lacks what makes it a UDF image.
 pub(crate) fn not_a_udf_image(image: &str) -> Error {
     Error::new(Kind::InvalidDefinition, format!("image \"{image}\" is not a UDF image"))
-        .with_detail(format!("It has no label \"{}\".", udf_protocol::manifest::MANIFEST_LABEL))
+        .with_detail(format!("It has no label \"{}\".", udf_project::manifest::MANIFEST_LABEL))
         .with_hint("Build it with \"transship build\".")
 }

@@ -18,10 +18,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, Manifest};
-use udf_protocol::reference::{ImageReference, is_digest};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, Manifest};
+use udf_project::reference::{ImageReference, is_digest};
+use udf_types::{Error, Kind, Result};
 
 use super::program::{run, run_within};
 use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 /// Longest that a program may take which builds an image, or gets one.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(30 * 60);

@@ -8,10 +8,11 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::arena::Writer;
-use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
-use udf_protocol::pace::{Measured, Pace};
-use udf_protocol::transport::Reply;
+use udf_client::arena::Writer;
+use udf_client::inbox::Reply;
+use udf_client::outbox::Outgoing;
+use udf_client::pace::{Measured, Pace};
+use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
@@ -535,8 +536,8 @@ fn send_batch(inner: &mut Inner) {
         let (columns, arena) = call.columns.take();
         let calls = call.builder.finish_batch_with(sent.count, columns);
         // A set's results are read one by one.
-        let calls = CallBatch { arena, takes_dictionaries: inner.set.is_none(), ..calls };
-        call.stream.insert(stream).send(calls);
+        let batch = CallBatch { takes_dictionaries: inner.set.is_none(), ..calls };
+        call.stream.insert(stream).send(Outgoing { batch, arena });
     }
     batch.sent_at = Some(Instant::now());
     inner.queue.push_back(batch);

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::manifest::TransportName;
+use udf_types::transport_name::TransportName;
 
 use super::private::Private;
 use super::state::{BatchScanState, Counters, SharedCounters};

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use arrow_array::Int32Array;
 use pgrx::pg_sys;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::pace::Pace;
+use udf_client::pace::Pace;
+use udf_codec::batch::BatchBuilder;
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::SetJoin;

@@ -11,12 +11,13 @@ use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_schema::{Field, Schema};
 use pgrx::pg_guard;
 use pgrx::pg_sys::{self, Datum, ExprContext, FmgrInfo, FunctionCallInfo, MemoryContext, NullableDatum};
-use udf_protocol::Result;
-use udf_protocol::arena::Writer;
-use udf_protocol::batch::{BatchBuilder, CallBatch};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, FunctionKind, Signature};
-use udf_protocol::transport::Reply;
+use udf_client::arena::Writer;
+use udf_client::inbox::Reply;
+use udf_client::outbox::Outgoing;
+use udf_codec::batch::{BatchBuilder, CallBatch};
+use udf_types::Result;
+use udf_types::signature::{Argument, FunctionKind, Signature};
+use udf_types::transport_name::TransportName;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
@@ -107,8 +108,8 @@ impl Stream {
     }
 
     /// Takes a batch.
-    pub fn send(&mut self, batch: CallBatch) {
-        self.sent.push_back(batch);
+    pub fn send(&mut self, batch: impl Into<Outgoing>) {
+        self.sent.push_back(batch.into().batch);
     }
 
     /// Batches sent and not yet received.
