@@ -48,7 +48,7 @@ def wait_until(what, is_so, within=PATIENCE_S):
 def run(*command, within=60, check=True, env=None):
     """Runs a program to its end; what it wrote."""
     done = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, timeout=within, env=env and os.environ | env
+        [str(word) for word in command], capture_output=True, text=True, timeout=within, env=os.environ | (env or {})
     )
     assert not check or done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout if check else done
@@ -81,6 +81,7 @@ class Manager:
     def spawn(self):
         """Starts transshipd, and does not wait."""
         user = "postgres" if os.getuid() == 0 else str(os.getuid())
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "a") as log:
             command = [str(BUILD / "transshipd"), "--allow-user", user, *self.flags]
             return subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -391,17 +392,10 @@ class Case:
         return found
 
     def assert_nothing_leaked(self):
-        found = None
-
-        def is_clean():
-            nonlocal found
-            found = self.complaints()
-            return not found
-
-        try:
-            wait_until("nothing is left", is_clean)
-        except AssertionError:
-            raise AssertionError(f"left behind: {found}") from None
+        deadline = time.monotonic() + PATIENCE_S
+        while found := self.complaints():
+            assert time.monotonic() < deadline, f"left behind: {found}"
+            time.sleep(0.05)
 
 
 @pytest.fixture

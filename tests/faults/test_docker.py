@@ -36,7 +36,8 @@ class Daemon:
         options = ["--data-root", folder / "data", "--exec-root", folder / "exec", "--pidfile", folder / "pid"]
         options += ["--bridge=none", "--iptables=false", "--ip6tables=false"]
         with open(folder / "log", "a") as log:
-            command = ["dockerd", "--host", self.host, *options]
+            # In a network of its own: at its start it would take down the bridge of the daemon that is there.
+            command = ["unshare", "--net", "dockerd", "--host", self.host, *options]
             self.process = subprocess.Popen([str(word) for word in command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         wait_until("the daemon answers", self.answers, within=30)
 
