@@ -347,6 +347,15 @@ def manager():
     manager.shm_dir.rmdir()
 
 
+@pytest.fixture
+def own_folder():
+    """A folder for another manager, with a short path."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="tsf", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(scope="session")
 def database(manager):
     with contextlib.closing(Session("postgres")) as session:

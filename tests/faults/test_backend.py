@@ -21,6 +21,16 @@ def is_gone(session):
     return False
 
 
+def crash(pid):
+    """Kills a process of the server, which then ends all others and starts again."""
+    with contextlib.closing(Session("postgres")) as canary:
+        os.kill(pid, signal.SIGKILL)
+        # It takes connections until it has seen what happened.
+        running = canary.start("SELECT pg_sleep(20)")
+        running.wait(within=20)
+        assert running.error.sqlstate in GONE, running.error
+
+
 def wait_for_server():
     """Until it takes connections again."""
 
@@ -58,7 +68,7 @@ def test_killed_in_mid_batch(case):
     beside = other.start(query("nap(x, 20)", 1000))
     wait_until("both are at work", lambda: sum(each["leases"] for each in case.manager.replicas()) == 2)
     time.sleep(0.3)
-    os.kill(session.pid, signal.SIGKILL)
+    crash(session.pid)
     for each in (running, beside):
         each.wait(within=20)
         assert each.error.sqlstate in GONE, each.error
@@ -73,7 +83,7 @@ def test_killed_while_it_starts_a_container(case):
     session = case.session(is_warm=False)
     running = session.start(query("add_one(x)", 100))
     wait_until("one starts", lambda: [each for each in case.manager.replicas() if each["state"] == "starting"])
-    os.kill(session.pid, signal.SIGKILL)
+    crash(session.pid)
     running.wait(within=20)
     assert running.error.sqlstate in GONE
     wait_for_server()
@@ -103,7 +113,7 @@ def test_parallel_worker_dies(case, number):
             ],
         )
         time.sleep(0.3)
-        os.kill(workers[0], number)
+        crash(workers[0]) if number == signal.SIGKILL else os.kill(workers[0], number)
         running.wait(within=20)
     if number == signal.SIGTERM:
         assert running.error.sqlstate == "57P01", running.error
@@ -161,7 +171,13 @@ def limit_memory(session, more):
     """Lets the backend have so much address space beyond what it has."""
     status = open(f"/proc/{session.pid}/status").read()
     size = int(re.search(r"VmSize:\s+(\d+) kB", status).group(1)) << 10
-    run("prlimit", "--pid", session.pid, f"--as={size + more}:")
+    prlimit(session, f"--as={size + more}:")
+
+
+def prlimit(session, limit):
+    """As the server's user: a container's root may not be allowed to."""
+    user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] if os.getuid() == 0 else []
+    run(*user, "prlimit", "--pid", session.pid, limit)
 
 
 @pytest.mark.parametrize("transport", ["auto", "flight", "json"])
@@ -180,6 +196,6 @@ def test_backend_out_of_memory(case, transport, more):
         else:
             assert running.error.sqlstate in ("53200", "53000", "08006"), running.error
         assert session.is_open(), running.error
-        run("prlimit", "--pid", session.pid, "--as=unlimited:")
+        prlimit(session, "--as=unlimited:")
         # Nobody else has lost anything.
         assert beside.value("SELECT 1") == 1

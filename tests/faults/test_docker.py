@@ -116,8 +116,12 @@ def test_stopped(daemon, own, session):
     daemon.end(signal.SIGTERM)
     said = running.failure("08006", LOST, within=30)
     assert said.context.startswith('container function "nap_volatile", row')
-    said = session.fail(query("add_one(x)", 10), "08006", r'(could not start a container of image|could not inspect) .*')
-    assert "docker" in f"{said.message_detail} {said.message_hint}".lower()
+    # Nobody can say what became of its container, so far as it is not known to be lost.
+    session.fail(
+        query("add_one(x)", 10),
+        "08006",
+        r'could not start a container of image "faults:1.0"|connection to the container of function "add_one" was lost',
+    )
     daemon.start()
 
 
@@ -171,6 +175,7 @@ def test_replica_ends_while_frozen(daemon, own, session):
         daemon.process.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.long
 def test_frozen_manager_ends(daemon, own, session):
     """A manager ends all the same, and its successor cleans up."""
     daemon.process.send_signal(signal.SIGSTOP)
@@ -199,7 +204,8 @@ def test_image_removed(case):
     run("docker", "image", "rm", "--force", digest, check=False)
     wait_until("it is gone", lambda: run("docker", "image", "inspect", digest, check=False).returncode)
     for call in ("add_one_gone(x)", "add_one_gone_volatile(x)"):
-        session.fail(query(call, 10), "42704", r'image ".*" does not exist')
+        said = session.fail(query(call, 10), "42704", r'could not start a container of image "faults-gone:1.0"')
+        assert "does not exist" in said.message_detail
     session.fail(
         "CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS 'image = \"faults-gone:1.0\"'",
         "42704",

@@ -113,12 +113,7 @@ pub fn take_events() -> Vec<String> {
 
 impl Extension {
     /// Loads a shared object. The process is killed once it has made the call that `kill_at` names.
-    pub fn load(
-        path: &Path,
-        readings: Readings,
-        kind: Kind,
-        kill_at: Option<Moment>,
-    ) -> Result<Extension, String> {
+    pub fn load(path: &Path, readings: Readings, kind: Kind, kill_at: Option<Moment>) -> Result<Extension, String> {
         // SAFETY: an extension has no initialisers worth the name; it is what this program is for to load it.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|cause| format!("could not load {}: {cause}", path.display()))?;
