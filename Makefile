@@ -39,6 +39,9 @@ conformance-faults: ## Judge the judge: it must name each fault of a server that
 templates:       ## Start a project from every template, build it, and ask all of them the same in SQL.
 	@tests/templates.sh
 
+faults:          ## Break containers, manager, Docker, backends, network and satellite under running queries, with every long case.
+	@tests/faults.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@tests/test_matrix.sh
 
@@ -78,4 +81,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean

@@ -247,7 +247,7 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) 
         }
         Request::ReportTimeout { replica } => {
             held.check_leased(&replica)?;
-            pool.examine(replica);
+            pool.examine(replica, true);
             Ok(Response::Noted)
         }
         Request::ReportFailure { replica } => {

@@ -28,7 +28,7 @@ use crate::registration::is_built_for_engines;
 use crate::registration::library::{Upload, build_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
-use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
+use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines, random_hex};
 use crate::sandbox::ServerUsers;
 
 /// Digits that begin the names of a lease's segments, of 32.
@@ -112,6 +112,14 @@ impl PoolState {
             matches!(replica.state(), State::Ready | State::Paused) && replica.is_unused_for(Duration::ZERO)
         });
         unused.min_by_key(|replica| replica.used).map(|replica| replica.name.clone())
+    }
+
+    /// The replica of an image with the fewest leases, among those that may get one more.
+    fn least_used(&mut self, digest: &str, may_serve: impl Fn(&Replica) -> bool) -> Option<&mut Replica> {
+        let replicas = self.replicas.values_mut();
+        let candidates =
+            replicas.filter(|replica| replica.digest == digest && !replica.is_reported && may_serve(replica));
+        candidates.min_by_key(|replica| (replica.leases, replica.state() != State::Ready))
     }
 
     /// How many replicas of an image are kept running: none once its name stands for another, which is kept instead.
@@ -364,7 +372,16 @@ impl Pool {
                         return Ok(replica.lease_info());
                     }
                 }
-                Ok(State::Gone(Some(error))) => return Err(error),
+                Ok(State::Gone(Some(error))) => {
+                    // As in `choose`.
+                    let mut state = self.lock();
+                    let Some(replica) = state.least_used(digest, |replica| replica.state() == State::Ready) else {
+                        return Err(error);
+                    };
+                    replica.leases += 1;
+                    replica.holders.push(holder);
+                    return Ok(replica.lease_info());
+                }
                 // It was stopped or paused just now: look again.
                 Ok(_) | Err(_) => {}
             }
@@ -380,30 +397,47 @@ impl Pool {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
         let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
-        let of_image = |replica: &&mut Replica| replica.digest == digest;
         let count = |is_counted: fn(&Replica) -> bool| {
             state.replicas.values().filter(|replica| replica.digest == digest && is_counted(replica)).count()
         };
         let usable = count(Replica::is_usable);
         let silent = count(|replica| replica.state() == State::Silent);
         let may_start = usable < limit && usable + silent < 2 * limit;
+        let takes_silent = !may_start && usable == 0;
         let least = state
-            .replicas
-            .values_mut()
-            .filter(of_image)
-            .filter(|replica| replica.is_usable() || (replica.state() == State::Silent && !may_start && usable == 0))
-            .min_by_key(|replica| (replica.leases, replica.state() != State::Ready));
+            .least_used(digest, |replica| replica.is_usable() || (takes_silent && replica.state() == State::Silent));
         if let Some(replica) = least
             && (replica.leases == 0 || !may_start)
         {
-            // Counted while it starts, so that it is not given to everybody.
-            replica.leases += 1;
-            replica.used = Instant::now();
-            if replica.become_state(State::Resuming).is_ok() {
-                tokio::spawn(self.clone().resume(replica.name.clone()));
-            }
-            return Ok(Choice::Replica(replica.name.clone(), replica.watch()));
+            return Ok(self.lease(replica));
         }
+        // Whether it hangs is known in a moment; another is started then.
+        if state.replicas.values().any(|replica| replica.digest == digest && replica.is_reported) {
+            return Ok(Choice::After(PROBE_INTERVAL));
+        }
+        let refusal = match self.start_another(state, digest) {
+            Err(error) => error,
+            choice => return choice,
+        };
+        // Rather than nobody, one that answers serves one more.
+        state
+            .least_used(digest, |replica| replica.state() == State::Ready)
+            .map_or(Err(refusal), |it| Ok(self.lease(it)))
+    }
+
+    /// Counts a lease on a replica, which goes on if it was paused.
+    fn lease(self: &Arc<Pool>, replica: &mut Replica) -> Choice {
+        // Counted while it starts, so that it is not given to everybody.
+        replica.leases += 1;
+        replica.used = Instant::now();
+        if replica.become_state(State::Resuming).is_ok() {
+            tokio::spawn(self.clone().resume(replica.name.clone()));
+        }
+        Choice::Replica(replica.name.clone(), replica.watch())
+    }
+
+    /// A new replica with a lease, or what has to happen before there is one.
+    fn start_another(self: &Arc<Pool>, state: &mut PoolState, digest: &str) -> Result<Choice> {
         let manifest = state.images.get(digest);
         let image = manifest.map_or_else(|| digest.to_string(), Manifest::image);
         if let Some(circuit) = state.circuits.get(digest) {
@@ -493,13 +527,17 @@ impl Pool {
         }
     }
 
-    /// Asks a replica, which somebody waited for in vain, whether it answers at all.
-    pub fn examine(self: &Arc<Pool>, name: String) {
+    /// Asks a replica whether it answers at all; it `is_reported` if somebody has waited for it in vain.
+    pub fn examine(self: &Arc<Pool>, name: String, is_reported: bool) {
         let socket_dir = {
             let mut state = self.lock();
             let Some(replica) = state.replicas.get_mut(&name) else { return };
+            if replica.state() != State::Ready {
+                return;
+            }
+            replica.is_reported |= is_reported;
             // Many sessions may wait for one replica, but it is asked once.
-            if replica.state() != State::Ready || replica.is_being_asked {
+            if replica.is_being_asked {
                 return;
             }
             replica.is_being_asked = true;
@@ -507,13 +545,13 @@ impl Pool {
         };
         let pool = self.clone();
         tokio::spawn(async move {
-            let has_answered = greet(&socket_dir, &pool.server_users).await.is_ok();
-            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
-                replica.is_being_asked = false;
-                replica.asked = Instant::now();
-            }
-            if !has_answered {
+            let greeting = tokio::time::timeout(PROBE_TIMEOUT, greet(&socket_dir, &pool.server_users)).await;
+            if !greeting.is_ok_and(|greeting| greeting.is_ok()) {
                 pool.doubt(&name);
+            }
+            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
+                (replica.is_being_asked, replica.is_reported) = (false, false);
+                replica.asked = Instant::now();
             }
         });
     }
@@ -690,9 +728,14 @@ impl Pool {
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
         let detail = format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string();
-        let error = Error::new(Kind::ContainerFailed, format!("could not start a container of image \"{image}\""))
-            .with_detail(detail.clone());
-        self.lock().note_ending(&digest, None, false, &detail);
+        let is_missing = error.kind() == Kind::ImageNotFound;
+        let kind = if is_missing { Kind::ImageNotFound } else { Kind::ContainerFailed };
+        let error =
+            Error::new(kind, format!("could not start a container of image \"{image}\"")).with_detail(detail.clone());
+        // Where the image is missing, nothing was started, and may be as soon as it is there.
+        if !is_missing {
+            self.lock().note_ending(&digest, None, false, &detail);
+        }
         self.discard(name, Some(error)).await;
     }
 
@@ -859,7 +902,7 @@ impl Pool {
             state.replicas.values().filter(is_due).map(|replica| replica.name.clone()).collect()
         };
         for name in names {
-            self.examine(name);
+            self.examine(name, false);
         }
     }
 

@@ -108,6 +108,8 @@ pub struct Replica {
     pub asked: Instant,
     /// Whether it is being asked now.
     pub is_being_asked: bool,
+    /// Whether it is being asked because somebody waited for it in vain. Nobody gets a lease on it until it answers.
+    pub is_reported: bool,
     /// When it was started or adopted.
     pub since: Instant,
     /// When it last had a lease.
@@ -133,6 +135,7 @@ impl Replica {
             memory_mb: 0,
             asked: now,
             is_being_asked: false,
+            is_reported: false,
             since: now,
             used: now,
             state: watch::Sender::new(State::Starting),

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,7 +15,9 @@ use udf_types::{Error, Kind, Result};
 use super::docker_api::{DockerApi, Found, Object};
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
-use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
+use super::{
+    DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image, random_hex,
+};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::kept_logs::KEPT_LOG_BYTES;
@@ -42,9 +43,6 @@ const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 /// Seconds between asking a container to end and killing it.
 const STOP_PATIENCE_S: &str = "3";
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
-
-/// Numbers the containers that describe their functions.
-static DESCRIBED: AtomicU64 = AtomicU64::new(0);
 
 /// The docker or podman command line.
 #[derive(Debug)]
@@ -226,7 +224,8 @@ impl DockerCli {
     /// The manifest with the signatures that the image's handler has.
     fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
-        let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
+        // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
+        let name = format!("transship-describe-{}", random_hex()?);
         let mut command = self.command(["run", "--rm", "--name", &name]);
         command
             .args(container_arguments(self.program, &limits, None))

@@ -6,6 +6,7 @@ mod docker_pull;
 pub mod process;
 pub mod program;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,4 +146,13 @@ pub(crate) fn not_a_udf_image(image: &str) -> Error {
     Error::new(Kind::InvalidDefinition, format!("image \"{image}\" is not a UDF image"))
         .with_detail(format!("It has no label \"{}\".", udf_project::manifest::MANIFEST_LABEL))
         .with_hint("Build it with \"transship build\".")
+}
+
+/// 128 random bits.
+pub(crate) fn random_hex() -> Result<String> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
