@@ -4,10 +4,12 @@ use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::OwnedWriteHalf;
@@ -16,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use udf_protocol::control::{Request, Response, read_line, send};
 use udf_protocol::{Error, Kind, Result};
 
+use crate::cancel::{Cancel, cancel};
 use crate::config::{Config, make_dir};
 use crate::folders::Opened;
 use crate::pool::{LIBRARY_NAME, Pool, inline_name};
@@ -29,6 +32,8 @@ const MOST_CONNECTIONS: usize = 8192;
 const MOST_LEASES: usize = 64;
 /// Connections at a time that are told that they are refused.
 const MOST_STRANGERS: usize = 16;
+/// Between two looks at whether a connection is closed from which the next request has come already.
+const HANG_UP_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a refused connection may stay, and what it may still send.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_IGNORED_BYTES: u64 = 64 << 10;
@@ -178,7 +183,19 @@ async fn serve_connection(stream: UnixStream, peer: Peer, pool: Arc<Pool>, _plac
         let mut is_readable = true;
         let mut opened = None;
         let response = match serde_json::from_str(&line) {
-            Ok(request) => answer(request, &mut held, &mut opened).await,
+            Ok(request) => {
+                let (canceller, cancel) = cancel();
+                let mut answering = pin!(answer(request, &mut held, &mut opened, cancel));
+                tokio::select! {
+                    biased;
+                    response = &mut answering => response,
+                    // A build ends then. Everything else goes on, so that no lease is half counted.
+                    () = hung_up(reader.get_ref().as_ref()) => {
+                        canceller.cancel();
+                        answering.await
+                    }
+                }
+            }
             Err(cause) => {
                 is_readable = false;
                 Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
@@ -190,6 +207,19 @@ async fn serve_connection(stream: UnixStream, peer: Peer, pool: Arc<Pool>, _plac
         if write(&mut writer, &line_of(&response), opened).await.is_err() || !is_readable {
             return;
         }
+    }
+}
+
+/// Waits until the other end is closed. One that only sends no more may wait for its answer.
+async fn hung_up(stream: &UnixStream) {
+    let is_closed = || {
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        let is_polled = poll(&mut polled, PollTimeout::ZERO).is_ok();
+        is_polled && polled[0].revents().is_some_and(|found| found.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
+    };
+    // This does not wait where the next request is there already.
+    while stream.ready(Interest::READABLE).await.is_ok() && !is_closed() {
+        tokio::time::sleep(HANG_UP_INTERVAL).await;
     }
 }
 
@@ -209,7 +239,7 @@ async fn write(writer: &mut OwnedWriteHalf, line: &[u8], opened: Option<Opened>)
     writer.write_all(&line[sent..]).await
 }
 
-async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) -> Result<Response> {
+async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, cancel: Cancel) -> Result<Response> {
     let pool = held.pool.clone();
     match request {
         Request::Ping => Ok(Response::Pong {
@@ -223,13 +253,13 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) 
         }
         Request::BuildInline { manifest, source } => {
             pool.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
-            pool.build_inline(*manifest, source).await.map(Response::Image)
+            pool.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
         }
         Request::AddToFile { path, content } => held.upload.add(&path, &content).map(|()| Response::Added),
         Request::BuildLibrary { library } => {
             pool.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
             let upload = std::mem::take(&mut held.upload);
-            pool.build_library(library, upload).await.map(Response::Image)
+            pool.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
         }
         Request::Acquire { digest } => {
             let Peer { connection, uid, pid, is_operator } = held.peer;

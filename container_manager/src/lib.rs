@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod builds;
+pub mod cancel;
 pub mod circuit;
 pub mod config;
 pub mod conformance;

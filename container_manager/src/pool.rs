@@ -14,16 +14,18 @@ use udf_protocol::reference::ImageReference;
 use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
 use udf_protocol::{Error, Kind, Result};
 
+use crate::builds::Builds;
+use crate::cancel::Cancel;
 use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
-use crate::registration::build::build_inline;
+use crate::registration::build::{build_inline, find_built, name_inline};
 use crate::registration::is_built_for_engines;
-use crate::registration::library::{Upload, build_library};
+use crate::registration::library::{Upload, build_library, name_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
-use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
+use crate::runtime::{BuildOptions, ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::ServerUsers;
 
 /// Digits that begin the names of a lease's segments, of 32.
@@ -58,8 +60,7 @@ pub struct Pool {
     folders: Folders,
     kept_logs: KeptLogs,
     state: Mutex<PoolState>,
-    /// One build at a time: builds share caches and are heavy.
-    building: tokio::sync::Mutex<()>,
+    builds: Builds,
 }
 
 #[derive(Default)]
@@ -122,9 +123,10 @@ impl Pool {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
         let place = &config.place;
         let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
-        let (state, building) = Default::default();
+        let state = Mutex::default();
+        let builds = Builds::new(config.max_builds);
         let kept_logs = KeptLogs::new(&config.place.state_dir);
-        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, building }))
+        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, builds }))
     }
 
     /// The runtime's name.
@@ -251,13 +253,13 @@ impl Pool {
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
     /// One that this manager has not seen in use counts from now.
     pub async fn prune(self: &Arc<Pool>, unused_for: Duration) -> Result<Vec<String>> {
-        // None is built meanwhile.
-        let _turn = self.building.lock().await;
         let mut removed = Vec::new();
         for image in self.blocking(|pool| pool.runtime.images()).await? {
             if !is_built_for_engines(&image.manifest.name) {
                 continue;
             }
+            // Somebody wants one that is being built or looked for.
+            let Some(_lock) = self.builds.try_lock(&image.manifest.image()) else { continue };
             let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
             let Ok(used) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
                 self.note_use(&image.digest);
@@ -284,28 +286,87 @@ impl Pool {
         Ok(removed)
     }
 
-    /// Builds inline code.
-    pub async fn build_inline(self: &Arc<Pool>, manifest: Manifest, source: String) -> Result<ImageInfo> {
-        self.build(move |runtime, templates| build_inline(runtime, templates, &manifest, &source)).await
+    /// Builds inline code for a user, unless its image exists.
+    pub async fn build_inline(
+        self: &Arc<Pool>,
+        manifest: Manifest,
+        source: String,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let source = Arc::new(source);
+        let text = source.clone();
+        let named = self.blocking(move |pool| name_inline(&pool.config.place.templates, &manifest, &text)).await?;
+        self.build(named, user, cancel, move |runtime, templates, manifest, options| {
+            build_inline(runtime, templates, manifest, &source, options)
+        })
+        .await
     }
 
-    /// Builds a project that an engine has sent.
-    pub async fn build_library(self: &Arc<Pool>, library: String, upload: Upload) -> Result<ImageInfo> {
-        self.build(move |runtime, templates| build_library(runtime, templates, &library, &upload)).await
+    /// Builds a project that an engine has sent for a user, unless its image exists.
+    pub async fn build_library(
+        self: &Arc<Pool>,
+        library: String,
+        upload: Upload,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let upload = Arc::new(upload);
+        let sent = upload.clone();
+        let named = self.blocking(move |_| name_library(&library, &sent)).await?;
+        self.build(named, user, cancel, move |runtime, templates, manifest, options| {
+            build_library(runtime, templates, manifest, &upload, options)
+        })
+        .await
     }
 
     async fn build(
         self: &Arc<Pool>,
-        build: impl FnOnce(&dyn Runtime, &Path) -> Result<ImageInfo> + Send + 'static,
+        manifest: Manifest,
+        user: u32,
+        cancel: Cancel,
+        build: impl FnOnce(&dyn Runtime, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
     ) -> Result<ImageInfo> {
-        let _turn = self.building.lock().await;
+        let name = manifest.image();
+        // An image that is there waits for no other's build.
+        if let Some(_lock) = self.builds.try_lock(&name)
+            && let Some(found) = self.find_built(&manifest).await?
+        {
+            return Ok(found);
+        }
+        let place = self.builds.enter(user)?;
+        let _lock = place.lock(&name, &cancel).await?;
+        // Somebody else may have built it meanwhile.
+        if let Some(found) = self.find_built(&manifest).await? {
+            return Ok(found);
+        }
+        let _turn = place.turn(&name, &cancel).await?;
         if self.lock().is_shutting_down {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
-        let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
-        self.lock().note_image(&info, true);
-        self.note_use(&info.digest);
-        Ok(info)
+        let options = BuildOptions { cancel, ..BuildOptions::default() };
+        let built = self
+            .blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &options))
+            .await
+            .inspect_err(|error| {
+                if error.kind() == Kind::Cancelled {
+                    eprintln!("transshipd: {error}");
+                }
+            })?;
+        self.note_built(&built);
+        Ok(built)
+    }
+
+    async fn find_built(self: &Arc<Pool>, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+        let manifest = manifest.clone();
+        let found = self.blocking(move |pool| find_built(pool.runtime.as_ref(), &manifest)).await?;
+        found.iter().for_each(|image| self.note_built(image));
+        Ok(found)
+    }
+
+    fn note_built(&self, image: &ImageInfo) {
+        self.lock().note_image(image, true);
+        self.note_use(&image.digest);
     }
 
     /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used. Beside

@@ -10,7 +10,7 @@ use container_manager::conformance::{self, Outcome, Verdict};
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
-use container_manager::runtime;
+use container_manager::runtime::{self, BuildOptions};
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
 use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
@@ -43,7 +43,8 @@ fn run(flags: CliFlags) -> Result<bool> {
         }
         Command::Build { project } => {
             let runtime = runtime::choose(&place)?;
-            let image = build_project(runtime.as_ref(), &place.templates, &project, true)?;
+            let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
+            let image = build_project(runtime.as_ref(), &place.templates, &project, &options)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }

@@ -16,20 +16,20 @@ use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
 use super::template::Template;
-use crate::runtime::Runtime;
+use crate::runtime::{BuildOptions, Runtime};
 
 /// Builds the project in a folder.
 pub fn build_project(
     runtime: &dyn Runtime,
     templates: &Path,
     project: &Path,
-    shows_progress: bool,
+    options: &BuildOptions,
 ) -> Result<ImageInfo> {
     let path = project.join("transship.toml");
     let text = fs::read_to_string(&path).map_err(|cause| {
         Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
     })?;
-    build_files(runtime, templates, project, &Manifest::parse(&text)?, shows_progress)
+    build_files(runtime, templates, project, &Manifest::parse(&text)?, options)
 }
 
 /// Builds a manifest's files, which lie in a folder.
@@ -38,7 +38,7 @@ pub fn build_files(
     templates: &Path,
     project: &Path,
     manifest: &Manifest,
-    shows_progress: bool,
+    options: &BuildOptions,
 ) -> Result<ImageInfo> {
     let template = Template::load(templates, &manifest.template)?;
     let context = stage(&template, manifest)?;
@@ -49,11 +49,11 @@ pub fn build_files(
             Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", project.join(file).display()))
         })?;
     }
-    runtime.build(context.path(), manifest, &template, shows_progress)
+    runtime.build(context.path(), manifest, &template, options)
 }
 
-/// Builds inline code, unless its image exists: its tag is made from its content.
-pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest, source: &str) -> Result<ImageInfo> {
+/// The manifest of inline code's image, whose tag is made from its content.
+pub fn name_inline(templates: &Path, manifest: &Manifest, source: &str) -> Result<Manifest> {
     let template = Template::load(templates, &manifest.template)?;
     let mut hash = Sha256::new();
     hash.update(manifest.to_label());
@@ -62,18 +62,26 @@ pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest
     let handler = template.handler().to_string();
     let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest.clone() };
     // The label is JSON of the user's making, so it is checked like any other.
-    let manifest = Manifest::from_label(&manifest.to_label())?;
-    if let Some(image) = find_built(runtime, &manifest)? {
-        return Ok(image);
-    }
-    let context = stage(&template, &manifest)?;
+    Manifest::from_label(&manifest.to_label())
+}
+
+/// Builds inline code, with the manifest that [`name_inline`] gave.
+pub fn build_inline(
+    runtime: &dyn Runtime,
+    templates: &Path,
+    manifest: &Manifest,
+    source: &str,
+    options: &BuildOptions,
+) -> Result<ImageInfo> {
+    let template = Template::load(templates, &manifest.template)?;
+    let context = stage(&template, manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
-    runtime.build(context.path(), &manifest, &template, false)
+    runtime.build(context.path(), manifest, &template, options)
 }
 
 /// The image of a manifest whose version is made from its content, unless it has to be built. An error if the runtime does not
 /// say whether it is there.
-pub(super) fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+pub fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
     match runtime.resolve(&manifest.image()) {
         Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
         // One that is of no use is built over.

@@ -16,8 +16,8 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::Manifest;
 use udf_protocol::{Error, Kind, Result};
 
-use super::build::{HashWriter, build_files, find_built, tag_of};
-use crate::runtime::Runtime;
+use super::build::{HashWriter, build_files, tag_of};
+use crate::runtime::{BuildOptions, Runtime};
 
 /// Most bytes of a project's files together.
 const MAX_UPLOAD_BYTES: u64 = 2 << 30;
@@ -67,8 +67,8 @@ impl Upload {
     }
 }
 
-/// Builds what was uploaded, unless its image exists.
-pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upload: &Upload) -> Result<ImageInfo> {
+/// The manifest of an uploaded project's image, whose name is made from its content.
+pub fn name_library(library: &str, upload: &Upload) -> Result<Manifest> {
     let missing = || {
         Error::new(Kind::InvalidDefinition, format!("library \"{library}\" has no file \"transship.toml\""))
             .with_hint("The archive must hold a UDF project with transship.toml at its root.")
@@ -91,11 +91,19 @@ pub fn build_library(runtime: &dyn Runtime, templates: &Path, library: &str, upl
     }
     let name = format!("{LIBRARY_REPOSITORY}/{}", manifest.name);
     let manifest = Manifest { name, version: tag_of(hash), ..manifest };
-    let manifest = Manifest::from_label(&manifest.to_label())?;
-    if let Some(image) = find_built(runtime, &manifest)? {
-        return Ok(image);
-    }
-    build_files(runtime, templates, folder, &manifest, false)
+    Manifest::from_label(&manifest.to_label())
+}
+
+/// Builds what was uploaded, with the manifest that [`name_library`] gave.
+pub fn build_library(
+    runtime: &dyn Runtime,
+    templates: &Path,
+    manifest: &Manifest,
+    upload: &Upload,
+    options: &BuildOptions,
+) -> Result<ImageInfo> {
+    let folder = upload.folder.as_ref().expect("its manifest was in it").path();
+    build_files(runtime, templates, folder, manifest, options)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -16,7 +17,9 @@ use udf_protocol::{Error, Kind, Result};
 use super::docker_api::{DockerApi, Found, Object};
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
-use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
+use super::{
+    BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image,
+};
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::kept_logs::KEPT_LOG_BYTES;
@@ -55,6 +58,8 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    /// Longest that one build may take.
+    build_timeout: Duration,
     /// That of containers which ask for one.
     network: Option<String>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
@@ -153,7 +158,8 @@ impl DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
         let (build_network, network) = (place.build_network.clone(), place.network.clone());
         let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        DockerCli { program, api, manager, build_network, network, records: place.state_dir.join("containers") }
+        let (build_timeout, records) = (Duration::from_secs(place.build_timeout_s), place.state_dir.join("containers"));
+        DockerCli { program, api, manager, build_network, build_timeout, network, records }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -224,7 +230,7 @@ impl DockerCli {
     }
 
     /// The manifest with the signatures that the image's handler has.
-    fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
+    fn describe(&self, image: &str, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
         let mut command = self.command(["run", "--rm", "--name", &name]);
@@ -233,7 +239,8 @@ impl DockerCli {
             .args(self.inspect_image(image)?.config.mounts()?);
         command.args([image, "describe"]);
         let what = format!("load the functions of image \"{image}\"");
-        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
+        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel);
+        let described = described.inspect_err(|_| {
             // The command line may have ended before its container.
             let _ = run(&mut self.command(["rm", "--force", &name]), Kind::ContainerFailed, "remove a container");
         })?;
@@ -241,7 +248,7 @@ impl DockerCli {
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
-    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
+    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], options: &BuildOptions) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
         command.args(self.build_network.iter().map(|network| format!("--network={network}")));
         for name in CLIENT_BUILD_ENVIRONMENT {
@@ -254,8 +261,8 @@ impl DockerCli {
         }
         command.arg(context);
         let what = format!("build image \"{image}\"");
-        if !shows_progress {
-            return run(&mut command, Kind::BuildFailed, &what).map(drop);
+        if !options.shows_progress {
+            return run_within(&mut command, Kind::BuildFailed, &what, self.build_timeout, &options.cancel).map(drop);
         }
         // Standard output is for the image's digest; the build is talk.
         let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
@@ -315,7 +322,7 @@ impl Runtime for DockerCli {
         Ok(images)
     }
 
-    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
+    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, options: &BuildOptions) -> Result<ImageInfo> {
         let image = manifest.image();
         let content = content_of(context)?;
         let code = code_of(context, manifest)?;
@@ -330,8 +337,8 @@ impl Runtime for DockerCli {
         let described = match known {
             Some(described) => manifest.with_described(described)?,
             None => {
-                self.build_once(context, &image, &[], shows_progress)?;
-                self.describe(&image, manifest)?
+                self.build_once(context, &image, &[], options)?;
+                self.describe(&image, manifest, options)?
             }
         };
         let labels = [
@@ -341,7 +348,8 @@ impl Runtime for DockerCli {
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
-        self.build_once(context, &image, &labels, shows_progress && known.is_some())?;
+        let shows_progress = options.shows_progress && known.is_some();
+        self.build_once(context, &image, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
         // The same files have the same tag, wherever they are built.
         self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
         self.resolve(&image)

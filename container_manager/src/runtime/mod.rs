@@ -14,6 +14,7 @@ use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, Manifest};
 use udf_protocol::{Error, Kind, Result};
 
+use crate::cancel::Cancel;
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
 use docker_cli::DockerCli;
@@ -21,6 +22,15 @@ use process::ProcessRuntime;
 
 /// Longest that a handler may take to say what its functions are.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+
+/// How an image is built.
+#[derive(Debug, Clone, Default)]
+pub struct BuildOptions {
+    /// Whether the build's output goes to standard error.
+    pub shows_progress: bool,
+    /// Ends the build.
+    pub cancel: Cancel,
+}
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -69,13 +79,13 @@ pub trait Runtime: Send + Sync {
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
-    /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
+    /// Builds a staged context into the image `manifest.image()`. A build that fails, or is cancelled, leaves no image.
     fn build(
         &self,
         context: &Path,
         manifest: &Manifest,
         template: &Template,
-        shows_progress: bool,
+        options: &BuildOptions,
     ) -> Result<ImageInfo>;
     /// Removes an image, with the names that its build gave it.
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
