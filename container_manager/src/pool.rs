@@ -137,6 +137,7 @@ impl Pool {
     /// Takes over the replicas that an earlier manager left, and stops those that do not answer.
     pub async fn adopt(self: &Arc<Pool>) -> Result<usize> {
         let mut adopted = 0;
+        self.remove_leftovers().await;
         for image in self.blocking(|pool| pool.runtime.images()).await? {
             self.lock().note_image(&image, true);
         }
@@ -253,6 +254,7 @@ impl Pool {
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
     /// One that this manager has not seen in use counts from now.
     pub async fn prune(self: &Arc<Pool>, unused_for: Duration) -> Result<Vec<String>> {
+        self.remove_leftovers().await;
         let mut removed = Vec::new();
         for image in self.blocking(|pool| pool.runtime.images()).await? {
             if !is_built_for_engines(&image.manifest.name) {
@@ -284,6 +286,12 @@ impl Pool {
             removed.push(name);
         }
         Ok(removed)
+    }
+
+    async fn remove_leftovers(self: &Arc<Pool>) {
+        if let Err(error) = self.blocking(|pool| pool.runtime.remove_leftovers()).await {
+            eprintln!("transshipd: {error}");
+        }
     }
 
     /// Builds inline code for a user, unless its image exists.
@@ -1064,7 +1072,7 @@ async fn find_user(socket_dir: &Path) -> Result<u32> {
 }
 
 /// 128 random bits.
-fn random_hex() -> Result<String> {
+pub(crate) fn random_hex() -> Result<String> {
     let mut bytes = [0; 16];
     fs::File::open(PathBuf::from("/dev/urandom"))
         .and_then(|mut file| file.read_exact(&mut bytes))

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -214,6 +215,9 @@ fn one_environment_is_made_once() {
     assert_eq!(fs::read_to_string(stage.path("made")).unwrap(), "x\n");
 }
 
+/// Tests that look at an engine's images take turns.
+static ENGINES: Mutex<()> = Mutex::new(());
+
 fn container_engines() -> Vec<String> {
     let engines = std::env::var("TRANSSHIP_TEST_ENGINES").unwrap_or_default();
     engines.split_whitespace().map(str::to_string).collect()
@@ -228,6 +232,7 @@ fn run_engine(engine: &str, arguments: &[&str]) -> String {
 
 #[test]
 fn an_engines_build_ends_with_its_client() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
     for engine in container_engines() {
         // Tells its process from those of others.
         let seconds = 100_000 + std::process::id();
@@ -242,5 +247,52 @@ fn an_engines_build_ends_with_its_client() {
         drop(client);
         wait_until("the build has ended", || !sleeps());
         wait_until("the manager knows", || stage.log().contains("nobody waits for it any more"));
+    }
+}
+
+/// Names of images, with their tags.
+fn images_of(engine: &str) -> Vec<String> {
+    let listed = run_engine(engine, &["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]);
+    listed.lines().map(|name| name.trim_start_matches("localhost/").to_string()).collect()
+}
+
+#[test]
+fn a_build_that_fails_leaves_no_image_and_uses_no_more_than_it_may() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = std::process::id();
+        // The first is built, but no functions can be read of it; the second takes too much memory.
+        let broken = format!("FROM debian:bookworm-slim\nENV RANDOM={random}\nENTRYPOINT [\"/bin/false\"]\n");
+        let greedy =
+            format!("FROM debian:bookworm-slim\nRUN head -c 400m /dev/zero | tail -c 300m > /dev/null # {random}\n");
+        for (dockerfile, expected) in [(broken, "load the functions"), (greedy, "build image")] {
+            let mut stage = Stage::new(&engine, &dockerfile);
+            stage.start(&["--build-memory-mb", "100"]);
+            let failed = stage.ask(&build_of(&[]));
+            assert_eq!(failed["kind"], "build_failed", "{failed}");
+            assert!(failed["message"].as_str().unwrap().contains(&format!("could not {expected}")), "{failed}");
+            let left: Vec<String> = images_of(&engine);
+            assert!(left.iter().all(|name| !name.starts_with("transship-build:")), "{left:?}");
+            let tag = failed["message"].as_str().unwrap().split('"').nth(1).unwrap().to_string();
+            assert!(!left.contains(&tag), "{tag} in {left:?}");
+        }
+    }
+}
+
+#[test]
+fn what_killed_builds_left_is_removed() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = format!("{:032x}", std::process::id());
+        let (past, future) = (format!("transship-build:1-{random}"), format!("transship-build:99999999999-{random}"));
+        let other = format!("transship-build:{random}");
+        for name in [&past, &future, &other] {
+            run_engine(&engine, &["image", "tag", "debian:bookworm-slim", name]);
+        }
+        let mut stage = Stage::new(&engine, "");
+        stage.start(&[]);
+        let left = images_of(&engine);
+        assert_eq!([&past, &future, &other].map(|name| left.contains(name)), [false, true, true]);
+        run_engine(&engine, &["image", "rm", &future, &other]);
     }
 }

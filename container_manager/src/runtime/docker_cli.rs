@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,7 @@ use super::{
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
 use crate::kept_logs::KEPT_LOG_BYTES;
+use crate::pool::random_hex;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
@@ -46,6 +47,12 @@ const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 const STOP_PATIENCE_S: &str = "3";
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
+/// The repository of images while they are built. Their tags are the time, in seconds since 1970, at which the build has certainly
+/// ended, and random digits.
+const BUILDING_REPOSITORY: &str = "transship-build";
+/// Microseconds in which a build may use so many processors for the whole time, 0.1 s as usual.
+const CPU_PERIOD: u64 = 100_000;
+
 /// Numbers the containers that describe their functions.
 static DESCRIBED: AtomicU64 = AtomicU64::new(0);
 
@@ -58,6 +65,9 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    /// What one step of a build may use.
+    build_memory_mb: u64,
+    build_cpus: u64,
     /// Longest that one build may take.
     build_timeout: Duration,
     /// That of containers which ask for one.
@@ -159,7 +169,8 @@ impl DockerCli {
         let (build_network, network) = (place.build_network.clone(), place.network.clone());
         let api = if program == "docker" { DockerApi::of_environment() } else { None };
         let (build_timeout, records) = (Duration::from_secs(place.build_timeout_s), place.state_dir.join("containers"));
-        DockerCli { program, api, manager, build_network, build_timeout, network, records }
+        let (build_memory_mb, build_cpus) = (place.build_memory_mb, place.build_cpus);
+        DockerCli { program, api, manager, build_network, build_memory_mb, build_cpus, build_timeout, network, records }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -230,15 +241,15 @@ impl DockerCli {
     }
 
     /// The manifest with the signatures that the image's handler has.
-    fn describe(&self, image: &str, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
+    fn describe(&self, building: &Building, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
         let mut command = self.command(["run", "--rm", "--name", &name]);
         command
             .args(container_arguments(self.program, &limits, None))
-            .args(self.inspect_image(image)?.config.mounts()?);
-        command.args([image, "describe"]);
-        let what = format!("load the functions of image \"{image}\"");
+            .args(self.inspect_image(&building.tag)?.config.mounts()?);
+        command.args([&building.tag, "describe"]);
+        let what = format!("load the functions of image \"{}\"", building.image);
         let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel);
         let described = described.inspect_err(|_| {
             // The command line may have ended before its container.
@@ -248,9 +259,20 @@ impl DockerCli {
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
-    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], options: &BuildOptions) -> Result<()> {
-        let mut command = self.command(["build", "--force-rm", "--tag", image]);
+    fn build_once(
+        &self,
+        context: &Path,
+        building: &Building,
+        labels: &[(&str, String)],
+        options: &BuildOptions,
+    ) -> Result<()> {
+        let mut command = self.command(["build", "--force-rm", "--tag", &building.tag]);
         command.args(self.build_network.iter().map(|network| format!("--network={network}")));
+        command.arg(format!("--memory={}m", self.build_memory_mb));
+        // Equal to --memory: no swap on top.
+        command.arg(format!("--memory-swap={}m", self.build_memory_mb));
+        command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.build_cpus));
+        command.arg("--ulimit=core=0");
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -260,7 +282,7 @@ impl DockerCli {
             command.arg("--label").arg(format!("{name}={value}"));
         }
         command.arg(context);
-        let what = format!("build image \"{image}\"");
+        let what = format!("build image \"{}\"", building.image);
         if !options.shows_progress {
             return run_within(&mut command, Kind::BuildFailed, &what, self.build_timeout, &options.cancel).map(drop);
         }
@@ -334,11 +356,12 @@ impl Runtime for DockerCli {
         }
         // Where only a model or data changed, the functions are what they were.
         let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
+        let building = Building::new(self, &image)?;
         let described = match known {
             Some(described) => manifest.with_described(described)?,
             None => {
-                self.build_once(context, &image, &[], options)?;
-                self.describe(&image, manifest, options)?
+                self.build_once(context, &building, &[], options)?;
+                self.describe(&building, manifest, options)?
             }
         };
         let labels = [
@@ -349,10 +372,40 @@ impl Runtime for DockerCli {
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
         let shows_progress = options.shows_progress && known.is_some();
-        self.build_once(context, &image, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        options.cancel.check(&format!("build image \"{image}\""))?;
+        self.tag(&building.tag, &image)?;
         // The same files have the same tag, wherever they are built.
-        self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        self.tag(&building.tag, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        drop(building);
         self.resolve(&image)
+    }
+
+    fn remove_leftovers(&self) -> Result<()> {
+        let mut command = self.command(["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]);
+        let names = run(&mut command, Kind::ContainerFailed, "list images")?;
+        let now = seconds_since_1970();
+        for name in names.lines().filter(|name| build_end(name).is_some_and(|end| end < now)) {
+            let what = format!("remove image \"{name}\"");
+            if let Err(error) = run(&mut self.command(["image", "rm", name]), Kind::ContainerFailed, &what)
+                // Another manager may have removed it.
+                && !says_missing(&error)
+            {
+                eprintln!("transshipd: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let help = self.command(["build", "--help"]).stdin(Stdio::null()).output();
+        // BuildKit takes these options, ignores them, and does not list them.
+        let has_limits = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--memory-swap"));
+        if has_limits {
+            return Vec::new();
+        }
+        let program = self.program;
+        vec![format!("{program} builds images without limits for memory and processors (docs/security.md)")]
     }
 
     fn remove_image(&self, image: &ImageInfo) -> Result<()> {
@@ -472,6 +525,49 @@ impl Runtime for DockerCli {
     }
 }
 
+/// An image that is being built. Dropping this takes its name away, and with it the image, unless it has another name.
+struct Building<'a> {
+    cli: &'a DockerCli,
+    tag: String,
+    /// The name that it gets in the end.
+    image: &'a str,
+}
+
+impl<'a> Building<'a> {
+    fn new(cli: &'a DockerCli, image: &'a str) -> Result<Building<'a>> {
+        // It is built twice, and described in between.
+        let end = seconds_since_1970() + (2 * cli.build_timeout + 2 * DESCRIBE_TIMEOUT).as_secs();
+        Ok(Building { cli, image, tag: format!("{BUILDING_REPOSITORY}:{end}-{}", random_hex()?) })
+    }
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        let mut command = self.cli.command(["image", "rm", &self.tag]);
+        if let Err(error) = run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", self.tag))
+            && !says_missing(&error)
+        {
+            eprintln!("transship: {error}");
+        }
+    }
+}
+
+/// When the build that made this name has certainly ended; none for other names.
+fn build_end(name: &str) -> Option<u64> {
+    let (repository, tag) = name.rsplit_once(':')?;
+    // podman writes localhost/ before names.
+    if repository.trim_start_matches("localhost/") != BUILDING_REPOSITORY {
+        return None;
+    }
+    let (end, random) = tag.split_once('-')?;
+    let is_random = random.len() == 32 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_random.then(|| end.parse().ok())?
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
 /// The parts of a reference by which a registry knows an image.
 pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
     let parsed = ImageReference::parse(reference)?;
@@ -546,6 +642,18 @@ mod tests {
             let error = Error::new(Kind::ContainerFailed, "could not").with_detail(said);
             assert_eq!(says_missing(&error), is_missing, "{said}");
         }
+    }
+
+    #[test]
+    fn only_names_of_builds_are_taken_for_leftovers() {
+        let random = "0123456789abcdef0123456789abcdef";
+        assert_eq!(build_end(&format!("transship-build:17-{random}")), Some(17));
+        assert_eq!(build_end(&format!("localhost/transship-build:17-{random}")), Some(17));
+        for name in ["transship-build:17", "transship-build:17-0", "transship-build:latest", "<none>:<none>", ""] {
+            assert_eq!(build_end(name), None, "{name}");
+        }
+        assert_eq!(build_end(&format!("registry.example/transship-build:17-{random}")), None);
+        assert_eq!(build_end(&format!("transship-build:x-{random}")), None);
     }
 
     #[test]

@@ -75,6 +75,10 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
+    /// What it does not protect from here, for the manager's log.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
@@ -87,6 +91,10 @@ pub trait Runtime: Send + Sync {
         template: &Template,
         options: &BuildOptions,
     ) -> Result<ImageInfo>;
+    /// Removes what builds have left that were killed, together with the program that had started them.
+    fn remove_leftovers(&self) -> Result<()> {
+        Ok(())
+    }
     /// Removes an image, with the names that its build gave it.
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
