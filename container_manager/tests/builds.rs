@@ -215,6 +215,39 @@ fn one_environment_is_made_once() {
     assert_eq!(fs::read_to_string(stage.path("made")).unwrap(), "x\n");
 }
 
+#[test]
+fn inline_code_says_no_more_than_a_functions_body() {
+    let mut stage = Stage::new("process", "");
+    // A file that keeps its reader waiting, where a path as template would lead.
+    let outside = stage.path("outside");
+    fs::create_dir(&outside).unwrap();
+    assert!(Command::new("mkfifo").arg(outside.join("template.toml")).status().unwrap().success());
+    stage.start(&[]);
+    for template in ["../outside", outside.to_str().unwrap()] {
+        let mut request = build_of(&[]);
+        request["manifest"]["template"] = json!(template);
+        let mut connection = stage.send(&request);
+        connection.get_ref().set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let refused = answer_on(&mut connection);
+        assert_eq!(refused["kind"], "invalid_definition", "{refused}");
+    }
+    for (key, value) in [
+        ("limits", json!({"network": true})),
+        ("limits", json!({"memory_mb": 1_048_576})),
+        ("replicas", json!(64)),
+        ("prewarm", json!(1)),
+        ("pause", json!(true)),
+        ("system_packages", json!(["netcat"])),
+        ("files", json!(["model"])),
+    ] {
+        let mut request = build_of(&[]);
+        request["manifest"][key] = value;
+        let refused = stage.ask(&request);
+        assert_eq!(refused["kind"], "not_allowed", "{key}: {refused}");
+    }
+    assert_eq!(stage.ask(&build_of(&[]))["response"], "image");
+}
+
 /// Tests that look at an engine's images take turns.
 static ENGINES: Mutex<()> = Mutex::new(());
 

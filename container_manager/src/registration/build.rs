@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{FunctionEntry, INLINE_REPOSITORY, Manifest};
+use udf_protocol::manifest::{FunctionEntry, INLINE_REPOSITORY, Limits, Manifest};
 use udf_protocol::types::Type;
 use udf_protocol::{Error, Kind, Result};
 
@@ -54,15 +54,34 @@ pub fn build_files(
 
 /// The manifest of inline code's image, whose tag is made from its content.
 pub fn name_inline(templates: &Path, manifest: &Manifest, source: &str) -> Result<Manifest> {
+    // It is JSON of the user's making, and names a folder.
+    let manifest = Manifest::from_label(&manifest.to_label())?;
+    check_inline(&manifest)?;
     let template = Template::load(templates, &manifest.template)?;
     let mut hash = Sha256::new();
     hash.update(manifest.to_label());
     hash.update(source);
     let tag = tag_of(hash);
     let handler = template.handler().to_string();
-    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest.clone() };
-    // The label is JSON of the user's making, so it is checked like any other.
+    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest };
     Manifest::from_label(&manifest.to_label())
+}
+
+/// Refuses what no function's body can say: a role that may write inline code need not be trusted with the host.
+fn check_inline(manifest: &Manifest) -> Result<()> {
+    let keys = [
+        ("limits", manifest.limits != Limits::default()),
+        ("replicas", manifest.replicas != 1),
+        ("prewarm", manifest.prewarm != 0),
+        ("pause", manifest.pause),
+        ("system_packages", !manifest.system_packages.is_empty()),
+        ("files", !manifest.files.is_empty()),
+    ];
+    match keys.iter().find(|(_, is_set)| *is_set) {
+        Some((key, _)) => Err(Error::new(Kind::NotAllowed, format!("inline code may not set \"{key}\""))
+            .with_hint("Build a project with \"transship build\" and name its image instead.")),
+        None => Ok(()),
+    }
 }
 
 /// Builds inline code, with the manifest that [`name_inline`] gave.

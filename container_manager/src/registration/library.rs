@@ -90,7 +90,8 @@ pub fn name_library(library: &str, upload: &Upload) -> Result<Manifest> {
             .map_err(failed)?;
     }
     let name = format!("{LIBRARY_REPOSITORY}/{}", manifest.name);
-    let manifest = Manifest { name, version: tag_of(hash), ..manifest };
+    // Its containers start when they are called.
+    let manifest = Manifest { name, version: tag_of(hash), prewarm: 0, ..manifest };
     Manifest::from_label(&manifest.to_label())
 }
 
@@ -123,5 +124,19 @@ mod tests {
             assert!(upload.add(path, "").is_err(), "{path}");
         }
         assert!(upload.add("x", "no base64").is_err());
+    }
+
+    #[test]
+    fn a_library_has_no_network_and_is_not_kept_warm() {
+        let named = |more: &str| {
+            let mut upload = Upload::default();
+            let text = format!("name = 'a'\ntemplate = 'python'\nfunctions = [{{ name = 'f' }}]\n{more}");
+            upload.add("transship.toml", &BASE64.encode(text)).unwrap();
+            name_library("l", &upload)
+        };
+        let manifest = named("replicas = 2\nprewarm = 2").unwrap();
+        assert_eq!((manifest.prewarm, manifest.replicas), (0, 2));
+        assert!(manifest.name.starts_with("transship-library/"));
+        assert_eq!(named("limits = { network = true }").unwrap_err().kind(), Kind::NotAllowed);
     }
 }
