@@ -246,11 +246,7 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             version: env!("CARGO_PKG_VERSION").to_string(),
             runtime: pool.runtime_name().to_string(),
         }),
-        Request::Resolve { image } => {
-            let info = pool.resolve(image).await?;
-            pool.check_allowed(&info, held.peer.is_operator)?;
-            Ok(Response::Image(info))
-        }
+        Request::Resolve { image } => pool.resolve(image, held.peer.is_operator).await.map(Response::Image),
         Request::BuildInline { manifest, source } => {
             pool.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
             pool.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
@@ -267,8 +263,7 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
                 let message = format!("this connection has {MOST_LEASES} leases already");
                 return Err(Error::new(Kind::NotAllowed, message));
             }
-            let image = pool.image_of(&digest).await?;
-            pool.check_allowed(&image, is_operator)?;
+            pool.image_of(&digest, is_operator).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };
             let (info, folders) = pool.acquire(&digest, holder).await?;
             held.leases.push((info.replica.clone(), info.prefix.clone()));

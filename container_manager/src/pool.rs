@@ -138,7 +138,13 @@ impl Pool {
     pub async fn adopt(self: &Arc<Pool>) -> Result<usize> {
         let mut adopted = 0;
         self.remove_leftovers().await;
-        for image in self.blocking(|pool| pool.runtime.images()).await? {
+        let known = self.blocking(|pool| {
+            let mut images = pool.runtime.images()?;
+            // Anybody could have made an image with such a label: what nobody here has built or asked for is not kept warm.
+            images.retain(|image| pool.runtime.was_built_here(&image.digest) || pool.use_file(&image.digest).exists());
+            Ok(images)
+        });
+        for image in known.await? {
             self.lock().note_image(&image, true);
         }
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
@@ -149,7 +155,7 @@ impl Pool {
                 let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
             }
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
-            let image = match self.resolve(found.digest.clone()).await {
+            let image = match self.resolve(found.digest.clone(), true).await {
                 // That the engine does not say what it is, does not mean that it is to be stopped.
                 Err(error) if error.kind() == Kind::ContainerFailed => return Err(error),
                 known => known.ok(),
@@ -184,36 +190,47 @@ impl Pool {
         Ok(adopted)
     }
 
-    /// The image that a name or digest stands for.
-    pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
+    /// The image that a name or digest stands for. All but operators may ask for those of `--allow-images`.
+    pub async fn resolve(self: &Arc<Pool>, image: String, is_operator: bool) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
+        let info = self.look_up(image, is_operator).await?;
+        self.note_use(&info.digest);
+        Ok(info)
+    }
+
+    async fn look_up(self: &Arc<Pool>, image: String, is_operator: bool) -> Result<ImageInfo> {
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
         // takes a while.
         {
             let state = self.lock();
             let runs = state.replicas.values().any(|replica| replica.digest == image && replica.is_usable());
             if let (true, Some(manifest)) = (runs, state.images.get(&image)) {
-                return Ok(ImageInfo { digest: image, manifest: manifest.clone() });
+                let info = ImageInfo { digest: image, manifest: manifest.clone() };
+                return self.check_allowed(&info, is_operator).map(|()| info);
             }
         }
         let asked = image.clone();
         let info = self.blocking(move |pool| pool.runtime.resolve(&asked)).await?;
+        // One that is noted may be kept warm.
+        self.check_allowed(&info, is_operator)?;
         self.lock().note_image(&info, image == info.manifest.image());
-        self.note_use(&info.digest);
         Ok(info)
     }
 
-    /// What is known of an image that is to be leased.
-    pub async fn image_of(self: &Arc<Pool>, digest: &str) -> Result<ImageInfo> {
+    /// What is known of an image that is to be leased. All but operators may lease those of `--allow-images`.
+    pub async fn image_of(self: &Arc<Pool>, digest: &str, is_operator: bool) -> Result<ImageInfo> {
         let known = self.lock().images.get(digest).cloned();
         match known {
-            Some(manifest) => Ok(ImageInfo { digest: digest.to_string(), manifest }),
-            None => self.resolve(digest.to_string()).await,
+            Some(manifest) => {
+                let info = ImageInfo { digest: digest.to_string(), manifest };
+                self.check_allowed(&info, is_operator).map(|()| info)
+            }
+            None => self.resolve(digest.to_string(), is_operator).await,
         }
     }
 
     /// Whether an image is one of `--allow-images`, which binds all but operators.
-    pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
+    fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
         let name = match &image.manifest {
             // Inline code is listed by its template.
             manifest if manifest.name != INLINE_REPOSITORY && is_built_for_engines(&manifest.name) => {
@@ -245,10 +262,16 @@ impl Pool {
             }
             state.noted_uses.insert(digest.to_string(), now);
         }
-        let folder = self.config.place.state_dir.join("used");
-        if let Err(cause) = fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(hex_of(digest)), "")) {
+        let path = self.use_file(digest);
+        let folder = path.parent().expect("it lies in a folder");
+        if let Err(cause) = fs::create_dir_all(folder).and_then(|()| fs::write(&path, "")) {
             eprintln!("transshipd: could not note the use of an image: {cause}");
         }
+    }
+
+    /// The file whose time says when an image was last wanted.
+    fn use_file(&self, digest: &str) -> PathBuf {
+        self.config.place.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
     }
 
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
@@ -262,7 +285,7 @@ impl Pool {
             }
             // Somebody wants one that is being built or looked for.
             let Some(_lock) = self.builds.try_lock(&image.manifest.image()) else { continue };
-            let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
+            let path = self.use_file(&image.digest);
             let Ok(used) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
                 self.note_use(&image.digest);
                 continue;
@@ -377,7 +400,7 @@ impl Pool {
         self.note_use(&image.digest);
     }
 
-    /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used. Beside
+    /// Leases a replica of an image that [`Pool::image_of`] gave: an idle one, else a new one while the image may have more, else the least used. Beside
     /// silent ones it may have as many again; then those are leased. Every successful call must be followed by one of
     /// [`Pool::release`] with the same connection and prefix.
     pub async fn acquire(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
@@ -400,10 +423,6 @@ impl Pool {
     }
 
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
-        let known = self.lock().images.contains_key(digest);
-        if !known {
-            self.resolve(digest.to_string()).await?;
-        }
         self.note_use(digest);
         loop {
             let (name, mut watch) = match self.choose(digest)? {
@@ -1001,10 +1020,6 @@ impl Pool {
 /// How an allow-list names inline code.
 pub fn inline_name(manifest: &Manifest) -> String {
     format!("inline:{}", manifest.template)
-}
-
-fn hex_of(digest: &str) -> &str {
-    digest.trim_start_matches("sha256:")
 }
 
 /// What a new lease needs.

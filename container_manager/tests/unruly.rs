@@ -529,6 +529,25 @@ fn an_engine_may_do_what_an_engine_needs() {
 }
 
 #[test]
+fn an_engine_starts_nothing_by_naming_what_it_may_not_use() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let mut stage = Stage::new();
+    stage.start(&["--allow-user", "12345", "--allow-images", "good:*"]);
+    // The manager does not know it yet.
+    let digest = stage.build("secret", "prewarm = 1", "");
+    let requests = ["secret:1", &digest].map(|image| json!({"request": "resolve", "image": image}));
+    for answer in ask_as(12_345, &stage.path("m.sock"), &requests) {
+        assert_eq!(answer["kind"], "not_allowed", "{answer}");
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(stage.replicas(), []);
+    assert_eq!(stage.ask(&requests[0])["response"], "image");
+    wait_until("one is kept warm for an operator", || !stage.replicas().is_empty());
+}
+
+#[test]
 fn an_engine_does_not_keep_others_out() {
     if !Uid::effective().is_root() {
         return;

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
-use udf_protocol::reference::ImageReference;
+use udf_protocol::reference::{ImageReference, is_digest};
 use udf_protocol::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
@@ -74,6 +74,8 @@ pub struct DockerCli {
     network: Option<String>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
+    /// Folder with a [`Built`] of each image that was built here, under the digits of its digest.
+    built: PathBuf,
 }
 
 /// What is written down of a container. Its labels could be anybody's.
@@ -81,6 +83,15 @@ pub struct DockerCli {
 struct Record {
     digest: String,
     socket_dir: PathBuf,
+}
+
+/// What is written down of an image that was built here.
+#[derive(Debug, Serialize, Deserialize)]
+struct Built {
+    /// The files that it was built of.
+    content: String,
+    /// Those of them that the functions' signatures depend on.
+    code: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -165,12 +176,18 @@ struct InspectedState {
 impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
-        let manager = place.state_dir.to_string_lossy().into_owned();
-        let (build_network, network) = (place.build_network.clone(), place.network.clone());
-        let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        let (build_timeout, records) = (Duration::from_secs(place.build_timeout_s), place.state_dir.join("containers"));
-        let (build_memory_mb, build_cpus) = (place.build_memory_mb, place.build_cpus);
-        DockerCli { program, api, manager, build_network, build_memory_mb, build_cpus, build_timeout, network, records }
+        DockerCli {
+            program,
+            api: if program == "docker" { DockerApi::of_environment() } else { None },
+            manager: place.state_dir.to_string_lossy().into_owned(),
+            build_network: place.build_network.clone(),
+            build_memory_mb: place.build_memory_mb,
+            build_cpus: place.build_cpus,
+            build_timeout: Duration::from_secs(place.build_timeout_s),
+            network: place.network.clone(),
+            records: place.state_dir.join("containers"),
+            built: place.state_dir.join("built"),
+        }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -187,6 +204,21 @@ impl DockerCli {
         fs::write(&path, text).map_err(|cause| {
             Error::new(Kind::ContainerFailed, format!("could not write \"{}\": {cause}", path.display()))
         })
+    }
+
+    fn built_file(&self, digest: &str) -> Option<PathBuf> {
+        is_digest(digest).then(|| self.built.join(digest.trim_start_matches("sha256:")))
+    }
+
+    fn read_built(&self, digest: &str) -> Option<Built> {
+        serde_json::from_str(&fs::read_to_string(self.built_file(digest)?).ok()?).ok()
+    }
+
+    /// Who may build, but not write to the state folder, has the next build ask the builder's cache.
+    fn write_built(&self, digest: &str, built: &Built) {
+        let Some(path) = self.built_file(digest).filter(|_| make_dir(&self.built).is_ok()) else { return };
+        let text = serde_json::to_string(built).expect("a record is plain data");
+        let _ = fs::write(path, text);
     }
 
     pub(super) fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
@@ -333,11 +365,11 @@ impl Runtime for DockerCli {
                     continue;
                 }
             };
-            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names.
+            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names; under docker, this
+            // is a registry.
             let name = image.manifest.image();
-            let has_name =
-                |tag: &String| *tag == name || tag.strip_suffix(&name).is_some_and(|host| host.ends_with('/'));
-            if inspected.repo_tags.iter().flatten().any(has_name) {
+            let local = if self.program == "podman" { format!("localhost/{name}") } else { name.clone() };
+            if inspected.repo_tags.iter().flatten().any(|tag| *tag == name || *tag == local) {
                 images.push(image);
             }
         }
@@ -367,18 +399,24 @@ impl Runtime for DockerCli {
         let labels = [
             (MANIFEST_LABEL, described.to_label()),
             (CONTENT_LABEL, content.clone()),
-            (CODE_LABEL, code),
+            (CODE_LABEL, code.clone()),
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
         let shows_progress = options.shows_progress && known.is_some();
         self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        let digest = self.inspect_image(&building.tag)?.udf_image(&image)?.digest;
+        self.write_built(&digest, &Built { content: content.clone(), code: code.clone() });
         options.cancel.check(&format!("build image \"{image}\""))?;
         self.tag(&building.tag, &image)?;
         // The same files have the same tag, wherever they are built.
         self.tag(&building.tag, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
         drop(building);
         self.resolve(&image)
+    }
+
+    fn was_built_here(&self, digest: &str) -> bool {
+        self.read_built(digest).is_some()
     }
 
     fn remove_leftovers(&self) -> Result<()> {
@@ -418,7 +456,9 @@ impl Runtime for DockerCli {
         };
         let mut command = self.command(["image", "rm"]);
         command.args(tags.iter().filter(is_own));
-        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image())).map(drop)
+        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image()))?;
+        let _ = self.built_file(&image.digest).map(fs::remove_file);
+        Ok(())
     }
 
     fn push(&self, image: &str, reference: &str) -> Result<String> {

@@ -83,6 +83,8 @@ pub trait Runtime: Send + Sync {
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
+    /// Whether this host's state folder says that the image was built here: its labels could be anybody's.
+    fn was_built_here(&self, digest: &str) -> bool;
     /// Builds a staged context into the image `manifest.image()`. A build that fails, or is cancelled, leaves no image.
     fn build(
         &self,
