@@ -194,7 +194,7 @@ impl Pool {
     pub async fn resolve(self: &Arc<Pool>, image: String, is_operator: bool) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
         let info = self.look_up(image, is_operator).await?;
-        self.note_use(&info.digest);
+        self.note_use(&info.digest).await;
         Ok(info)
     }
 
@@ -252,7 +252,7 @@ impl Pool {
     }
 
     /// Notes that an image is wanted, for [`Pool::prune`].
-    fn note_use(&self, digest: &str) {
+    async fn note_use(self: &Arc<Pool>, digest: &str) {
         let now = Instant::now();
         {
             let mut state = self.lock();
@@ -263,9 +263,14 @@ impl Pool {
             state.noted_uses.insert(digest.to_string(), now);
         }
         let path = self.use_file(digest);
-        let folder = path.parent().expect("it lies in a folder");
-        if let Err(cause) = fs::create_dir_all(folder).and_then(|()| fs::write(&path, "")) {
-            eprintln!("transshipd: could not note the use of an image: {cause}");
+        let noted = self.blocking(move |_| {
+            let folder = path.parent().expect("it lies in a folder");
+            fs::create_dir_all(folder).and_then(|()| fs::write(&path, "")).map_err(|cause| {
+                Error::new(Kind::ContainerFailed, format!("could not note the use of an image: {cause}"))
+            })
+        });
+        if let Err(error) = noted.await {
+            eprintln!("transshipd: {error}");
         }
     }
 
@@ -287,7 +292,7 @@ impl Pool {
             let Some(_lock) = self.builds.try_lock(&image.manifest.image()) else { continue };
             let path = self.use_file(&image.digest);
             let Ok(used) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
-                self.note_use(&image.digest);
+                self.note_use(&image.digest).await;
                 continue;
             };
             let runs = {
@@ -384,20 +389,22 @@ impl Pool {
                     eprintln!("transshipd: {error}");
                 }
             })?;
-        self.note_built(&built);
+        self.note_built(&built).await;
         Ok(built)
     }
 
     async fn find_built(self: &Arc<Pool>, manifest: &Manifest) -> Result<Option<ImageInfo>> {
         let manifest = manifest.clone();
         let found = self.blocking(move |pool| find_built(pool.runtime.as_ref(), &manifest)).await?;
-        found.iter().for_each(|image| self.note_built(image));
+        if let Some(image) = &found {
+            self.note_built(image).await;
+        }
         Ok(found)
     }
 
-    fn note_built(&self, image: &ImageInfo) {
+    async fn note_built(self: &Arc<Pool>, image: &ImageInfo) {
         self.lock().note_image(image, true);
-        self.note_use(&image.digest);
+        self.note_use(&image.digest).await;
     }
 
     /// Leases a replica of an image that [`Pool::image_of`] gave: an idle one, else a new one while the image may have more, else the least used. Beside
@@ -423,7 +430,7 @@ impl Pool {
     }
 
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
-        self.note_use(digest);
+        self.note_use(digest).await;
         loop {
             let (name, mut watch) = match self.choose(digest)? {
                 Choice::Replica(name, watch) => (name, watch),

@@ -1,7 +1,7 @@
 //! Replicas that hang, burn processors, end again and again, and say too much; and users who ask for more than they may.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -526,6 +526,38 @@ fn an_engine_may_do_what_an_engine_needs() {
     let answers = ask_as(12_346, &socket, &requests);
     assert!(answers[1]["text"].as_str().unwrap().contains("secret talk"), "{answers:?}");
     assert_eq!((&answers[0]["response"], &answers[2]["images"]), (&json!("image"), &json!([])));
+}
+
+#[test]
+fn requests_without_an_end_do_not_fill_the_manager() {
+    let mut stage = Stage::new();
+    stage.start(&[]);
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        let mut stream = UnixStream::connect(stage.path("m.sock")).unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+        // The manager may take only a part of it.
+        let _ = stream.write_all(&vec![b'x'; 8_000_000]);
+        held.push(stream);
+    }
+    assert!(stage.peak_mb() < 100, "{} MB", stage.peak_mb());
+    assert_eq!(stage.ask(&json!({"request": "ping"}))["response"], "pong");
+    // A short one has no more time.
+    let mut short = UnixStream::connect(stage.path("m.sock")).unwrap();
+    short.write_all(b"{").unwrap();
+    for mut stream in [short, held.remove(0)] {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let ended = stream.read(&mut [0; 16]);
+        let is_reset = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(matches!(&ended, Ok(0)) || ended.as_ref().is_err_and(is_reset), "{ended:?}");
+    }
+    // One that has not begun has all the time, and a long one takes its turn.
+    let mut idle = stage.connect();
+    drop(held);
+    std::thread::sleep(Duration::from_secs(12));
+    let long = json!({"request": "resolve", "image": "x".repeat(1 << 20)});
+    assert_eq!(idle.ask(&long)["kind"], "invalid_definition");
+    assert_eq!(idle.ask(&json!({"request": "ping"}))["response"], "pong");
 }
 
 #[test]
