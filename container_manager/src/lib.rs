@@ -19,3 +19,4 @@ pub mod replica;
 pub mod runtime;
 pub mod sandbox;
 pub mod signature_check;
+pub mod terminal;

@@ -429,6 +429,22 @@ fn the_log_of_a_replica_outlives_it_and_is_bounded() {
 }
 
 #[test]
+fn a_log_does_not_command_the_terminal() {
+    let mut stage = Stage::new();
+    let digest = stage.build("coloured", "", "print('\\x1b]0;owned\\x07', flush=True)\n");
+    stage.start(&[]);
+    let (_connection, lease) = stage.lease(&digest);
+    let name = lease["replica"].as_str().unwrap();
+    // Whoever reads it with a program gets what was written.
+    assert!(stage.transship(&["logs", name]).unwrap().contains("\x1b]0;owned\x07"));
+    let mut terminal = stage.command("/usr/bin/python3");
+    terminal.args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])", env!("CARGO_BIN_EXE_transship"), "logs", name]);
+    let shown = terminal.stdin(Stdio::null()).output().unwrap().stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("\\u{1b}]0;owned\\u{7}") && !shown.contains('\x1b'), "{shown:?}");
+}
+
+#[test]
 fn greetings_do_not_fill_the_manager() {
     let mut stage = Stage::new();
     let huge = stage.build("huge", "", "def greet():\n    return 1024\n");

@@ -1,6 +1,7 @@
 //! The command line's main: one match on the command.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
@@ -11,6 +12,7 @@ use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
 use container_manager::runtime::{self, BuildOptions};
+use container_manager::terminal::printable;
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
 use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
@@ -27,7 +29,9 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("transship: {error}");
+            // It may quote what a container has written.
+            let text = error.to_string();
+            eprintln!("transship: {}", if std::io::stderr().is_terminal() { printable(&text) } else { text.into() });
             ExitCode::FAILURE
         }
     }
@@ -116,7 +120,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             let Response::Logs { text } = ask_manager(&place, Request::Logs { replica })? else {
                 return Err(unexpected("It did not answer with a log."));
             };
-            print!("{text}");
+            print!("{}", for_output(&text));
             Ok(true)
         }
         Command::Prune { older_than } => {
@@ -222,13 +226,18 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
 fn print_verdicts(name: &str, verdicts: &[Verdict], quiet: bool) -> bool {
     println!("{name}");
     for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
-        println!("  {verdict}");
+        println!("  {}", for_output(&verdict.to_string()));
     }
     let count = |wanted: fn(&Outcome) -> bool| verdicts.iter().filter(|verdict| wanted(&verdict.outcome)).count();
     let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
     let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
     println!("  {} passed, {failed} failed, {skipped} skipped", verdicts.len() - failed - skipped);
     failed == 0
+}
+
+/// Text that a container or server has written, as it goes to standard output: as it is, unless that is a terminal.
+fn for_output(text: &str) -> Cow<'_, str> {
+    if std::io::stdout().is_terminal() { printable(text) } else { text.into() }
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

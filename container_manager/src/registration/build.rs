@@ -103,8 +103,10 @@ pub fn build_inline(
 pub fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
     match runtime.resolve(&manifest.image()) {
         Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
-        // One that is of no use is built over.
-        found => Ok(found.ok()),
+        // One that is of no use, or is another in spite of its name, is built over. The handler has said what its functions take.
+        found => Ok(found.ok().filter(|found| {
+            manifest.with_described(&found.manifest.to_label()).is_ok_and(|wanted| wanted == found.manifest)
+        })),
     }
 }
 
@@ -161,9 +163,12 @@ impl std::io::Write for HashWriter<'_> {
     }
 }
 
+/// So many bytes of its content's SHA-256 are a tag: nobody finds two contents that have them in common.
+const TAG_BYTES: usize = 16;
+
 /// A tag made from the content of an image.
 pub fn tag_of(hash: Sha256) -> String {
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize().iter().take(TAG_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn stage(template: &Template, manifest: &Manifest) -> Result<TempDir> {

@@ -27,6 +27,7 @@ use crate::pool::random_hex;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
+use crate::terminal::quoted;
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
@@ -111,9 +112,12 @@ impl InspectedImage {
     pub(super) fn udf_image(&self, name: &str) -> Result<ImageInfo> {
         let labels = self.config.labels.as_ref();
         let label = labels.and_then(|labels| labels.get(MANIFEST_LABEL)).ok_or_else(|| not_a_udf_image(name))?;
+        Ok(ImageInfo { digest: self.digest(), manifest: Manifest::from_label(label)? })
+    }
+
+    fn digest(&self) -> String {
         // podman leaves the algorithm out.
-        let hex = self.id.trim_start_matches("sha256:");
-        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+        format!("sha256:{}", self.id.trim_start_matches("sha256:"))
     }
 
     /// The name that its build made of its files, if it says so rightly: anybody may have written the label.
@@ -361,7 +365,7 @@ impl Runtime for DockerCli {
             let image = match inspected.udf_image(digest) {
                 Ok(image) => image,
                 Err(error) => {
-                    eprintln!("transshipd: left image {digest} alone: {error}");
+                    eprintln!("transshipd: left image {digest} alone: {}", quoted(&error.to_string()));
                     continue;
                 }
             };
@@ -382,12 +386,14 @@ impl Runtime for DockerCli {
         let code = code_of(context, manifest)?;
         let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
+        // What its labels say of its files counts only of an image that was built here.
+        let built = before.as_ref().and_then(|before| self.read_built(&before.digest()));
         // What was built of the same files need not even be asked of the builder's cache.
-        if label(CONTENT_LABEL) == Some(&content) {
+        if built.as_ref().is_some_and(|built| built.content == content) {
             return self.resolve(&image);
         }
         // Where only a model or data changed, the functions are what they were.
-        let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
+        let known = label(MANIFEST_LABEL).filter(|_| built.is_some_and(|built| built.code == code));
         let building = Building::new(self, &image)?;
         let described = match known {
             Some(described) => manifest.with_described(described)?,
@@ -405,7 +411,7 @@ impl Runtime for DockerCli {
         ];
         let shows_progress = options.shows_progress && known.is_some();
         self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
-        let digest = self.inspect_image(&building.tag)?.udf_image(&image)?.digest;
+        let digest = self.inspect_image(&building.tag)?.digest();
         self.write_built(&digest, &Built { content: content.clone(), code: code.clone() });
         options.cancel.check(&format!("build image \"{image}\""))?;
         self.tag(&building.tag, &image)?;
