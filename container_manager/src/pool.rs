@@ -686,9 +686,20 @@ impl Pool {
 
     /// Keeps the pool as it should be, for ever.
     pub async fn keep(self: Arc<Pool>) {
+        // What waits for replicas keeps nothing else from its time.
+        let take_out = async {
+            loop {
+                tokio::time::sleep(KEEP_INTERVAL).await;
+                self.take_out_ended().await;
+            }
+        };
+        let ((), ()) = tokio::join!(take_out, self.keep_count());
+    }
+
+    /// Keeps as many replicas as there should be, and their logs bounded.
+    async fn keep_count(self: &Arc<Pool>) {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
-            self.take_out_ended().await;
             if let Err(error) = self.blocking(|pool| pool.runtime.bound_logs()).await {
                 eprintln!("transshipd: {error}");
             }
@@ -877,29 +888,36 @@ impl Pool {
                 .map(|replica| replica.name.clone())
                 .collect()
         };
+        // One that does not let itself be connected to delays no other.
+        let mut looks = tokio::task::JoinSet::new();
         for name in names {
-            let asked = name.clone();
-            let idle = {
-                let state = self.lock();
-                state
-                    .replicas
-                    .get(&name)
-                    .filter(|replica| replica.leases == 0)
-                    .map(|replica| (replica.socket_dir.clone(), replica.user))
-            };
-            // An engine that has a lease asks for the fate itself, and wants to hear it.
-            let Some((socket_dir, user)) = idle else { continue };
-            // Knocking costs less than asking a container engine.
-            if unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
+            let pool = self.clone();
+            looks.spawn(async move { pool.take_out_if_ended(name).await });
+        }
+        looks.join_all().await;
+    }
+
+    async fn take_out_if_ended(self: &Arc<Pool>, name: String) {
+        let idle = {
+            let state = self.lock();
+            let unused = state.replicas.get(&name).filter(|replica| replica.leases == 0);
+            unused.map(|replica| (replica.socket_dir.clone(), replica.user))
+        };
+        // An engine that has a lease asks for the fate itself, and wants to hear it.
+        let Some((socket_dir, user)) = idle else { return };
+        // Knocking costs less than asking a container engine.
+        let knocks = async {
+            unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
                 || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
-            {
-                continue;
-            }
-            if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
-                eprintln!("transshipd: replica \"{name}\" {fate}");
-                let pool = self.clone();
-                tokio::spawn(async move { pool.discard_ended(name, &fate).await });
-            }
+        };
+        if tokio::time::timeout(PROBE_TIMEOUT, knocks).await.unwrap_or(false) {
+            return;
+        }
+        let asked = name.clone();
+        if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
+            eprintln!("transshipd: replica \"{name}\" {fate}");
+            let pool = self.clone();
+            tokio::spawn(async move { pool.discard_ended(name, &fate).await });
         }
     }
 

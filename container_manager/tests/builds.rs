@@ -66,6 +66,8 @@ impl Stage {
             assert!(daemon.try_wait().unwrap().is_none(), "the manager ended: {}", self.log());
             UnixStream::connect(self.path("m.sock")).is_ok()
         });
+        // It listens before it is ready.
+        assert_eq!(self.ask(&json!({"request": "ping"}))["response"], "pong");
         self.daemon = Some(daemon);
     }
 
@@ -156,8 +158,10 @@ fn builds_that_hang_stop_no_other_and_end_with_their_client() {
     wait_until("it is removed", || folders_in(&stage.path("state/images")) == 3);
     assert_eq!(folders_in(&stage.path("state/envs")), 3);
     // Some may wait. All but one of these are the same image.
-    let waiting: Vec<_> = (0..14).map(|_| stage.send(&build_of(&["d"]))).collect();
+    let mut waiting: Vec<_> = (0..14).map(|_| stage.send(&build_of(&["d"]))).collect();
     let refused = loop {
+        // The one below may have come before the last of them.
+        waiting.push(stage.send(&build_of(&["d"])));
         let mut connection = stage.send(&build_of(&["e"]));
         connection.get_ref().set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         let mut line = String::new();

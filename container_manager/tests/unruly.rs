@@ -429,6 +429,24 @@ fn the_log_of_a_replica_outlives_it_and_is_bounded() {
 }
 
 #[test]
+fn replicas_that_take_no_connections_delay_nothing() {
+    let mut stage = Stage::new();
+    // Once leased, it accepts nothing more, and its queue fills.
+    let deaf = "import threading, time\ndef stop():\n    time.sleep(2)\n    threading.Thread(target=hold).start()\ndef hold():\n    import gc, socketserver, socket\n    for it in gc.get_objects():\n        if isinstance(it, socketserver.BaseServer):\n            it.get_request = lambda: time.sleep(3600)\n    for _ in range(200):\n        knock = socket.socket(socket.AF_UNIX)\n        knock.setblocking(False)\n        try:\n            knock.connect(directory + '/http.sock')\n        except OSError:\n            break\n        held.append(knock)\nheld = []\nimport os\ndirectory = os.environ['TRANSSHIP_SOCKET_DIR']\nthreading.Thread(target=stop).start()\n";
+    let digest = stage.build("deaf", "replicas = 6", deaf);
+    let other = stage.build("other", "", "");
+    stage.start(&["--idle-timeout-s", "3", "--silent-timeout-s", "60"]);
+    let held: Vec<_> = (0..6).map(|_| stage.lease(&digest)).collect();
+    assert!(held.iter().all(|(_, lease)| lease["response"] == "lease"));
+    let (connection, lease) = stage.lease(&other);
+    std::thread::sleep(Duration::from_secs(4));
+    drop((held, connection));
+    let start = Instant::now();
+    wait_until("the idle one is stopped", || stage.state_of(&lease["replica"]).is_none());
+    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_log_does_not_command_the_terminal() {
     let mut stage = Stage::new();
     let digest = stage.build("coloured", "", "print('\\x1b]0;owned\\x07', flush=True)\n");
