@@ -39,6 +39,8 @@ pub struct Config {
     pub adopted_grace: Duration,
     /// Most containers at a time.
     pub max_containers: usize,
+    /// Most builds for engines at a time.
+    pub max_builds: usize,
     /// Most memory that they may use together, in megabytes.
     pub max_memory_mb: u64,
 }
@@ -69,6 +71,7 @@ impl Config {
             silent_timeout: Duration::from_secs(flags.silent_timeout_s),
             adopted_grace: Duration::from_secs(flags.adopted_grace_s),
             max_containers: flags.max_containers.map_or_else(default_containers, |count| count as usize),
+            max_builds: flags.max_builds as usize,
             max_memory_mb: flags.max_memory_mb.unwrap_or_else(default_memory_mb),
         })
     }

@@ -44,6 +44,9 @@ pub struct DaemonFlags {
     /// Maximum number of containers of all images together. Default: 8 per processor, at least 32.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub max_containers: Option<u64>,
+    /// Maximum number of builds for engines that run side by side, 1 to 64. Further builds wait.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub max_builds: u64,
     /// Maximum sum of the memory limits of all containers, in megabytes. Default: the host's memory. One container may always
     /// start.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -71,6 +74,18 @@ pub struct PlaceFlags {
     /// Network of docker's and podman's builds, in the notation of their own option. Default: that of docker or podman.
     #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
     pub build_network: Option<String>,
+    /// Memory of each step of docker's and podman's builds, in megabytes, swap included, 64 to 1048576.
+    #[arg(long, env = "TRANSSHIP_BUILD_MEMORY_MB", default_value_t = 4096, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
+    pub build_memory_mb: u64,
+    /// Processors of each step of docker's and podman's builds, 1 to 256.
+    #[arg(long, env = "TRANSSHIP_BUILD_CPUS", default_value_t = 2, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub build_cpus: u64,
+    /// Maximum run time of each program of a build, in seconds, 1 to 86400.
+    #[arg(long, env = "TRANSSHIP_BUILD_TIMEOUT_S", default_value_t = 1800, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub build_timeout_s: u64,
     /// Network of containers whose manifest asks for one, in the notation of docker's and podman's own option. Default: under
     /// docker the network "transship", whose containers do not reach each other; under podman its default network.
     #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]

@@ -4,6 +4,8 @@
 
 pub mod advice;
 pub mod api;
+pub mod builds;
+pub mod cancel;
 pub mod circuit;
 pub mod config;
 pub mod deploy;

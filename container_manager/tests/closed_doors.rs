@@ -228,6 +228,44 @@ fn a_docker_daemon_that_does_not_answer_is_not_done_without() {
 }
 
 #[test]
+fn an_image_that_nobody_named_is_not_started() {
+    for engine in container_engines() {
+        let mut stage = Stage::new(&engine);
+        let manifest = json!({
+            "name": "transship-test-warm", "version": "1", "template": "python", "prewarm": 1,
+            "functions": [{"name": "f", "arguments": ["int8"], "returns": "int8"}],
+        });
+        // As `docker pull` or `docker load` may bring one.
+        let label = format!("LABEL org.transship.manifest='{manifest}'");
+        let mut import = Command::new(&engine);
+        import.args(["import", "--change", &label, "-", "transship-test-warm:1"]);
+        let mut import = import.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        import.stdin.take().unwrap().write_all(&[0; 1024]).unwrap();
+        assert!(import.wait().unwrap().success());
+        stage.start();
+        let is_started = || {
+            let all = stage.ask(&json!({"request": "replicas"}));
+            all["replicas"].as_array().unwrap().iter().any(|replica| replica["image"] == "transship-test-warm:1")
+        };
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(4) {
+            assert!(!is_started());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // An operator who names it wants it.
+        let named = stage.ask(&json!({"request": "resolve", "image": "transship-test-warm:1"}));
+        assert_eq!(named["response"], "image", "{named}");
+        let start = Instant::now();
+        while !is_started() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not started: {}", stage.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(stage);
+        run_engine(&engine, &["image", "rm", "transship-test-warm:1"]);
+    }
+}
+
+#[test]
 fn images_and_containers_of_others_are_left_alone() {
     for engine in container_engines() {
         let mut stage = Stage::new(&engine);

@@ -1,6 +1,7 @@
 //! The command line's main: one match on the command.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
@@ -10,7 +11,7 @@ use container_manager::config::absolute_place;
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
-use container_manager::runtime;
+use container_manager::runtime::{self, BuildOptions};
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
 use udf_client::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
@@ -22,6 +23,7 @@ use udf_project::ddl;
 use udf_project::endpoint::Endpoint;
 use udf_project::manifest::Manifest;
 use udf_types::signature::FunctionKind;
+use udf_types::terminal::printable;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
@@ -30,7 +32,9 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("transship: {}", advised(error));
+            // It may quote what a container has written.
+            let text = advised(error).to_string();
+            eprintln!("transship: {}", if std::io::stderr().is_terminal() { printable(&text) } else { text.into() });
             ExitCode::FAILURE
         }
     }
@@ -46,7 +50,8 @@ fn run(flags: CliFlags) -> Result<bool> {
         }
         Command::Build { project } => {
             let runtime = runtime::choose(&place)?;
-            let image = build_project(runtime.as_ref(), &place.templates, &project, true)?;
+            let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
+            let image = build_project(runtime.as_ref(), &place.templates, &project, &options)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
@@ -118,7 +123,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             let Response::Logs { text } = ask_manager(&place, Request::Logs { replica })? else {
                 return Err(unexpected("It did not answer with a log."));
             };
-            print!("{text}");
+            print!("{}", for_output(&text));
             Ok(true)
         }
         Command::Prune { older_than } => {
@@ -213,6 +218,11 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
         }
     }
     Ok(!has_failed)
+}
+
+/// Text that a container or server has written, as it goes to standard output: as it is, unless that is a terminal.
+fn for_output(text: &str) -> Cow<'_, str> {
+    if std::io::stdout().is_terminal() { printable(text) } else { text.into() }
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

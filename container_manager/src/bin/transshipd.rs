@@ -71,6 +71,9 @@ async fn serve(config: Config) -> Result<()> {
              limited in processors and processes (docs/security.md)"
         );
     }
+    for warning in runtime.warnings() {
+        eprintln!("transshipd: {warning}");
+    }
     let listener = api::bind(&config.place.socket)?;
     let socket = config.place.socket.clone();
     let pool = Pool::new(config.clone(), runtime)?;

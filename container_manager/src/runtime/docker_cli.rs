@@ -4,19 +4,21 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, SystemTime};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use udf_client::control::ImageInfo;
 use udf_project::manifest::{Limits, MANIFEST_LABEL, Manifest};
-use udf_project::reference::ImageReference;
+use udf_project::reference::{ImageReference, is_digest};
 use udf_types::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
 use super::{
-    DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image, random_hex,
+    BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found,
+    not_a_udf_image, random_hex,
 };
 use crate::config::make_dir;
 use crate::flags::PlaceFlags;
@@ -24,6 +26,7 @@ use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
 use crate::sandbox::container_arguments;
+use udf_types::terminal::quoted;
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
@@ -44,6 +47,12 @@ const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 const STOP_PATIENCE_S: &str = "3";
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
+/// The repository of images while they are built. Their tags are the time, in seconds since 1970, at which the build has certainly
+/// ended, and random digits.
+const BUILDING_REPOSITORY: &str = "transship-build";
+/// Microseconds in which a build may use so many processors for the whole time, 0.1 s as usual.
+const CPU_PERIOD: u64 = 100_000;
+
 /// The docker or podman command line.
 #[derive(Debug)]
 pub struct DockerCli {
@@ -53,10 +62,17 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    /// What one step of a build may use.
+    build_memory_mb: u64,
+    build_cpus: u64,
+    /// Longest that one build may take.
+    build_timeout: Duration,
     /// That of containers which ask for one.
     network: Option<String>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
+    /// Folder with a [`Built`] of each image that was built here, under the digits of its digest.
+    built: PathBuf,
 }
 
 /// What is written down of a container. Its labels could be anybody's.
@@ -64,6 +80,15 @@ pub struct DockerCli {
 struct Record {
     digest: String,
     socket_dir: PathBuf,
+}
+
+/// What is written down of an image that was built here.
+#[derive(Debug, Serialize, Deserialize)]
+struct Built {
+    /// The files that it was built of.
+    content: String,
+    /// Those of them that the functions' signatures depend on.
+    code: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -83,9 +108,12 @@ impl InspectedImage {
     pub(super) fn udf_image(&self, name: &str) -> Result<ImageInfo> {
         let labels = self.config.labels.as_ref();
         let label = labels.and_then(|labels| labels.get(MANIFEST_LABEL)).ok_or_else(|| not_a_udf_image(name))?;
+        Ok(ImageInfo { digest: self.digest(), manifest: Manifest::from_label(label)? })
+    }
+
+    fn digest(&self) -> String {
         // podman leaves the algorithm out.
-        let hex = self.id.trim_start_matches("sha256:");
-        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+        format!("sha256:{}", self.id.trim_start_matches("sha256:"))
     }
 
     /// The name that its build made of its files, if it says so rightly: anybody may have written the label.
@@ -148,10 +176,18 @@ struct InspectedState {
 impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
-        let manager = place.state_dir.to_string_lossy().into_owned();
-        let (build_network, network) = (place.build_network.clone(), place.network.clone());
-        let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        DockerCli { program, api, manager, build_network, network, records: place.state_dir.join("containers") }
+        DockerCli {
+            program,
+            api: if program == "docker" { DockerApi::of_environment() } else { None },
+            manager: place.state_dir.to_string_lossy().into_owned(),
+            build_network: place.build_network.clone(),
+            build_memory_mb: place.build_memory_mb,
+            build_cpus: place.build_cpus,
+            build_timeout: Duration::from_secs(place.build_timeout_s),
+            network: place.network.clone(),
+            records: place.state_dir.join("containers"),
+            built: place.state_dir.join("built"),
+        }
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -168,6 +204,21 @@ impl DockerCli {
         fs::write(&path, text).map_err(|cause| {
             Error::new(Kind::ContainerFailed, format!("could not write \"{}\": {cause}", path.display()))
         })
+    }
+
+    fn built_file(&self, digest: &str) -> Option<PathBuf> {
+        is_digest(digest).then(|| self.built.join(digest.trim_start_matches("sha256:")))
+    }
+
+    fn read_built(&self, digest: &str) -> Option<Built> {
+        serde_json::from_str(&fs::read_to_string(self.built_file(digest)?).ok()?).ok()
+    }
+
+    /// Who may build, but not write to the state folder, has the next build ask the builder's cache.
+    fn write_built(&self, digest: &str, built: &Built) {
+        let Some(path) = self.built_file(digest).filter(|_| make_dir(&self.built).is_ok()) else { return };
+        let text = serde_json::to_string(built).expect("a record is plain data");
+        let _ = fs::write(path, text);
     }
 
     pub(super) fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
@@ -222,17 +273,18 @@ impl DockerCli {
     }
 
     /// The manifest with the signatures that the image's handler has.
-    fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
+    fn describe(&self, building: &Building, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
         let name = format!("transship-describe-{}", random_hex()?);
         let mut command = self.command(["run", "--rm", "--name", &name]);
         command
             .args(container_arguments(self.program, &limits, None))
-            .args(self.inspect_image(image)?.config.mounts()?);
-        command.args([image, "describe"]);
-        let what = format!("load the functions of image \"{image}\"");
-        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
+            .args(self.inspect_image(&building.tag)?.config.mounts()?);
+        command.args([&building.tag, "describe"]);
+        let what = format!("load the functions of image \"{}\"", building.image);
+        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel);
+        let described = described.inspect_err(|_| {
             // The command line may have ended before its container.
             let _ = run(&mut self.command(["rm", "--force", &name]), Kind::ContainerFailed, "remove a container");
         })?;
@@ -240,9 +292,20 @@ impl DockerCli {
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
-    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
-        let mut command = self.command(["build", "--force-rm", "--tag", image]);
+    fn build_once(
+        &self,
+        context: &Path,
+        building: &Building,
+        labels: &[(&str, String)],
+        options: &BuildOptions,
+    ) -> Result<()> {
+        let mut command = self.command(["build", "--force-rm", "--tag", &building.tag]);
         command.args(self.build_network.iter().map(|network| format!("--network={network}")));
+        command.arg(format!("--memory={}m", self.build_memory_mb));
+        // Equal to --memory: no swap on top.
+        command.arg(format!("--memory-swap={}m", self.build_memory_mb));
+        command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.build_cpus));
+        command.arg("--ulimit=core=0");
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -252,9 +315,9 @@ impl DockerCli {
             command.arg("--label").arg(format!("{name}={value}"));
         }
         command.arg(context);
-        let what = format!("build image \"{image}\"");
-        if !shows_progress {
-            return run(&mut command, Kind::BuildFailed, &what).map(drop);
+        let what = format!("build image \"{}\"", building.image);
+        if !options.shows_progress {
+            return run_within(&mut command, Kind::BuildFailed, &what, self.build_timeout, &options.cancel).map(drop);
         }
         // Standard output is for the image's digest; the build is talk.
         let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
@@ -299,51 +362,91 @@ impl Runtime for DockerCli {
             let image = match inspected.udf_image(digest) {
                 Ok(image) => image,
                 Err(error) => {
-                    eprintln!("transshipd: left image {digest} alone: {error}");
+                    eprintln!("transshipd: left image {digest} alone: {}", quoted(&error.to_string()));
                     continue;
                 }
             };
-            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names.
+            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names; under docker, this
+            // is a registry.
             let name = image.manifest.image();
-            let has_name =
-                |tag: &String| *tag == name || tag.strip_suffix(&name).is_some_and(|host| host.ends_with('/'));
-            if inspected.repo_tags.iter().flatten().any(has_name) {
+            let local = if self.program == "podman" { format!("localhost/{name}") } else { name.clone() };
+            if inspected.repo_tags.iter().flatten().any(|tag| *tag == name || *tag == local) {
                 images.push(image);
             }
         }
         Ok(images)
     }
 
-    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
+    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, options: &BuildOptions) -> Result<ImageInfo> {
         let image = manifest.image();
         let content = content_of(context)?;
         let code = code_of(context, manifest)?;
         let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
+        // What its labels say of its files counts only of an image that was built here.
+        let built = before.as_ref().and_then(|before| self.read_built(&before.digest()));
         // What was built of the same files need not even be asked of the builder's cache.
-        if label(CONTENT_LABEL) == Some(&content) {
+        if built.as_ref().is_some_and(|built| built.content == content) {
             return self.resolve(&image);
         }
         // Where only a model or data changed, the functions are what they were.
-        let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
+        let known = label(MANIFEST_LABEL).filter(|_| built.is_some_and(|built| built.code == code));
+        let building = Building::new(self, &image)?;
         let described = match known {
             Some(described) => manifest.with_described(described)?,
             None => {
-                self.build_once(context, &image, &[], shows_progress)?;
-                self.describe(&image, manifest)?
+                self.build_once(context, &building, &[], options)?;
+                self.describe(&building, manifest, options)?
             }
         };
         let labels = [
             (MANIFEST_LABEL, described.to_label()),
             (CONTENT_LABEL, content.clone()),
-            (CODE_LABEL, code),
+            (CODE_LABEL, code.clone()),
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
-        self.build_once(context, &image, &labels, shows_progress && known.is_some())?;
+        let shows_progress = options.shows_progress && known.is_some();
+        self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        let digest = self.inspect_image(&building.tag)?.digest();
+        self.write_built(&digest, &Built { content: content.clone(), code: code.clone() });
+        options.cancel.check(&format!("build image \"{image}\""))?;
+        self.tag(&building.tag, &image)?;
         // The same files have the same tag, wherever they are built.
-        self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        self.tag(&building.tag, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        drop(building);
         self.resolve(&image)
+    }
+
+    fn was_built_here(&self, digest: &str) -> bool {
+        self.read_built(digest).is_some()
+    }
+
+    fn remove_leftovers(&self) -> Result<()> {
+        let mut command = self.command(["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]);
+        let names = run(&mut command, Kind::ContainerFailed, "list images")?;
+        let now = seconds_since_1970();
+        for name in names.lines().filter(|name| build_end(name).is_some_and(|end| end < now)) {
+            let what = format!("remove image \"{name}\"");
+            if let Err(error) = run(&mut self.command(["image", "rm", name]), Kind::ContainerFailed, &what)
+                // Another manager may have removed it.
+                && !says_missing(&error)
+            {
+                eprintln!("transshipd: {error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        let help = self.command(["build", "--help"]).stdin(Stdio::null()).output();
+        // BuildKit takes these options, ignores them, and does not list them.
+        let has_limits = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--memory-swap"));
+        if has_limits {
+            return Vec::new();
+        }
+        let program = self.program;
+        vec![format!("{program} builds images without limits for memory and processors (docs/security.md)")]
     }
 
     fn remove_image(&self, image: &ImageInfo) -> Result<()> {
@@ -356,7 +459,9 @@ impl Runtime for DockerCli {
         };
         let mut command = self.command(["image", "rm"]);
         command.args(tags.iter().filter(is_own));
-        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image())).map(drop)
+        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image()))?;
+        let _ = self.built_file(&image.digest).map(fs::remove_file);
+        Ok(())
     }
 
     fn push(&self, image: &str, reference: &str) -> Result<String> {
@@ -463,6 +568,49 @@ impl Runtime for DockerCli {
     }
 }
 
+/// An image that is being built. Dropping this takes its name away, and with it the image, unless it has another name.
+struct Building<'a> {
+    cli: &'a DockerCli,
+    tag: String,
+    /// The name that it gets in the end.
+    image: &'a str,
+}
+
+impl<'a> Building<'a> {
+    fn new(cli: &'a DockerCli, image: &'a str) -> Result<Building<'a>> {
+        // It is built twice, and described in between.
+        let end = seconds_since_1970() + (2 * cli.build_timeout + 2 * DESCRIBE_TIMEOUT).as_secs();
+        Ok(Building { cli, image, tag: format!("{BUILDING_REPOSITORY}:{end}-{}", random_hex()?) })
+    }
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        let mut command = self.cli.command(["image", "rm", &self.tag]);
+        if let Err(error) = run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", self.tag))
+            && !says_missing(&error)
+        {
+            eprintln!("transship: {error}");
+        }
+    }
+}
+
+/// When the build that made this name has certainly ended; none for other names.
+fn build_end(name: &str) -> Option<u64> {
+    let (repository, tag) = name.rsplit_once(':')?;
+    // podman writes localhost/ before names.
+    if repository.trim_start_matches("localhost/") != BUILDING_REPOSITORY {
+        return None;
+    }
+    let (end, random) = tag.split_once('-')?;
+    let is_random = random.len() == 32 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_random.then(|| end.parse().ok())?
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
 /// The parts of a reference by which a registry knows an image.
 pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
     let parsed = ImageReference::parse(reference)?;
@@ -537,6 +685,18 @@ mod tests {
             let error = Error::new(Kind::ContainerFailed, "could not").with_detail(said);
             assert_eq!(says_missing(&error), is_missing, "{said}");
         }
+    }
+
+    #[test]
+    fn only_names_of_builds_are_taken_for_leftovers() {
+        let random = "0123456789abcdef0123456789abcdef";
+        assert_eq!(build_end(&format!("transship-build:17-{random}")), Some(17));
+        assert_eq!(build_end(&format!("localhost/transship-build:17-{random}")), Some(17));
+        for name in ["transship-build:17", "transship-build:17-0", "transship-build:latest", "<none>:<none>", ""] {
+            assert_eq!(build_end(name), None, "{name}");
+        }
+        assert_eq!(build_end(&format!("registry.example/transship-build:17-{random}")), None);
+        assert_eq!(build_end(&format!("transship-build:x-{random}")), None);
     }
 
     #[test]

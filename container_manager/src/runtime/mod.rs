@@ -15,6 +15,7 @@ use udf_client::control::ImageInfo;
 use udf_project::manifest::{Limits, Manifest};
 use udf_types::{Error, Kind, Result};
 
+use crate::cancel::Cancel;
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
 use docker_cli::DockerCli;
@@ -22,6 +23,15 @@ use process::ProcessRuntime;
 
 /// Longest that a handler may take to say what its functions are.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+
+/// How an image is built.
+#[derive(Debug, Clone, Default)]
+pub struct BuildOptions {
+    /// Whether the build's output goes to standard error.
+    pub shows_progress: bool,
+    /// Ends the build.
+    pub cancel: Cancel,
+}
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -66,18 +76,28 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
+    /// What it does not protect from here, for the manager's log.
+    fn warnings(&self) -> Vec<String> {
+        Vec::new()
+    }
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
-    /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
+    /// Whether this host's state folder says that the image was built here: its labels could be anybody's.
+    fn was_built_here(&self, digest: &str) -> bool;
+    /// Builds a staged context into the image `manifest.image()`. A build that fails, or is cancelled, leaves no image.
     fn build(
         &self,
         context: &Path,
         manifest: &Manifest,
         template: &Template,
-        shows_progress: bool,
+        options: &BuildOptions,
     ) -> Result<ImageInfo>;
+    /// Removes what builds have left that were killed, together with the program that had started them.
+    fn remove_leftovers(&self) -> Result<()> {
+        Ok(())
+    }
     /// Removes an image, with the names that its build gave it.
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.

@@ -171,7 +171,7 @@ pub struct Counters {
     pub bytes_sent: u64,
     pub bytes_received: u64,
     pub wait_us: u64,
-    /// Transports used: a bit for each of [`udf_protocol::manifest::TransportName::ALL`].
+    /// Transports used: a bit for each of [`udf_types::transport_name::TransportName::ALL`].
     pub transports: u8,
 }
 

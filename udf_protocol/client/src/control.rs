@@ -15,9 +15,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
-use tokio::net::unix::OwnedReadHalf;
 use udf_project::endpoint::Endpoint;
 use udf_project::manifest::Manifest;
 use udf_types::signature::FunctionKind;
@@ -344,7 +343,7 @@ impl Connection {
         }
     }
 
-    /// As [`read_line`], with the descriptors that come along.
+    /// A line of at most [`MAX_LINE_BYTES`], with the descriptors that come along; none at the end of the stream.
     async fn read_line(&mut self) -> std::io::Result<Option<String>> {
         let mut searched = 0;
         loop {
@@ -400,21 +399,6 @@ pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> 
     }
     let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(sent)
-}
-
-/// Reads one line of at most [`MAX_LINE_BYTES`]; none at the end of the stream.
-pub async fn read_line(reader: &mut BufReader<OwnedReadHalf>) -> std::io::Result<Option<String>> {
-    let mut line = Vec::new();
-    reader.take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await?;
-    if line.is_empty() {
-        return Ok(None);
-    }
-    if line.pop() != Some(b'\n') {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "line too long or cut off"));
-    }
-    String::from_utf8(line)
-        .map(Some)
-        .map_err(|_| std::io::Error::new(std::io::ErrorKind::InvalidData, "line is not UTF-8"))
 }
 
 /// The manager answered something else than was asked.

@@ -38,6 +38,7 @@ use udf_codec::parquet;
 use udf_codec::wire::{COLUMNS, PROTOCOL_VERSION};
 use udf_project::endpoint::Endpoint;
 use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::terminal::printable;
 use udf_types::transport_name::TransportName;
 use udf_types::types::{TABLE, Type};
 use udf_types::{Error, Kind, Result};
@@ -142,7 +143,8 @@ pub fn judge_server(
 pub fn print_verdicts(name: &str, verdicts: &[Verdict], quiet: bool) -> bool {
     println!("{name}");
     for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
-        println!("  {verdict}");
+        // It may quote what the server has written.
+        println!("  {}", printable(&verdict.to_string()));
     }
     let count = |wanted: fn(&Outcome) -> bool| verdicts.iter().filter(|verdict| wanted(&verdict.outcome)).count();
     let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));

@@ -390,6 +390,9 @@ impl FunctionBody {
         if body.source.is_some() != body.template.is_some() {
             return Err(Error::invalid_definition("the keys \"template\" and \"source\" go together"));
         }
+        if let Some(template) = body.template.as_ref().filter(|template| !is_template_name(template)) {
+            return Err(bad_value("template", template, "the name of a folder of container_templates"));
+        }
         if !body.requirements.is_empty() && body.source.is_none() {
             return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
         }
@@ -546,6 +549,15 @@ mod tests {
         described.functions[0].name = "unknown".to_string();
         let error = manifest.with_described(&described.to_label()).unwrap_err();
         assert!(error.message().contains(&manifest.functions[0].name), "{error}");
+    }
+
+    #[test]
+    fn a_template_is_a_name_and_no_path() {
+        let parse = |template: &str| FunctionBody::parse(&format!("template = '{template}'\nsource = 'x'"));
+        assert!(parse("python").is_ok());
+        for template in ["", "../x", "/tmp/x", "python/..", "a b"] {
+            assert!(parse(template).is_err(), "{template:?}");
+        }
     }
 
     #[test]

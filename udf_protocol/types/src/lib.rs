@@ -6,6 +6,7 @@
 pub mod error;
 pub mod limits;
 pub mod signature;
+pub mod terminal;
 pub mod transport_name;
 pub mod type_text;
 pub mod types;
