@@ -7,8 +7,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use udf_client::budget::DEFAULT_REPLY_BYTES;
 use udf_client::pace::{Bounds, Pace};
-use udf_client::transport::budget::DEFAULT_REPLY_BYTES;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 

@@ -20,6 +20,7 @@ use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
 use crate::arena::Arenas;
+use crate::budget::{Budget, DEFAULT_REPLY_BYTES};
 use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
 use crate::doorbell::Doorbell;
@@ -27,7 +28,6 @@ use crate::exchange::{Exchange, ReportTimeout};
 use crate::host::Host;
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
-use crate::transport::budget::{Budget, DEFAULT_REPLY_BYTES};
 use crate::waiter::Waiter;
 
 /// What the thread does.

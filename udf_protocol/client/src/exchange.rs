@@ -11,13 +11,13 @@ use udf_types::transport_name::TransportName;
 use udf_types::{Advice, Error, Result};
 
 use crate::arena::{self, Arenas};
+use crate::budget::Budget;
 use crate::dispatch::Call;
 use crate::duplicates::{Folded, Folding};
 use crate::folder::Folder;
 use crate::host::Host;
 use crate::inbox::{Event, Reply};
 use crate::outbox::Outgoing;
-use crate::transport::budget::Budget;
 use crate::waiter::Waiter;
 
 /// What a map function's server did.

@@ -7,9 +7,9 @@ use tokio::sync::Semaphore;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Result};
 
+use crate::budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 use crate::doorbell::Doorbell;
 use crate::folder::Folder;
-use crate::transport::budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 
 /// One reply on its way to the engine.
 #[derive(Debug)]

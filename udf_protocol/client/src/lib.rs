@@ -10,6 +10,7 @@
 
 pub mod arena;
 mod balance;
+pub mod budget;
 pub mod client;
 pub mod control;
 pub mod dispatch;

@@ -22,7 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use udf_project::endpoint::Endpoint;
 use udf_types::{Error, Kind, Result};
 
-use crate::transport::budget::{Budget, Share};
+use crate::budget::{Budget, Share};
 use crate::transport::credentials::Credentials;
 use crate::transport::tcp::Tcp;
 use crate::transport::tls::Tls;

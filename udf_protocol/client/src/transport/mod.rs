@@ -1,7 +1,6 @@
 //! How batches travel. A transport moves bytes between an [`Outbox`] of calls and a [`Inbox`] of replies; it knows
 //! neither engines nor leases.
 
-pub mod budget;
 mod check;
 pub mod connect;
 pub mod credentials;

@@ -29,11 +29,11 @@ use udf_types::signature::{FunctionKind, Signature};
 use udf_types::{Error, Result};
 
 use crate::arena::Arena;
+use crate::budget::Share;
 use crate::folder::Folder;
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::segment::{Segment, Segments, has_room};
-use crate::transport::budget::Share;
 use crate::transport::check::check_reply;
 use crate::transport::http::{Http, Stream, pause_of};
 use crate::transport::status::error_of;
