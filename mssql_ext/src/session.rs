@@ -159,7 +159,7 @@ impl Session {
         self.executions += 1;
         self.telemetry.executions += 1;
         let client = self.client.as_ref().expect("a session that is ready has a client");
-        let pace = self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
+        let pace = *self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
         let execution = Execution::new(
             &ready,
             client,
@@ -170,7 +170,8 @@ impl Session {
             self.rows_before,
             &mut self.telemetry,
         )?;
-        let (mut results, last) = execution.run()?;
+        let (mut results, last, pace) = execution.run()?;
+        self.pace = Some(pace);
         results.finish();
         self.telemetry.result_rows += results.rows() as u64;
         self.rows_before += rows as u64;

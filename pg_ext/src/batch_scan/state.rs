@@ -2,11 +2,10 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::time::Instant;
 
 use arrow_array::Int32Array;
 use pgrx::pg_sys;
-use udf_client::pace::Pace;
+use udf_client::driver::{Driver, Totals};
 use udf_codec::batch::BatchBuilder;
 
 use super::kept::{KeptColumn, KeptRows};
@@ -56,12 +55,10 @@ pub struct Inner {
     pub user: pg_sys::Oid,
     /// The lifted calls.
     pub calls: Vec<Call>,
-    /// What EXPLAIN ANALYZE shows.
-    pub counters: Counters,
+    /// Sends batches to the calls' exchanges, a lane for each. A lane is closed before the first batch.
+    pub driver: Driver<Stream>,
 
     // for one scan
-    /// How large the next batch may be, and how many may be out.
-    pub pace: Pace,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
     /// The batch that is being formed.
@@ -126,8 +123,6 @@ pub struct Call {
     pub builder: BatchBuilder,
     /// Bytes that the builder has.
     pub builder_bytes: usize,
-    /// The stream to the container; none before the first batch.
-    pub stream: Option<Stream>,
 }
 
 /// One batch of rows of the child.
@@ -136,10 +131,8 @@ pub struct Batch {
     pub context: OwnedContext,
     /// The rows.
     pub rows: KeptRows,
-    /// Their size; once the batch is sent, with what was sent.
+    /// Their size.
     pub bytes: usize,
-    /// When it was sent.
-    pub sent_at: Option<Instant>,
     /// The number of the first row, counted from 1 over the scan.
     pub first_row: u64,
     /// Per call, what was sent.
@@ -173,6 +166,20 @@ pub struct Counters {
     pub wait_us: u64,
     /// Transports used: a bit for each of [`udf_types::transport_name::TransportName::ALL`].
     pub transports: u8,
+}
+
+impl From<&Totals> for Counters {
+    fn from(totals: &Totals) -> Counters {
+        Counters {
+            calls: totals.calls,
+            repeated: totals.repeated,
+            batches: totals.batches,
+            bytes_sent: totals.bytes_sent,
+            bytes_received: totals.bytes_received,
+            wait_us: u64::try_from(totals.waited.as_micros()).unwrap_or(u64::MAX),
+            transports: totals.transports,
+        }
+    }
 }
 
 impl Counters {

@@ -136,9 +136,14 @@ impl Pace {
         if !self.is_answered || self.waiting > 0 {
             return out == 0;
         }
-        let first = Pace::FIRST_WINDOW.min(self.bounds.window);
+        let first = self.first_window();
         // What lies ahead needs no more memory than the first window's full batches.
         out < first || (out < self.window && bytes < self.bounds.bytes.saturating_mul(Pace::FIRST_WINDOW))
+    }
+
+    /// Batches that may be out before it is known how long the way is.
+    pub fn first_window(&self) -> usize {
+        Pace::FIRST_WINDOW.min(self.bounds.window)
     }
 
     /// Notes that a batch was sent: the next one may be larger.
