@@ -19,8 +19,14 @@ pub struct Private {
     pub set: Option<SetJoin>,
     /// Whether `custom_exprs` ends with the count and the offset of the first rows that are asked for.
     pub is_bounded: bool,
+    /// Whether no more than these rows are ever asked for.
+    pub is_bound_exact: bool,
     /// Whether nothing is read before all before it was returned: batches of one row, one at a time.
     pub is_stepwise: bool,
+    /// Whether the run of the statement says how many rows are asked for (`runs.rs`).
+    pub may_be_stopped: bool,
+    /// Whether the batches have one row if these are not all.
+    pub is_stepwise_if_stopped: bool,
 }
 
 /// How a row of the child meets the results of a call that returns a set.
