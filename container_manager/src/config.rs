@@ -1,6 +1,8 @@
 //! Flags to a checked configuration.
 
 use std::collections::HashSet;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -89,6 +91,17 @@ pub fn absolute_place(mut place: PlaceFlags) -> Result<PlaceFlags> {
 pub fn make_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path)
         .map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display())))
+}
+
+/// Makes a folder that nobody else may enter, and its parents as usual. One that is there stays as it is.
+pub fn make_closed_dir(path: &Path) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        make_dir(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(_) if path.is_dir() => Ok(()),
+        made => made.map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display()))),
+    }
 }
 
 /// As many as the processors can take turns with.

@@ -60,7 +60,7 @@ impl Folders {
             are_processes,
             may_mount: false,
         };
-        folders.close(run_dir).map_err(|cause| unusable(run_dir, &cause))?;
+        close(run_dir, are_processes).map_err(|cause| unusable(run_dir, &cause))?;
         let probe = run_dir.join("probe");
         // A manager that was killed may have left it.
         remove(&probe);
@@ -74,17 +74,6 @@ impl Folders {
         }
         remove(&probe);
         Ok(folders)
-    }
-
-    /// Lets nobody else through a folder: this user, and replicas that are processes of another user.
-    fn close(&self, folder: &Path) -> io::Result<()> {
-        let mut mode = 0o700;
-        if Uid::effective().is_root() {
-            // Whoever made it before could open it again.
-            chown(folder, Some(0), Some(if self.are_processes { REPLICA_ID } else { 0 }))?;
-            mode |= if self.are_processes { 0o010 } else { 0 };
-        }
-        fs::set_permissions(folder, Permissions::from_mode(mode))
     }
 
     /// Makes the folder of a replica's sockets, in which its server may make them.
@@ -118,12 +107,15 @@ impl Folders {
     /// may write them. None if it cannot be made: then batches travel otherwise.
     pub fn make_segments(&self, sockets: &Path) -> Option<PathBuf> {
         let (outer, segments) = (self.outer_of(sockets), self.segments_of(sockets));
-        let made = make(&outer).and_then(|()| self.close(&outer)).and_then(|()| make(&segments)).and_then(|()| {
-            if self.may_mount {
-                self.mount_on(&segments, self.segment_bytes, SEGMENTS_FILES, 0o1733)?;
-            }
-            fs::set_permissions(&segments, Permissions::from_mode(0o1733))
-        });
+        let made = make(&outer)
+            .and_then(|()| close(&outer, self.are_processes))
+            .and_then(|()| make(&segments))
+            .and_then(|()| {
+                if self.may_mount {
+                    self.mount_on(&segments, self.segment_bytes, SEGMENTS_FILES, 0o1733)?;
+                }
+                fs::set_permissions(&segments, Permissions::from_mode(0o1733))
+            });
         match made {
             Ok(()) => Some(segments),
             Err(cause) => {
@@ -169,6 +161,17 @@ impl Folders {
         };
         Ok(Opened { sockets: open(sockets)?, segments: segments.map(open).transpose()? })
     }
+}
+
+/// Lets nobody else through a folder: this user alone, and replicas that `are_processes` of another user.
+pub fn close(folder: &Path, are_processes: bool) -> io::Result<()> {
+    let mut mode = 0o700;
+    if Uid::effective().is_root() {
+        // Whoever made it before could open it again.
+        chown(folder, Some(0), Some(if are_processes { REPLICA_ID } else { 0 }))?;
+        mode |= if are_processes { 0o010 } else { 0 };
+    }
+    fs::set_permissions(folder, Permissions::from_mode(mode))
 }
 
 /// Makes a folder that is not there.

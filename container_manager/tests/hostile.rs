@@ -381,6 +381,17 @@ fn other_users_get_nowhere_by_names() {
             ),
             ("listing segments", format!("found = attempt(os.listdir, {segments:?})")),
             ("making a segment", format!("found = attempt(open, {:?}, 'w')", segments.join("0".repeat(32)))),
+            ("listing logs", format!("found = attempt(os.listdir, {:?})", stage.path("state/logs"))),
+            (
+                "reading a log",
+                format!(
+                    "found = attempt(open, {:?})",
+                    stage.path("state/replicas").join(&lease.info.replica).join("log")
+                ),
+            ),
+            ("listing images", format!("found = attempt(os.listdir, {:?})", stage.path("state/images"))),
+            ("the state folder's lock", format!("found = attempt(open, {:?})", stage.path("state/lock"))),
+            ("the run folder's lock", format!("found = attempt(open, {:?})", stage.path("r/lock"))),
             (
                 "the manager's descriptors",
                 format!("found = attempt(os.listdir, '/proc/{}/fd')", stage.daemon.as_ref().unwrap().id()),
