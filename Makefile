@@ -39,6 +39,9 @@ templates:       ## Start a project from every template, build it, and ask all o
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@scripts/test_matrix.sh
 
+userns:          ## Run the manager's tests of containers on a Docker daemon of their own with user namespaces, as root on Debian.
+	@scripts/userns.sh
+
 core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
 	@scripts/core_regression.sh
 
@@ -75,4 +78,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix userns core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean

@@ -121,7 +121,8 @@ impl Pool {
     pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
         let place = &config.place;
-        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
+        let (are_processes, owner) = (runtime.name() == "process", runtime.owner()?);
+        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, are_processes, owner)?;
         let (state, building) = Default::default();
         let kept_logs = KeptLogs::new(&config.place.state_dir);
         Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, building }))

@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use udf_protocol::control::ImageInfo;
@@ -14,6 +16,7 @@ use udf_protocol::reference::ImageReference;
 use udf_protocol::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
+use super::docker_daemon::Daemon;
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
 use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
@@ -22,7 +25,7 @@ use crate::flags::PlaceFlags;
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
-use crate::sandbox::container_arguments;
+use crate::sandbox::{Owner, container_arguments};
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
@@ -57,6 +60,8 @@ pub struct DockerCli {
     build_network: Option<String>,
     /// That of containers which ask for one.
     network: Option<String>,
+    /// What Docker said of itself.
+    daemon: OnceLock<Daemon>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
 }
@@ -153,7 +158,23 @@ impl DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
         let (build_network, network) = (place.build_network.clone(), place.network.clone());
         let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        DockerCli { program, api, manager, build_network, network, records: place.state_dir.join("containers") }
+        let (records, daemon) = (place.state_dir.join("containers"), OnceLock::new());
+        DockerCli { program, api, manager, build_network, network, daemon, records }
+    }
+
+    /// What Docker says of itself, asked once; nothing of podman, which has no daemon.
+    fn daemon(&self) -> Result<&Daemon> {
+        if let Some(daemon) = self.daemon.get() {
+            return Ok(daemon);
+        }
+        let daemon = match self.program {
+            "docker" => {
+                let mut command = self.command(["info", "--format", "{{json .}}"]);
+                parse(&run(&mut command, Kind::ContainerFailed, "ask Docker how it isolates containers")?)?
+            }
+            _ => Daemon::default(),
+        };
+        Ok(self.daemon.get_or_init(|| daemon))
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -277,7 +298,12 @@ impl Runtime for DockerCli {
         let mut command = self.command(["version", "--format", "{{.Server.Version}}"]);
         let what = format!("reach {}", self.program);
         let version = run(&mut command, Kind::ContainerFailed, &what)?;
+        self.daemon()?.check(Uid::effective().is_root())?;
         Ok(format!("{} {}", self.program, version.trim()))
+    }
+
+    fn owner(&self) -> Result<Owner> {
+        self.daemon()?.owner()
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {

@@ -2,6 +2,7 @@
 
 mod docker_api;
 pub mod docker_cli;
+mod docker_daemon;
 mod docker_pull;
 pub mod process;
 pub mod program;
@@ -16,6 +17,7 @@ use udf_protocol::{Error, Kind, Result};
 
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
+use crate::sandbox::Owner;
 use docker_cli::DockerCli;
 use process::ProcessRuntime;
 
@@ -65,6 +67,10 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
+    /// Whose processes replicas are, on this host.
+    fn owner(&self) -> Result<Owner> {
+        Ok(Owner::UNSHIFTED)
+    }
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.

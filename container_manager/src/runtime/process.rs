@@ -115,7 +115,7 @@ impl ProcessRuntime {
             return Ok(environment);
         }
         if environment.exists() {
-            fs::remove_dir_all(&environment).map_err(|cause| io_error(&environment, &cause))?;
+            folders::remove_all(&environment).map_err(|cause| io_error(&environment, &cause))?;
         }
         make_dir(&environment)?;
         // Installing a package may run its code, so it happens as the replicas' user, who gets the folder meanwhile.
