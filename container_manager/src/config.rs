@@ -39,6 +39,8 @@ pub struct Config {
     pub silent_timeout: Duration,
     /// How long one that an earlier manager started is taken to be in use.
     pub adopted_grace: Duration,
+    /// Whether leases are logged.
+    pub log_leases: bool,
     /// Most containers at a time.
     pub max_containers: usize,
     /// Most memory that they may use together, in megabytes.
@@ -70,6 +72,7 @@ impl Config {
             segment_bytes: flags.segments_mb << 20,
             silent_timeout: Duration::from_secs(flags.silent_timeout_s),
             adopted_grace: Duration::from_secs(flags.adopted_grace_s),
+            log_leases: flags.log_leases,
             max_containers: flags.max_containers.map_or_else(default_containers, |count| count as usize),
             max_memory_mb: flags.max_memory_mb.unwrap_or_else(default_memory_mb),
         })

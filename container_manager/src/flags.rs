@@ -1,8 +1,11 @@
 //! Every flag of both programs, defined once; help and parser derive from here.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use udf_protocol::reference::ImageReference;
 
 use crate::deploy;
 
@@ -44,6 +47,9 @@ pub struct DaemonFlags {
     /// Most containers at a time, of all images together; 8 per processor, but at least 32, if left out.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub max_containers: Option<u64>,
+    /// Write a line for each lease that is taken and that ends: its user and process, the replica and the image.
+    #[arg(long)]
+    pub log_leases: bool,
     /// Most memory, in megabytes, that the limits of all containers may add up to; the host's if left out. One container is
     /// always started.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -71,13 +77,48 @@ pub struct PlaceFlags {
     /// The network of docker's and podman's builds, as their own option takes it; theirs if left out.
     #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
     pub build_network: Option<String>,
-    /// The network of containers whose manifest asks for one, as docker's and podman's own option takes it. If left out, docker's
-    /// containers get one whose containers do not reach each other, "transship", and podman's its own.
+    /// The network of containers whose manifest asks for one, as docker's and podman's own option takes it; if left out, such
+    /// containers are not started. Docker's network "transship" is made where it is missing, and its containers do not reach each
+    /// other. Containers of any network may reach this host, and what it reaches, unless a firewall keeps them from it.
     #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]
     pub network: Option<String>,
+    /// The control group in which docker and podman make those of containers, as their own option takes it; theirs if left out.
+    #[arg(long, env = "TRANSSHIP_CGROUP_PARENT", value_name = "GROUP", global = true)]
+    pub cgroup_parent: Option<String>,
+    /// An image for docker and podman to build on in place of another that templates name, such as
+    /// debian:bookworm-slim=debian@sha256:..., or =sha256:... for one that is here. May be given again, or with commas.
+    #[arg(
+        long = "base-image",
+        env = "TRANSSHIP_BASE_IMAGES",
+        value_name = "NAME=REFERENCE",
+        value_delimiter = ',',
+        global = true
+    )]
+    pub base_images: Vec<BaseImage>,
     /// What runs containers.
     #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
     pub runtime: RuntimeName,
+}
+
+/// What builds use in place of an image that templates name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseImage {
+    /// As the template's Dockerfile names it.
+    pub name: String,
+    /// What is used.
+    pub reference: String,
+}
+
+impl FromStr for BaseImage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BaseImage, String> {
+        let (name, reference) = text.split_once('=').ok_or("expected NAME=REFERENCE")?;
+        for image in [name, reference] {
+            ImageReference::parse(image).map_err(|error| error.message().to_string())?;
+        }
+        Ok(BaseImage { name: name.to_string(), reference: reference.to_string() })
+    }
 }
 
 /// What runs containers.

@@ -381,7 +381,7 @@ mod tests {
         fs::create_dir_all(closed.join("a/b/c")).unwrap();
         std::os::unix::fs::symlink(&target, closed.join("a/link")).unwrap();
         fs::write(closed.join("moved-1"), "").unwrap();
-        fs::set_permissions(closed.join("a/b"), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(closed.join("a/b"), Permissions::from_mode(0o0)).unwrap();
         fs::rename(&closed, chain.join("closed")).unwrap();
         remove_all(&chain).unwrap();
         assert!(!chain.exists() && target.join("precious").exists());

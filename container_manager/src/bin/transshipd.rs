@@ -66,6 +66,9 @@ async fn serve(config: Config) -> Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let runtime = runtime::choose(&config.place)?;
     runtime.check()?;
+    for doubt in runtime.doubts()? {
+        eprintln!("transshipd: {doubt}");
+    }
     folders::close(&config.place.state_dir, runtime.name() == "process").map_err(failed)?;
     if runtime.name() == "process" {
         eprintln!(

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use udf_protocol::control::ImageInfo;
 use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_protocol::reference::ImageReference;
@@ -21,7 +22,7 @@ use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
 use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
 use crate::config::make_dir;
-use crate::flags::PlaceFlags;
+use crate::flags::{BaseImage, PlaceFlags};
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
@@ -36,7 +37,7 @@ const CODE_LABEL: &str = "org.transship.code";
 const CONTENT_TAG_DIGITS: usize = 16;
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
-/// The network that docker's containers get if they ask for one and `--network` names none.
+/// A network for docker's containers which the manager makes.
 const NETWORK: &str = "transship";
 /// Its containers do not reach each other (docker-network-create(1)).
 const NETWORK_OPTION: &str = "--opt=com.docker.network.bridge.enable_icc=false";
@@ -58,8 +59,10 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    base_images: Vec<BaseImage>,
     /// That of containers which ask for one.
     network: Option<String>,
+    cgroup_parent: Option<String>,
     /// What Docker said of itself.
     daemon: OnceLock<Daemon>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
@@ -156,10 +159,10 @@ impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
-        let (build_network, network) = (place.build_network.clone(), place.network.clone());
+        let PlaceFlags { build_network, base_images, network, cgroup_parent, .. } = place.clone();
         let api = if program == "docker" { DockerApi::of_environment() } else { None };
         let (records, daemon) = (place.state_dir.join("containers"), OnceLock::new());
-        DockerCli { program, api, manager, build_network, network, daemon, records }
+        DockerCli { program, api, manager, build_network, base_images, network, cgroup_parent, daemon, records }
     }
 
     /// What Docker says of itself, asked once; nothing of podman, which has no daemon.
@@ -227,9 +230,16 @@ impl DockerCli {
         }
     }
 
-    /// The network of containers that ask for one; docker's is made where it is missing.
+    /// What a container may do.
+    fn locks(&self, limits: &Limits, network: Option<&str>) -> Vec<String> {
+        let mut arguments = container_arguments(self.program, limits, network);
+        arguments.extend(self.cgroup_parent.iter().map(|group| format!("--cgroup-parent={group}")));
+        arguments
+    }
+
+    /// The network of containers that ask for one; that of docker's which the manager knows is made where it is missing.
     fn open_network(&self) -> Result<Option<&str>> {
-        if self.network.is_some() || self.program != "docker" {
+        if self.program != "docker" || self.network.as_deref() != Some(NETWORK) {
             return Ok(self.network.as_deref());
         }
         let mut create = self.command(["network", "create", "--driver=bridge", NETWORK_OPTION, NETWORK]);
@@ -249,9 +259,7 @@ impl DockerCli {
         let limits = Limits { network: false, ..manifest.limits.clone() };
         let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
         let mut command = self.command(["run", "--rm", "--name", &name]);
-        command
-            .args(container_arguments(self.program, &limits, None))
-            .args(self.inspect_image(image)?.config.mounts()?);
+        command.args(self.locks(&limits, None)).args(self.inspect_image(image)?.config.mounts()?);
         command.args([image, "describe"]);
         let what = format!("load the functions of image \"{image}\"");
         let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
@@ -261,10 +269,25 @@ impl DockerCli {
         manifest.with_described(&described)
     }
 
+    /// The arguments by which a context is built on other images than its Dockerfile names.
+    fn base_arguments(&self, context: &Path) -> Result<Vec<String>> {
+        if self.base_images.is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = context.join("Dockerfile");
+        let dockerfile = fs::read_to_string(&path).map_err(|cause| {
+            Error::new(Kind::BuildFailed, format!("could not read \"{}\": {cause}", path.display()))
+        })?;
+        Ok(base_arguments(&dockerfile, &self.base_images))
+    }
+
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
     fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", image]);
         command.args(self.build_network.iter().map(|network| format!("--network={network}")));
+        for argument in self.base_arguments(context)? {
+            command.args(["--build-arg", &argument]);
+        }
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -300,6 +323,10 @@ impl Runtime for DockerCli {
         let version = run(&mut command, Kind::ContainerFailed, &what)?;
         self.daemon()?.check(Uid::effective().is_root())?;
         Ok(format!("{} {}", self.program, version.trim()))
+    }
+
+    fn doubts(&self) -> Result<Vec<String>> {
+        Ok(self.daemon()?.doubts())
     }
 
     fn owner(&self) -> Result<Owner> {
@@ -343,7 +370,8 @@ impl Runtime for DockerCli {
 
     fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
         let image = manifest.image();
-        let content = content_of(context)?;
+        // An image on another base is another one.
+        let content = with_arguments(content_of(context)?, &self.base_arguments(context)?);
         let code = code_of(context, manifest)?;
         let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
@@ -407,7 +435,7 @@ impl Runtime for DockerCli {
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
         let network = if spec.limits.network { self.open_network()? } else { None };
-        command.args(container_arguments(self.program, &spec.limits, network));
+        command.args(self.locks(&spec.limits, network));
         command.args(self.inspect_image(&spec.digest)?.config.mounts()?);
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
@@ -490,6 +518,25 @@ impl Runtime for DockerCli {
     }
 }
 
+/// Build arguments that set those of a Dockerfile's whose value is an image which is to be another.
+fn base_arguments(dockerfile: &str, base_images: &[BaseImage]) -> Vec<String> {
+    let arguments = dockerfile.lines().filter_map(|line| line.trim().strip_prefix("ARG ")?.trim().split_once('='));
+    let replaced = arguments.filter_map(|(name, value)| {
+        let base = base_images.iter().find(|base| base.name == value)?;
+        Some(format!("{name}={}", base.reference))
+    });
+    replaced.collect()
+}
+
+/// What tells a content that is built with arguments from the same without.
+fn with_arguments(content: String, arguments: &[String]) -> String {
+    if arguments.is_empty() {
+        return content;
+    }
+    let digest = Sha256::digest(format!("{content}\n{}", arguments.join("\n")));
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The parts of a reference by which a registry knows an image.
 pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
     let parsed = ImageReference::parse(reference)?;
@@ -533,6 +580,25 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bases_are_replaced_where_a_dockerfile_names_them() {
+        let bases: Vec<BaseImage> =
+            ["debian:bookworm-slim=debian@sha256:".to_string() + &"0".repeat(64), "golang:1=mine/golang:2".to_string()]
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect();
+        let dockerfile =
+            "# ARG BASE=golang:1\nARG COMPILER=golang:1\nARG BASE=debian:bookworm-slim\nARG OTHER=x\nFROM ${BASE}\n";
+        let arguments = base_arguments(dockerfile, &bases);
+        assert_eq!(arguments, ["COMPILER=mine/golang:2".to_string(), format!("BASE={}", bases[0].reference)]);
+        assert!(base_arguments("FROM debian:bookworm-slim", &bases).is_empty());
+        assert_eq!(with_arguments("abc".to_string(), &[]), "abc");
+        assert_eq!(with_arguments("abc".to_string(), &arguments).len(), 64);
+        for wrong in ["debian", "debian=", "=debian", "debian=--x", "debian=a b", "a=b=c"] {
+            assert!(wrong.parse::<BaseImage>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn volumes_are_mounted_in_memory_or_refused() {

@@ -14,6 +14,9 @@ pub(super) struct Daemon {
     /// Such as `name=seccomp,profile=default`.
     security_options: Option<Vec<String>>,
     docker_root_dir: PathBuf,
+    memory_limit: Option<bool>,
+    pids_limit: Option<bool>,
+    cpu_cfs_quota: Option<bool>,
 }
 
 impl Daemon {
@@ -41,6 +44,27 @@ impl Daemon {
                 format!("Docker has user namespaces, and its folder is \"{folder}\", whose name is not two numbers."),
             )
         })
+    }
+
+    /// What containers are not kept from, though the manager asks for it.
+    pub(super) fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        match self.security_options.as_ref().map(|_| self.option("seccomp")) {
+            Some(None) => doubts.push("containers may use all system calls: Docker has no seccomp".to_string()),
+            Some(Some("profile=unconfined")) => {
+                doubts.push(
+                    "containers may use all system calls: Docker's seccomp profile is \"unconfined\"".to_string(),
+                );
+            }
+            _ => {}
+        }
+        let limits =
+            [("memory", self.memory_limit), ("processes", self.pids_limit), ("processors", self.cpu_cfs_quota)];
+        let missing: Vec<&str> = limits.iter().filter(|(_, has)| *has == Some(false)).map(|(name, _)| *name).collect();
+        if !missing.is_empty() {
+            doubts.push(format!("the limits of containers do not hold: Docker cannot limit {}", missing.join(", ")));
+        }
+        doubts
     }
 
     /// An error if replicas could not be what the manager takes them for.
@@ -81,6 +105,22 @@ mod tests {
             r#"{"SecurityOptions": ["name=usernsx"]}"#,
         ] {
             assert_eq!(daemon(plain).owner().unwrap(), Owner::UNSHIFTED, "{plain}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_hold_is_said() {
+        let well = r#"{"SecurityOptions": ["name=seccomp,profile=builtin"], "MemoryLimit": true, "PidsLimit": true}"#;
+        for silent in ["{}", well] {
+            assert!(daemon(silent).doubts().is_empty(), "{silent}");
+        }
+        for (text, words) in [
+            (r#"{"SecurityOptions": ["name=apparmor"]}"#, "no seccomp"),
+            (r#"{"SecurityOptions": ["name=seccomp,profile=unconfined"]}"#, "unconfined"),
+            (r#"{"MemoryLimit": false, "PidsLimit": true, "CpuCfsQuota": false}"#, "memory, processors"),
+        ] {
+            let doubts = daemon(text).doubts();
+            assert!(doubts.len() == 1 && doubts[0].contains(words), "{doubts:?}");
         }
     }
 

@@ -67,6 +67,10 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
+    /// What replicas are not kept from, though they should be, in sentences without a period.
+    fn doubts(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
     /// Whose processes replicas are, on this host.
     fn owner(&self) -> Result<Owner> {
         Ok(Owner::UNSHIFTED)
