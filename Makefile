@@ -15,45 +15,48 @@ demo:            ## Run the main job: a scikit-learn model in a container, over 
 	@scripts/demo.sh
 
 test:            ## Install what is needed, Docker included, and run every test.
-	@scripts/test.sh
+	@tests/all.sh
+
+form:            ## Check the form of the code, its documentation, licences and versions: what needs no server.
+	@tests/form.sh
 
 installcheck:    ## Run the SQL tests alone: sql/ against expected/.
-	@scripts/installcheck.sh
+	@tests/installcheck.sh
 
 mssql:           ## Package the SQL Server extension, and the manager for the same hosts: target/mssql.
 	@scripts/mssql.sh
 	@scripts/mssql.sh manager
 
 mssqlcheck:      ## Run the tests of the SQL Server extension alone, in the test host beside PostgreSQL.
-	@scripts/mssqlcheck.sh
+	@tests/mssqlcheck.sh
 
 conformance:     ## Judge every template against docs/protocol.md, and print the matrix.
-	@scripts/conformance.sh
+	@tests/conformance.sh
 
 conformance-faults: ## Judge the judge: it must name each fault of a server that breaks one clause of docs/protocol.md.
-	@scripts/conformance_faults.sh
+	@tests/conformance_faults.sh
 
 templates:       ## Start a project from every template, build it, and ask all of them the same in SQL.
-	@scripts/templates.sh
+	@tests/templates.sh
 
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
-	@scripts/test_matrix.sh
+	@tests/test_matrix.sh
 
 userns:          ## Run the manager's tests of containers on a Docker daemon of their own with user namespaces, as root on Debian.
-	@scripts/userns.sh
+	@tests/userns.sh
 
 core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
-	@scripts/core_regression.sh
+	@tests/core_regression.sh
 
 differential:    ## Ask random questions in two ways that must agree, in the database that installcheck left: make differential QUESTIONS=2000 SEED=7
-	@scripts/differential.sh $(or $(QUESTIONS),2000) $(or $(SEED),1)
+	@tests/differential.sh $(or $(QUESTIONS),2000) $(or $(SEED),1)
 
 sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server crashes: make sqlsmith QUERIES=1000 SEED=7
-	@scripts/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
+	@tests/sqlsmith.sh $(or $(QUERIES),1000) $(or $(SEED),1)
 
 lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form, on PostgreSQL 15, 17 and 18.
-	@scripts/lifted_regression.sh --all-forms
-	@LIFTED=--all-forms scripts/test_matrix.sh
+	@tests/lifted_regression.sh --all-forms
+	@LIFTED=--all-forms tests/test_matrix.sh
 
 pg:              ## Start a private cluster and manager with a few sample functions.
 	@scripts/pg.sh
@@ -78,4 +81,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix userns core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix userns core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean

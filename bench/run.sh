@@ -3,10 +3,8 @@
 source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" postgresql-plpython3-15
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/python.sh"
-"$ROOT/scripts/python.sh" venv-mlflow mlflow==3.17.2 "scikit-learn==1.9.*" "numpy==2.*" "pandas<3"
+bring_up
+"$ROOT/scripts/python.sh" venv venv-mlflow
 "$ROOT/target/venv/bin/python" bench/overhead/model.py
 say "Building the image of the benchmark"
 build_image bench/overhead/image

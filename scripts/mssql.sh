@@ -8,7 +8,7 @@ out=$ROOT/target/mssql
 library=libtransship_mssql.so
 
 "$ROOT/scripts/packages.sh" python3-venv binutils
-"$ROOT/scripts/python.sh" venv-zig ziglang==0.15.* cargo-zigbuild==0.23.*
+"$ROOT/scripts/python.sh" venv-zig
 mkdir -p "$out"
 
 # build PACKAGE FILE...: in $out, checked for what they need: the C library, and none that is newer.

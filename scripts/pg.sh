@@ -2,8 +2,7 @@
 # A private cluster with the extension, the manager and a few sample functions; prints the psql line to connect.
 source "$(dirname "$0")/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 say "Building the sample functions"
 build_image examples/samples
 PGOPTIONS='-c client_min_messages=warning' psql --quiet --set=ON_ERROR_STOP=1 --file=- <<'SQL'

@@ -6,8 +6,7 @@ source "$(dirname "$0")/environment.sh"
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates
 if [ "$TRANSSHIP_RUNTIME" = docker ]; then
   "$ROOT/scripts/docker.sh" start
-  # Its socket may be new.
-  source "$ROOT/scripts/environment.sh"
+  find_docker
 fi
 "$ROOT/scripts/install.sh"
 "$ROOT/scripts/cluster.sh" start

@@ -16,42 +16,42 @@ pub struct DaemonFlags {
     /// What both programs need to know.
     #[command(flatten)]
     pub place: PlaceFlags,
-    /// A user, by name or number, who may do what an engine needs: build code that it has, lease replicas, and ask about those
-    /// that it leases. May be given again.
+    /// User, by name or number, that may do what an engine needs: build code that it has, lease replicas, and ask about the
+    /// replicas that it leases. May be repeated.
     #[arg(long = "allow-user", value_name = "USER")]
     pub allow_users: Vec<String>,
-    /// A user, by name or number, who may do everything, as root and the manager's own user may. May be given again.
+    /// User, by name or number, that may make every request, as root and the manager's own user may. May be repeated.
     #[arg(long = "operator", value_name = "USER")]
     pub operators: Vec<String>,
-    /// Patterns, separated by commas, of the images that users who are no operators may use, as in transship.allowed_images;
-    /// inline:TEMPLATE stands for inline code, library for projects that an engine sends. All if left out.
+    /// Patterns, separated by commas, of the images that engines may use, as in transship.allowed_images. inline:TEMPLATE
+    /// stands for inline code, library for projects that an engine sends. Default: all.
     #[arg(long, value_name = "PATTERNS")]
     pub allow_images: Option<String>,
-    /// Seconds without a lease after which a replica is stopped; 1 to 86400.
+    /// Seconds without a lease after which a replica is stopped, 1 to 86400.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub idle_timeout_s: u64,
-    /// Seconds that a replica may take to answer after it was started; 1 to 3600.
+    /// Seconds within which a started replica must answer, 1 to 3600.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
     pub start_timeout_s: u64,
-    /// Megabytes of segments that a replica may share with engines; half of them are left to others. 16 to 1048576.
+    /// Megabytes of segments that a replica may share with engines, 16 to 1048576. Engines leave half of them unused.
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(16..=1_048_576))]
     pub segments_mb: u64,
-    /// Seconds that a replica may leave its greeting unanswered before it is stopped, which it is once nobody has a lease on
-    /// it; new leases go to others meanwhile; 1 to 86400.
+    /// Seconds for which a replica may fail to answer its greeting, 1 to 86400. It is then stopped as soon as it has no lease.
+    /// New leases go to other replicas meanwhile.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub silent_timeout_s: u64,
-    /// Seconds for which a replica that an earlier manager started is neither stopped nor paused for want of leases: whoever
-    /// had one may be at work; 0 to 86400.
+    /// Seconds for which replicas of an earlier manager are neither stopped nor paused for lack of leases, because sessions may
+    /// still use them, 0 to 86400.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     pub adopted_grace_s: u64,
-    /// Most containers at a time, of all images together; 8 per processor, but at least 32, if left out.
+    /// Maximum number of containers of all images together. Default: 8 per processor, at least 32.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub max_containers: Option<u64>,
-    /// Write a line for each lease that is taken and that ends: its user and process, the replica and the image.
+    /// Write a line for each lease that is acquired and that ends: its user and process, the replica and the image.
     #[arg(long)]
     pub log_leases: bool,
-    /// Most memory, in megabytes, that the limits of all containers may add up to; the host's if left out. One container is
-    /// always started.
+    /// Maximum sum of the memory limits of all containers, in megabytes. Default: the host's memory. One container may always
+    /// start.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_memory_mb: Option<u64>,
 }
@@ -65,28 +65,29 @@ pub struct PlaceFlags {
     /// Folder of images and logs.
     #[arg(long, env = "TRANSSHIP_STATE_DIR", default_value = "/var/lib/transship", global = true)]
     pub state_dir: PathBuf,
-    /// Folder of the replicas' sockets; a short path, since a socket's path has at most 107 bytes.
+    /// Folder of the replicas' sockets. Must be short, because the path of a socket has at most 107 bytes.
     #[arg(long, env = "TRANSSHIP_RUN_DIR", default_value = "/run/transship/replicas", global = true)]
     pub run_dir: PathBuf,
-    /// Folder in memory, for the segments that engines and replicas share; /dev/shm is one everywhere.
+    /// Folder in memory for the segments that engines and replicas share.
     #[arg(long, env = "TRANSSHIP_SHM_DIR", default_value = "/dev/shm", global = true)]
     pub shm_dir: PathBuf,
     /// Folder of the templates.
     #[arg(long, env = "TRANSSHIP_TEMPLATES", default_value = "/usr/share/transship/templates", global = true)]
     pub templates: PathBuf,
-    /// The network of docker's and podman's builds, as their own option takes it; theirs if left out.
+    /// Network of docker's and podman's builds, in the notation of their own option. Default: that of docker or podman.
     #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
     pub build_network: Option<String>,
-    /// The network of containers whose manifest asks for one, as docker's and podman's own option takes it; if left out, such
-    /// containers are not started. Docker's network "transship" is made where it is missing, and its containers do not reach each
-    /// other. Containers of any network may reach this host, and what it reaches, unless a firewall keeps them from it.
+    /// Network of containers whose manifest asks for one, in the notation of docker's and podman's own option. Without it, such
+    /// containers are not started. Docker's network "transship" is created if it is missing, and its containers do not reach
+    /// each other. Containers of any network may reach this host, and what it reaches, unless a firewall prevents it.
     #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]
     pub network: Option<String>,
-    /// The control group in which docker and podman make those of containers, as their own option takes it; theirs if left out.
+    /// Control group in which docker and podman create those of containers, in the notation of their own option. Default: that
+    /// of docker or podman.
     #[arg(long, env = "TRANSSHIP_CGROUP_PARENT", value_name = "GROUP", global = true)]
     pub cgroup_parent: Option<String>,
-    /// An image for docker and podman to build on in place of another that templates name, such as
-    /// debian:bookworm-slim=debian@sha256:..., or =sha256:... for one that is here. May be given again, or with commas.
+    /// Image on which docker and podman build in place of one that templates name, such as
+    /// debian:bookworm-slim=debian@sha256:... May be repeated; in the environment, separated by commas.
     #[arg(
         long = "base-image",
         env = "TRANSSHIP_BASE_IMAGES",
@@ -95,7 +96,7 @@ pub struct PlaceFlags {
         global = true
     )]
     pub base_images: Vec<BaseImage>,
-    /// What runs containers.
+    /// Program that runs containers.
     #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
     pub runtime: RuntimeName,
 }
@@ -124,13 +125,13 @@ impl FromStr for BaseImage {
 /// What runs containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum RuntimeName {
-    /// Docker where it is installed, else sandboxed child processes.
+    /// Docker if it is installed, otherwise sandboxed child processes.
     Auto,
     /// The docker command line.
     Docker,
     /// The podman command line.
     Podman,
-    /// Sandboxed child processes: no container engine needed.
+    /// Sandboxed child processes, without a container engine; for development.
     Process,
 }
 
@@ -149,11 +150,11 @@ pub struct CliFlags {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Write a new UDF project that builds and answers at once.
+    /// Create a UDF project that can be built and called at once.
     New {
-        /// Name of the image, and of the folder that is made.
+        /// Name of the image, and of the new folder.
         name: String,
-        /// The template.
+        /// Template: the language of the handler.
         #[arg(long, default_value = "python")]
         template: String,
     },
@@ -163,119 +164,118 @@ pub enum Command {
         #[arg(default_value = ".")]
         project: PathBuf,
     },
-    /// Send an image to a registry, and print the reference by which the registry knows its content.
+    /// Push an image to a registry, and print its reference with the digest.
     Push {
-        /// The image.
+        /// Image, as NAME:TAG.
         image: String,
-        /// Registry, repository and tag, such as registry.example/team/flights:1.0; the image's own name if left out.
+        /// Registry, repository and tag, such as registry.example/team/flights:1.0. Default: the image's own name.
         reference: Option<String>,
     },
-    /// Get an image from a registry, under the name that its manifest says.
+    /// Pull an image from a registry, and give it the name in its manifest.
     Pull {
         /// Registry, repository and tag or digest.
         reference: String,
-        /// Take the name from another image that has it here.
+        /// Take the name away from another local image that has it.
         #[arg(long)]
         replace: bool,
-        /// A program, with arguments, that is asked first whether the reference's signature is good, such as "cosign verify --key FILE".
+        /// Program, with arguments, that first checks the reference's signature, such as "cosign verify --key FILE".
         #[arg(long, env = "TRANSSHIP_VERIFY")]
         verify: Option<String>,
     },
-    /// Write the statements that make an image's functions known to an engine.
+    /// Print the statements that declare an image's functions in an engine.
     Ddl {
-        /// The image.
+        /// Image, as NAME:TAG.
         image: String,
-        /// The engine.
+        /// Engine for which to print them.
         #[arg(long, value_enum, default_value_t = Engine::Postgres)]
         engine: Engine,
-        /// The schema of the functions; the engine's usual one if left out.
+        /// Schema of the functions. Default: public for PostgreSQL, dbo for SQL Server.
         #[arg(long)]
         schema: Option<String>,
-        /// Where a server of the image answers Flight, for Spark, which knows no manager.
+        /// For Spark, which has no manager: address at which a server of the image answers Flight.
         #[arg(long, default_value = "grpcs://localhost:8815")]
         endpoint: String,
     },
-    /// Write a file that runs an image's functions elsewhere, for engines that call them by endpoint.
+    /// Print a file that runs an image as a service on other hosts, for engines that call it by endpoint.
     Deploy {
-        /// The image.
+        /// Image, as NAME:TAG.
         image: String,
-        /// What runs it there.
+        /// System that runs it there.
         #[arg(long, value_enum)]
         target: DeployTarget,
-        /// The image as the hosts there can get it, such as registry.example/team/flights:1.0. If left out, they have it already,
-        /// under its own name, and none is pulled.
+        /// Reference from which the hosts there pull the image, such as registry.example/team/flights:1.0. Default: they already
+        /// have it under its own name, and nothing is pulled.
         #[arg(long)]
         reference: Option<String>,
-        /// The image of the gateway that asks for TLS and a token: nginx.
+        /// Image of the gateway, an nginx, which requires TLS and a token.
         #[arg(long, default_value = deploy::GATEWAY)]
         gateway: String,
-        /// With Compose, the address of the host at which the functions are reached; 0.0.0.0 for all.
+        /// With Compose: address of the host on which the functions are published, 0.0.0.0 for all addresses.
         #[arg(long, default_value = "127.0.0.1")]
         publish: std::net::IpAddr,
-        /// With Compose, the port of the host that answers Flight; further replicas take the next ones.
+        /// With Compose: port of the host that answers Flight. Further replicas use the following ports.
         #[arg(long, default_value_t = deploy::FLIGHT_PORT)]
         flight_port: u16,
-        /// With Compose, the port of the host that answers JSON; further replicas take the next ones.
+        /// With Compose: port of the host that answers JSON. Further replicas use the following ports.
         #[arg(long, default_value_t = deploy::JSON_PORT)]
         json_port: u16,
     },
-    /// Create or replace an image's functions in a database, in one transaction, and drop those that it no longer has.
+    /// Create or replace an image's functions in a database and drop those that it no longer has, in one transaction.
     Register {
-        /// The image.
+        /// Image, as NAME:TAG.
         image: String,
-        /// The database: a connection string, as psql takes it.
+        /// Connection string of the database, as for psql.
         #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
         dsn: String,
-        /// The schema of the functions.
+        /// Schema of the functions.
         #[arg(long, default_value = "public")]
         schema: String,
     },
-    /// Register the version of an image that was registered before.
+    /// Return to the version of an image that was registered before.
     Rollback {
-        /// The image's name, without its version.
+        /// Name of the image, without its version.
         name: String,
-        /// The database: a connection string, as psql takes it.
+        /// Connection string of the database, as for psql.
         #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
         dsn: String,
-        /// The schema of the functions.
+        /// Schema of the functions.
         #[arg(long, default_value = "public")]
         schema: String,
     },
-    /// Judge servers against the protocol, case by case.
+    /// Test servers against the protocol, case by case.
     Conformance {
-        /// Endpoints of servers, or images of which a replica is started; a replica is judged over Flight and over JSON.
+        /// Endpoints of servers, or images. A replica of each image is started and tested over every transport.
         #[arg(required = true)]
         servers: Vec<String>,
-        /// A token that the servers ask for.
+        /// Token that the servers require.
         #[arg(long, env = "TRANSSHIP_TOKEN", hide_env_values = true)]
         token: Option<String>,
-        /// File with the certificates, in PEM, of those whose signature on a server's certificate is believed; the
-        /// system's if left out.
+        /// File with the certificates, in PEM, of the authorities that may sign a server's certificate. Default: the system's.
         #[arg(long, value_name = "FILE")]
         ca: Option<PathBuf>,
-        /// Print failures and the count only.
+        /// Print only failures and the count.
         #[arg(long)]
         quiet: bool,
     },
-    /// List replicas.
+    /// List replicas and the sessions that lease them.
     Ps,
-    /// Show the last lines that a replica wrote.
+    /// Show the last lines of a replica's output, also after it ended.
     Logs {
-        /// The replica, as `transship ps` names it.
+        /// Name of the replica, as printed by `transship ps`.
         replica: String,
     },
-    /// Remove images of inline code and of external libraries that nobody has used for long. Who uses one again has it built
-    /// again, of the source in the database; images that were built or pulled by name are never removed.
+    /// Remove images of inline code and external libraries that have not been used for a long time. They are built again from the
+    /// source in the database when they are needed. Images built or pulled by name are never removed.
     Prune {
-        /// Days without use; an image that was never used counts from the first time that it is looked at.
+        /// Days without use. For an image that was never used, the days count from the first time that prune looks at it.
         #[arg(long, value_name = "DAYS", default_value_t = 90)]
         older_than: u64,
     },
-    /// Check what the manager and its runtime need, and say what is missing.
+    /// Check what the manager and its runtime need, and report what is missing.
     Doctor,
 }
 
-/// What runs containers elsewhere.
+/// System that runs containers on other hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeployTarget {
     /// Docker Compose.

@@ -1,4 +1,4 @@
-//! What `transship pull` leaves of the names that are here, on a docker that keeps images in a file. `scripts/registry.sh` does
+//! What `transship pull` leaves of the names that are here, on a docker that keeps images in a file. `tests/registry.sh` does
 //! the same with the real one.
 
 use std::path::PathBuf;

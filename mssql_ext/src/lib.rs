@@ -1,7 +1,7 @@
 //! SQL Server's language extension: `sp_execute_external_script` to functions in containers.
 //!
 //! The exported functions of Microsoft's API, in the order in which the host calls them. Each turns the host's pointers
-//! into references ([`guard`]) and makes one safe call: a [`session::Session`] binds the input columns to a function's
+//! into references ([`mod@guard`]) and makes one safe call: a [`session::Session`] binds the input columns to a function's
 //! arguments ([`binding`]), sends the rows of each Execute as batches through `udf_protocol` ([`execution`]), and keeps the
 //! results for the host to read ([`results`]). `docs/sqlserver.md` tells what the API says, and what is not known of it.
 

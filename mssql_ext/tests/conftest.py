@@ -1,4 +1,4 @@
-"""What the tests of the SQL Server extension need: the host, the extension, the manager that `scripts/mssqlcheck.sh` has
+"""What the tests of the SQL Server extension need: the host, the extension, the manager that `tests/mssqlcheck.sh` has
 started, and PostgreSQL beside it."""
 
 import json

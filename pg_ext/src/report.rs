@@ -191,3 +191,29 @@ fn sqlstate(kind: Kind) -> PgSqlErrorCode {
         Kind::OutOfMemory => PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The five characters of a SQLSTATE, six bits each (utils/elog.h).
+    fn text_of(code: PgSqlErrorCode) -> String {
+        (0..5).map(|i| char::from(((code as u32 >> (6 * i)) & 0x3f) as u8 + b'0')).collect()
+    }
+
+    #[test]
+    fn sqlstates_are_those_of_the_documentation() {
+        let document = include_str!("../../docs/errors.md");
+        let rows = document.lines().filter_map(|line| line.strip_prefix("| `"));
+        let mut found = 0;
+        for row in rows {
+            let (name, rest) = row.split_once('`').unwrap();
+            // | origin | what happened | SQLSTATE |
+            let Some(documented) = rest.split('|').nth(3).map(str::trim) else { continue };
+            let kind: Kind = serde_json::from_value(name.into()).unwrap();
+            assert_eq!(text_of(sqlstate(kind)), documented, "{name}");
+            found += 1;
+        }
+        assert_eq!(found, 17);
+    }
+}

@@ -408,3 +408,88 @@ pub unsafe extern "C-unwind" fn reset(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
     }
     pg_sys::Datum::from(0usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Counters as a fresh file has them.
+    fn fresh() -> &'static [FunctionCounters] {
+        // SAFETY: zeros are a valid state of all fields, which are atomics.
+        let counters = (0..FUNCTIONS).map(|_| unsafe { std::mem::zeroed() });
+        Box::leak(counters.collect::<Vec<FunctionCounters>>().into_boxed_slice())
+    }
+
+    #[test]
+    fn a_function_keeps_its_entry_while_others_come_and_go() {
+        let functions = fresh();
+        let first = find_or_make(functions, 7).unwrap();
+        first.calls.store(5, Relaxed);
+        // All the others take the rest, wherever their places are; then there is no room.
+        for key in (1..).filter(|key| *key != 7).take(FUNCTIONS - 1) {
+            assert_eq!(find_or_make(functions, key).unwrap().key.load(Relaxed), key);
+        }
+        assert!(find_or_make(functions, 1 << 40).is_none());
+        // A place that was freed is given away, and who lies behind it is still found.
+        let freed = find_or_make(functions, 9).unwrap();
+        freed.key.store(FREED, Relaxed);
+        assert!(std::ptr::eq(find_or_make(functions, 1 << 40).unwrap(), freed));
+        for key in (1..).filter(|key| *key != 9).take(FUNCTIONS - 1) {
+            assert_eq!(find_or_make(functions, key).unwrap().key.load(Relaxed), key);
+        }
+        assert!(std::ptr::eq(find_or_make(functions, 7).unwrap(), first));
+        assert_eq!(first.calls.load(Relaxed), 5);
+    }
+
+    #[test]
+    fn cleared_counters_keep_their_key() {
+        let counters = find_or_make(fresh(), 3).unwrap();
+        counters.rows.store(1, Relaxed);
+        counters.latencies[0].store(1, Relaxed);
+        counters.clear();
+        assert_eq!(
+            (counters.rows.load(Relaxed), counters.latencies[0].load(Relaxed), counters.key.load(Relaxed)),
+            (0, 0, 3)
+        );
+    }
+
+    #[test]
+    fn percentiles_lie_within_a_quarter_power_of_two() {
+        let mut latencies = [0; BUCKETS];
+        assert_eq!(percentile(&latencies, 0.5), None);
+        // 90 batches of 1 ms, 10 of 1 s.
+        latencies[bucket_of(Duration::from_millis(1))] = 90;
+        latencies[bucket_of(Duration::from_secs(1))] = 10;
+        for (part, milliseconds) in [(0.5, 1.0), (0.9, 1.0), (0.91, 1000.0), (0.99, 1000.0)] {
+            let found = percentile(&latencies, part).unwrap();
+            assert!(found >= milliseconds && found <= milliseconds * 1.19, "{part}: {found}");
+        }
+        assert_eq!(bucket_of(Duration::ZERO), 0);
+        assert_eq!(bucket_of(Duration::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn a_file_is_made_once_and_only_a_sound_one_is_taken() {
+        let folder = std::env::temp_dir().join(format!("transship-statistics-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let path = folder.join("s.stat").to_str().unwrap().to_string();
+        let open = || open_or_make(&path).and_then(|file| file.metadata()).map(|found| (found.ino(), found.len()));
+        let first = open().unwrap();
+        assert_eq!(first.1, size_of::<Shared>() as u64);
+        assert_eq!(open().unwrap(), first);
+        // No file is left but that one.
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        // One that others may read, of another size, or a link to one, might be anybody's.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(open().is_err());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        File::options().write(true).open(&path).unwrap().set_len(1).unwrap();
+        assert!(open().is_err());
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink(folder.join("elsewhere"), &path).unwrap();
+        assert!(open().is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

@@ -1,4 +1,4 @@
-"""The functions that scripts/spark.sh calls from Spark."""
+"""The functions that tests/spark.sh calls from Spark."""
 
 import datetime
 

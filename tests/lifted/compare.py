@@ -20,8 +20,20 @@ HERE = pathlib.Path(__file__).parent
 FLOORS = {"user": 500, "all": 10_000}
 
 
+class Excuse:
+    """An entry of the list: lines that may differ, where `beside` is given only beside a line that matches it."""
+
+    def __init__(self, pattern, is_due):
+        lines, _, beside = pattern.partition(" beside ")
+        self.lines, self.beside, self.is_due = re.compile(lines), beside and re.compile(beside), is_due
+
+    def covers(self, line, statement):
+        """Whether a line of a statement's differences may differ."""
+        return self.lines.search(line) and (not self.beside or any(self.beside.search(other) for other in statement))
+
+
 def read_excuses(major, rows, parallel):
-    """The list's entries for this run: by test, the lines that may differ, and whether some must."""
+    """The list's entries for this run, by test."""
     excuses = collections.defaultdict(list)
     for number, line in enumerate((HERE / "differences").read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -32,20 +44,61 @@ def read_excuses(major, rows, parallel):
         test, runs, pattern, _ = fields
         names = {str(major), f"rows-{rows}", f"parallel-{parallel}", "all"}
         if all(run in names for run in runs.rstrip("?").split("+")):
-            excuses[test].append((re.compile(pattern), not runs.endswith("?")))
+            excuses[test].append(Excuse(pattern, not runs.endswith("?")))
     return excuses
 
 
-def changed_lines(plain, lifted, is_ordered):
-    """Lines that stand in one output only, wherever in it if they are in no order."""
-    texts = [path.read_text(errors="replace").splitlines() if path.exists() else [] for path in (plain, lifted)]
+COUNT = re.compile(r"^\(\d+ rows?\)$")
+
+
+def differences(plain, lifted, is_ordered):
+    """What two outputs do not share, as lists of lines with - or +: one list for what belongs to one statement."""
     if not (plain.exists() and lifted.exists()):
-        return ["(one of the runs has no output)"]
-    if not is_ordered:
-        before, after = map(collections.Counter, texts)
-        return [f"-{line}" for line in (before - after).elements()] + [f"+{line}" for line in (after - before).elements()]
-    diff = difflib.unified_diff(*texts, lineterm="", n=0)
-    return [line for line in diff if not line.startswith(("---", "+++", "@@"))]
+        return [["(one of the runs has no output)"]]
+    texts = [path.read_text(errors="replace").splitlines() for path in (plain, lifted)]
+    return list(ordered(*texts) if is_ordered else unordered(*texts))
+
+
+def ordered(before, after):
+    statement = []
+    for kind, i, j, k, l in difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if kind == "equal":
+            # A statement is echoed up to its semicolon, and the number of its rows comes behind them.
+            if statement and any(line.rstrip().endswith(";") or COUNT.match(line) for line in before[i:j]):
+                yield statement
+                statement = []
+            continue
+        statement += [f"-{line}" for line in before[i:j]] + [f"+{line}" for line in after[k:l]]
+    if statement:
+        yield statement
+
+
+def unordered(before, after):
+    """Rows of one result may come in any order, but stay between the number of rows of the result before and their own."""
+    pieces = [list(results(text)) for text in (before, after)]
+    keys = [[tuple(sorted(piece)) for piece in each] for each in pieces]
+    for kind, i, j, k, l in difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+        if kind == "equal":
+            continue
+        # Pieces that stand for each other one by one are compared so, others together.
+        spans = [(i, j, k, l)] if j - i != l - k else [(i + n, i + n + 1, k + n, k + n + 1) for n in range(j - i)]
+        for i, j, k, l in spans:
+            here = collections.Counter(line for piece in pieces[0][i:j] for line in piece)
+            there = collections.Counter(line for piece in pieces[1][k:l] for line in piece)
+            statement = [f"-{line}" for line in (here - there).elements()] + [f"+{line}" for line in (there - here).elements()]
+            if statement:
+                yield statement
+
+
+def results(lines):
+    """The lines up to each number of rows."""
+    piece = []
+    for line in lines:
+        piece.append(line)
+        if COUNT.match(line):
+            yield piece
+            piece = []
+    yield piece
 
 
 def main():
@@ -75,13 +128,13 @@ def main():
     for output in outputs:
         suite, test = output.parts[0], output.stem
         # Parallel plans give rows in the order in which workers are done.
-        lines = changed_lines(arguments.plain / output, arguments.lifted / output, arguments.parallel == "off")
         unexcused = []
-        for line in lines:
-            found = {pattern for pattern, _ in excuses[test] if pattern.search(line)}
-            met |= {(test, pattern) for pattern in found}
-            if not found:
-                unexcused.append(line)
+        for statement in differences(arguments.plain / output, arguments.lifted / output, arguments.parallel == "off"):
+            for line in statement:
+                found = {excuse for excuse in excuses[test] if excuse.covers(line, statement)}
+                met |= found
+                if not found:
+                    unexcused.append(line)
         if unexcused:
             failed.append((f"{suite}/{test}", unexcused))
     for name, lines in failed:
@@ -90,7 +143,7 @@ def main():
     stale = []
     if (arguments.level, arguments.rows, arguments.parallel) == ("all", 3, "off"):
         tests = {output.stem for output in outputs}
-        stale = [test for test in tests for pattern, is_due in excuses[test] if is_due and (test, pattern) not in met]
+        stale = [test for test in tests for excuse in excuses[test] if excuse.is_due and excuse not in met]
     for test in stale:
         print(f"\n{test}: an entry of the list is not needed")
     total = sum(counts.values())

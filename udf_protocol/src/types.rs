@@ -524,7 +524,7 @@ impl<'de> Deserialize<'de> for Type {
 /// The text of `docs/types.md`.
 pub fn types_document() -> String {
     let mut text = String::from(
-        "# Types\n\nGenerated from the type table in `udf_protocol/src/types.rs`; a test keeps the two equal.\n\n\
+        "# Types\n\nThis page is generated from the type table in `udf_protocol/src/types.rs`; a test compares the two.\n\n\
          | type | other SQL names | Arrow type | extension name | JSON form | Python | SQL Server |\n|---|---|---|---|---|---|---|\n",
     );
     for entry in TABLE {
@@ -544,25 +544,25 @@ pub fn types_document() -> String {
          | `range(T)` | int4range, int8range, numrange, daterange, tsrange, tstzrange | `Struct` of `lower`, `upper`, \
          `lower_inc`, `upper_inc`, `empty` | `transship.range` | object of the same members | `transship_server.types.Range` | `nvarchar(max)` |\n\
          | `(name T, ...)` | composite types | `Struct` | | object | `dict`; a tuple as a result | `nvarchar(max)`; a column per attribute as a result |\n\
-         \nArrays have one dimension and start at index 1; others are refused when they are sent. An infinite bound of a \
-         range is NULL.\n\n",
+         \nArrays have one dimension and start at index 1; other arrays are refused when they are sent. An infinite bound of \
+         a range is NULL.\n\n",
     );
     text.push_str(
-        "Every type may be NULL, in both directions: Arrow validity, JSON `null`, Python `None`.\n\n\
+        "Every type may be NULL, as an argument and as a result: Arrow validity, JSON `null`, Python `None`.\n\n\
          Infinite dates and timestamps are the smallest and the largest integer of their Arrow type. Python's `datetime`\n\
-         cannot hold them: a handler that reads rows gets an error that names the row, a handler that reads Arrow\n\
+         cannot hold them: a handler that reads rows gets an error that names the row, and a handler that reads Arrow\n\
          columns gets the integers. An infinite interval has the largest or the smallest months, days and nanoseconds.\n\n\
          ## PostgreSQL\n\n\
          Further types travel as one of these: `varchar`, `char`, `name`, `xml` and enums as `text`, `jsonb` as `json`,\n\
-         domains as the type that they are over (and are checked on the way back), pgvector's `vector` as `float4[]`.\n\
-         Table row types are composite types. What has no entry here is refused by `CREATE FUNCTION`; most of it can be\n\
-         cast to `text`. A `datetime2`, which has more digits than any of its types, is `text`.\n\n\
+         domains as their base type (results are checked against the domain), pgvector's `vector` as `float4[]`. Row\n\
+         types of tables are composite types. `CREATE FUNCTION` refuses all other types; most of them can be cast to\n\
+         `text`. A `datetime2` is declared as `text`, because it has more digits than any type of PostgreSQL.\n\n\
          ## SQL Server\n\n\
-         Arguments also take columns that widen to them without loss: `tinyint`, `smallint` and `int` for wider integers,\n\
-         for `numeric` and for floats that hold them, `real` for `float8`, `char` and `varchar` for text, `datetime` and\n\
-         `smalldatetime` for `timestamp` and `datetime2`. What SQL Server has no type for travels as text of the JSON form.\n\
-         Digits below a microsecond for a `timestamp`, a `NaN`, an infinite value or a decimal with more digits than its\n\
-         column are refused with their row. `docs/sqlserver.md` has the table.\n",
+         Arguments also accept columns that widen without loss: `tinyint`, `smallint` and `int` for wider integers, for\n\
+         `numeric` and for floats that can hold them, `real` for `float8`, `char` and `varchar` for text, `datetime` and\n\
+         `smalldatetime` for `timestamp` and `datetime2`. Types that SQL Server lacks travel as text in their JSON form.\n\
+         Digits below a microsecond for a `timestamp`, a `NaN`, an infinite value, or a decimal with more digits than\n\
+         its column holds are refused; the error names the row. `docs/sqlserver.md` has the table.\n",
     );
     text
 }

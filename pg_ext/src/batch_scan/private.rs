@@ -55,3 +55,19 @@ impl Private {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_planner_says_comes_back_from_its_text() {
+        for set in [None, Some(SetJoin::Inner), Some(SetJoin::Left)] {
+            let private = Private { child_columns: 3, unused: vec![0, 2], set, is_bounded: true, is_stepwise: false };
+            let text = serde_json::to_string(&private).unwrap();
+            let back: Private = serde_json::from_str(&text).unwrap();
+            assert_eq!((back.child_columns, back.unused, back.set), (3, vec![0, 2], set));
+            assert!(back.is_bounded && !back.is_stepwise);
+        }
+    }
+}

@@ -171,7 +171,7 @@ pub struct Counters {
     pub bytes_sent: u64,
     pub bytes_received: u64,
     pub wait_us: u64,
-    /// Transports used: a bit for each of [`TransportName::ALL`].
+    /// Transports used: a bit for each of [`udf_protocol::manifest::TransportName::ALL`].
     pub transports: u8,
 }
 
@@ -225,5 +225,52 @@ impl Sent {
             Some(positions) => positions.iter().position(|found| *found == Some(position as u32)).unwrap_or(position),
             None => position,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was sent of rows of which those that are false were left out.
+    fn sent(rows: &[bool]) -> Sent {
+        let mut sent = Sent::default();
+        for (row, is_sent) in rows.iter().enumerate() {
+            if *is_sent { sent.push_sent() } else { sent.push_skipped(row) }
+        }
+        sent
+    }
+
+    #[test]
+    fn rows_that_were_all_sent_are_in_their_own_places() {
+        let sent = sent(&[true, true, true]);
+        assert_eq!((sent.count, &sent.positions), (3, &None));
+        assert_eq!((sent.position(2), sent.row_of(2)), (Some(2), 2));
+    }
+
+    #[test]
+    fn rows_find_their_results_behind_rows_that_were_left_out() {
+        let sent = sent(&[true, true, false, false, true, false, true]);
+        assert_eq!(sent.count, 4);
+        let positions: Vec<_> = (0..7).map(|row| sent.position(row)).collect();
+        assert_eq!(positions, [Some(0), Some(1), None, None, Some(2), None, Some(3)]);
+        assert_eq!((0..4).map(|position| sent.row_of(position)).collect::<Vec<_>>(), [0, 1, 4, 6]);
+        assert_eq!(sent.position(7), None);
+    }
+
+    #[test]
+    fn a_first_row_that_was_left_out_moves_all_others() {
+        let sent = sent(&[false, true]);
+        assert_eq!((sent.count, sent.position(0), sent.position(1), sent.row_of(0)), (1, None, Some(0), 1));
+    }
+
+    #[test]
+    fn counters_of_processes_are_added_and_their_transports_joined() {
+        let one =
+            Counters { calls: 1, repeated: 2, batches: 3, bytes_sent: 4, bytes_received: 5, wait_us: 6, transports: 1 };
+        let mut sum = Counters { transports: 4, ..one };
+        sum.add(&one);
+        assert_eq!((sum.calls, sum.repeated, sum.batches), (2, 4, 6));
+        assert_eq!((sum.bytes_sent, sum.bytes_received, sum.wait_us, sum.transports), (8, 10, 12, 5));
     }
 }

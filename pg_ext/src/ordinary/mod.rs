@@ -3,7 +3,7 @@
 //! PostgreSQL's own regression suite calls no container, but thousands of functions. In a library with this feature, which no
 //! release has, their calls go through the same surgery, the same node and the same conversion to columns and back; only
 //! the exchange is another ([`stream`]). The suite must give what it gives with nothing lifted
-//! (`scripts/core_regression.sh`).
+//! (`tests/core_regression.sh`).
 //!
 //! Two variables of the server's environment rule it. `TRANSSHIP_LIFT` is `user`, for functions that a user has made, or
 //! `all`; with any other value nothing is lifted. `TRANSSHIP_LIFT_LOG` is a file to which each session appends its name

@@ -105,3 +105,14 @@ fn convert_or_mark(text: &str) -> Vec<u8> {
     }
     converted
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_for_every_encoding_has_a_mark_for_each_character_that_is_not_ascii() {
+        assert_eq!(to_ascii("Grüße, 🚢\0!"), "Gr??e, ??!");
+        assert_eq!(to_ascii(""), "");
+    }
+}

@@ -264,3 +264,19 @@ pub unsafe fn expressions(plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Node> {
         found
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statements_that_run_to_their_end_want_all_rows() {
+        let parallel = pg_sys::CURSOR_OPT_PARALLEL_OK as i32;
+        assert!(!Demand::of_statement(parallel).may_stop());
+        for stops in [pg_sys::CURSOR_OPT_FAST_PLAN, pg_sys::CURSOR_OPT_SCROLL, pg_sys::CURSOR_OPT_NO_SCROLL] {
+            assert!(Demand::of_statement(parallel | stops as i32).may_stop());
+        }
+        assert!(Demand::of_statement(0).may_stop());
+        assert!(!Demand::AllToWrite.may_stop() && Demand::First.may_stop() && Demand::Some.may_stop());
+    }
+}

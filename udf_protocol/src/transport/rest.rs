@@ -1,7 +1,7 @@
 //! Batches as requests of HTTP/1.1, over TCP or a Unix socket: columns in JSON (`docs/protocol.md` §6), or as they lie in
 //! memory (§7).
 //!
-//! Replies in JSON may come out of order: [`crate::client::Exchange`] restores it.
+//! Replies in JSON may come out of order: [`crate::exchange::Exchange`] restores it.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

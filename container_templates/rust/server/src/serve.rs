@@ -62,8 +62,8 @@ pub(crate) fn run(functions: Functions) -> Result<(), String> {
     if has_segments() {
         transports.push("shm");
     }
-    let greeting =
-        json!({"protocol": 1, "server": "transship-rust/0.2.0", "functions": names, "transports": transports});
+    let server = concat!("transship-rust/", env!("CARGO_PKG_VERSION"));
+    let greeting = json!({"protocol": 1, "server": server, "functions": names, "transports": transports});
     install_panic_hook();
     let container = Arc::new(Container { functions, greeting: greeting.to_string(), exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

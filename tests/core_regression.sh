@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Runs PostgreSQL's own regression suite with the library preloaded, on a cluster of its own.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 "$ROOT/scripts/install.sh"
 
 place=$PRIVATE/core
-suite=$("$ROOT/scripts/core_source.sh")/src/test/regress
+suite=$("$ROOT/tests/core_source.sh")/src/test/regress
 regress=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test/regress/pg_regress
 # run_suite NAME LIBRARY: results go to $place/NAME.
 run_suite() {

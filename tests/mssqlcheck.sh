@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # Tests the SQL Server extension in the test host, beside PostgreSQL, on the private manager: mssqlcheck.sh [PYTEST ARGUMENTS...]
 # EXTHOST_EXTENSION is the extension to test; the release build if left out. RUNTIME says what runs containers.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" valgrind gcc libc6-dev unixodbc-dev util-linux
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/python.sh"
 say "Building the images that the tests call"
 build_image sql/functions

@@ -1,12 +1,10 @@
 #!/usr/bin/env bash
 # Calls a container's functions from Spark, through the module that `transship ddl --engine spark` writes.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 "$ROOT/scripts/packages.sh" openjdk-17-jre-headless
-"$ROOT/scripts/python.sh"
-"$ROOT/scripts/python.sh" venv-spark pyspark==4.3.0 pyarrow==26.*
+"$ROOT/scripts/python.sh" venv venv-spark
 folder=$(mktemp -d)
 mkdir "$folder/function"
 cp sql/functions/spark.py "$folder/function/handler.py"

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Starts a project from each template, builds it, registers its functions and calls them from SQL: the same queries must give
 # the same answers in every language. templates.sh [TEMPLATE...]
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 templates=("$@")
 [ $# -gt 0 ] || templates=($(cd container_templates && ls -d -- */template.toml | cut -d/ -f1))
 [ "$TRANSSHIP_RUNTIME" != docker ] || "$ROOT/scripts/docker.sh" compilers

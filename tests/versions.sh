@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Versions of images: two that need conflicting versions of a package answer in one query; a new version is registered and
 # taken back under load, and nothing fails in between.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 folder=$(mktemp -d)
 trap 'rm -r "$folder"' EXIT
 export PGOPTIONS='-c client_min_messages=warning'

@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # Tests push and pull against a registry of its own, which asks for a password and speaks TLS.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" docker-registry apache2-utils openssl
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
+bring_up
 say "Pushing to a registry and pulling from it"
 place=$ROOT/target/registry
 rm -rf "$place"
 mkdir -p "$place/data" "$place/config"
-"$ROOT/scripts/certificates.sh" "$place/tls"
+"$ROOT/tests/certificates.sh" "$place/tls"
 htpasswd -Bbn founder s3cret > "$place/htpasswd"
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 cat > "$place/config.yml" <<YML

@@ -2,7 +2,7 @@
 # Fetches the source of the PostgreSQL that PG_CONFIG names, from Debian's source package of the nearest version that Debian still
 # has, builds the libraries of its test suites, and prints where it lies.  core_source.sh MAJOR SUITE fetches only: that version,
 # from that Debian suite.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 "$ROOT/scripts/packages.sh" dpkg-dev bzip2 xz-utils gcc >&2
 
 major=${1:-$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')}

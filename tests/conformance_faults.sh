@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Judges the judge: `transship conformance` must name what is wrong with a server that breaks one clause of docs/protocol.md.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/install.sh"
 "$ROOT/scripts/python.sh"

@@ -1,15 +1,10 @@
 #!/usr/bin/env bash
 # Runs sql/ and specs/ against expected/ on the private cluster and manager: installcheck.sh [TEST...]
 # RUNTIME says on which runtime the functions run.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
-source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/python.sh"
-"$ROOT/scripts/python.sh" venv-arrow-udf arrow-udf==0.3.2 risingwave==0.1.1
-"$ROOT/scripts/python.sh" venv-dialects databend-udf==0.2.20 singlestoredb==1.18.1 functions-framework==3.10.2 mlflow==3.17.2 \
-  azureml-inference-server-http==1.5.1 awslambdaric==4.2.2
-"$ROOT/scripts/python.sh" venv-old-mlflow mlflow-skinny==1.30.1 'flask<3' 'pandas<2' 'numpy<2' 'setuptools<80'
+bring_up
+"$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow
 say "Building the image that the tests call"
 build_image sql/functions
 
@@ -27,7 +22,7 @@ for each in sockets:
 PYTHON
 )
 tls_port=${ports[0]} port=${ports[1]} old_port=${ports[2]} dialects=("${ports[@]:3}") tls=$ROOT/target/tls
-"$ROOT/scripts/certificates.sh" "$tls"
+"$ROOT/tests/certificates.sh" "$tls"
 (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$tls_port" "$tls") &
 servers=$!
 "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "$port" "$old_port" > "$ROOT/target/arrow_udf.log" 2>&1 &
@@ -73,4 +68,4 @@ mkdir -p "$ROOT/target/isolation"
   cat target/isolation/regression.diffs >&2
   exit 1
 }
-"$ROOT/scripts/dump_restore.sh"
+"$ROOT/tests/dump_restore.sh"

@@ -4,16 +4,28 @@
 #
 #   lifted_regression.sh [--level user|all] [--rows N] [--parallel] [--suites "own core plpgsql contrib isolation"]
 #   lifted_regression.sh --all-forms
+#   lifted_regression.sh --build
 #
-# N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. LIFTED_LIBRARY is a library to use in place of a
-# build of this tree.
-source "$(dirname "$0")/environment.sh"
+# N is transship.batch_rows, 0 for its default. --parallel forces parallel plans. --build makes the library only,
+# target/lifted/libtransship.so. LIFTED_LIBRARY is a library to use in place of a build of this tree.
+source "$(dirname "$0")/../scripts/environment.sh"
 
 if [ "${1:-}" = --all-forms ]; then
   for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel" "--rows 0" "--rows 1" "--rows 1 --level user" "--rows 3 --level user --parallel"; do
     # shellcheck disable=SC2086
     "$0" $form
   done
+  exit
+fi
+major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+built=$ROOT/target/lifted/libtransship.so
+build_library() {
+  say "Building the library that lifts ordinary functions"
+  cargo build --quiet --release --workspace --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
+  install -D -m 755 "$BUILD/libtransship.so" "$built"
+}
+if [ "${1:-}" = --build ]; then
+  build_library
   exit
 fi
 level=all rows=3 parallel=off suites="own core plpgsql contrib isolation"
@@ -28,18 +40,12 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
-source_folder=$("$ROOT/scripts/core_source.sh")
+source_folder=$("$ROOT/tests/core_source.sh")
 place=$PRIVATE/lifted
 install -d -m 755 -o "$SERVER_USER" "$place"
 library=$place/transship_lifted.so
-if [ -n "${LIFTED_LIBRARY:-}" ]; then
-  install -m 755 "$LIFTED_LIBRARY" "$library"
-else
-  say "Building the library that lifts ordinary functions"
-  cargo build --quiet --release --workspace --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
-  install -m 755 "$BUILD/libtransship.so" "$library"
-fi
+[ -n "${LIFTED_LIBRARY:-}" ] || build_library
+install -m 755 "${LIFTED_LIBRARY:-$built}" "$library"
 test_tools=$(dirname "$("$PG_CONFIG" --pgxs)")/../../src/test
 
 # Ends what a run that was interrupted has left.
@@ -59,7 +65,7 @@ run_suites() {
   local name=$1 data=$place/$1/data socket=$place/$1/s suite
   rm -rf "${place:?}/$name"
   install -d -m 755 -o "$SERVER_USER" "$place/$name" "$data" "$socket"
-  as_server "$PG_BIN/initdb" --pgdata="$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$ROOT/target/initdb.log"
+  as_server "$PG_BIN/initdb" --pgdata="$data" --username=postgres --auth=trust --encoding=UTF8 --no-locale --no-sync > "$place/$name.initdb.log"
   as_server tee -a "$data/postgresql.conf" > /dev/null <<CONF
 listen_addresses = ''
 unix_socket_directories = '$socket'
@@ -116,8 +122,10 @@ run_suite() {
 # Those whose tests are SQL alone and need no settings of their own.
 CONTRIB="btree_gin btree_gist citext cube dict_int dict_xsyn earthdistance fuzzystrmatch hstore intarray isn lo ltree pg_trgm pgcrypto seg tablefunc tsm_system_rows unaccent"
 
-say "Running PostgreSQL's tests with nothing lifted"
-run_suites plain none
-say "Running PostgreSQL's tests with functions lifted (level $level), in batches of $rows, parallel plans $parallel"
+say "Running PostgreSQL's tests with nothing lifted and with functions lifted (level $level), in batches of $rows, parallel plans $parallel"
+# Many tests of sessions that meet only wait, so the two runs go side by side.
+run_suites plain none &
+plain=$!
 run_suites lifted "$level"
+wait "$plain"
 "$ROOT/tests/lifted/compare.py" --major "$major" --level "$level" --rows "$rows" --parallel "$parallel" "$place/plain" "$place/lifted"

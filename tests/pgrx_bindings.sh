@@ -6,11 +6,11 @@ if [ -n "${TRANSSHIP_BINDINGS:-}" ]; then
   case " $* " in *" --crate-name pgrx_pg_sys "*) set -- "$@" --cfg docsrs ;; esac
   exec "$@"
 fi
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 versions=("$@")
 [ $# -gt 0 ] || versions=(17 18)
 
-export DOCS_RS=1 TRANSSHIP_BINDINGS=1 RUSTC_WRAPPER=$ROOT/scripts/pgrx_bindings.sh
+export DOCS_RS=1 TRANSSHIP_BINDINGS=1 RUSTC_WRAPPER=$ROOT/tests/pgrx_bindings.sh
 for version in "${versions[@]}"; do
   say "Checking the extension's form for PostgreSQL $version"
   # All members, so that what they depend on is what clippy has for PostgreSQL 15, and is not built again.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Dumps the database that installcheck.sh left, restores it elsewhere, and compares what container functions give.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 say "Dumping, restoring and comparing"
 question="SELECT add_one(1), shout('a'), (span(5, 3)).high, (SELECT mean(x) FROM numbers WHERE x <= 9), (SELECT count(*) FROM divisors(12)), mine(1),
   (SELECT count(*) FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint)),

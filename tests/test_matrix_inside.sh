@@ -12,7 +12,7 @@ if [ -n "$LIFTED" ]; then
   cargo build --quiet --release --package pg_ext --no-default-features --features "pg$version,lift-ordinary"
   export PG_CONFIG=$bin/pg_config LIFTED_LIBRARY=$CARGO_TARGET_DIR/release/libtransship.so
   # shellcheck disable=SC2086
-  exec scripts/lifted_regression.sh $LIFTED
+  exec tests/lifted_regression.sh $LIFTED
 fi
 cargo build --quiet --release --package pg_ext --no-default-features --features "pg$version"
 install -m 755 "$CARGO_TARGET_DIR/release/libtransship.so" "$("$bin/pg_config" --pkglibdir)/transship.so"

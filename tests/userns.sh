@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The manager's tests of containers on a Docker daemon with user namespaces (userns-remap). As root on Debian, it starts one of
 # its own, with a network of its own, beside the one that answers, and takes everything away again: no other daemon is touched.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 [ "$(id -u)" = 0 ] || { echo "Only root can start a Docker daemon with user namespaces." >&2; exit 1; }
 
 "$ROOT/scripts/packages.sh" docker.io iptables iproute2

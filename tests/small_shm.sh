@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # With 64 MB of /dev/shm, which is what Docker gives a database: batches in one transaction with a parallel query that needs
 # its own share. For root, since the memory is mounted where nobody else sees it.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
-"$ROOT/scripts/up.sh"
+bring_up
 build_image sql/functions
 "$ROOT/scripts/manager.sh" stop
 "$ROOT/scripts/cluster.sh" stop

@@ -2,15 +2,15 @@
 # Runs sql/ on other versions of PostgreSQL, each in a container of the Debian suite that has it: test_matrix.sh [VERSION...]
 # The containers of functions run on the host, as RUNTIME says; expected/ differs where expected/VERSION/ has a file.
 # LIFTED="ARGUMENTS": runs lifted_regression.sh ARGUMENTS there in place of sql/.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 declare -A suites=([17]=trixie [18]=forky)
 versions=("$@")
 [ $# -gt 0 ] || versions=(17 18)
 
 "$ROOT/scripts/docker.sh" start
-source "$ROOT/scripts/environment.sh"
+find_docker
 if [ -z "${LIFTED:-}" ]; then
-  "$ROOT/scripts/up.sh"
+  bring_up
   "$ROOT/scripts/python.sh"
   build_image sql/functions
 fi
@@ -27,12 +27,12 @@ for version in "${versions[@]}"; do
       --customize-hook='copy-in /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs' "${suites[$version]}" - 2> "$ROOT/target/mmdebstrap.log" \
       | docker import - "$image" > /dev/null || { docker image rm "$image" > /dev/null; tail -n 20 "$ROOT/target/mmdebstrap.log" >&2; exit 1; }
   fi
-  if [ -n "${LIFTED:-}" ]; then "$ROOT/scripts/core_source.sh" "$version" "${suites[$version]}"; fi
+  if [ -n "${LIFTED:-}" ]; then "$ROOT/tests/core_source.sh" "$version" "${suites[$version]}"; fi
   say "Testing PostgreSQL $version"
   mkdir -p "$ROOT/target/matrix/$version"
   docker run --rm --init --network host --workdir "$ROOT" \
     --volume "$ROOT:$ROOT" --volume "$PRIVATE:$PRIVATE" --volume "$sysroot:$sysroot:ro" --volume "$cargo_home:$cargo_home" \
     --env PATH="$sysroot/bin:/usr/bin:/bin:/usr/sbin:/sbin" --env CARGO_HOME="$cargo_home" --env HOME=/root \
     --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env LIFTED="${LIFTED:-}" \
-    "$image" bash scripts/test_matrix_inside.sh "$version"
+    "$image" bash tests/test_matrix_inside.sh "$version"
 done

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Asks what sqlsmith writes, and fails if the server crashes: sqlsmith.sh [QUERIES [SEED]]
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 "$ROOT/scripts/packages.sh" sqlsmith
-"$ROOT/scripts/up.sh"
+bring_up
 "$ROOT/scripts/python.sh"
 export PGDATABASE=transship_sqlsmith
 dropdb --if-exists "$PGDATABASE" 2> /dev/null

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
 # What `transship deploy` writes: judged by the validators of those who read it, docker-compose and Kubernetes' schemas, and run by
 # docker-compose, where PostgreSQL calls the functions through the gateway.
-source "$(dirname "$0")/environment.sh"
+source "$(dirname "$0")/../scripts/environment.sh"
 
 "$ROOT/scripts/packages.sh" docker-compose
-"$ROOT/scripts/up.sh"
+bring_up
 "$ROOT/scripts/docker.sh" gateway
-source "$ROOT/scripts/environment.sh"
-"$ROOT/scripts/python.sh" venv-kubernetes kubernetes-validate==1.37.0
+"$ROOT/scripts/python.sh" venv-kubernetes
 is() { [ "$1" = "$2" ] || { echo "expected \"$1\", not \"$2\"" >&2; exit 1; }; }
 expect() { grep -qF -- "$1" <<< "$2" || { echo "expected \"$1\" in: $2" >&2; exit 1; }; }
 build_image examples/samples
@@ -27,7 +26,7 @@ done
 say "Calling functions of two deployed servers through their gateway"
 sed '0,/^name = .*/s//name = "deployed"\nreplicas = 2/' examples/samples/transship.toml > "$place/project/transship.toml"
 build_image "$place/project"
-"$ROOT/scripts/certificates.sh" "$place/tls"
+"$ROOT/tests/certificates.sh" "$place/tls"
 cp "$place/tls/server.pem" "$place/gateway/certificate.pem"
 cp "$place/tls/server.key" "$place/gateway/key.pem"
 # As long as tokens of an identity provider may be.
