@@ -45,6 +45,9 @@ faults:          ## Break containers, manager, Docker, backends, network and sat
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@tests/test_matrix.sh
 
+userns:          ## Run the manager's tests of containers on a Docker daemon of their own with user namespaces, as root on Debian.
+	@tests/userns.sh
+
 core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
 	@tests/core_regression.sh
 
@@ -81,4 +84,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults test-matrix core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults test-matrix userns core-regression differential sqlsmith lifted-regression pg pg-dsn pg-env pg-stop bench format clean

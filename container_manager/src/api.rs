@@ -96,7 +96,7 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
         if let Ok(place) = connections.clone().try_acquire_owned() {
             let of_user = users.entry(peer.uid).or_default().clone();
-            tokio::spawn(serve_connection(stream, peer, of_user, pool.clone(), place));
+            tokio::spawn(serve_connection(stream, peer, of_user, pool.clone(), config.log_leases, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
             let message = format!("the container manager has {most} connections already");
             tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
@@ -157,12 +157,29 @@ impl Default for OfUser {
 struct Held {
     pool: Arc<Pool>,
     peer: Peer,
-    /// Of each lease the replica, and what the names of its segments begin with.
-    leases: Vec<(String, String)>,
+    leases: Vec<HeldLease>,
+    log_leases: bool,
     upload: Upload,
 }
 
+/// A lease that a connection holds.
+struct HeldLease {
+    replica: String,
+    image: String,
+    /// What the names of its segments begin with.
+    prefix: String,
+}
+
 impl Held {
+    fn log(&self, lease: &HeldLease, what: &str) {
+        if !self.log_leases {
+            return;
+        }
+        let Peer { uid, pid, .. } = self.peer;
+        let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+        eprintln!("transshipd: user {uid}{pid} {what} replica \"{}\" of image \"{}\"", lease.replica, lease.image);
+    }
+
     /// docs/protocol.md §9: "asks about replicas that it does not lease, and for more than an engine needs, only if it is an
     /// operator's".
     fn check_operator(&self, what: &str) -> Result<()> {
@@ -175,7 +192,7 @@ impl Held {
 
     /// An engine's word on a replica counts if it has it.
     fn check_leased(&self, replica: &str) -> Result<()> {
-        if self.leases.iter().any(|(leased, _)| leased == replica) {
+        if self.leases.iter().any(|lease| lease.replica == replica) {
             return Ok(());
         }
         Err(Error::new(Kind::NotAllowed, format!("this connection has no lease on replica \"{replica}\"")))
@@ -184,8 +201,9 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (replica, prefix) in &self.leases {
-            self.pool.release(replica, self.peer.connection, prefix);
+        for lease in &self.leases {
+            self.pool.release(&lease.replica, self.peer.connection, &lease.prefix);
+            self.log(lease, "no longer leases");
         }
     }
 }
@@ -195,11 +213,13 @@ async fn serve_connection(
     peer: Peer,
     of_user: Arc<OfUser>,
     pool: Arc<Pool>,
+    log_leases: bool,
     _place: OwnedSemaphorePermit,
 ) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let mut held = Held { pool, peer, leases: Vec::new(), upload: Upload::new(of_user.uploads.clone()) };
+    let upload = Upload::new(of_user.uploads.clone());
+    let mut held = Held { pool, peer, leases: Vec::new(), log_leases, upload };
     loop {
         let (line, turn) = match read_request(&mut reader, &of_user.long_requests).await {
             Ok(Some(read)) => read,
@@ -334,7 +354,10 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             pool.image_of(&digest, is_operator).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };
             let (info, folders) = pool.acquire(&digest, holder).await?;
-            held.leases.push((info.replica.clone(), info.prefix.clone()));
+            let (replica, image, prefix) = (info.replica.clone(), info.image.clone(), info.prefix.clone());
+            let lease = HeldLease { replica, image, prefix };
+            held.log(&lease, "leases");
+            held.leases.push(lease);
             *opened = Some(folders);
             Ok(Response::Lease(info))
         }

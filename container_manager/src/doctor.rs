@@ -17,6 +17,7 @@ pub async fn examine(place: &PlaceFlags) -> bool {
         ("templates", list_templates(&place.templates)),
         ("manager", ask_manager(&place.socket).await),
     ];
+    let doubts = runtime::choose(place).and_then(|runtime| runtime.doubts()).unwrap_or_default();
     let mut is_well = true;
     for (name, result) in checks {
         match result {
@@ -26,6 +27,9 @@ pub async fn examine(place: &PlaceFlags) -> bool {
                 println!("FAILED  {name}: {}", error.to_string().replace('\n', "\n        "));
             }
         }
+    }
+    for doubt in doubts {
+        println!("WARNING runtime: {doubt}");
     }
     is_well
 }

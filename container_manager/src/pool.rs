@@ -135,7 +135,8 @@ impl Pool {
     pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
         let place = &config.place;
-        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
+        let (are_processes, owner) = (runtime.name() == "process", runtime.owner()?);
+        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, are_processes, owner)?;
         let state = Mutex::default();
         let builds = Builds::new(config.max_builds);
         let kept_logs = KeptLogs::new(&config.place.state_dir);
@@ -484,6 +485,12 @@ impl Pool {
         }
     }
 
+    /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
+    /// host's.
+    fn may_start(&self, manifest: &Manifest) -> bool {
+        !manifest.limits.network || self.config.place.network.is_some() || self.runtime.name() == "process"
+    }
+
     /// The replica that a new lease is on, or what has to happen first. The lease is counted.
     fn choose(self: &Arc<Pool>, digest: &str) -> Result<Choice> {
         let mut state = self.lock();
@@ -541,6 +548,13 @@ impl Pool {
                 Some(wait) => return Ok(Choice::After(wait)),
                 None => {}
             }
+        }
+        if manifest.is_some_and(|manifest| !self.may_start(manifest)) {
+            let message = format!("image \"{image}\" asks for a network, which the container manager does not give");
+            return Err(Error::new(Kind::NotAllowed, message).with_hint(
+                "Start transshipd with --network and a network whose containers a firewall keeps from this host, or, where they \
+                 may reach it, with --network transship.",
+            ));
         }
         let memory_mb = manifest.map_or(0, |manifest| manifest.limits.memory_mb);
         if !state.has_room(&self.config, memory_mb) {
@@ -1057,7 +1071,7 @@ impl Pool {
         for (digest, manifest) in &state.images {
             let count = state.replicas.values().filter(|replica| replica.digest == *digest).count();
             let may_start = state.circuits.get(digest).is_none_or(Circuit::may_prewarm);
-            if may_start && !state.is_shutting_down {
+            if may_start && self.may_start(manifest) && !state.is_shutting_down {
                 missing.extend((count..state.to_keep(digest, manifest)).map(|_| digest.clone()));
             }
         }

@@ -23,7 +23,9 @@ record = folder + "/" + words[-1] + ".pid"
 def is_running():
     return os.path.exists(record)
 
-if words[:2] == ["image", "ls"]:
+if words[0] == "info":
+    print("{}")
+elif words[:2] == ["image", "ls"]:
     print(json.load(open(folder + "/image.json"))[0]["Id"])
 elif words[:2] == ["image", "inspect"]:
     print(open(folder + "/image.json").read())

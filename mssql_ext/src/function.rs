@@ -69,8 +69,11 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
         });
     }
     let image = find_image(process, client, script)?;
-    let place =
-        if body.source.is_some() { "the inline source".to_string() } else { format!("image \"{}\"", script.place()) };
+    let place = if body.source.is_some() {
+        "the inline source".to_string()
+    } else {
+        format!("image \"{}\"", script.places().join(","))
+    };
     let entry = find_entry(&image, body.function.as_deref(), &place)?;
     let signature = entry.signature()?.ok_or_else(|| {
         Error::invalid_definition(format!("{place} does not say the signature of function \"{}\"", entry.name))
@@ -120,13 +123,12 @@ fn find_entry<'a>(image: &'a ImageInfo, name: Option<&str>, place: &str) -> Resu
 
 fn check_allowed(process: &Process, script: &Script) -> Result<()> {
     // A library's image comes from its installation, not from the script.
-    let (place, digest) = match &script.keys.library {
-        Some(library) => (format!("library:{library}"), None),
-        None => (script.place(), script.body.digest.as_deref()),
+    let (places, digest) = match &script.keys.library {
+        Some(library) => (vec![format!("library:{library}")], None),
+        None => (script.places(), script.body.digest.as_deref()),
     };
-    if allow_list::allows(&process.settings.allowed, &place, digest) {
-        return Ok(());
-    }
+    let refused = places.iter().find(|place| !allow_list::allows(&process.settings.allowed, place, digest));
+    let Some(place) = refused else { return Ok(()) };
     Err(Error::new(Kind::NotAllowed, format!("\"{place}\" is not allowed in this external language")).with_hint(
         "Scripts may name what the setting \"allowed\" of the external language lists, which its owner changes: \
              PARAMETERS = N'allowed=flights:*, inline:python', for example.",

@@ -4,16 +4,21 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
 
+use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use udf_client::control::ImageInfo;
 use udf_project::manifest::{Limits, MANIFEST_LABEL, Manifest};
 use udf_project::reference::{ImageReference, is_digest};
+use udf_types::terminal::quoted;
 use udf_types::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
+use super::docker_daemon::Daemon;
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
 use super::{
@@ -21,12 +26,11 @@ use super::{
     not_a_udf_image, random_hex,
 };
 use crate::config::make_dir;
-use crate::flags::PlaceFlags;
+use crate::flags::{BaseImage, PlaceFlags};
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
-use crate::sandbox::container_arguments;
-use udf_types::terminal::quoted;
+use crate::sandbox::{Owner, container_arguments};
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
@@ -37,7 +41,7 @@ const CODE_LABEL: &str = "org.transship.code";
 const CONTENT_TAG_DIGITS: usize = 16;
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
-/// The network that docker's containers get if they ask for one and `--network` names none.
+/// A network for docker's containers which the manager makes.
 const NETWORK: &str = "transship";
 /// Its containers do not reach each other (docker-network-create(1)).
 const NETWORK_OPTION: &str = "--opt=com.docker.network.bridge.enable_icc=false";
@@ -67,8 +71,12 @@ pub struct DockerCli {
     build_cpus: u64,
     /// Longest that one build may take.
     build_timeout: Duration,
+    base_images: Vec<BaseImage>,
     /// That of containers which ask for one.
     network: Option<String>,
+    cgroup_parent: Option<String>,
+    /// What Docker said of itself.
+    daemon: OnceLock<Daemon>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
     /// Folder with a [`Built`] of each image that was built here, under the digits of its digest.
@@ -176,18 +184,43 @@ struct InspectedState {
 impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
+        let manager = place.state_dir.to_string_lossy().into_owned();
+        let PlaceFlags { build_network, build_memory_mb, build_cpus, base_images, network, cgroup_parent, .. } =
+            place.clone();
+        let api = if program == "docker" { DockerApi::of_environment() } else { None };
+        let (records, built, daemon) =
+            (place.state_dir.join("containers"), place.state_dir.join("built"), OnceLock::new());
+        let build_timeout = Duration::from_secs(place.build_timeout_s);
         DockerCli {
             program,
-            api: if program == "docker" { DockerApi::of_environment() } else { None },
-            manager: place.state_dir.to_string_lossy().into_owned(),
-            build_network: place.build_network.clone(),
-            build_memory_mb: place.build_memory_mb,
-            build_cpus: place.build_cpus,
-            build_timeout: Duration::from_secs(place.build_timeout_s),
-            network: place.network.clone(),
-            records: place.state_dir.join("containers"),
-            built: place.state_dir.join("built"),
+            api,
+            manager,
+            build_network,
+            build_memory_mb,
+            build_cpus,
+            build_timeout,
+            base_images,
+            network,
+            cgroup_parent,
+            daemon,
+            records,
+            built,
         }
+    }
+
+    /// What Docker says of itself, asked once; nothing of podman, which has no daemon.
+    fn daemon(&self) -> Result<&Daemon> {
+        if let Some(daemon) = self.daemon.get() {
+            return Ok(daemon);
+        }
+        let daemon = match self.program {
+            "docker" => {
+                let mut command = self.command(["info", "--format", "{{json .}}"]);
+                parse(&run(&mut command, Kind::ContainerFailed, "ask Docker how it isolates containers")?)?
+            }
+            _ => Daemon::default(),
+        };
+        Ok(self.daemon.get_or_init(|| daemon))
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -255,9 +288,16 @@ impl DockerCli {
         }
     }
 
-    /// The network of containers that ask for one; docker's is made where it is missing.
+    /// What a container may do.
+    fn locks(&self, limits: &Limits, network: Option<&str>) -> Vec<String> {
+        let mut arguments = container_arguments(self.program, limits, network);
+        arguments.extend(self.cgroup_parent.iter().map(|group| format!("--cgroup-parent={group}")));
+        arguments
+    }
+
+    /// The network of containers that ask for one; that of docker's which the manager knows is made where it is missing.
     fn open_network(&self) -> Result<Option<&str>> {
-        if self.network.is_some() || self.program != "docker" {
+        if self.program != "docker" || self.network.as_deref() != Some(NETWORK) {
             return Ok(self.network.as_deref());
         }
         let mut create = self.command(["network", "create", "--driver=bridge", NETWORK_OPTION, NETWORK]);
@@ -278,9 +318,7 @@ impl DockerCli {
         // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
         let name = format!("transship-describe-{}", random_hex()?);
         let mut command = self.command(["run", "--rm", "--name", &name]);
-        command
-            .args(container_arguments(self.program, &limits, None))
-            .args(self.inspect_image(&building.tag)?.config.mounts()?);
+        command.args(self.locks(&limits, None)).args(self.inspect_image(&building.tag)?.config.mounts()?);
         command.args([&building.tag, "describe"]);
         let what = format!("load the functions of image \"{}\"", building.image);
         let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel);
@@ -289,6 +327,18 @@ impl DockerCli {
             let _ = run(&mut self.command(["rm", "--force", &name]), Kind::ContainerFailed, "remove a container");
         })?;
         manifest.with_described(&described)
+    }
+
+    /// The arguments by which a context is built on other images than its Dockerfile names.
+    fn base_arguments(&self, context: &Path) -> Result<Vec<String>> {
+        if self.base_images.is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = context.join("Dockerfile");
+        let dockerfile = fs::read_to_string(&path).map_err(|cause| {
+            Error::new(Kind::BuildFailed, format!("could not read \"{}\": {cause}", path.display()))
+        })?;
+        Ok(base_arguments(&dockerfile, &self.base_images))
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
@@ -306,6 +356,9 @@ impl DockerCli {
         command.arg(format!("--memory-swap={}m", self.build_memory_mb));
         command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.build_cpus));
         command.arg("--ulimit=core=0");
+        for argument in self.base_arguments(context)? {
+            command.args(["--build-arg", &argument]);
+        }
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -339,7 +392,23 @@ impl Runtime for DockerCli {
         let mut command = self.command(["version", "--format", "{{.Server.Version}}"]);
         let what = format!("reach {}", self.program);
         let version = run(&mut command, Kind::ContainerFailed, &what)?;
+        self.daemon()?.check(Uid::effective().is_root())?;
         Ok(format!("{} {}", self.program, version.trim()))
+    }
+
+    fn doubts(&self) -> Result<Vec<String>> {
+        let mut doubts = self.daemon()?.doubts();
+        let help = self.command(["build", "--help"]).stdin(Stdio::null()).output();
+        // BuildKit takes these options, ignores them, and does not list them.
+        if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--memory-swap")) {
+            let program = self.program;
+            doubts.push(format!("{program} builds images without limits for memory and processors (docs/security.md)"));
+        }
+        Ok(doubts)
+    }
+
+    fn owner(&self) -> Result<Owner> {
+        self.daemon()?.owner()
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
@@ -379,7 +448,8 @@ impl Runtime for DockerCli {
 
     fn build(&self, context: &Path, manifest: &Manifest, _: &Template, options: &BuildOptions) -> Result<ImageInfo> {
         let image = manifest.image();
-        let content = content_of(context)?;
+        // An image on another base is another one.
+        let content = with_arguments(content_of(context)?, &self.base_arguments(context)?);
         let code = code_of(context, manifest)?;
         let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
@@ -438,17 +508,6 @@ impl Runtime for DockerCli {
         Ok(())
     }
 
-    fn warnings(&self) -> Vec<String> {
-        let help = self.command(["build", "--help"]).stdin(Stdio::null()).output();
-        // BuildKit takes these options, ignores them, and does not list them.
-        let has_limits = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--memory-swap"));
-        if has_limits {
-            return Vec::new();
-        }
-        let program = self.program;
-        vec![format!("{program} builds images without limits for memory and processors (docs/security.md)")]
-    }
-
     fn remove_image(&self, image: &ImageInfo) -> Result<()> {
         let name = &image.manifest.name;
         let tags = self.inspect_image(&image.digest)?.repo_tags.unwrap_or_default();
@@ -485,7 +544,7 @@ impl Runtime for DockerCli {
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
         let network = if spec.limits.network { self.open_network()? } else { None };
-        command.args(container_arguments(self.program, &spec.limits, network));
+        command.args(self.locks(&spec.limits, network));
         command.args(self.inspect_image(&spec.digest)?.config.mounts()?);
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
@@ -611,6 +670,25 @@ fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
+/// Build arguments that set those of a Dockerfile's whose value is an image which is to be another.
+fn base_arguments(dockerfile: &str, base_images: &[BaseImage]) -> Vec<String> {
+    let arguments = dockerfile.lines().filter_map(|line| line.trim().strip_prefix("ARG ")?.trim().split_once('='));
+    let replaced = arguments.filter_map(|(name, value)| {
+        let base = base_images.iter().find(|base| base.name == value)?;
+        Some(format!("{name}={}", base.reference))
+    });
+    replaced.collect()
+}
+
+/// What tells a content that is built with arguments from the same without.
+fn with_arguments(content: String, arguments: &[String]) -> String {
+    if arguments.is_empty() {
+        return content;
+    }
+    let digest = Sha256::digest(format!("{content}\n{}", arguments.join("\n")));
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The parts of a reference by which a registry knows an image.
 pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
     let parsed = ImageReference::parse(reference)?;
@@ -654,6 +732,25 @@ fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bases_are_replaced_where_a_dockerfile_names_them() {
+        let bases: Vec<BaseImage> =
+            ["debian:bookworm-slim=debian@sha256:".to_string() + &"0".repeat(64), "golang:1=mine/golang:2".to_string()]
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect();
+        let dockerfile =
+            "# ARG BASE=golang:1\nARG COMPILER=golang:1\nARG BASE=debian:bookworm-slim\nARG OTHER=x\nFROM ${BASE}\n";
+        let arguments = base_arguments(dockerfile, &bases);
+        assert_eq!(arguments, ["COMPILER=mine/golang:2".to_string(), format!("BASE={}", bases[0].reference)]);
+        assert!(base_arguments("FROM debian:bookworm-slim", &bases).is_empty());
+        assert_eq!(with_arguments("abc".to_string(), &[]), "abc");
+        assert_eq!(with_arguments("abc".to_string(), &arguments).len(), 64);
+        for wrong in ["debian", "debian=", "=debian", "debian=--x", "debian=a b", "a=b=c"] {
+            assert!(wrong.parse::<BaseImage>().is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn volumes_are_mounted_in_memory_or_refused() {

@@ -2,6 +2,7 @@
 
 mod docker_api;
 pub mod docker_cli;
+mod docker_daemon;
 mod docker_pull;
 pub mod process;
 pub mod program;
@@ -18,6 +19,7 @@ use udf_types::{Error, Kind, Result};
 use crate::cancel::Cancel;
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
+use crate::sandbox::Owner;
 use docker_cli::DockerCli;
 use process::ProcessRuntime;
 
@@ -76,9 +78,13 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
-    /// What it does not protect from here, for the manager's log.
-    fn warnings(&self) -> Vec<String> {
-        Vec::new()
+    /// What replicas and builds are not kept from here, though they should be, in sentences without a period.
+    fn doubts(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+    /// Whose processes replicas are, on this host.
+    fn owner(&self) -> Result<Owner> {
+        Ok(Owner::UNSHIFTED)
     }
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;

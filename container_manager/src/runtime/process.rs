@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -29,8 +29,9 @@ use super::{
     BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines,
 };
 use crate::cancel::Cancel;
-use crate::config::make_dir;
+use crate::config::{make_closed_dir, make_dir};
 use crate::flags::PlaceFlags;
+use crate::folders;
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::content_of;
 use crate::registration::template::{ProcessTemplate, Template};
@@ -75,6 +76,17 @@ impl ProcessRuntime {
         let build_timeout = Duration::from_secs(place.build_timeout_s);
         let (state_dir, children) = (place.state_dir.clone(), Mutex::default());
         Ok(ProcessRuntime { state_dir, build_timeout, is_root, can_unshare, children })
+    }
+
+    /// Closes the state folder to all but replicas, which pass through it.
+    fn close_state_dir(&self) -> Result<()> {
+        make_closed_dir(&self.state_dir)?;
+        let failed = |cause: std::io::Error| io_error(&self.state_dir, &cause);
+        // A manager of another user closes its own.
+        match fs::metadata(&self.state_dir).map_err(failed)?.uid() == Uid::effective().as_raw() {
+            true => folders::close(&self.state_dir, true).map_err(failed),
+            false => Ok(()),
+        }
     }
 
     fn image_dir(&self, digest: &str) -> PathBuf {
@@ -296,6 +308,7 @@ impl Runtime for ProcessRuntime {
             return Err(Error::new(Kind::BuildFailed, "the process runtime cannot install system packages")
                 .with_hint("Use the docker or podman runtime."));
         }
+        self.close_state_dir()?;
         let digest = format!("sha256:{}", content_of(context)?);
         let root = self.image_dir(&digest);
         if !root.join("label.json").exists() {
@@ -355,7 +368,7 @@ impl Runtime for ProcessRuntime {
         })?;
         let environment = fs::read_link(root.join("env")).map_err(|cause| io_error(&root.join("env"), &cause))?;
         let folder = self.replica_dir(&spec.name);
-        make_dir(&folder)?;
+        make_closed_dir(&folder)?;
         let log_path = folder.join("log");
         let log = make_file(&log_path)?;
         let second = log.try_clone().map_err(|cause| io_error(&log_path, &cause))?;
@@ -523,9 +536,9 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).map_err(|cause| io_error(to, &cause))
 }
 
-/// Makes a file for appending that is not there, so that no link leads elsewhere.
+/// Makes a file for appending that is not there, so that no link leads elsewhere, and that nobody else may read.
 fn make_file(path: &Path) -> Result<File> {
-    let made = File::options().append(true).create_new(true).open(path);
+    let made = File::options().append(true).create_new(true).mode(0o600).open(path);
     made.map_err(|cause| io_error(path, &cause))
 }
 

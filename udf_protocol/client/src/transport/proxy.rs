@@ -25,6 +25,11 @@ impl Proxy {
         };
         Ok(Proxy { authority: host_and_port(text, authority).map_err(|_| refuse())?, login })
     }
+
+    /// Whether another has the same host and port, whoever logs in there.
+    pub fn is_at(&self, other: &Proxy) -> bool {
+        self.authority.eq_ignore_ascii_case(&other.authority)
+    }
 }
 
 impl std::fmt::Debug for Proxy {
@@ -43,6 +48,13 @@ mod tests {
         assert_eq!((proxy.authority.as_str(), proxy.login.as_deref()), ("proxy.example:3128", Some("me:s3cret")));
         assert!(!format!("{proxy:?}").contains("s3cret"));
         assert_eq!(Proxy::new("http://[::1]:80").unwrap().login, None);
+        for (text, is_same) in [
+            ("http://Proxy.example:3128", true),
+            ("http://proxy.example:3129", false),
+            ("http://proxy.example:3128@other.example:3128", false),
+        ] {
+            assert_eq!(proxy.is_at(&Proxy::new(text).unwrap()), is_same, "{text}");
+        }
         for text in ["proxy:3128", "https://proxy:3128", "http://proxy", "http://:1", ""] {
             assert!(Proxy::new(text).is_err(), "{text}");
         }
