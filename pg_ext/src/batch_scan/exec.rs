@@ -16,6 +16,7 @@ use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
+use super::runs;
 use super::sets::{find_result, part_of};
 use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
@@ -62,6 +63,13 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let bounds = conditions.split_off(entries.len());
         let is_bounded = private.is_bounded && !is_explained_only;
         let first_rows = if is_bounded { rows_asked_for(planstate, &bounds) } else { usize::MAX };
+        let mut most_rows = u64::MAX;
+        if private.is_bound_exact
+            && let Ok(bound) = i64::try_from(first_rows)
+        {
+            most_rows = bound as u64;
+            pg_sys::ExecSetTupleBound(bound, (*planstate).lefttree);
+        }
         let is_stepwise = private.is_stepwise;
         for (entry, condition) in entries.into_iter().zip(conditions) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
@@ -134,8 +142,12 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             user: catalog::current_user(),
             driver: Driver::new(first_pace(max_rows, first_rows, is_stepwise, is_parallel), calls.len()),
             calls,
+            max_rows,
             is_parallel,
             first_rows,
+            most_rows,
+            run: if private.may_be_stopped { estate } else { std::ptr::null() },
+            is_stepwise_if_stopped: private.is_stepwise_if_stopped,
             is_stepwise,
             queue: VecDeque::new(),
             forming: None,
@@ -155,6 +167,13 @@ fn first_pace(max_rows: usize, first_rows: usize, is_stepwise: bool, is_parallel
         settings::stepwise_pace()
     } else {
         settings::pace(max_rows, is_parallel).with_first_rows(first_rows)
+    }
+}
+
+impl Inner {
+    /// The pace of a scan that begins again.
+    fn first_pace(&self) -> Pace {
+        first_pace(self.max_rows, self.first_rows, self.is_stepwise, self.is_parallel)
     }
 }
 
@@ -265,6 +284,10 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
             (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
             pg_sys::CurrentMemoryContext = before;
+            if (*inner).rows_read + (*batch).rows.count as u64 >= (*inner).most_rows {
+                (*inner).is_child_done = true;
+                return;
+            }
             if (*inner).driver.pace().is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
                 return;
             }
@@ -358,9 +381,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         while let Some(batch) = inner.queue.pop_front().or_else(|| inner.forming.take()) {
             retire(inner, batch);
         }
-        let mut max_rows = usize::MAX;
         for (i, call) in inner.calls.iter_mut().enumerate() {
-            max_rows = max_rows.min(call.function.max_batch_rows());
             // Batches are numbered per stream, and a half-formed one is void.
             let is_idle = inner.driver.lane(i).is_some_and(|stream| stream.in_flight() == 0);
             if !is_idle || call.builder_bytes > 0 {
@@ -373,7 +394,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }
-        inner.driver.restart(first_pace(max_rows, inner.first_rows, inner.is_stepwise, inner.is_parallel));
+        inner.driver.restart(inner.first_pace());
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_ready = 0;
@@ -426,6 +447,9 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
     report::set_reading(None);
     // SAFETY: the caller passes the state of a begun node.
     let inner = unsafe { &mut *inner };
+    if !inner.run.is_null() {
+        heed_run(inner);
+    }
     loop {
         if let Some(forming) = &inner.forming {
             if forming.rows.count == 0 && !inner.is_child_done {
@@ -463,6 +487,16 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
             receive(inner);
         }
     }
+}
+
+/// Before the first row: reads no further ahead than the statement's run asks for.
+fn heed_run(inner: &mut Inner) {
+    if let Some(rows) = runs::rows_asked_for(inner.run) {
+        inner.first_rows = inner.first_rows.min(rows);
+        inner.is_stepwise |= inner.is_stepwise_if_stopped;
+        inner.driver.restart(inner.first_pace());
+    }
+    inner.run = std::ptr::null();
 }
 
 /// An exchange that has not answered the oldest batch's calls.

@@ -42,6 +42,12 @@ pub struct Inner {
     pub is_parallel: bool,
     /// Most rows of the first batch, since the plan above may ask for no more.
     pub first_rows: usize,
+    /// Most rows that are ever asked for; the child may have no more.
+    pub most_rows: u64,
+    /// The statement's run, which may ask for fewer rows than the plan does; null once it was asked, or if it does not matter.
+    pub run: *const pg_sys::EState,
+    /// Whether each batch has one row if the run asks for fewer rows.
+    pub is_stepwise_if_stopped: bool,
     /// Whether each batch has one row, and none is read ahead.
     pub is_stepwise: bool,
     /// The columns of the child that the node hands on.
@@ -59,6 +65,8 @@ pub struct Inner {
     pub driver: Driver<Stream>,
 
     // for one scan
+    /// Most rows of a batch that the functions take.
+    pub max_rows: usize,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
     /// The batch that is being formed.
