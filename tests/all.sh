@@ -54,7 +54,7 @@ last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/
 
 # What the tests ask for, at once: nothing is installed beside them.
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates \
-  valgrind gcc libc6-dev unixodbc-dev util-linux binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
+  valgrind gcc libc6-dev unixodbc-dev util-linux procps binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
   openjdk-17-jre-headless
 begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start

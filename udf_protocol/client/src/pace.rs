@@ -34,7 +34,7 @@ impl Bounds {
 pub struct Measured {
     /// Calls that were sent.
     pub rows: usize,
-    /// Bytes that reading what answered them needed ([`Reply::bytes_needed`](crate::transport::Reply::bytes_needed)).
+    /// Bytes that reading what answered them needed ([`Reply::bytes_needed`](crate::inbox::Reply::bytes_needed)).
     pub reply_bytes: usize,
     /// How long the server says that it computed; zero if it does not say it.
     pub compute: Duration,
