@@ -39,8 +39,14 @@ conformance-faults: ## Judge the judge: it must name each fault of a server that
 templates:       ## Start a project from every template, build it, and ask all of them the same in SQL.
 	@tests/templates.sh
 
+faults:          ## Break containers, manager, Docker, backends, network and satellite under running queries, with every long case.
+	@tests/faults.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@tests/test_matrix.sh
+
+userns:          ## Run the manager's tests of containers on a Docker daemon of their own with user namespaces, as root on Debian.
+	@tests/userns.sh
 
 core-regression: ## Run PostgreSQL's own regression suite with and without the library preloaded.
 	@tests/core_regression.sh
@@ -81,4 +87,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates test-matrix core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults test-matrix userns core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean

@@ -36,6 +36,15 @@ SELECT y, texts = (SELECT string_agg(t, ',' ORDER BY t COLLATE "C") FROM numbers
 RESET parallel_setup_cost;
 RESET parallel_tuple_cost;
 RESET min_parallel_table_scan_size;
+-- Slow rows make small batches, as they do of other functions.
+CREATE FUNCTION slow_step(internal, float8) RETURNS internal LANGUAGE container AS E'image = "regress:1.0"\nfunction = "wait_and_count"';
+CREATE FUNCTION slow_final(internal) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "wait_and_count"';
+CREATE AGGREGATE wait_and_count(float8) (SFUNC = slow_step, STYPE = internal, FINALFUNC = slow_final);
+SET transship.batch_time = '20ms';
+SELECT transship.stat_reset('slow_step'::regproc);
+SELECT wait_and_count(0.005 + 0 * x) FROM numbers WHERE x <= 200;
+SELECT batches BETWEEN 10 AND 74 AS has_small_batches, calls FROM transship.stat_functions WHERE name = 'slow_step';
+RESET transship.batch_time;
 -- Errors.
 SELECT code, message, context FROM failure($$SELECT join_texts(CASE WHEN x = 500 THEN 'bad' ELSE t END, ',') FROM numbers$$);
 SELECT code, message FROM failure('SELECT mean(x) OVER (ORDER BY x) FROM numbers');

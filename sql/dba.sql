@@ -144,6 +144,7 @@ CREATE FUNCTION closed(x bigint) RETURNS bigint LANGUAGE container AS 'server = 
 RESET check_function_bodies;
 SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT closed(1)');
 SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT sum(closed(x)) FROM numbers');
+ALTER SERVER closed OPTIONS (ADD proxy 'http://127.0.0.1:1');
 ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (ADD proxy 'http://user:xyzzy-password@127.0.0.1:1');
 SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure('SELECT closed(1)');
 SELECT code, concat(message, detail, hint) ~ 'xyzzy' AS tells FROM failure($$ALTER USER MAPPING FOR postgres SERVER closed OPTIONS (SET proxy 'ftp://user:xyzzy-password@127.0.0.1:1')$$);

@@ -81,6 +81,36 @@ EXPLAIN SELECT add_one(plain(x)) FROM numbers;
 EXPLAIN SELECT CASE WHEN plain(x) = 1 THEN add_one(x) END FROM numbers;
 EXPLAIN (COSTS OFF) SELECT add_one(x) FROM numbers;
 RESET ROLE;
+-- Who may only use a server cannot say where the database connects to, nor who answers what policies ask of it.
+CREATE ROLE caller;
+CREATE SERVER verdicts FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'http://127.0.0.1:1');
+GRANT USAGE ON FOREIGN SERVER verdicts TO caller;
+SET check_function_bodies = off;
+CREATE FUNCTION may_see(x bigint) RETURNS boolean LANGUAGE container AS 'server = "verdicts"';
+RESET check_function_bodies;
+CREATE TABLE hidden (x bigint);
+INSERT INTO hidden VALUES (1);
+CREATE POLICY only_some ON hidden USING (may_see(x));
+ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;
+GRANT SELECT ON hidden TO caller;
+SET ROLE caller;
+CREATE USER MAPPING FOR caller SERVER verdicts OPTIONS (proxy 'http://127.0.0.1:2');
+SELECT code, message FROM failure('SELECT may_see(1)');
+SELECT code, message FROM failure('SELECT x FROM hidden');
+RESET ROLE;
+-- For the server's own proxy they may have a password.
+ALTER SERVER verdicts OPTIONS (ADD proxy 'http://127.0.0.1:3');
+SET ROLE caller;
+SELECT code, message FROM failure('SELECT may_see(1)');
+ALTER USER MAPPING FOR caller SERVER verdicts OPTIONS (SET proxy 'http://me:s3cret@127.0.0.1:3');
+SELECT code, message FROM failure('SELECT may_see(1)');
+RESET ROLE;
+DROP TABLE hidden;
+DROP FUNCTION may_see;
+SET client_min_messages = warning;
+DROP SERVER verdicts CASCADE;
+RESET client_min_messages;
+DROP ROLE caller;
 -- The validator changes nothing that exists, whoever calls it, and pins only what is being created.
 CREATE ROLE owner;
 GRANT CREATE ON SCHEMA public TO owner;

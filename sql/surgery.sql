@@ -125,6 +125,101 @@ CREATE TABLE written (n bigint);
 CREATE FUNCTION written_so_far() RETURNS bigint LANGUAGE plpgsql VOLATILE AS 'BEGIN RETURN (SELECT count(*) FROM written); END';
 INSERT INTO written SELECT add_one(s.so_far) FROM (SELECT written_so_far() AS so_far FROM small WHERE x <= 4 OFFSET 0) s;
 SELECT * FROM written;
+-- What stands before a call in its row is evaluated before the call's arguments are.
+CREATE SEQUENCE turn;
+SELECT nextval('turn') AS n, add_one(currval('turn')) AS m FROM generate_series(1, 5) LIMIT 3;
+SELECT nextval('turn') AS n, add_one(currval('turn')) AS m FROM generate_series(1, 3);
+CREATE TABLE taken (n bigint, m bigint);
+INSERT INTO taken SELECT nextval('turn'), add_one(currval('turn')) FROM small WHERE x <= 3;
+SELECT * FROM taken;
+SELECT add_one(currval('turn')), nextval('turn') FROM small WHERE x <= 3;
+SELECT sum(nextval('turn')), sum(add_one(currval('turn'))) FROM small WHERE x <= 3;
+SELECT nextval('turn'), add_one(x + (SELECT currval('turn'))) FROM small WHERE x <= 3;
+SELECT nextval('turn'), coalesce(add_one(nullif(add_one(x), 3) + currval('turn')), -1) FROM small WHERE x <= 3;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT nextval('turn'), add_one(currval('turn')), add_one(x) FROM small;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT add_one(currval('turn')), nextval('turn') FROM small;
+-- What is read ahead must not show to what stands behind it, in the node or above.
+SELECT currval('turn'), add_one(x) FROM small WHERE x <= 3 AND nextval('turn') > 0;
+SELECT nextval('turn'), z FROM (SELECT add_one(nextval('turn')) AS z FROM small WHERE x <= 3 OFFSET 0) s;
+SELECT l.id, s.n, currval('turn') FROM lines l, numbered(nextval('turn') * 0 + l.a) s (n) WHERE l.id <= 3;
+WITH w AS MATERIALIZED (SELECT nextval('turn') AS n FROM small WHERE x <= 3) SELECT n, currval('turn'), add_one(n) FROM w;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT currval('turn'), add_one(x) FROM small WHERE nextval('turn') > 0;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT nextval('turn'), z FROM (SELECT add_one(x + random()::bigint) AS z FROM small ORDER BY 1 OFFSET 0) s;
+-- A ProjectSet evaluates what stands beside a set once more than there are results.
+ALTER SEQUENCE turn RESTART;
+SELECT nextval('turn'), numbered(2) FROM small WHERE x <= 3;
+-- Settings, which STABLE functions read.
+CREATE FUNCTION put(value text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$ BEGIN RETURN set_config('surgery.put', value, false); END $$;
+SELECT put(x::text), add_one(current_setting('surgery.put')::bigint) FROM small WHERE x <= 3;
+SELECT put(x::text), add_one(current_setting('surgery.put')::bigint), put('9'), add_one(current_setting('surgery.put')::bigint) FROM small WHERE x <= 2;
+SELECT CASE WHEN current_setting('surgery.put')::bigint % 2 = 0 THEN add_one(x) ELSE -1 END, put(x::text) FROM small WHERE x <= 5;
+SELECT CASE WHEN current_setting('surgery.put')::bigint % 2 = 0 THEN add_one(x) ELSE -1 END, add_one(put(x::text)::bigint) FROM small WHERE x <= 5;
+SELECT put(z::text), z FROM (SELECT add_one(current_setting('surgery.put')::bigint) AS z FROM small WHERE x <= 3 OFFSET 0) s;
+SELECT set_config('surgery.put', x::text, false), add_one(current_setting('surgery.put')::bigint) FROM small WHERE x <= 3;
+-- Functions of aggregates, and triggers.
+CREATE FUNCTION drawing(sum bigint, x bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS 'BEGIN PERFORM nextval(''turn''); RETURN sum + x; END';
+CREATE AGGREGATE drawing_sum (bigint) (SFUNC = drawing, STYPE = bigint, INITCOND = 0);
+ALTER SEQUENCE turn RESTART;
+SELECT nextval('turn');
+SELECT drawing_sum(add_one(currval('turn'))) FROM small WHERE x <= 3;
+CREATE FUNCTION put_new() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM put(new.n::text); RETURN new; END $$;
+CREATE TRIGGER put_new BEFORE INSERT ON taken FOR EACH ROW EXECUTE FUNCTION put_new();
+TRUNCATE taken;
+INSERT INTO taken SELECT x, add_one(current_setting('surgery.put')::bigint) FROM small WHERE x <= 3;
+SELECT * FROM taken;
+-- Whoever runs a statement may stop it early: SELECT INTO, functions in SQL.
+CREATE FUNCTION calls_of(statement text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  before bigint := (SELECT coalesce(max(calls), 0) FROM transship.stat_functions WHERE name = 'count_calls');
+BEGIN
+  EXECUTE statement;
+  RETURN (SELECT calls FROM transship.stat_functions WHERE name = 'count_calls') - before;
+END $$;
+CREATE FUNCTION first_into() RETURNS bigint LANGUAGE plpgsql AS 'DECLARE v bigint; BEGIN SELECT count_calls(x) INTO v FROM small; RETURN v; END';
+CREATE FUNCTION first_assigned() RETURNS bigint LANGUAGE plpgsql AS 'DECLARE v bigint; BEGIN v := count_calls(x) FROM small LIMIT 1; RETURN v; END';
+CREATE FUNCTION first_of_sql() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT count_calls(x) FROM small';
+CREATE FUNCTION all_of_sql() RETURNS SETOF bigint LANGUAGE sql VOLATILE AS 'SELECT count_calls(x) FROM small';
+SELECT calls_of('SELECT first_into()'), calls_of('SELECT first_assigned()'), calls_of('SELECT first_of_sql()'), calls_of('SELECT all_of_sql() LIMIT 3'),
+  calls_of('SELECT count(*) FROM all_of_sql()'), calls_of('SELECT count(count_calls(x)) FROM small'), calls_of('SELECT first_into() FROM small WHERE x <= 3');
+DO $$
+DECLARE
+  v bigint;
+BEGIN
+  SELECT fail_at(x, 2) INTO v FROM (SELECT * FROM small ORDER BY x OFFSET 0) s;
+  RAISE NOTICE 'first %', v;
+  BEGIN
+    SELECT fail_at(x, 1) INTO v FROM (SELECT * FROM small ORDER BY x OFFSET 0) s;
+  EXCEPTION WHEN OTHERS THEN
+    RAISE NOTICE '%', sqlerrm;
+  END;
+  SELECT fail_at(add_one(x), 3) INTO v FROM (SELECT * FROM small ORDER BY x OFFSET 0) s;
+  RAISE NOTICE 'first %', v;
+  SELECT sum(fail_at(x, 0)) INTO v FROM small;
+  RAISE NOTICE 'sum %', v;
+END $$;
+CREATE FUNCTION insert_first() RETURNS bigint LANGUAGE plpgsql AS 'DECLARE v bigint; BEGIN INSERT INTO taken SELECT x, count_calls(x) FROM small RETURNING n INTO v; RETURN v; END';
+SELECT calls_of($$SELECT failure('SELECT insert_first()')$$);
+-- A sort below a LIMIT keeps no more rows than are asked for.
+CREATE FUNCTION sort_method(statement text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  line text;
+BEGIN
+  FOR line IN EXECUTE 'EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF) ' || statement LOOP
+    IF line LIKE '%Sort Method%' THEN RETURN substring(line FROM 'Sort Method: (.*?)  '); END IF;
+  END LOOP;
+END $$;
+SELECT sort_method('SELECT add_one(x) FROM small ORDER BY y, x LIMIT 3'), sort_method('SELECT add_one(add_one(x)) FROM small ORDER BY y, x LIMIT 3 OFFSET 2');
+SELECT sort_method('SELECT add_one(x) FROM (SELECT * FROM small ORDER BY y, x OFFSET 0) s WHERE add_one(x) > 9 LIMIT 3');
+SELECT add_one(x) FROM small ORDER BY y, x LIMIT 3;
+SELECT count(*), sum(z) FROM (SELECT add_one(x) AS z FROM small ORDER BY y, x LIMIT 300 OFFSET 200) s;
+SELECT add_one(y), y FROM small WHERE x > 990 ORDER BY y FETCH FIRST 3 ROWS WITH TIES;
+SELECT l.id, s.z FROM lines l, LATERAL (SELECT add_one(x) AS z FROM small WHERE y = l.a ORDER BY x DESC LIMIT 2) s WHERE l.id <= 3;
+BEGIN;
+DECLARE c SCROLL CURSOR FOR SELECT add_one(x) FROM small ORDER BY y, x LIMIT 4;
+FETCH ALL c;
+FETCH BACKWARD 2 c;
+FETCH ALL c;
+COMMIT;
 -- Functions that run as their owner, or with settings of their own, are called row by row.
 CREATE FUNCTION owned(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT SECURITY DEFINER AS E'image = "regress:1.0"\nfunction = "add_one"';
 CREATE FUNCTION configured(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT SET work_mem = '1MB' AS E'image = "regress:1.0"\nfunction = "add_one"';
@@ -133,6 +228,24 @@ SELECT owned(x), configured(x) FROM small WHERE x < 3;
 -- Expressions that nest deep.
 SELECT 'SELECT add_one(x)' || repeat(' + x', 800) || ' AS deep FROM small WHERE x = 1' AS statement \gset
 :statement;
-DROP TABLE small, lines, written;
-DROP SEQUENCE drawn;
-DROP FUNCTION words_of, numbered, written_so_far, owned, configured;
+SET enable_mergejoin = off;
+SET enable_nestloop = off;
+SELECT 'SELECT count(*) FROM small a JOIN small b ON add_one(a.x' || repeat(' + 1', 800) || ') = b.x' AS statement \gset
+:statement;
+SELECT 'SELECT count(*) FROM small a JOIN small b ON add_one(a.x' || repeat(' + 1', 3000) || ') = b.x' AS statement \gset
+:statement;
+RESET enable_mergejoin;
+RESET enable_nestloop;
+-- As many columns as there may be.
+SELECT format('CREATE TABLE wide (%s)', string_agg(format('c%s bigint', i), ', ')) AS statement FROM generate_series(1, 1600) i \gset
+:statement;
+INSERT INTO wide (c1) VALUES (1), (2), (1);
+SET enable_hashagg = off;
+SELECT format('SELECT s1, s70, n1600 FROM (SELECT c1, %s, %s FROM wide GROUP BY c1) s', string_agg(format('sum(add_one(c1 + %s)) AS s%s', i, i), ', ') FILTER (WHERE i <= 70),
+  string_agg(format('count(c%s) AS n%s', i, i), ', ') FILTER (WHERE i > 10)) AS statement FROM generate_series(1, 1600) i \gset
+:statement;
+RESET enable_hashagg;
+DROP TABLE small, lines, written, taken, wide;
+DROP SEQUENCE drawn, turn;
+DROP AGGREGATE drawing_sum (bigint);
+DROP FUNCTION words_of, numbered, written_so_far, owned, configured, put, put_new, drawing, calls_of, first_into, first_assigned, first_of_sql, all_of_sql, insert_first, sort_method;

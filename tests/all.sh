@@ -54,7 +54,7 @@ last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/
 
 # What the tests ask for, at once: nothing is installed beside them.
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates \
-  valgrind gcc libc6-dev unixodbc-dev util-linux binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
+  valgrind gcc libc6-dev unixodbc-dev util-linux procps binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
   openjdk-17-jre-headless
 begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start
@@ -65,7 +65,7 @@ RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/doc
 run "$ROOT/scripts/install.sh"
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/tests/lifted_regression.sh"
 finish environments
-crates=(--package udf_protocol --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases)
+crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases)
 begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 begin package "$ROOT/scripts/mssql.sh"
 
@@ -88,6 +88,7 @@ run "$ROOT/tests/installcheck.sh"
 run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/templates.sh"
+run "$ROOT/tests/faults.sh" --short
 run "$ROOT/tests/versions.sh"
 run "$ROOT/tests/deploy.sh"
 run "$ROOT/tests/spark.sh"

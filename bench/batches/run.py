@@ -1,6 +1,6 @@
 """What does one batch cost, without an engine?  run.py [ROUNDS]
 
-udf_protocol/benches/batches.rs sends batches of 10,000 rows, 28 doubles there and the first of them back, one after the other or two in flight.
+udf_protocol/client/benches/batches.rs sends batches of 10,000 rows, 28 doubles there and the first of them back, one after the other or two in flight.
 The results replace the part of bench/README.md between the markers.
 """
 
@@ -19,7 +19,7 @@ ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 7
 
 
 def main():
-    words = ["cargo", "bench", "--quiet", "--package=udf_protocol", "--bench=batches", "--", os.environ["TRANSSHIP_SOCKET"], str(ROUNDS)]
+    words = ["cargo", "bench", "--quiet", "--package=udf_client", "--bench=batches", "--", os.environ["TRANSSHIP_SOCKET"], str(ROUNDS)]
     said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     times = collections.defaultdict(list)
     for line in said.splitlines():

@@ -1,6 +1,6 @@
 """What does it cost to write and to read a value, in each form in which columns travel?  run.py [ROUNDS]
 
-udf_protocol/benches/codecs.rs writes and reads columns of 10,000 values, without sending them. The results replace the part of
+udf_protocol/codec/benches/codecs.rs writes and reads columns of 10,000 values, without sending them. The results replace the part of
 bench/README.md between the markers.
 """
 
@@ -19,7 +19,7 @@ ROUNDS = int(sys.argv[1]) if len(sys.argv) > 1 else 7
 
 
 def main():
-    words = ["cargo", "bench", "--quiet", "--package=udf_protocol", "--bench=codecs", "--", str(ROUNDS)]
+    words = ["cargo", "bench", "--quiet", "--package=udf_codec", "--bench=codecs", "--", str(ROUNDS)]
     said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
     written, read = collections.defaultdict(list), collections.defaultdict(list)
     for line in said.splitlines():

@@ -1,25 +1,29 @@
 //! The manager's Unix socket: one task per connection, requests in turn, leases that end with the connection.
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
-use tokio::net::unix::OwnedWriteHalf;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_protocol::control::{Request, Response, read_line, send};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{MAX_LINE_BYTES, Request, Response, send};
+use udf_types::{Error, Kind, Result};
 
+use crate::cancel::{Cancel, cancel};
 use crate::config::{Config, make_dir};
 use crate::folders::Opened;
 use crate::pool::{LIBRARY_NAME, Pool, inline_name};
-use crate::registration::library::Upload;
+use crate::registration::library::{Room, Upload};
 use crate::replica::Holder;
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
@@ -27,8 +31,15 @@ use crate::replica::Holder;
 const MOST_CONNECTIONS: usize = 8192;
 /// Leases at a time of one connection; engines have one.
 const MOST_LEASES: usize = 64;
+/// A request has so long from its first byte to its last, or as far as it is short, and again from there.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer requests of a user take turns, so that all of them together fill no memory.
+const SHORT_REQUEST_BYTES: usize = 16 << 10;
+const MOST_LONG_REQUESTS: usize = 2;
 /// Connections at a time that are told that they are refused.
 const MOST_STRANGERS: usize = 16;
+/// Between two looks at whether a connection is closed from which the next request has come already.
+const HANG_UP_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a refused connection may stay, and what it may still send.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_IGNORED_BYTES: u64 = 64 << 10;
@@ -59,6 +70,7 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
+    let mut users: HashMap<u32, Arc<OfUser>> = HashMap::new();
     let (of_engines, of_operators) = (Arc::new(Semaphore::new(most)), Arc::new(Semaphore::new(most)));
     loop {
         let stream = match listener.accept().await {
@@ -83,7 +95,8 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
         };
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
         if let Ok(place) = connections.clone().try_acquire_owned() {
-            tokio::spawn(serve_connection(stream, peer, pool.clone(), place));
+            let of_user = users.entry(peer.uid).or_default().clone();
+            tokio::spawn(serve_connection(stream, peer, of_user, pool.clone(), config.log_leases, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
             let message = format!("the container manager has {most} connections already");
             tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
@@ -128,16 +141,45 @@ impl Peer {
     }
 }
 
+/// What the connections of a user share.
+struct OfUser {
+    long_requests: Arc<Semaphore>,
+    uploads: Arc<Room>,
+}
+
+impl Default for OfUser {
+    fn default() -> OfUser {
+        OfUser { long_requests: Arc::new(Semaphore::new(MOST_LONG_REQUESTS)), uploads: Arc::default() }
+    }
+}
+
 /// What one connection holds: its leases, which dropping it releases, and the files it has sent.
 struct Held {
     pool: Arc<Pool>,
     peer: Peer,
-    /// Of each lease the replica, and what the names of its segments begin with.
-    leases: Vec<(String, String)>,
+    leases: Vec<HeldLease>,
+    log_leases: bool,
     upload: Upload,
 }
 
+/// A lease that a connection holds.
+struct HeldLease {
+    replica: String,
+    image: String,
+    /// What the names of its segments begin with.
+    prefix: String,
+}
+
 impl Held {
+    fn log(&self, lease: &HeldLease, what: &str) {
+        if !self.log_leases {
+            return;
+        }
+        let Peer { uid, pid, .. } = self.peer;
+        let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+        eprintln!("transshipd: user {uid}{pid} {what} replica \"{}\" of image \"{}\"", lease.replica, lease.image);
+    }
+
     /// docs/protocol.md §9: "asks about replicas that it does not lease, and for more than an engine needs, only if it is an
     /// operator's".
     fn check_operator(&self, what: &str) -> Result<()> {
@@ -150,7 +192,7 @@ impl Held {
 
     /// An engine's word on a replica counts if it has it.
     fn check_leased(&self, replica: &str) -> Result<()> {
-        if self.leases.iter().any(|(leased, _)| leased == replica) {
+        if self.leases.iter().any(|lease| lease.replica == replica) {
             return Ok(());
         }
         Err(Error::new(Kind::NotAllowed, format!("this connection has no lease on replica \"{replica}\"")))
@@ -159,26 +201,51 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        for (replica, prefix) in &self.leases {
-            self.pool.release(replica, self.peer.connection, prefix);
+        for lease in &self.leases {
+            self.pool.release(&lease.replica, self.peer.connection, &lease.prefix);
+            self.log(lease, "no longer leases");
         }
     }
 }
 
-async fn serve_connection(stream: UnixStream, peer: Peer, pool: Arc<Pool>, _place: OwnedSemaphorePermit) {
+async fn serve_connection(
+    stream: UnixStream,
+    peer: Peer,
+    of_user: Arc<OfUser>,
+    pool: Arc<Pool>,
+    log_leases: bool,
+    _place: OwnedSemaphorePermit,
+) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let mut held = Held { pool, peer, leases: Vec::new(), upload: Upload::default() };
+    let upload = Upload::new(of_user.uploads.clone());
+    let mut held = Held { pool, peer, leases: Vec::new(), log_leases, upload };
     loop {
-        let line = match read_line(&mut reader).await {
-            Ok(Some(line)) => line,
+        let (line, turn) = match read_request(&mut reader, &of_user.long_requests).await {
+            Ok(Some(read)) => read,
             Ok(None) => return,
             Err(cause) => return eprintln!("transshipd: a request was cut off: {cause}"),
         };
         let mut is_readable = true;
         let mut opened = None;
-        let response = match serde_json::from_str(&line) {
-            Ok(request) => answer(request, &mut held, &mut opened).await,
+        let request = serde_json::from_str(&line);
+        drop(line);
+        let response = match request {
+            Ok(request) => {
+                // A build may take long; how many there are is bounded otherwise.
+                let _turn = turn.filter(|_| !matches!(request, Request::BuildInline { .. }));
+                let (canceller, cancel) = cancel();
+                let mut answering = pin!(answer(request, &mut held, &mut opened, cancel));
+                tokio::select! {
+                    biased;
+                    response = &mut answering => response,
+                    // A build ends then. Everything else goes on, so that no lease is half counted.
+                    () = hung_up(reader.get_ref().as_ref()) => {
+                        canceller.cancel();
+                        answering.await
+                    }
+                }
+            }
             Err(cause) => {
                 is_readable = false;
                 Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
@@ -190,6 +257,49 @@ async fn serve_connection(stream: UnixStream, peer: Peer, pool: Arc<Pool>, _plac
         if write(&mut writer, &line_of(&response), opened).await.is_err() || !is_readable {
             return;
         }
+    }
+}
+
+/// Reads the line of a request, of at most [`MAX_LINE_BYTES`]; a long one with its turn. None at the end of the stream.
+async fn read_request(
+    reader: &mut BufReader<OwnedReadHalf>,
+    long_requests: &Arc<Semaphore>,
+) -> std::io::Result<Option<(String, Option<OwnedSemaphorePermit>)>> {
+    // Whoever has a lease may say nothing for as long as it likes.
+    if reader.fill_buf().await?.is_empty() {
+        return Ok(None);
+    }
+    let (mut line, mut turn) = (Vec::new(), None);
+    read_piece(reader, &mut line, SHORT_REQUEST_BYTES).await?;
+    if line.len() == SHORT_REQUEST_BYTES && !line.ends_with(b"\n") {
+        turn = long_requests.clone().acquire_owned().await.ok();
+        read_piece(reader, &mut line, MAX_LINE_BYTES as usize).await?;
+    }
+    let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, fact);
+    if line.pop() != Some(b'\n') {
+        return Err(invalid("line too long or cut off"));
+    }
+    let line = String::from_utf8(line).map_err(|_| invalid("line is not UTF-8"))?;
+    Ok(Some((line, turn)))
+}
+
+/// Reads on to the end of the line, or until it has `most` bytes.
+async fn read_piece(reader: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>, most: usize) -> std::io::Result<()> {
+    let mut rest = reader.take((most - line.len()) as u64);
+    tokio::time::timeout(REQUEST_TIMEOUT, rest.read_until(b'\n', line)).await??;
+    Ok(())
+}
+
+/// Waits until the other end is closed. One that only sends no more may wait for its answer.
+async fn hung_up(stream: &UnixStream) {
+    let is_closed = || {
+        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        let is_polled = poll(&mut polled, PollTimeout::ZERO).is_ok();
+        is_polled && polled[0].revents().is_some_and(|found| found.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
+    };
+    // This does not wait where the next request is there already.
+    while stream.ready(Interest::READABLE).await.is_ok() && !is_closed() {
+        tokio::time::sleep(HANG_UP_INTERVAL).await;
     }
 }
 
@@ -209,27 +319,31 @@ async fn write(writer: &mut OwnedWriteHalf, line: &[u8], opened: Option<Opened>)
     writer.write_all(&line[sent..]).await
 }
 
-async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) -> Result<Response> {
+async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, cancel: Cancel) -> Result<Response> {
     let pool = held.pool.clone();
     match request {
         Request::Ping => Ok(Response::Pong {
             version: env!("CARGO_PKG_VERSION").to_string(),
             runtime: pool.runtime_name().to_string(),
         }),
-        Request::Resolve { image } => {
-            let info = pool.resolve(image).await?;
-            pool.check_allowed(&info, held.peer.is_operator)?;
-            Ok(Response::Image(info))
-        }
+        Request::Resolve { image } => pool.resolve(image, held.peer.is_operator).await.map(Response::Image),
         Request::BuildInline { manifest, source } => {
             pool.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
-            pool.build_inline(*manifest, source).await.map(Response::Image)
+            pool.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
         }
-        Request::AddToFile { path, content } => held.upload.add(&path, &content).map(|()| Response::Added),
+        Request::AddToFile { path, content } => {
+            let mut upload = held.upload.take();
+            let adding = tokio::task::spawn_blocking(move || (upload.add(&path, &content), upload));
+            let (added, upload) = adding
+                .await
+                .map_err(|cause| Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}")))?;
+            held.upload = upload;
+            added.map(|()| Response::Added)
+        }
         Request::BuildLibrary { library } => {
             pool.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
-            let upload = std::mem::take(&mut held.upload);
-            pool.build_library(library, upload).await.map(Response::Image)
+            let upload = held.upload.take();
+            pool.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
         }
         Request::Acquire { digest } => {
             let Peer { connection, uid, pid, is_operator } = held.peer;
@@ -237,17 +351,19 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>) 
                 let message = format!("this connection has {MOST_LEASES} leases already");
                 return Err(Error::new(Kind::NotAllowed, message));
             }
-            let image = pool.image_of(&digest).await?;
-            pool.check_allowed(&image, is_operator)?;
+            pool.image_of(&digest, is_operator).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };
             let (info, folders) = pool.acquire(&digest, holder).await?;
-            held.leases.push((info.replica.clone(), info.prefix.clone()));
+            let (replica, image, prefix) = (info.replica.clone(), info.image.clone(), info.prefix.clone());
+            let lease = HeldLease { replica, image, prefix };
+            held.log(&lease, "leases");
+            held.leases.push(lease);
             *opened = Some(folders);
             Ok(Response::Lease(info))
         }
         Request::ReportTimeout { replica } => {
             held.check_leased(&replica)?;
-            pool.examine(replica);
+            pool.examine(replica, true);
             Ok(Response::Noted)
         }
         Request::ReportFailure { replica } => {

@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use udf_protocol::{Error, Kind};
+use udf_types::{Error, Kind};
 
 /// Whoever wants a replica waits for so long, and gets an error if it would be longer.
 pub const LONGEST_WAIT: Duration = Duration::from_secs(5);

@@ -1,11 +1,13 @@
 //! Flags to a checked configuration.
 
 use std::collections::HashSet;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nix::unistd::{Uid, User};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 use crate::flags::{DaemonFlags, PlaceFlags};
 
@@ -37,8 +39,12 @@ pub struct Config {
     pub silent_timeout: Duration,
     /// How long one that an earlier manager started is taken to be in use.
     pub adopted_grace: Duration,
+    /// Whether leases are logged.
+    pub log_leases: bool,
     /// Most containers at a time.
     pub max_containers: usize,
+    /// Most builds for engines at a time.
+    pub max_builds: usize,
     /// Most memory that they may use together, in megabytes.
     pub max_memory_mb: u64,
 }
@@ -68,7 +74,9 @@ impl Config {
             segment_bytes: flags.segments_mb << 20,
             silent_timeout: Duration::from_secs(flags.silent_timeout_s),
             adopted_grace: Duration::from_secs(flags.adopted_grace_s),
+            log_leases: flags.log_leases,
             max_containers: flags.max_containers.map_or_else(default_containers, |count| count as usize),
+            max_builds: flags.max_builds as usize,
             max_memory_mb: flags.max_memory_mb.unwrap_or_else(default_memory_mb),
         })
     }
@@ -89,6 +97,17 @@ pub fn absolute_place(mut place: PlaceFlags) -> Result<PlaceFlags> {
 pub fn make_dir(path: &Path) -> Result<()> {
     std::fs::create_dir_all(path)
         .map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display())))
+}
+
+/// Makes a folder that nobody else may enter, and its parents as usual. One that is there stays as it is.
+pub fn make_closed_dir(path: &Path) -> Result<()> {
+    if let Some(parent) = path.parent() {
+        make_dir(parent)?;
+    }
+    match DirBuilder::new().mode(0o700).create(path) {
+        Err(_) if path.is_dir() => Ok(()),
+        made => made.map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display()))),
+    }
 }
 
 /// As many as the processors can take turns with.

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use udf_protocol::control::{Request, Response, ask};
-use udf_protocol::{Error, Result};
+use udf_client::control::{Request, Response, ask};
+use udf_types::{Error, Result};
 
 use crate::flags::PlaceFlags;
 use crate::registration::template::Template;
@@ -17,6 +17,7 @@ pub async fn examine(place: &PlaceFlags) -> bool {
         ("templates", list_templates(&place.templates)),
         ("manager", ask_manager(&place.socket).await),
     ];
+    let doubts = runtime::choose(place).and_then(|runtime| runtime.doubts()).unwrap_or_default();
     let mut is_well = true;
     for (name, result) in checks {
         match result {
@@ -27,14 +28,20 @@ pub async fn examine(place: &PlaceFlags) -> bool {
             }
         }
     }
+    for doubt in doubts {
+        println!("WARNING runtime: {doubt}");
+    }
     is_well
 }
 
 fn list_templates(folder: &Path) -> Result<String> {
     let mut names = Vec::new();
     let entries = std::fs::read_dir(folder).map_err(|cause| {
-        Error::new(udf_protocol::Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", folder.display()))
-            .with_hint("Set --templates or TRANSSHIP_TEMPLATES to the folder container_templates.")
+        Error::new(
+            udf_types::error::Kind::InvalidDefinition,
+            format!("could not read \"{}\": {cause}", folder.display()),
+        )
+        .with_hint("Set --templates or TRANSSHIP_TEMPLATES to the folder container_templates.")
     })?;
     for entry in entries.flatten() {
         if entry.path().join("template.toml").exists() {
@@ -52,6 +59,6 @@ async fn ask_manager(socket: &Path) -> Result<String> {
         Response::Pong { version, runtime } => {
             Ok(format!("transshipd {version} with runtime {runtime} at \"{}\"", socket.display()))
         }
-        other => Err(udf_protocol::control::unexpected(&format!("It answered {other:?} to a ping."))),
+        other => Err(udf_client::control::unexpected(&format!("It answered {other:?} to a ping."))),
     }
 }

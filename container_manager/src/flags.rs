@@ -1,8 +1,11 @@
 //! Every flag of both programs, defined once; help and parser derive from here.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use udf_project::reference::ImageReference;
 
 use crate::deploy;
 
@@ -44,6 +47,12 @@ pub struct DaemonFlags {
     /// Maximum number of containers of all images together. Default: 8 per processor, at least 32.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub max_containers: Option<u64>,
+    /// Maximum number of builds for engines that run side by side, 1 to 64. Further builds wait.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=64))]
+    pub max_builds: u64,
+    /// Write a line for each lease that is acquired and that ends: its user and process, the replica and the image.
+    #[arg(long)]
+    pub log_leases: bool,
     /// Maximum sum of the memory limits of all containers, in megabytes. Default: the host's memory. One container may always
     /// start.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -71,13 +80,61 @@ pub struct PlaceFlags {
     /// Network of docker's and podman's builds, in the notation of their own option. Default: that of docker or podman.
     #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
     pub build_network: Option<String>,
-    /// Network of containers whose manifest asks for one, in the notation of docker's and podman's own option. Default: under
-    /// docker the network "transship", whose containers do not reach each other; under podman its default network.
+    /// Memory of each step of docker's and podman's builds, in megabytes, swap included, 64 to 1048576.
+    #[arg(long, env = "TRANSSHIP_BUILD_MEMORY_MB", default_value_t = 4096, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
+    pub build_memory_mb: u64,
+    /// Processors of each step of docker's and podman's builds, 1 to 256.
+    #[arg(long, env = "TRANSSHIP_BUILD_CPUS", default_value_t = 2, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub build_cpus: u64,
+    /// Maximum run time of each program of a build, in seconds, 1 to 86400.
+    #[arg(long, env = "TRANSSHIP_BUILD_TIMEOUT_S", default_value_t = 1800, global = true)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub build_timeout_s: u64,
+    /// Network of containers whose manifest asks for one, in the notation of docker's and podman's own option. Without it, such
+    /// containers are not started. Docker's network "transship" is created if it is missing, and its containers do not reach
+    /// each other. Containers of any network may reach this host, and what it reaches, unless a firewall prevents it.
     #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]
     pub network: Option<String>,
+    /// Control group in which docker and podman create those of containers, in the notation of their own option. Default: that
+    /// of docker or podman.
+    #[arg(long, env = "TRANSSHIP_CGROUP_PARENT", value_name = "GROUP", global = true)]
+    pub cgroup_parent: Option<String>,
+    /// Image on which docker and podman build in place of one that templates name, such as
+    /// debian:bookworm-slim=debian@sha256:... May be repeated; in the environment, separated by commas.
+    #[arg(
+        long = "base-image",
+        env = "TRANSSHIP_BASE_IMAGES",
+        value_name = "NAME=REFERENCE",
+        value_delimiter = ',',
+        global = true
+    )]
+    pub base_images: Vec<BaseImage>,
     /// Program that runs containers.
     #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
     pub runtime: RuntimeName,
+}
+
+/// What builds use in place of an image that templates name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseImage {
+    /// As the template's Dockerfile names it.
+    pub name: String,
+    /// What is used.
+    pub reference: String,
+}
+
+impl FromStr for BaseImage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BaseImage, String> {
+        let (name, reference) = text.split_once('=').ok_or("expected NAME=REFERENCE")?;
+        for image in [name, reference] {
+            ImageReference::parse(image).map_err(|error| error.message().to_string())?;
+        }
+        Ok(BaseImage { name: name.to_string(), reference: reference.to_string() })
+    }
 }
 
 /// What runs containers.

@@ -5,23 +5,25 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::Uid;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
-use crate::sandbox::REPLICA_ID;
+use crate::sandbox::{Owner, REPLICA_ID};
 
 /// A segment that was not written for so long, of a replica without leases, is nobody's.
 const LEFT_AGE: Duration = Duration::from_secs(600);
 /// Bytes and files that a replica's folder of sockets has room for. Sockets need no bytes.
 const SOCKETS_BYTES: u64 = 64 << 10;
 const SOCKETS_FILES: u64 = 64;
+/// Longest that a replica's folder may take to be emptied. Whoever is left of it may still add to it.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Segments at a time: a session has some dozens.
 const SEGMENTS_FILES: u64 = 65_536;
 
@@ -36,6 +38,8 @@ pub struct Folders {
     segment_bytes: u64,
     /// Whether replicas reach their folders by these names, as processes of this host.
     are_processes: bool,
+    /// Whom the folders of sockets are given to.
+    owner: Owner,
     /// Whether a file system is mounted for each.
     may_mount: bool,
 }
@@ -51,16 +55,23 @@ pub struct Opened {
 
 impl Folders {
     /// Closes the folder of all sockets to others, and finds out whether file systems can be mounted there. Replicas on the
-    /// process runtime are `processes`.
-    pub fn new(run_dir: &Path, shm_dir: &Path, segment_bytes: u64, are_processes: bool) -> Result<Folders> {
+    /// process runtime are `processes`; those of all runtimes are the processes of `owner`.
+    pub fn new(
+        run_dir: &Path,
+        shm_dir: &Path,
+        segment_bytes: u64,
+        are_processes: bool,
+        owner: Owner,
+    ) -> Result<Folders> {
         let mut folders = Folders {
             run_dir: run_dir.to_path_buf(),
             shm_dir: shm_dir.to_path_buf(),
             segment_bytes,
             are_processes,
+            owner,
             may_mount: false,
         };
-        folders.close(run_dir).map_err(|cause| unusable(run_dir, &cause))?;
+        close(run_dir, are_processes).map_err(|cause| unusable(run_dir, &cause))?;
         let probe = run_dir.join("probe");
         // A manager that was killed may have left it.
         remove(&probe);
@@ -76,17 +87,6 @@ impl Folders {
         Ok(folders)
     }
 
-    /// Lets nobody else through a folder: this user, and replicas that are processes of another user.
-    fn close(&self, folder: &Path) -> io::Result<()> {
-        let mut mode = 0o700;
-        if Uid::effective().is_root() {
-            // Whoever made it before could open it again.
-            chown(folder, Some(0), Some(if self.are_processes { REPLICA_ID } else { 0 }))?;
-            mode |= if self.are_processes { 0o010 } else { 0 };
-        }
-        fs::set_permissions(folder, Permissions::from_mode(mode))
-    }
-
     /// Makes the folder of a replica's sockets, in which its server may make them.
     pub fn make_sockets(&self, folder: &Path) -> Result<()> {
         let made = make(folder).and_then(|()| {
@@ -94,7 +94,7 @@ impl Folders {
                 self.mount_on(folder, SOCKETS_BYTES, SOCKETS_FILES, 0o711)?;
             }
             if Uid::effective().is_root() {
-                chown(folder, Some(REPLICA_ID), Some(REPLICA_ID))?;
+                chown(folder, Some(self.owner.user), Some(self.owner.group))?;
                 return fs::set_permissions(folder, Permissions::from_mode(0o711));
             }
             // Without root the folder cannot be given to the replica's user.
@@ -118,12 +118,15 @@ impl Folders {
     /// may write them. None if it cannot be made: then batches travel otherwise.
     pub fn make_segments(&self, sockets: &Path) -> Option<PathBuf> {
         let (outer, segments) = (self.outer_of(sockets), self.segments_of(sockets));
-        let made = make(&outer).and_then(|()| self.close(&outer)).and_then(|()| make(&segments)).and_then(|()| {
-            if self.may_mount {
-                self.mount_on(&segments, self.segment_bytes, SEGMENTS_FILES, 0o1733)?;
-            }
-            fs::set_permissions(&segments, Permissions::from_mode(0o1733))
-        });
+        let made = make(&outer)
+            .and_then(|()| close(&outer, self.are_processes))
+            .and_then(|()| make(&segments))
+            .and_then(|()| {
+                if self.may_mount {
+                    self.mount_on(&segments, self.segment_bytes, SEGMENTS_FILES, 0o1733)?;
+                }
+                fs::set_permissions(&segments, Permissions::from_mode(0o1733))
+            });
         match made {
             Ok(()) => Some(segments),
             Err(cause) => {
@@ -171,6 +174,17 @@ impl Folders {
     }
 }
 
+/// Lets nobody else through a folder: this user alone, and replicas that `are_processes` of another user.
+pub fn close(folder: &Path, are_processes: bool) -> io::Result<()> {
+    let mut mode = 0o700;
+    if Uid::effective().is_root() {
+        // Whoever made it before could open it again.
+        chown(folder, Some(0), Some(if are_processes { REPLICA_ID } else { 0 }))?;
+        mode |= if are_processes { 0o010 } else { 0 };
+    }
+    fs::set_permissions(folder, Permissions::from_mode(mode))
+}
+
 /// Makes a folder that is not there.
 fn make(folder: &Path) -> io::Result<()> {
     fs::create_dir(folder)
@@ -180,7 +194,79 @@ fn make(folder: &Path) -> io::Result<()> {
 fn remove(folder: &Path) {
     // Who looks at it goes on; nobody comes anew. Where nothing is mounted, this fails.
     let _ = umount2(folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-    let _ = fs::remove_dir_all(folder);
+    match remove_all(folder) {
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+            eprintln!("transshipd: could not remove \"{}\": {cause}", folder.display());
+        }
+        _ => {}
+    }
+}
+
+/// Removes a folder with all that somebody else put there. Folders may lie in each other deeper than the kernel takes paths and
+/// a process has descriptors, so each is moved up until none lies in another.
+pub(crate) fn remove_all(folder: &Path) -> io::Result<()> {
+    let top = Held::open(folder)?;
+    let deadline = Instant::now() + REMOVAL_TIMEOUT;
+    let mut moved = 0_u64;
+    loop {
+        let mut is_empty = true;
+        for entry in fs::read_dir(&top.path)? {
+            let entry = entry?;
+            let (path, is_folder) = (top.path.join(entry.file_name()), entry.file_type()?.is_dir());
+            is_empty = false;
+            if Instant::now() >= deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            if !is_folder {
+                fs::remove_file(path)?;
+                continue;
+            }
+            let inner = Held::open(&path)?;
+            for entry in fs::read_dir(&inner.path)? {
+                let entry = entry?;
+                let path = inner.path.join(entry.file_name());
+                match entry.file_type()?.is_dir() {
+                    true => move_to(&path, &top.path, &mut moved)?,
+                    false => fs::remove_file(path)?,
+                }
+            }
+            fs::remove_dir(path)?;
+        }
+        if is_empty {
+            return fs::remove_dir(folder);
+        }
+    }
+}
+
+/// Moves a folder into another, under a name that nothing has there.
+fn move_to(folder: &Path, top: &Path, moved: &mut u64) -> io::Result<()> {
+    // Who moves a folder elsewhere must be able to write in it.
+    drop(Held::open(folder)?);
+    loop {
+        *moved += 1;
+        match fs::rename(folder, top.join(format!("moved-{moved}"))) {
+            Err(cause) if [io::ErrorKind::DirectoryNotEmpty, io::ErrorKind::NotADirectory].contains(&cause.kind()) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// An open folder, no link to one, that its owner can change.
+struct Held {
+    path: PathBuf,
+    _folder: File,
+}
+
+impl Held {
+    fn open(path: &Path) -> io::Result<Held> {
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let folder = File::options().read(true).custom_flags(flags.bits()).open(path)?;
+        // By this name, it is the folder that is open, however it is called.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        // Where somebody else owns it, what follows may fail, and says why.
+        let _ = fs::set_permissions(&path, Permissions::from_mode(0o700));
+        Ok(Held { path, _folder: folder })
+    }
 }
 
 /// Removes the segments of a lease that has ended.
@@ -210,14 +296,20 @@ fn unusable(folder: &Path, cause: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
     use super::*;
+
+    const SHIFTED: Owner = Owner { user: 165_534, group: 231_070 };
 
     fn folders(are_processes: bool) -> (tempfile::TempDir, Folders) {
         let place = tempfile::tempdir().unwrap();
         let (run_dir, shm_dir) = (place.path().join("r"), place.path().join("m"));
         fs::create_dir(&run_dir).unwrap();
         fs::create_dir(&shm_dir).unwrap();
-        let folders = Folders::new(&run_dir, &shm_dir, 1 << 20, are_processes).unwrap();
+        let folders = Folders::new(&run_dir, &shm_dir, 1 << 20, are_processes, SHIFTED).unwrap();
         (place, folders)
     }
 
@@ -236,6 +328,8 @@ mod tests {
             let closed = if are_processes && is_root { 0o710 } else { 0o700 };
             assert_eq!([mode(&place.path().join("r")), mode(segments.parent().unwrap())], [closed; 2]);
             assert_eq!((mode(&segments), mode(&sockets)), (0o1733, if is_root { 0o711 } else { 0o777 }));
+            let owner = sockets.metadata().map(|found| Owner { user: found.uid(), group: found.gid() }).unwrap();
+            assert!(!is_root || owner == SHIFTED, "{owner:?}");
             let opened = folders.open(&sockets, Some(&segments)).unwrap();
             assert!(opened.segments.is_some());
             if folders.may_mount {
@@ -265,6 +359,35 @@ mod tests {
         assert!(folders.segments_of(&name("a")).exists() && !folders.segments_of(&name("b")).exists());
         folders.sweep(&[]);
         assert!(!name("a").exists());
+    }
+
+    #[test]
+    fn folders_go_however_deep_and_closed_they_are() {
+        let place = tempfile::tempdir().unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, 1024, getrlimit(Resource::RLIMIT_NOFILE).unwrap().1).unwrap();
+        // Deeper than the paths that the kernel takes are long.
+        let (chain, outer) = (place.path().join("chain"), place.path().join("outer"));
+        fs::create_dir(&chain).unwrap();
+        for _ in 0..5_000 {
+            fs::create_dir(&outer).unwrap();
+            fs::write(outer.join("file"), "").unwrap();
+            fs::rename(&chain, outer.join("inner")).unwrap();
+            fs::rename(&outer, &chain).unwrap();
+        }
+        let target = place.path().join("target");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("precious"), "").unwrap();
+        let closed = target.with_file_name("closed");
+        fs::create_dir_all(closed.join("a/b/c")).unwrap();
+        std::os::unix::fs::symlink(&target, closed.join("a/link")).unwrap();
+        fs::write(closed.join("moved-1"), "").unwrap();
+        fs::set_permissions(closed.join("a/b"), Permissions::from_mode(0o0)).unwrap();
+        fs::rename(&closed, chain.join("closed")).unwrap();
+        remove_all(&chain).unwrap();
+        assert!(!chain.exists() && target.join("precious").exists());
+        // A link in its place is left alone.
+        std::os::unix::fs::symlink(&target, &chain).unwrap();
+        assert!(remove_all(&chain).is_err() && target.join("precious").exists());
     }
 
     #[test]

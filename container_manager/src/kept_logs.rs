@@ -1,6 +1,8 @@
 //! The logs of replicas that have ended: the last of them, in a folder of the state folder, bounded in number and size.
 
-use std::fs;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -23,8 +25,7 @@ impl KeptLogs {
     pub fn keep(&self, name: &str, text: &str) {
         let Some(path) = self.path_of(name).filter(|_| !text.trim().is_empty()) else { return };
         let start = text.ceil_char_boundary(text.len().saturating_sub(KEPT_LOG_BYTES));
-        let written = fs::create_dir_all(&self.0).and_then(|()| fs::write(&path, &text[start..]));
-        if let Err(cause) = written {
+        if let Err(cause) = self.write(&path, &text[start..]) {
             eprintln!("transshipd: could not keep the log of replica \"{name}\": {cause}");
         }
         let written_at =
@@ -34,6 +35,15 @@ impl KeptLogs {
         for old in kept.iter().take(kept.len().saturating_sub(MOST_LOGS)) {
             let _ = fs::remove_file(old.path());
         }
+    }
+
+    /// Handlers print what they are called with, which is nobody else's to read.
+    fn write(&self, path: &Path, text: &str) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        // An earlier version made it.
+        fs::set_permissions(&self.0, Permissions::from_mode(0o700))?;
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        file.write_all(text.as_bytes())
     }
 
     /// The log of a replica that has ended, if it is kept.
@@ -58,6 +68,8 @@ mod tests {
         let long = "ü".repeat(KEPT_LOG_BYTES);
         logs.keep("first", &long);
         assert!(logs.read("first").unwrap().len() <= KEPT_LOG_BYTES);
+        let mode = |path: &str| folder.path().join(path).metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("logs"), mode("logs/first")), (0o700, 0o600));
         fs::File::open(folder.path().join("logs/first")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         for number in 0..MOST_LOGS {
             logs.keep(&format!("later-{number}"), "text");

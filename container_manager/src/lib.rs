@@ -2,10 +2,12 @@
 //! `transship` is its command line. Nothing else of the project talks to a container engine.
 #![forbid(unsafe_code)]
 
+pub mod advice;
 pub mod api;
+pub mod builds;
+pub mod cancel;
 pub mod circuit;
 pub mod config;
-pub mod conformance;
 pub mod deploy;
 pub mod doctor;
 pub mod flags;

@@ -2,28 +2,35 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use udf_protocol::allow_list::allows;
-use udf_protocol::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
-use udf_protocol::manifest::{INLINE_REPOSITORY, Manifest, TransportName};
-use udf_protocol::reference::ImageReference;
-use udf_protocol::transport::{Credentials, Endpoint, ServerInfo, unix};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
+use udf_client::names::random_name;
+use udf_client::transport::connect;
+use udf_client::transport::credentials::Credentials;
+use udf_client::transport::unix;
+use udf_codec::wire::ServerInfo;
+use udf_project::allow_list::allows;
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::{INLINE_REPOSITORY, Manifest};
+use udf_project::reference::ImageReference;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
+use crate::builds::Builds;
+use crate::cancel::Cancel;
 use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
-use crate::registration::build::build_inline;
+use crate::registration::build::{build_inline, find_built, name_inline};
 use crate::registration::is_built_for_engines;
-use crate::registration::library::{Upload, build_library};
+use crate::registration::library::{Upload, build_library, name_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
-use crate::runtime::{ReplicaSpec, ReplicaStatus, Runtime, last_lines};
+use crate::runtime::{BuildOptions, ReplicaSpec, ReplicaStatus, Runtime, last_lines};
 use crate::sandbox::ServerUsers;
 
 /// Digits that begin the names of a lease's segments, of 32.
@@ -58,8 +65,7 @@ pub struct Pool {
     folders: Folders,
     kept_logs: KeptLogs,
     state: Mutex<PoolState>,
-    /// One build at a time: builds share caches and are heavy.
-    building: tokio::sync::Mutex<()>,
+    builds: Builds,
 }
 
 #[derive(Default)]
@@ -109,6 +115,14 @@ impl PoolState {
         unused.min_by_key(|replica| replica.used).map(|replica| replica.name.clone())
     }
 
+    /// The replica of an image with the fewest leases, among those that may get one more.
+    fn least_used(&mut self, digest: &str, may_serve: impl Fn(&Replica) -> bool) -> Option<&mut Replica> {
+        let replicas = self.replicas.values_mut();
+        let candidates =
+            replicas.filter(|replica| replica.digest == digest && !replica.is_reported && may_serve(replica));
+        candidates.min_by_key(|replica| (replica.leases, replica.state() != State::Ready))
+    }
+
     /// How many replicas of an image are kept running: none once its name stands for another, which is kept instead.
     fn to_keep(&self, digest: &str, manifest: &Manifest) -> usize {
         let is_current = self.names.get(&manifest.image()).is_none_or(|named| named == digest);
@@ -121,10 +135,12 @@ impl Pool {
     pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
         let place = &config.place;
-        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, runtime.name() == "process")?;
-        let (state, building) = Default::default();
+        let (are_processes, owner) = (runtime.name() == "process", runtime.owner()?);
+        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, are_processes, owner)?;
+        let state = Mutex::default();
+        let builds = Builds::new(config.max_builds);
         let kept_logs = KeptLogs::new(&config.place.state_dir);
-        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, building }))
+        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, builds }))
     }
 
     /// The runtime's name.
@@ -135,7 +151,14 @@ impl Pool {
     /// Takes over the replicas that an earlier manager left, and stops those that do not answer.
     pub async fn adopt(self: &Arc<Pool>) -> Result<usize> {
         let mut adopted = 0;
-        for image in self.blocking(|pool| pool.runtime.images()).await? {
+        self.remove_leftovers().await;
+        let known = self.blocking(|pool| {
+            let mut images = pool.runtime.images()?;
+            // Anybody could have made an image with such a label: what nobody here has built or asked for is not kept warm.
+            images.retain(|image| pool.runtime.was_built_here(&image.digest) || pool.use_file(&image.digest).exists());
+            Ok(images)
+        });
+        for image in known.await? {
             self.lock().note_image(&image, true);
         }
         for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
@@ -146,7 +169,7 @@ impl Pool {
                 let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
             }
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
-            let image = match self.resolve(found.digest.clone()).await {
+            let image = match self.resolve(found.digest.clone(), true).await {
                 // That the engine does not say what it is, does not mean that it is to be stopped.
                 Err(error) if error.kind() == Kind::ContainerFailed => return Err(error),
                 known => known.ok(),
@@ -181,36 +204,47 @@ impl Pool {
         Ok(adopted)
     }
 
-    /// The image that a name or digest stands for.
-    pub async fn resolve(self: &Arc<Pool>, image: String) -> Result<ImageInfo> {
+    /// The image that a name or digest stands for. All but operators may ask for those of `--allow-images`.
+    pub async fn resolve(self: &Arc<Pool>, image: String, is_operator: bool) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
+        let info = self.look_up(image, is_operator).await?;
+        self.note_use(&info.digest).await;
+        Ok(info)
+    }
+
+    async fn look_up(self: &Arc<Pool>, image: String, is_operator: bool) -> Result<ImageInfo> {
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
         // takes a while.
         {
             let state = self.lock();
             let runs = state.replicas.values().any(|replica| replica.digest == image && replica.is_usable());
             if let (true, Some(manifest)) = (runs, state.images.get(&image)) {
-                return Ok(ImageInfo { digest: image, manifest: manifest.clone() });
+                let info = ImageInfo { digest: image, manifest: manifest.clone() };
+                return self.check_allowed(&info, is_operator).map(|()| info);
             }
         }
         let asked = image.clone();
         let info = self.blocking(move |pool| pool.runtime.resolve(&asked)).await?;
+        // One that is noted may be kept warm.
+        self.check_allowed(&info, is_operator)?;
         self.lock().note_image(&info, image == info.manifest.image());
-        self.note_use(&info.digest);
         Ok(info)
     }
 
-    /// What is known of an image that is to be leased.
-    pub async fn image_of(self: &Arc<Pool>, digest: &str) -> Result<ImageInfo> {
+    /// What is known of an image that is to be leased. All but operators may lease those of `--allow-images`.
+    pub async fn image_of(self: &Arc<Pool>, digest: &str, is_operator: bool) -> Result<ImageInfo> {
         let known = self.lock().images.get(digest).cloned();
         match known {
-            Some(manifest) => Ok(ImageInfo { digest: digest.to_string(), manifest }),
-            None => self.resolve(digest.to_string()).await,
+            Some(manifest) => {
+                let info = ImageInfo { digest: digest.to_string(), manifest };
+                self.check_allowed(&info, is_operator).map(|()| info)
+            }
+            None => self.resolve(digest.to_string(), is_operator).await,
         }
     }
 
     /// Whether an image is one of `--allow-images`, which binds all but operators.
-    pub fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
+    fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
         let name = match &image.manifest {
             // Inline code is listed by its template.
             manifest if manifest.name != INLINE_REPOSITORY && is_built_for_engines(&manifest.name) => {
@@ -232,7 +266,7 @@ impl Pool {
     }
 
     /// Notes that an image is wanted, for [`Pool::prune`].
-    fn note_use(&self, digest: &str) {
+    async fn note_use(self: &Arc<Pool>, digest: &str) {
         let now = Instant::now();
         {
             let mut state = self.lock();
@@ -242,25 +276,37 @@ impl Pool {
             }
             state.noted_uses.insert(digest.to_string(), now);
         }
-        let folder = self.config.place.state_dir.join("used");
-        if let Err(cause) = fs::create_dir_all(&folder).and_then(|()| fs::write(folder.join(hex_of(digest)), "")) {
-            eprintln!("transshipd: could not note the use of an image: {cause}");
+        let path = self.use_file(digest);
+        let noted = self.blocking(move |_| {
+            let folder = path.parent().expect("it lies in a folder");
+            fs::create_dir_all(folder).and_then(|()| fs::write(&path, "")).map_err(|cause| {
+                Error::new(Kind::ContainerFailed, format!("could not note the use of an image: {cause}"))
+            })
+        });
+        if let Err(error) = noted.await {
+            eprintln!("transshipd: {error}");
         }
+    }
+
+    /// The file whose time says when an image was last wanted.
+    fn use_file(&self, digest: &str) -> PathBuf {
+        self.config.place.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
     }
 
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
     /// One that this manager has not seen in use counts from now.
     pub async fn prune(self: &Arc<Pool>, unused_for: Duration) -> Result<Vec<String>> {
-        // None is built meanwhile.
-        let _turn = self.building.lock().await;
+        self.remove_leftovers().await;
         let mut removed = Vec::new();
         for image in self.blocking(|pool| pool.runtime.images()).await? {
             if !is_built_for_engines(&image.manifest.name) {
                 continue;
             }
-            let path = self.config.place.state_dir.join("used").join(hex_of(&image.digest));
+            // Somebody wants one that is being built or looked for.
+            let Some(_lock) = self.builds.try_lock(&image.manifest.image()) else { continue };
+            let path = self.use_file(&image.digest);
             let Ok(used) = fs::metadata(&path).and_then(|metadata| metadata.modified()) else {
-                self.note_use(&image.digest);
+                self.note_use(&image.digest).await;
                 continue;
             };
             let runs = {
@@ -284,37 +330,104 @@ impl Pool {
         Ok(removed)
     }
 
-    /// Builds inline code.
-    pub async fn build_inline(self: &Arc<Pool>, manifest: Manifest, source: String) -> Result<ImageInfo> {
-        self.build(move |runtime, templates| build_inline(runtime, templates, &manifest, &source)).await
+    async fn remove_leftovers(self: &Arc<Pool>) {
+        if let Err(error) = self.blocking(|pool| pool.runtime.remove_leftovers()).await {
+            eprintln!("transshipd: {error}");
+        }
     }
 
-    /// Builds a project that an engine has sent.
-    pub async fn build_library(self: &Arc<Pool>, library: String, upload: Upload) -> Result<ImageInfo> {
-        self.build(move |runtime, templates| build_library(runtime, templates, &library, &upload)).await
+    /// Builds inline code for a user, unless its image exists.
+    pub async fn build_inline(
+        self: &Arc<Pool>,
+        manifest: Manifest,
+        source: String,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let source = Arc::new(source);
+        let text = source.clone();
+        let named = self.blocking(move |pool| name_inline(&pool.config.place.templates, &manifest, &text)).await?;
+        self.build(named, user, cancel, move |runtime, templates, manifest, options| {
+            build_inline(runtime, templates, manifest, &source, options)
+        })
+        .await
+    }
+
+    /// Builds a project that an engine has sent for a user, unless its image exists.
+    pub async fn build_library(
+        self: &Arc<Pool>,
+        library: String,
+        upload: Upload,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let upload = Arc::new(upload);
+        let sent = upload.clone();
+        let named = self.blocking(move |_| name_library(&library, &sent)).await?;
+        self.build(named, user, cancel, move |runtime, templates, manifest, options| {
+            build_library(runtime, templates, manifest, &upload, options)
+        })
+        .await
     }
 
     async fn build(
         self: &Arc<Pool>,
-        build: impl FnOnce(&dyn Runtime, &Path) -> Result<ImageInfo> + Send + 'static,
+        manifest: Manifest,
+        user: u32,
+        cancel: Cancel,
+        build: impl FnOnce(&dyn Runtime, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
     ) -> Result<ImageInfo> {
-        let _turn = self.building.lock().await;
+        let name = manifest.image();
+        // An image that is there waits for no other's build.
+        if let Some(_lock) = self.builds.try_lock(&name)
+            && let Some(found) = self.find_built(&manifest).await?
+        {
+            return Ok(found);
+        }
+        let place = self.builds.enter(user)?;
+        let _lock = place.lock(&name, &cancel).await?;
+        // Somebody else may have built it meanwhile.
+        if let Some(found) = self.find_built(&manifest).await? {
+            return Ok(found);
+        }
+        let _turn = place.turn(&name, &cancel).await?;
         if self.lock().is_shutting_down {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
-        let info = self.blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates)).await?;
-        self.lock().note_image(&info, true);
-        self.note_use(&info.digest);
-        Ok(info)
+        let options = BuildOptions { cancel, ..BuildOptions::default() };
+        let built = self
+            .blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &options))
+            .await
+            .inspect_err(|error| {
+                if error.kind() == Kind::Cancelled {
+                    eprintln!("transshipd: {error}");
+                }
+            })?;
+        self.note_built(&built).await;
+        Ok(built)
     }
 
-    /// Leases a replica of the image: an idle one, else a new one while the image may have more, else the least used. Beside
+    async fn find_built(self: &Arc<Pool>, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+        let manifest = manifest.clone();
+        let found = self.blocking(move |pool| find_built(pool.runtime.as_ref(), &manifest)).await?;
+        if let Some(image) = &found {
+            self.note_built(image).await;
+        }
+        Ok(found)
+    }
+
+    async fn note_built(self: &Arc<Pool>, image: &ImageInfo) {
+        self.lock().note_image(image, true);
+        self.note_use(&image.digest).await;
+    }
+
+    /// Leases a replica of an image that [`Pool::image_of`] gave: an idle one, else a new one while the image may have more, else the least used. Beside
     /// silent ones it may have as many again; then those are leased. Every successful call must be followed by one of
     /// [`Pool::release`] with the same connection and prefix.
     pub async fn acquire(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
         let connection = holder.connection;
         let mut info = self.find_replica(digest, holder).await?;
-        info.prefix = random_hex()?[..PREFIX_DIGITS].to_string();
+        info.prefix = random_name()[..PREFIX_DIGITS].to_string();
         let opened = {
             let state = self.lock();
             let replica = state.replicas.get(&info.replica);
@@ -331,11 +444,7 @@ impl Pool {
     }
 
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
-        let known = self.lock().images.contains_key(digest);
-        if !known {
-            self.resolve(digest.to_string()).await?;
-        }
-        self.note_use(digest);
+        self.note_use(digest).await;
         loop {
             let (name, mut watch) = match self.choose(digest)? {
                 Choice::Replica(name, watch) => (name, watch),
@@ -359,12 +468,27 @@ impl Pool {
                         return Ok(replica.lease_info());
                     }
                 }
-                Ok(State::Gone(Some(error))) => return Err(error),
+                Ok(State::Gone(Some(error))) => {
+                    // As in `choose`.
+                    let mut state = self.lock();
+                    let Some(replica) = state.least_used(digest, |replica| replica.state() == State::Ready) else {
+                        return Err(error);
+                    };
+                    replica.leases += 1;
+                    replica.holders.push(holder);
+                    return Ok(replica.lease_info());
+                }
                 // It was stopped or paused just now: look again.
                 Ok(_) | Err(_) => {}
             }
             self.end_lease(&name);
         }
+    }
+
+    /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
+    /// host's.
+    fn may_start(&self, manifest: &Manifest) -> bool {
+        !manifest.limits.network || self.config.place.network.is_some() || self.runtime.name() == "process"
     }
 
     /// The replica that a new lease is on, or what has to happen first. The lease is counted.
@@ -375,30 +499,47 @@ impl Pool {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
         let limit = state.images.get(digest).map_or(1, |manifest| manifest.replicas as usize);
-        let of_image = |replica: &&mut Replica| replica.digest == digest;
         let count = |is_counted: fn(&Replica) -> bool| {
             state.replicas.values().filter(|replica| replica.digest == digest && is_counted(replica)).count()
         };
         let usable = count(Replica::is_usable);
         let silent = count(|replica| replica.state() == State::Silent);
         let may_start = usable < limit && usable + silent < 2 * limit;
+        let takes_silent = !may_start && usable == 0;
         let least = state
-            .replicas
-            .values_mut()
-            .filter(of_image)
-            .filter(|replica| replica.is_usable() || (replica.state() == State::Silent && !may_start && usable == 0))
-            .min_by_key(|replica| (replica.leases, replica.state() != State::Ready));
+            .least_used(digest, |replica| replica.is_usable() || (takes_silent && replica.state() == State::Silent));
         if let Some(replica) = least
             && (replica.leases == 0 || !may_start)
         {
-            // Counted while it starts, so that it is not given to everybody.
-            replica.leases += 1;
-            replica.used = Instant::now();
-            if replica.become_state(State::Resuming).is_ok() {
-                tokio::spawn(self.clone().resume(replica.name.clone()));
-            }
-            return Ok(Choice::Replica(replica.name.clone(), replica.watch()));
+            return Ok(self.lease(replica));
         }
+        // Whether it hangs is known in a moment; another is started then.
+        if state.replicas.values().any(|replica| replica.digest == digest && replica.is_reported) {
+            return Ok(Choice::After(PROBE_INTERVAL));
+        }
+        let refusal = match self.start_another(state, digest) {
+            Err(error) => error,
+            choice => return choice,
+        };
+        // Rather than nobody, one that answers serves one more.
+        state
+            .least_used(digest, |replica| replica.state() == State::Ready)
+            .map_or(Err(refusal), |it| Ok(self.lease(it)))
+    }
+
+    /// Counts a lease on a replica, which goes on if it was paused.
+    fn lease(self: &Arc<Pool>, replica: &mut Replica) -> Choice {
+        // Counted while it starts, so that it is not given to everybody.
+        replica.leases += 1;
+        replica.used = Instant::now();
+        if replica.become_state(State::Resuming).is_ok() {
+            tokio::spawn(self.clone().resume(replica.name.clone()));
+        }
+        Choice::Replica(replica.name.clone(), replica.watch())
+    }
+
+    /// A new replica with a lease, or what has to happen before there is one.
+    fn start_another(self: &Arc<Pool>, state: &mut PoolState, digest: &str) -> Result<Choice> {
         let manifest = state.images.get(digest);
         let image = manifest.map_or_else(|| digest.to_string(), Manifest::image);
         if let Some(circuit) = state.circuits.get(digest) {
@@ -407,6 +548,13 @@ impl Pool {
                 Some(wait) => return Ok(Choice::After(wait)),
                 None => {}
             }
+        }
+        if manifest.is_some_and(|manifest| !self.may_start(manifest)) {
+            let message = format!("image \"{image}\" asks for a network, which the container manager does not give");
+            return Err(Error::new(Kind::NotAllowed, message).with_hint(
+                "Start transshipd with --network and a network whose containers a firewall keeps from this host, or, where they \
+                 may reach it, with --network transship.",
+            ));
         }
         let memory_mb = manifest.map_or(0, |manifest| manifest.limits.memory_mb);
         if !state.has_room(&self.config, memory_mb) {
@@ -488,13 +636,17 @@ impl Pool {
         }
     }
 
-    /// Asks a replica, which somebody waited for in vain, whether it answers at all.
-    pub fn examine(self: &Arc<Pool>, name: String) {
+    /// Asks a replica whether it answers at all; it `is_reported` if somebody has waited for it in vain.
+    pub fn examine(self: &Arc<Pool>, name: String, is_reported: bool) {
         let socket_dir = {
             let mut state = self.lock();
             let Some(replica) = state.replicas.get_mut(&name) else { return };
+            if replica.state() != State::Ready {
+                return;
+            }
+            replica.is_reported |= is_reported;
             // Many sessions may wait for one replica, but it is asked once.
-            if replica.state() != State::Ready || replica.is_being_asked {
+            if replica.is_being_asked {
                 return;
             }
             replica.is_being_asked = true;
@@ -502,13 +654,13 @@ impl Pool {
         };
         let pool = self.clone();
         tokio::spawn(async move {
-            let has_answered = greet(&socket_dir, &pool.server_users).await.is_ok();
-            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
-                replica.is_being_asked = false;
-                replica.asked = Instant::now();
-            }
-            if !has_answered {
+            let greeting = tokio::time::timeout(PROBE_TIMEOUT, greet(&socket_dir, &pool.server_users)).await;
+            if !greeting.is_ok_and(|greeting| greeting.is_ok()) {
                 pool.doubt(&name);
+            }
+            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
+                (replica.is_being_asked, replica.is_reported) = (false, false);
+                replica.asked = Instant::now();
             }
         });
     }
@@ -591,9 +743,20 @@ impl Pool {
 
     /// Keeps the pool as it should be, for ever.
     pub async fn keep(self: Arc<Pool>) {
+        // What waits for replicas keeps nothing else from its time.
+        let take_out = async {
+            loop {
+                tokio::time::sleep(KEEP_INTERVAL).await;
+                self.take_out_ended().await;
+            }
+        };
+        let ((), ()) = tokio::join!(take_out, self.keep_count());
+    }
+
+    /// Keeps as many replicas as there should be, and their logs bounded.
+    async fn keep_count(self: &Arc<Pool>) {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
-            self.take_out_ended().await;
             if let Err(error) = self.blocking(|pool| pool.runtime.bound_logs()).await {
                 eprintln!("transshipd: {error}");
             }
@@ -630,7 +793,7 @@ impl Pool {
 
     fn new_replica(&self, state: &mut PoolState, digest: &str) -> Result<Replica> {
         let image = state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
-        let random = random_hex()?;
+        let random = random_name();
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
         let socket_dir = self.config.place.run_dir.join(random);
@@ -685,9 +848,14 @@ impl Pool {
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
         let detail = format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string();
-        let error = Error::new(Kind::ContainerFailed, format!("could not start a container of image \"{image}\""))
-            .with_detail(detail.clone());
-        self.lock().note_ending(&digest, None, false, &detail);
+        let is_missing = error.kind() == Kind::ImageNotFound;
+        let kind = if is_missing { Kind::ImageNotFound } else { Kind::ContainerFailed };
+        let error =
+            Error::new(kind, format!("could not start a container of image \"{image}\"")).with_detail(detail.clone());
+        // Where the image is missing, nothing was started, and may be as soon as it is there.
+        if !is_missing {
+            self.lock().note_ending(&digest, None, false, &detail);
+        }
         self.discard(name, Some(error)).await;
     }
 
@@ -782,29 +950,36 @@ impl Pool {
                 .map(|replica| replica.name.clone())
                 .collect()
         };
+        // One that does not let itself be connected to delays no other.
+        let mut looks = tokio::task::JoinSet::new();
         for name in names {
-            let asked = name.clone();
-            let idle = {
-                let state = self.lock();
-                state
-                    .replicas
-                    .get(&name)
-                    .filter(|replica| replica.leases == 0)
-                    .map(|replica| (replica.socket_dir.clone(), replica.user))
-            };
-            // An engine that has a lease asks for the fate itself, and wants to hear it.
-            let Some((socket_dir, user)) = idle else { continue };
-            // Knocking costs less than asking a container engine.
-            if unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
+            let pool = self.clone();
+            looks.spawn(async move { pool.take_out_if_ended(name).await });
+        }
+        looks.join_all().await;
+    }
+
+    async fn take_out_if_ended(self: &Arc<Pool>, name: String) {
+        let idle = {
+            let state = self.lock();
+            let unused = state.replicas.get(&name).filter(|replica| replica.leases == 0);
+            unused.map(|replica| (replica.socket_dir.clone(), replica.user))
+        };
+        // An engine that has a lease asks for the fate itself, and wants to hear it.
+        let Some((socket_dir, user)) = idle else { return };
+        // Knocking costs less than asking a container engine.
+        let knocks = async {
+            unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
                 || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
-            {
-                continue;
-            }
-            if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
-                eprintln!("transshipd: replica \"{name}\" {fate}");
-                let pool = self.clone();
-                tokio::spawn(async move { pool.discard_ended(name, &fate).await });
-            }
+        };
+        if tokio::time::timeout(PROBE_TIMEOUT, knocks).await.unwrap_or(false) {
+            return;
+        }
+        let asked = name.clone();
+        if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
+            eprintln!("transshipd: replica \"{name}\" {fate}");
+            let pool = self.clone();
+            tokio::spawn(async move { pool.discard_ended(name, &fate).await });
         }
     }
 
@@ -854,7 +1029,7 @@ impl Pool {
             state.replicas.values().filter(is_due).map(|replica| replica.name.clone()).collect()
         };
         for name in names {
-            self.examine(name);
+            self.examine(name, false);
         }
     }
 
@@ -896,7 +1071,7 @@ impl Pool {
         for (digest, manifest) in &state.images {
             let count = state.replicas.values().filter(|replica| replica.digest == *digest).count();
             let may_start = state.circuits.get(digest).is_none_or(Circuit::may_prewarm);
-            if may_start && !state.is_shutting_down {
+            if may_start && self.may_start(manifest) && !state.is_shutting_down {
                 missing.extend((count..state.to_keep(digest, manifest)).map(|_| digest.clone()));
             }
         }
@@ -934,10 +1109,6 @@ pub fn inline_name(manifest: &Manifest) -> String {
     format!("inline:{}", manifest.template)
 }
 
-fn hex_of(digest: &str) -> &str {
-    digest.trim_start_matches("sha256:")
-}
-
 /// What a new lease needs.
 enum Choice {
     /// That this replica is ready.
@@ -968,7 +1139,7 @@ async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(Server
     }
     let say_hello = async |endpoint: Endpoint| {
         let credentials = Credentials { server_user: Some(user), ..Credentials::default() };
-        let hello = async { endpoint.transport(&credentials).hello().await };
+        let hello = async { connect::to_endpoint(&endpoint, &credentials).hello().await };
         tokio::time::timeout(PROBE_TIMEOUT, hello).await.unwrap_or_else(|_| {
             Err(Error::unreachable(&endpoint.to_string(), format!("no answer within {PROBE_TIMEOUT:?}")))
         })
@@ -1000,13 +1171,4 @@ async fn find_user(socket_dir: &Path) -> Result<u32> {
         }
     }
     Err(refusal.expect("a replica has names for its sockets"))
-}
-
-/// 128 random bits.
-fn random_hex() -> Result<String> {
-    let mut bytes = [0; 16];
-    fs::File::open(PathBuf::from("/dev/urandom"))
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
-    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

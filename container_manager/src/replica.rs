@@ -20,10 +20,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use udf_protocol::control::{LeaseHolder, LeaseInfo, ReplicaInfo};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::transport::{Endpoint, ServerInfo};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{LeaseHolder, LeaseInfo, ReplicaInfo};
+use udf_codec::wire::ServerInfo;
+use udf_project::endpoint::Endpoint;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 /// So many of those who have leases are shown, so that a list of replicas stays short.
 const MOST_SHOWN_HOLDERS: usize = 100;
@@ -107,6 +108,8 @@ pub struct Replica {
     pub asked: Instant,
     /// Whether it is being asked now.
     pub is_being_asked: bool,
+    /// Whether it is being asked because somebody waited for it in vain. Nobody gets a lease on it until it answers.
+    pub is_reported: bool,
     /// When it was started or adopted.
     pub since: Instant,
     /// When it last had a lease.
@@ -132,6 +135,7 @@ impl Replica {
             memory_mb: 0,
             asked: now,
             is_being_asked: false,
+            is_reported: false,
             since: now,
             used: now,
             state: watch::Sender::new(State::Starting),

@@ -4,10 +4,24 @@
 use std::collections::HashSet;
 
 use nix::unistd::Uid;
-use udf_protocol::manifest::Limits;
+use udf_project::manifest::Limits;
 
 /// The unprivileged user and group of every replica: "nobody".
 pub const REPLICA_ID: u32 = 65534;
+
+/// The user and the group of this host that a replica's processes have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// The user's number.
+    pub user: u32,
+    /// The group's number.
+    pub group: u32,
+}
+
+impl Owner {
+    /// [`REPLICA_ID`] as it is.
+    pub const UNSHIFTED: Owner = Owner { user: REPLICA_ID, group: REPLICA_ID };
+}
 
 /// The users that a replica's server may run as. Whoever else answers on its socket is not the replica.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use udf_protocol::reference::is_digest;
-use udf_protocol::{Error, Kind, Result};
+use udf_project::reference::is_digest;
+use udf_types::{Error, Kind, Result};
 
 use crate::runtime::program::run;
 

@@ -61,6 +61,13 @@ impl Stage {
         self.daemon = Some(daemon);
     }
 
+    fn stop(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+
     fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap()
     }
@@ -85,10 +92,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
-            daemon.wait().unwrap();
-        }
+        self.stop();
     }
 }
 
@@ -214,6 +218,52 @@ fn two_managers_do_not_share_a_folder() {
 }
 
 #[test]
+fn others_do_not_keep_a_manager_from_starting() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let mut stage = Stage::new("process");
+    let set_mode = |path: PathBuf, mode: u32| {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    // As an earlier version made them.
+    std::fs::create_dir_all(stage.path("state/logs")).unwrap();
+    for (path, mode) in [("state", 0o755), ("state/logs", 0o755)] {
+        set_mode(stage.path(path), mode);
+    }
+    std::fs::write(stage.path("state/lock"), "").unwrap();
+    set_mode(stage.path("state/lock"), 0o644);
+    stage.start();
+    stage.stop();
+    let script = "
+import fcntl, sys, time
+held = []
+for path in sys.argv[1:]:
+    try:
+        held.append(open(path))
+        fcntl.flock(held[-1], fcntl.LOCK_SH)
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+print('done', flush=True)
+sys.stdin.read()
+";
+    let mut stranger = Command::new("python3");
+    stranger.args(["-c", script]).args([stage.path("state/lock"), stage.path("r/lock")]).uid(12_345).gid(12_345);
+    let mut stranger = stranger.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let said = BufReader::new(stranger.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<String> = said.take_while(|line| line != "done").collect();
+    stage.start();
+    assert_eq!(said, ["PermissionError", "PermissionError"]);
+    assert_eq!(stage.ask(&json!({"request": "ping"}))["response"], "pong");
+    drop(stranger.stdin.take());
+    stranger.wait().unwrap();
+    let mode = |path: &str| {
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(stage.path(path)).unwrap().permissions()) & 0o777
+    };
+    assert_eq!((mode("state"), mode("state/lock"), mode("r/lock")), (0o710, 0o600, 0o600));
+}
+
+#[test]
 fn a_docker_daemon_that_does_not_answer_is_not_done_without() {
     let stage = Stage::new("auto");
     let folder = stage.path("bin");
@@ -225,6 +275,44 @@ fn a_docker_daemon_that_does_not_answer_is_not_done_without() {
     let output = stage.command(env!("CARGO_BIN_EXE_transshipd")).env("PATH", path).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("reach docker") && said.contains("--runtime process"), "{said}");
+}
+
+#[test]
+fn an_image_that_nobody_named_is_not_started() {
+    for engine in container_engines() {
+        let mut stage = Stage::new(&engine);
+        let manifest = json!({
+            "name": "transship-test-warm", "version": "1", "template": "python", "prewarm": 1,
+            "functions": [{"name": "f", "arguments": ["int8"], "returns": "int8"}],
+        });
+        // As `docker pull` or `docker load` may bring one.
+        let label = format!("LABEL org.transship.manifest='{manifest}'");
+        let mut import = Command::new(&engine);
+        import.args(["import", "--change", &label, "-", "transship-test-warm:1"]);
+        let mut import = import.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        import.stdin.take().unwrap().write_all(&[0; 1024]).unwrap();
+        assert!(import.wait().unwrap().success());
+        stage.start();
+        let is_started = || {
+            let all = stage.ask(&json!({"request": "replicas"}));
+            all["replicas"].as_array().unwrap().iter().any(|replica| replica["image"] == "transship-test-warm:1")
+        };
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(4) {
+            assert!(!is_started());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        // An operator who names it wants it.
+        let named = stage.ask(&json!({"request": "resolve", "image": "transship-test-warm:1"}));
+        assert_eq!(named["response"], "image", "{named}");
+        let start = Instant::now();
+        while !is_started() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not started: {}", stage.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        drop(stage);
+        run_engine(&engine, &["image", "rm", "transship-test-warm:1"]);
+    }
 }
 
 #[test]

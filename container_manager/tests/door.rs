@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde_json::json;
-use udf_protocol::Result;
-use udf_protocol::batch::{BatchBuilder, ColumnBuilder};
-use udf_protocol::client::Client;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::types::Type;
+use udf_client::client::Client;
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_codec::batch::{BatchBuilder, ColumnBuilder};
+use udf_types::Result;
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
 
 /// A manager, and what it says to whoever reaches it through the relay.
 struct Stage {

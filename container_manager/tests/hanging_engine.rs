@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde_json::{Value, json};
-use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+use udf_project::manifest::{MANIFEST_LABEL, Manifest};
 
 /// It hangs as long as there is a file `hangs` beside it. A container serves as the user of containers.
 const DOCKER: &str = r#"#!/usr/bin/env python3
@@ -23,7 +23,9 @@ record = folder + "/" + words[-1] + ".pid"
 def is_running():
     return os.path.exists(record)
 
-if words[:2] == ["image", "ls"]:
+if words[0] == "info":
+    print("{}")
+elif words[:2] == ["image", "ls"]:
     print(json.load(open(folder + "/image.json"))[0]["Id"])
 elif words[:2] == ["image", "inspect"]:
     print(open(folder + "/image.json").read())

@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use udf_protocol::batch::{BatchBuilder, ColumnBuilder};
-use udf_protocol::client::Client;
-use udf_protocol::control::{Lease, Request, Response, ask};
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Result};
+use udf_client::client::Client;
+use udf_client::control::{Lease, Request, Response, ask};
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_codec::batch::{BatchBuilder, ColumnBuilder};
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 const PROJECT: &str = "name = \"hostile\"\nversion = \"1.0\"\ntemplate = \"python\"\n[limits]\nmemory_mb = 256\npids = 64\n\
                        [[functions]]\nname = \"run\"\narguments = [\"text\"]\nreturns = \"text\"\n";
@@ -53,6 +53,11 @@ struct Stage {
 
 impl Stage {
     fn new(runtime: &str) -> Stage {
+        Stage::with(runtime, &[])
+    }
+
+    /// With a manager that is given these flags.
+    fn with(runtime: &str, flags: &[&str]) -> Stage {
         let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path(), open).unwrap();
@@ -60,7 +65,8 @@ impl Stage {
         let mut stage = Stage { folder, runtime: runtime.to_string(), daemon: None, client };
         stage.build(PROJECT);
         let mut daemon = stage.command(env!("CARGO_BIN_EXE_transshipd"));
-        daemon.args(["--segments-mb", "16", "--allow-user", "65532"]).stderr(Stdio::null());
+        let log = std::fs::File::create(stage.path("log")).unwrap();
+        daemon.args(["--segments-mb", "16", "--allow-user", "65532"]).args(flags).stderr(log);
         stage.daemon = Some(daemon.spawn().unwrap());
         let start = Instant::now();
         while UnixStream::connect(stage.path("m.sock")).is_err() {
@@ -311,6 +317,75 @@ fn a_container_finds_an_end_of_everything() {
     }
 }
 
+/// The project in a version that asks for a network.
+fn networked(version: &str) -> String {
+    PROJECT.replace("1.0", version).replace("[limits]", "[limits]\nnetwork = true")
+}
+
+#[test]
+fn a_network_is_the_operators_to_give() {
+    for engine in engines() {
+        let stage = Stage::new(&engine);
+        stage.build(&networked("1.1"));
+        let refused = stage.try_in("hostile:1.1", "found = 1").unwrap_err();
+        assert_eq!(refused.kind(), Kind::NotAllowed, "{refused:?}");
+        assert!(
+            refused.to_string().contains("asks for a network") && refused.to_string().contains("--network"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
+fn leases_are_logged_with_who_has_them() {
+    let stage = Stage::with("process", &["--log-leases"]);
+    assert_eq!(stage.finds("found = 1"), "1");
+    stage.client.release();
+    let who = format!("user {} pid {}", Uid::effective(), std::process::id());
+    let (image, start) = ("of image \"hostile:1.0\"", Instant::now());
+    loop {
+        let log = std::fs::read_to_string(stage.path("log")).unwrap();
+        let said = |what: &str| {
+            log.lines().any(|line| line.contains(&format!("{who} {what} replica ")) && line.ends_with(image))
+        };
+        if said("leases") && said("no longer leases") {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{log}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn containers_are_in_the_operators_control_group() {
+    for engine in engines() {
+        if engine != "docker" {
+            continue;
+        }
+        let stage = Stage::with(&engine, &["--cgroup-parent", "/transship-test"]);
+        assert_eq!(stage.finds("found = 1"), "1");
+        let lease = block_on(Lease::acquire(&stage.path("m.sock"), &stage.digest_of("hostile:1.0"))).unwrap();
+        let inspected = Command::new("docker")
+            .args(["inspect", "--format", "{{.HostConfig.CgroupParent}}", &lease.info.replica])
+            .output()
+            .unwrap();
+        assert_eq!(String::from_utf8_lossy(&inspected.stdout).trim(), "/transship-test");
+    }
+}
+
+#[test]
+fn builds_use_the_operators_base_images() {
+    for engine in engines() {
+        let stage = Stage::new(&engine);
+        let absent = format!("localhost:9/absent@sha256:{}", "0".repeat(64));
+        let mut build = stage.command(env!("CARGO_BIN_EXE_transship"));
+        build.env("TRANSSHIP_BASE_IMAGES", format!("debian:bookworm-slim={absent}"));
+        let failed = build.arg("build").arg(stage.path("project")).output().unwrap();
+        let said = String::from_utf8_lossy(&failed.stderr);
+        assert!(!failed.status.success() && said.contains("localhost:9/absent"), "{said}");
+    }
+}
+
 #[test]
 fn containers_with_a_network_do_not_reach_each_other() {
     for engine in engines() {
@@ -318,10 +393,9 @@ fn containers_with_a_network_do_not_reach_each_other() {
         if engine != "docker" {
             continue;
         }
-        let stage = Stage::new(&engine);
+        let stage = Stage::with(&engine, &["--network", "transship"]);
         for version in ["1.1", "1.2"] {
-            let project = PROJECT.replace("1.0", version).replace("[limits]", "[limits]\nnetwork = true");
-            stage.build(&project);
+            stage.build(&networked(version));
         }
         let listens = "import builtins; builtins.kept = socket.create_server(('', 0)); \
                        found = [socket.gethostbyname(socket.gethostname()), builtins.kept.getsockname()[1]]";
@@ -369,6 +443,9 @@ fn other_users_get_nowhere_by_names() {
         let sockets = socket.parent().unwrap();
         let segments = lease.info.segments.clone().unwrap();
         assert!(socket.exists() && segments.exists());
+        // Where the engine has user namespaces, a replica is no user of this host.
+        let is_shifted = runtime != "process" && std::env::var_os("TRANSSHIP_TEST_USERNS").is_some();
+        assert_eq!(lease.info.user == Some(65534), !is_shifted, "{:?}", lease.info.user);
         for (what, code) in [
             ("listing replicas", format!("found = attempt(os.listdir, {:?})", stage.path("r"))),
             ("listing sockets", format!("found = attempt(os.listdir, {sockets:?})")),
@@ -381,6 +458,17 @@ fn other_users_get_nowhere_by_names() {
             ),
             ("listing segments", format!("found = attempt(os.listdir, {segments:?})")),
             ("making a segment", format!("found = attempt(open, {:?}, 'w')", segments.join("0".repeat(32)))),
+            ("listing logs", format!("found = attempt(os.listdir, {:?})", stage.path("state/logs"))),
+            (
+                "reading a log",
+                format!(
+                    "found = attempt(open, {:?})",
+                    stage.path("state/replicas").join(&lease.info.replica).join("log")
+                ),
+            ),
+            ("listing images", format!("found = attempt(os.listdir, {:?})", stage.path("state/images"))),
+            ("the state folder's lock", format!("found = attempt(open, {:?})", stage.path("state/lock"))),
+            ("the run folder's lock", format!("found = attempt(open, {:?})", stage.path("r/lock"))),
             (
                 "the manager's descriptors",
                 format!("found = attempt(os.listdir, '/proc/{}/fd')", stage.daemon.as_ref().unwrap().id()),

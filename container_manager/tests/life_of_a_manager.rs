@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use udf_protocol::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::transport::Endpoint;
-use udf_protocol::{Kind, Result};
+use udf_client::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
+use udf_client::transport::connect;
+use udf_project::endpoint::Endpoint;
+use udf_types::transport_name::TransportName;
+use udf_types::{Kind, Result};
 
 const PROJECT: &str = r#"
 name = "life"
@@ -135,8 +136,9 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
 
 async fn answers(lease: &Lease) -> bool {
     let credentials = lease.credentials();
-    let says_hello =
-        async |endpoint: &str| Endpoint::parse(endpoint).unwrap().transport(&credentials).hello().await.is_ok();
+    let says_hello = async |endpoint: &str| {
+        connect::to_endpoint(&Endpoint::parse(endpoint).unwrap(), &credentials).hello().await.is_ok()
+    };
     says_hello(lease.info.endpoint(TransportName::Flight)).await && says_hello(&lease.info.json).await
 }
 
@@ -228,16 +230,19 @@ fn left_behind(stage: &Stage) -> Vec<PathBuf> {
 
 /// Has a replica end itself, as a crash would.
 async fn end_replica(lease: &Lease) {
-    use udf_protocol::transport::{Inbox, Outbox};
-    let transport =
-        Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap().transport(&lease.credentials());
+    use udf_client::inbox::Inbox;
+    use udf_client::outbox::Outbox;
+    let transport = connect::to_endpoint(
+        &Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap(),
+        &lease.credentials(),
+    );
     let signature = transport.signature("leave").await.unwrap();
-    let mut builder = udf_protocol::batch::BatchBuilder::new(&signature);
+    let mut builder = udf_codec::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();
     builder.finish_row();
     let (sender, mut outbox) = Outbox::new();
-    sender.send(builder.finish_batch()).unwrap();
-    let doorbell = udf_protocol::doorbell::Doorbell::new().unwrap();
+    sender.send(builder.finish_batch().into()).unwrap();
+    let doorbell = udf_client::doorbell::Doorbell::new().unwrap();
     let (inbox, _events, _room) = Inbox::new(doorbell.into());
     let error = transport.exchange(&signature, &mut outbox, &inbox).await.unwrap_err();
     assert!(error.is_retryable(), "{error}");

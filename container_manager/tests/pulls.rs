@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use udf_protocol::manifest::{MANIFEST_LABEL, Manifest};
+use udf_project::manifest::{MANIFEST_LABEL, Manifest};
 
 /// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`.
 const DOCKER: &str = r#"#!/usr/bin/python3 -IS

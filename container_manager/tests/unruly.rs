@@ -1,7 +1,7 @@
 //! Replicas that hang, burn processors, end again and again, and say too much; and users who ask for more than they may.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde_json::{Value, json};
-use udf_protocol::Kind;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::client::Client;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, Signature, Volatility};
-use udf_protocol::types::Type;
+use udf_client::client::Client;
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_codec::batch::BatchBuilder;
+use udf_types::Kind;
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
 
 /// A server over JSON that does as its handler says: `greet` gives the greeting, `call` answers a call.
 const SERVER: &str = r#"
@@ -182,7 +182,7 @@ impl Stage {
     }
 
     /// One call; its error.
-    fn call(&self, client: &Client, digest: &str, batch_timeout: Duration) -> udf_protocol::Error {
+    fn call(&self, client: &Client, digest: &str, batch_timeout: Duration) -> udf_types::Error {
         let signature = Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8);
         let call = Call {
             target: Target::Image { manager: self.path("m.sock"), digest: digest.to_string() },
@@ -343,7 +343,7 @@ fn a_session_leases_again_after_the_manager_was_restarted() {
     stage.start(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let lease = udf_protocol::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
+        let lease = udf_client::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!lease.is_lost());
         stage.end(Signal::SIGKILL);
@@ -426,6 +426,40 @@ fn the_log_of_a_replica_outlives_it_and_is_bounded() {
     assert!(log.starts_with('x') && log.len() <= 70_000, "{} bytes", log.len());
     // Nothing is left of those that ended but their logs.
     assert_eq!(fs::read_dir(stage.path("state/replicas")).unwrap().count(), 1);
+}
+
+#[test]
+fn replicas_that_take_no_connections_delay_nothing() {
+    let mut stage = Stage::new();
+    // Once leased, it accepts nothing more, and its queue fills.
+    let deaf = "import threading, time\ndef stop():\n    time.sleep(2)\n    threading.Thread(target=hold).start()\ndef hold():\n    import gc, socketserver, socket\n    for it in gc.get_objects():\n        if isinstance(it, socketserver.BaseServer):\n            it.get_request = lambda: time.sleep(3600)\n    for _ in range(200):\n        knock = socket.socket(socket.AF_UNIX)\n        knock.setblocking(False)\n        try:\n            knock.connect(directory + '/http.sock')\n        except OSError:\n            break\n        held.append(knock)\nheld = []\nimport os\ndirectory = os.environ['TRANSSHIP_SOCKET_DIR']\nthreading.Thread(target=stop).start()\n";
+    let digest = stage.build("deaf", "replicas = 6", deaf);
+    let other = stage.build("other", "", "");
+    stage.start(&["--idle-timeout-s", "3", "--silent-timeout-s", "60"]);
+    let held: Vec<_> = (0..6).map(|_| stage.lease(&digest)).collect();
+    assert!(held.iter().all(|(_, lease)| lease["response"] == "lease"));
+    let (connection, lease) = stage.lease(&other);
+    std::thread::sleep(Duration::from_secs(4));
+    drop((held, connection));
+    let start = Instant::now();
+    wait_until("the idle one is stopped", || stage.state_of(&lease["replica"]).is_none());
+    assert!(start.elapsed() < Duration::from_secs(9), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_log_does_not_command_the_terminal() {
+    let mut stage = Stage::new();
+    let digest = stage.build("coloured", "", "print('\\x1b]0;owned\\x07', flush=True)\n");
+    stage.start(&[]);
+    let (_connection, lease) = stage.lease(&digest);
+    let name = lease["replica"].as_str().unwrap();
+    // Whoever reads it with a program gets what was written.
+    assert!(stage.transship(&["logs", name]).unwrap().contains("\x1b]0;owned\x07"));
+    let mut terminal = stage.command("/usr/bin/python3");
+    terminal.args(["-c", "import pty, sys; pty.spawn(sys.argv[1:])", env!("CARGO_BIN_EXE_transship"), "logs", name]);
+    let shown = terminal.stdin(Stdio::null()).output().unwrap().stdout;
+    let shown = String::from_utf8_lossy(&shown);
+    assert!(shown.contains("\\u{1b}]0;owned\\u{7}") && !shown.contains('\x1b'), "{shown:?}");
 }
 
 #[test]
@@ -526,6 +560,57 @@ fn an_engine_may_do_what_an_engine_needs() {
     let answers = ask_as(12_346, &socket, &requests);
     assert!(answers[1]["text"].as_str().unwrap().contains("secret talk"), "{answers:?}");
     assert_eq!((&answers[0]["response"], &answers[2]["images"]), (&json!("image"), &json!([])));
+}
+
+#[test]
+fn requests_without_an_end_do_not_fill_the_manager() {
+    let mut stage = Stage::new();
+    stage.start(&[]);
+    let mut held = Vec::new();
+    for _ in 0..40 {
+        let mut stream = UnixStream::connect(stage.path("m.sock")).unwrap();
+        stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+        // The manager may take only a part of it.
+        let _ = stream.write_all(&vec![b'x'; 8_000_000]);
+        held.push(stream);
+    }
+    assert!(stage.peak_mb() < 100, "{} MB", stage.peak_mb());
+    assert_eq!(stage.ask(&json!({"request": "ping"}))["response"], "pong");
+    // A short one has no more time.
+    let mut short = UnixStream::connect(stage.path("m.sock")).unwrap();
+    short.write_all(b"{").unwrap();
+    for mut stream in [short, held.remove(0)] {
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let ended = stream.read(&mut [0; 16]);
+        let is_reset = |cause: &std::io::Error| cause.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(matches!(&ended, Ok(0)) || ended.as_ref().is_err_and(is_reset), "{ended:?}");
+    }
+    // One that has not begun has all the time, and a long one takes its turn.
+    let mut idle = stage.connect();
+    drop(held);
+    std::thread::sleep(Duration::from_secs(12));
+    let long = json!({"request": "resolve", "image": "x".repeat(1 << 20)});
+    assert_eq!(idle.ask(&long)["kind"], "invalid_definition");
+    assert_eq!(idle.ask(&json!({"request": "ping"}))["response"], "pong");
+}
+
+#[test]
+fn an_engine_starts_nothing_by_naming_what_it_may_not_use() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let mut stage = Stage::new();
+    stage.start(&["--allow-user", "12345", "--allow-images", "good:*"]);
+    // The manager does not know it yet.
+    let digest = stage.build("secret", "prewarm = 1", "");
+    let requests = ["secret:1", &digest].map(|image| json!({"request": "resolve", "image": image}));
+    for answer in ask_as(12_345, &stage.path("m.sock"), &requests) {
+        assert_eq!(answer["kind"], "not_allowed", "{answer}");
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(stage.replicas(), []);
+    assert_eq!(stage.ask(&requests[0])["response"], "image");
+    wait_until("one is kept warm for an operator", || !stage.replicas().is_empty());
 }
 
 #[test]

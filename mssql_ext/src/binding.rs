@@ -4,9 +4,9 @@
 //! are left are fed by the input columns. An OUTPUT parameter takes the last row's value of the result column that is
 //! named like it, or of the only one.
 
-use udf_protocol::signature::{FunctionKind, Signature};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::signature::{FunctionKind, Signature};
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use crate::columns::{SqlType, from_arrow, to_arrow};
 use crate::script::{Bind, Script};
@@ -300,7 +300,7 @@ fn invalid(message: String) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udf_protocol::signature::Argument;
+    use udf_types::signature::Argument;
 
     fn signature(arguments: &str, result: &str) -> Signature {
         let Ok(Type::Composite(parts)) = Type::from_name(&format!("({arguments})")) else { panic!("{arguments}") };

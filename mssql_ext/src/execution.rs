@@ -3,20 +3,20 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, new_null_array};
 use arrow_select::take::take;
-use udf_protocol::batch::CallBatch;
-use udf_protocol::client::Client;
-use udf_protocol::exchange::{Exchange, MapEvent};
-use udf_protocol::host::PlainHost;
-use udf_protocol::pace::{Measured, Pace};
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::transport::Reply;
-use udf_protocol::{Error, Kind};
+use udf_client::client::Client;
+use udf_client::driver::{Driver, Hosted};
+use udf_client::exchange::MapEvent;
+use udf_client::host::PlainHost;
+use udf_client::inbox::Reply;
+use udf_client::pace::Pace;
+use udf_codec::batch::CallBatch;
+use udf_types::signature::FunctionKind;
+use udf_types::{Error, Kind};
 
 use crate::binding::Parameter;
 use crate::columns::Misfit;
@@ -32,8 +32,7 @@ use crate::telemetry::{Telemetry, thread_time};
 pub struct Execution<'a> {
     // for the call
     ready: &'a Ready,
-    exchange: Exchange,
-    pace: &'a mut Pace,
+    driver: Driver<Hosted<PlainHost>>,
     rows: usize,
     rows_before: u64,
     feed: Feed<'a>,
@@ -52,9 +51,6 @@ pub struct Execution<'a> {
 /// A batch whose answer is awaited.
 struct Sent {
     rows: Range<usize>,
-    /// Size of what was sent.
-    bytes: usize,
-    at: Instant,
     /// Of a strict function: which of the rows were sent, counted from the first. None if all were.
     kept: Option<Vec<u32>>,
 }
@@ -82,7 +78,7 @@ impl<'a> Execution<'a> {
     pub fn new(
         ready: &'a Ready,
         client: &Client,
-        pace: &'a mut Pace,
+        pace: Pace,
         parameters: &[Option<Parameter>],
         inputs: &[RawColumn<'a>],
         rows: usize,
@@ -93,8 +89,7 @@ impl<'a> Execution<'a> {
         let is_scalar = ready.call.signature.kind == FunctionKind::Scalar;
         Ok(Execution {
             ready,
-            exchange: client.open(ready.call.clone()),
-            pace,
+            driver: Driver::of_lane(pace, Hosted { exchange: client.open(ready.call.clone()), host: PlainHost }),
             rows,
             rows_before,
             feed: Feed::new(ready, parameters, inputs)?,
@@ -108,70 +103,54 @@ impl<'a> Execution<'a> {
         })
     }
 
-    /// Calls the function for all rows: the results, and the last row of them.
-    pub fn run(mut self) -> std::result::Result<(Results, Option<ArrayRef>), Failure> {
-        match self.ready.call.signature.kind {
-            FunctionKind::Map => self.run_map()?,
-            _ => self.run_calls()?,
-        }
-        Ok((self.results, self.last))
+    /// Calls the function for all rows: the results, the last row of them, and the pace for the next rows.
+    pub fn run(mut self) -> std::result::Result<(Results, Option<ArrayRef>, Pace), Failure> {
+        let outcome = match self.ready.call.signature.kind {
+            FunctionKind::Map => self.run_map(),
+            _ => self.run_calls(),
+        };
+        let totals = self.driver.totals();
+        self.telemetry.wait += totals.waited;
+        self.telemetry.bytes_sent += totals.bytes_sent;
+        self.telemetry.bytes_received += totals.bytes_received;
+        self.telemetry.function_us = self.telemetry.function_us.saturating_add(totals.compute_us);
+        outcome?;
+        Ok((self.results, self.last, *self.driver.pace()))
     }
 
     /// Scalar and table functions: every batch has its answer.
     fn run_calls(&mut self) -> std::result::Result<(), Failure> {
         loop {
-            while self.next_row < self.rows && self.may_send() {
+            while self.next_row < self.rows && self.driver.may_send() {
                 self.send_batch()?;
             }
             let Some(sent) = self.sent.pop_front() else { return Ok(()) };
             if sent.is_answered_by_nobody() {
                 self.add_answer(&sent, None)?;
+                self.driver.retire();
                 continue;
             }
-            let (mut compute_us, mut reply_bytes, mut waited) = (0, 0_usize, Duration::ZERO);
-            loop {
-                let start = Instant::now();
-                let outcome = self.exchange.receive(&PlainHost);
-                waited += start.elapsed();
-                let reply = outcome.map_err(|error| self.blame(error, Some(&sent)))?;
-                let is_last = reply.is_last;
-                compute_us = u64::saturating_add(compute_us, reply.compute_us);
-                reply_bytes = reply_bytes.saturating_add(reply.bytes_needed);
-                self.count(&reply);
+            while let Some(reply) = self.driver.receive(0).map_err(|error| self.blame(error, Some(&sent)))? {
                 self.add_answer(&sent, Some(reply))?;
-                if is_last {
-                    break;
-                }
             }
-            self.telemetry.wait += waited;
-            let compute = Duration::from_micros(compute_us);
-            let (rows, latency) = (sent.count(), sent.at.elapsed());
-            self.pace.note_answered(&Measured { rows, reply_bytes, compute, latency, waited });
+            self.driver.retire();
         }
-    }
-
-    fn may_send(&self) -> bool {
-        self.pace.may_send(self.sent.len(), self.sent.iter().map(|sent| sent.bytes).sum())
     }
 
     /// Map functions: results come when they come.
     fn run_map(&mut self) -> std::result::Result<(), Failure> {
         loop {
-            while self.next_row < self.rows && self.exchange.untaken() < Pace::FIRST_WINDOW {
+            while self.next_row < self.rows && self.driver.may_feed() {
                 self.send_batch()?;
             }
             if self.next_row == self.rows {
-                self.exchange.close();
+                self.driver.end_feed();
             }
             // Nobody awaits a batch's own answer.
             self.sent.clear();
-            let start = Instant::now();
-            let outcome = self.exchange.receive_from_map(&PlainHost);
-            self.telemetry.wait += start.elapsed();
-            match outcome.map_err(|error| self.blame(error, None))? {
+            match self.driver.receive_from_map().map_err(|error| self.blame(error, None))? {
                 MapEvent::Taken => {}
                 MapEvent::Results(reply) => {
-                    self.count(&reply);
                     let results = reply.columns.column(0).clone();
                     self.add(&results).map_err(|misfit| self.misfit(&misfit, None))?;
                 }
@@ -182,8 +161,8 @@ impl<'a> Execution<'a> {
 
     fn send_batch(&mut self) -> std::result::Result<(), Failure> {
         let start = thread_time();
-        let bounds = (self.pace.rows(), self.pace.bytes());
-        let takes_constants = self.exchange.takes_constants();
+        let bounds = (self.driver.pace().rows(), self.driver.pace().bytes());
+        let takes_constants = self.driver.lane(0).is_some_and(|lane| lane.exchange.takes_constants());
         let count = self.feed.batch_rows(self.next_row, self.rows, bounds, takes_constants);
         let rows = self.next_row..self.next_row + count;
         let mut arguments = self.feed.read(rows.clone()).map_err(|misfit| {
@@ -204,16 +183,23 @@ impl<'a> Execution<'a> {
             kept = Some(rows);
         }
         let bytes = arguments.iter().map(|argument| argument.get_buffer_memory_size()).sum();
-        let sent = Sent { rows, kept, bytes, at: Instant::now() };
+        let sent = Sent { rows, kept };
+        let is_map = self.ready.call.signature.kind == FunctionKind::Map;
         if !sent.is_answered_by_nobody() {
             let options = RecordBatchOptions::new().with_row_count(Some(sent.count()));
             let schema = constants.schema_of_others(&self.ready.call.signature.call_schema());
             let columns = RecordBatch::try_new_with_options(Arc::new(schema), arguments, &options)
                 .expect("each argument was read as its type");
-            self.exchange.send(CallBatch { constants, ..CallBatch::new(self.next_number, columns) });
+            let batch = CallBatch { constants, ..CallBatch::new(self.next_number, columns) };
+            match is_map {
+                true => self.driver.feed(batch),
+                false => self.driver.send(0, batch),
+            }
             self.next_number += 1;
-            self.pace.note_sent();
             self.telemetry.batches += 1;
+        }
+        if !is_map {
+            self.driver.finish_batch(bytes);
         }
         self.telemetry.rows += count as u64;
         self.telemetry.convert_in += thread_time() - start;
@@ -258,12 +244,6 @@ impl<'a> Execution<'a> {
             self.last = Some(results.slice(results.len() - 1, 1));
         }
         Ok(())
-    }
-
-    fn count(&mut self, reply: &Reply) {
-        self.telemetry.bytes_sent += reply.bytes_sent as u64;
-        self.telemetry.bytes_received += reply.bytes_received as u64;
-        self.telemetry.function_us = self.telemetry.function_us.saturating_add(reply.compute_us);
     }
 
     fn misfit(&self, misfit: &Misfit, row: Option<usize>) -> Failure {

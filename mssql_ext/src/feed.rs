@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use arrow_array::{Array, ArrayRef};
-use udf_protocol::constants::Constants;
-use udf_protocol::{Error, Kind};
+use udf_codec::constants::Constants;
+use udf_types::{Error, Kind};
 
 use crate::binding::{Parameter, Source};
 use crate::columns::Misfit;

@@ -2,14 +2,15 @@
 
 use std::time::Duration;
 
-use udf_protocol::client::Client;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::FunctionEntry;
-use udf_protocol::signature::{Signature, Volatility};
-use udf_protocol::transport::Credentials;
-use udf_protocol::{Error, Kind, Result, allow_list};
+use udf_client::client::Client;
+use udf_client::control::ImageInfo;
+use udf_client::dispatch::{Call, Target};
+use udf_client::host::PlainHost;
+use udf_client::transport::credentials::Credentials;
+use udf_project::allow_list;
+use udf_project::manifest::FunctionEntry;
+use udf_types::signature::{Signature, Volatility};
+use udf_types::{Advice, Error, Kind, Result};
 
 use crate::library;
 use crate::process::Process;
@@ -68,8 +69,11 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
         });
     }
     let image = find_image(process, client, script)?;
-    let place =
-        if body.source.is_some() { "the inline source".to_string() } else { format!("image \"{}\"", script.place()) };
+    let place = if body.source.is_some() {
+        "the inline source".to_string()
+    } else {
+        format!("image \"{}\"", script.places().join(","))
+    };
     let entry = find_entry(&image, body.function.as_deref(), &place)?;
     let signature = entry.signature()?.ok_or_else(|| {
         Error::invalid_definition(format!("{place} does not say the signature of function \"{}\"", entry.name))
@@ -119,13 +123,12 @@ fn find_entry<'a>(image: &'a ImageInfo, name: Option<&str>, place: &str) -> Resu
 
 fn check_allowed(process: &Process, script: &Script) -> Result<()> {
     // A library's image comes from its installation, not from the script.
-    let (place, digest) = match &script.keys.library {
-        Some(library) => (format!("library:{library}"), None),
-        None => (script.place(), script.body.digest.as_deref()),
+    let (places, digest) = match &script.keys.library {
+        Some(library) => (vec![format!("library:{library}")], None),
+        None => (script.places(), script.body.digest.as_deref()),
     };
-    if allow_list::allows(&process.settings.allowed, &place, digest) {
-        return Ok(());
-    }
+    let refused = places.iter().find(|place| !allow_list::allows(&process.settings.allowed, place, digest));
+    let Some(place) = refused else { return Ok(()) };
     Err(Error::new(Kind::NotAllowed, format!("\"{place}\" is not allowed in this external language")).with_hint(
         "Scripts may name what the setting \"allowed\" of the external language lists, which its owner changes: \
              PARAMETERS = N'allowed=flights:*, inline:python', for example.",
@@ -134,13 +137,17 @@ fn check_allowed(process: &Process, script: &Script) -> Result<()> {
 
 /// Says what usually keeps SQL Server's scripts from what they cannot reach.
 pub fn add_advice(error: Error) -> Error {
-    let hint = match error.kind() {
-        Kind::Timeout => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
-        Kind::Unreachable => UNREACHABLE_HINT,
-        Kind::OutOfMemory => {
+    let hint = match (error.kind(), error.advice()) {
+        (Kind::Timeout, _) => "Raise timeout_ms in the script, or the external language's setting batch_timeout_ms.",
+        (Kind::Unreachable, _) => UNREACHABLE_HINT,
+        (Kind::OutOfMemory, _) => {
             "Raise the external language's setting max_reply_size, or lower batch_rows so that a reply answers fewer rows."
         }
-        _ => return error,
+        (_, Some(Advice::BatchRows)) => "Lower the external language's setting batch_rows.",
+        (_, Some(Advice::Flight)) => "Set transport = \"flight\" in the script, if its server offers Flight.",
+        (_, Some(Advice::ServerDialect)) => "Name the server's address with the key \"endpoint\".",
+        (_, Some(Advice::Token | Advice::PlaintextSecrets)) => "Scripts have no secrets for servers.",
+        (_, Some(Advice::Manager | Advice::BatchTimeout | Advice::ReplySize) | None) => return error,
     };
     error.with_hint(hint)
 }

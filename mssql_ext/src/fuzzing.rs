@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use arrow_array::{Array, ArrayRef};
-use udf_protocol::types::Type;
+use udf_types::types::Type;
 
 use crate::abi::{SQL_NULL_DATA, code};
 use crate::columns::SqlType;
@@ -40,7 +40,7 @@ const MOST_BYTES: usize = 1 << 20;
 pub fn script(text: &str) {
     let digest = format!("sha256:{}", "0".repeat(64));
     if let Ok(script) = Script::parse(text, |name| Ok((format!("{name}:1"), digest))) {
-        let _ = script.place();
+        let _ = script.places();
     }
     for line in text.lines() {
         if let Ok(sql) = SqlType::parse(line) {

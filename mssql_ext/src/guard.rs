@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 use crate::abi::{LogXEvent, SQL_ERROR, SQL_SUCCESS, SqlGuid, SqlReturn};
 use crate::report;

@@ -39,7 +39,7 @@ use process::{Process, with_session};
 use script::Script;
 use session::Session;
 use settings::Settings;
-use udf_protocol::{Error, Result};
+use udf_types::{Error, Result};
 
 /// Which version of the interface the extension speaks.
 #[unsafe(no_mangle)]

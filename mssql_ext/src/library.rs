@@ -14,11 +14,11 @@ use nix::fcntl::{AT_FDCWD, Flock, FlockArg, RenameFlags, renameat2};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use udf_protocol::client::Client;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::host::PlainHost;
-use udf_protocol::manifest::Manifest;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::client::Client;
+use udf_client::control::ImageInfo;
+use udf_client::host::PlainHost;
+use udf_project::manifest::Manifest;
+use udf_types::{Error, Kind, Result};
 use zip::ZipArchive;
 use zip::result::ZipError;
 

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use udf_protocol::Result;
+use udf_types::Result;
 
 use crate::abi::SqlGuid;
 use crate::guard::broken;
@@ -57,7 +57,7 @@ pub fn add_session(key: SessionKey, session: Session) -> Result<()> {
 }
 
 /// Works on a session.
-pub fn with_session<T, E: From<udf_protocol::Error>>(
+pub fn with_session<T, E: From<udf_types::Error>>(
     key: SessionKey,
     work: impl FnOnce(&mut Session) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicPtr;
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, BooleanArray};
 use arrow_select::nullif::nullif;
-use udf_protocol::types::Type;
+use udf_types::types::Type;
 
 use crate::abi::SQL_NULLABLE;
 use crate::binding::ResultColumn;

@@ -2,9 +2,9 @@
 //! neither its arguments nor its results.
 
 use serde::Deserialize;
-use udf_protocol::manifest::{FunctionBody, FunctionEntry};
-use udf_protocol::signature::{FunctionKind, Volatility};
-use udf_protocol::{Error, Result};
+use udf_project::manifest::{FunctionBody, FunctionEntry};
+use udf_types::signature::{FunctionKind, Volatility};
+use udf_types::{Error, Result};
 
 use crate::columns::SqlType;
 
@@ -122,12 +122,15 @@ impl Script {
         }
     }
 
-    /// What settings call the place that answers: an image's name, `inline:TEMPLATE`, or `endpoint:ADDRESS`.
-    pub fn place(&self) -> String {
+    /// What settings call the place that answers: an image's name or `inline:TEMPLATE`, or `endpoint:ADDRESS` for each of the
+    /// servers that take turns.
+    pub fn places(&self) -> Vec<String> {
         match (&self.body.image, &self.body.endpoint, &self.body.template) {
-            (Some(image), ..) => image.clone(),
-            (_, Some(endpoint), _) => format!("endpoint:{endpoint}"),
-            (.., template) => format!("inline:{}", template.as_deref().unwrap_or_default()),
+            (Some(image), ..) => vec![image.clone()],
+            (_, Some(endpoint), _) => {
+                endpoint.split(',').map(|address| format!("endpoint:{}", address.trim())).collect()
+            }
+            (.., template) => vec![format!("inline:{}", template.as_deref().unwrap_or_default())],
         }
     }
 }
@@ -151,7 +154,7 @@ mod tests {
         assert_eq!(script.body.image.as_deref(), Some("flights:1.0"));
         assert_eq!((script.body.max_batch_rows, script.keys.bind), (Some(7), Bind::Name));
         assert_eq!(script.result_columns, [SqlType::Decimal { precision: 9, scale: 2 }]);
-        assert_eq!(script.place(), "flights:1.0");
+        assert_eq!(script.places(), ["flights:1.0"]);
     }
 
     #[test]
@@ -164,7 +167,7 @@ mod tests {
     #[test]
     fn libraries_stand_for_their_images() {
         let script = parse("library = 'mine'\nfunction = 'f'").unwrap();
-        assert_eq!(script.place(), "transship-library/mine:1");
+        assert_eq!(script.places(), ["transship-library/mine:1"]);
         assert!(script.body.digest.is_some());
         assert!(parse("library = 'mine'\nimage = 'x'").is_err());
     }
@@ -177,11 +180,17 @@ mod tests {
                 .unwrap();
         let entry = script.inline_entry();
         assert_eq!((entry.name.as_str(), entry.kind), ("f", FunctionKind::Table));
-        assert_eq!(script.place(), "inline:python");
+        assert_eq!(script.places(), ["inline:python"]);
         assert!(parse(source).unwrap_err().message().contains("function"));
         assert!(
             parse(&format!("{source}function = 'f'\nreturns = 'flaot8'")).unwrap_err().message().contains("flaot8")
         );
+    }
+
+    #[test]
+    fn each_address_is_a_place() {
+        let script = parse("endpoint = 'http://a:1, http://b:2/f'\nfunction = 'f'").unwrap();
+        assert_eq!(script.places(), ["endpoint:http://a:1", "endpoint:http://b:2/f"]);
     }
 
     #[test]

@@ -16,10 +16,10 @@
 use std::sync::Arc;
 
 use arrow_array::ArrayRef;
-use udf_protocol::client::Client;
-use udf_protocol::dispatch::Call;
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::client::Client;
+use udf_client::dispatch::Call;
+use udf_client::pace::Pace;
+use udf_types::{Error, Kind, Result};
 
 use crate::binding::{Binding, InputColumn, Parameter};
 use crate::columns::SqlType;
@@ -159,7 +159,7 @@ impl Session {
         self.executions += 1;
         self.telemetry.executions += 1;
         let client = self.client.as_ref().expect("a session that is ready has a client");
-        let pace = self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
+        let pace = *self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
         let execution = Execution::new(
             &ready,
             client,
@@ -170,7 +170,8 @@ impl Session {
             self.rows_before,
             &mut self.telemetry,
         )?;
-        let (mut results, last) = execution.run()?;
+        let (mut results, last, pace) = execution.run()?;
+        self.pace = Some(pace);
         results.finish();
         self.telemetry.result_rows += results.rows() as u64;
         self.rows_before += rows as u64;

@@ -7,10 +7,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use udf_protocol::manifest::TransportName;
-use udf_protocol::pace::{Bounds, Pace};
-use udf_protocol::transport::DEFAULT_REPLY_BYTES;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::budget::DEFAULT_REPLY_BYTES;
+use udf_client::pace::{Bounds, Pace};
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 /// The extension's settings.
 #[derive(Debug, Clone, PartialEq)]

@@ -104,6 +104,15 @@ def test_nothing_is_allowed_that_is_not_listed(call):
         assert "is not allowed in this external language" in run.err and "PARAMETERS = N'allowed=" in run.err, run.err
 
 
+def test_each_address_of_an_endpoint_is_looked_at(call):
+    allowed = {"TRANSSHIP_ALLOWED": "endpoint:http://127.0.0.1:1*"}
+    for endpoint in ["http://127.0.0.1:1,http://127.0.0.2:2", "http://127.0.0.1:1, http://127.0.0.2:2"]:
+        run = call(f'endpoint = "{endpoint}" function = "f"', columns="x bigint", rows=["1"], env=allowed)
+        assert '"endpoint:http://127.0.0.2:2" is not allowed' in run.err, run.err
+    run = call('endpoint = "http://127.0.0.1:1, http://127.0.0.1:1" function = "f"', columns="x bigint", rows=["1"], env=allowed)
+    assert "is not allowed" not in run.err and "could not reach" in run.err, run.err
+
+
 def test_text_of_another_code_page_is_refused_with_advice(call):
     run = call('image = "regress:1.0" function = "pass_text"', "--flip", "8", columns="v varchar(10)", rows=["'a'", "'Grüße'"])
     assert "The text is not UTF-8" in run.err and "cast the column to nvarchar" in run.err and "row 2" in run.err

@@ -9,13 +9,14 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef};
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
-use udf_protocol::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind};
+use udf_client::driver::Driver;
+use udf_codec::batch::{AggregateStep, BatchBuilder, ColumnBuilder};
+use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
@@ -46,8 +47,7 @@ struct Groups {
     finish: Rc<Function>,
     /// How many FINALFUNCs ask for each group's result: PostgreSQL keeps one state for aggregates that differ in nothing else.
     finishes: usize,
-    stream: Stream,
-    window: usize,
+    driver: Driver<Stream>,
 
     // for the groups
     next_number: i64,
@@ -62,7 +62,6 @@ struct Groups {
     // for the batch
     builder: BatchBuilder,
     step: AggregateStep,
-    pace: Pace,
 }
 
 /// A group's result or state that is there.
@@ -252,8 +251,10 @@ impl Groups {
         let builder = BatchBuilder::new(&call.signature);
         Groups {
             finishes,
-            stream: Stream::open(accumulate_oid, call),
-            window: settings::batch_window(),
+            driver: Driver::of_lane(
+                settings::pace(accumulate.max_batch_rows(), false),
+                Stream::open(accumulate_oid, call),
+            ),
             next_number: 0,
             open: BTreeSet::new(),
             ready: HashMap::new(),
@@ -262,7 +263,6 @@ impl Groups {
             forgotten: Vec::new(),
             builder,
             step: AggregateStep::Accumulate,
-            pace: settings::pace(accumulate.max_batch_rows(), false),
             accumulate,
             finish,
         }
@@ -320,9 +320,8 @@ impl Groups {
 
     fn end_row(&mut self) {
         self.builder.finish_row();
-        if self.pace.is_full(self.builder.rows(), self.builder.bytes()) {
+        if self.driver.pace().is_full(self.builder.rows(), self.builder.bytes()) {
             self.flush();
-            self.pace.note_sent();
         }
     }
 
@@ -331,18 +330,26 @@ impl Groups {
         if self.builder.rows() == 0 {
             return;
         }
-        while self.stream.in_flight() >= self.window {
+        while !self.driver.may_send() {
             self.receive();
         }
+        let bytes = self.builder.bytes();
         let mut batch = self.builder.finish_batch();
         batch.step = Some(self.step);
-        self.stream.send(batch);
+        self.driver.send(0, batch);
+        match self.step {
+            AggregateStep::Accumulate | AggregateStep::Merge => self.driver.finish_batch(bytes),
+            // What a group's result takes says nothing about rows.
+            AggregateStep::State | AggregateStep::Finish | AggregateStep::Forget => self.driver.finish_unlike_batch(),
+        }
     }
 
-    fn receive(&mut self) -> udf_protocol::transport::Reply {
-        self.stream.receive().unwrap_or_else(|error| {
+    fn receive(&mut self) -> udf_client::inbox::Reply {
+        let received = self.driver.receive(0).unwrap_or_else(|error| {
             report::raise_error(&error, Some(format!("container function \"{}\"", self.accumulate.name)))
-        })
+        });
+        self.driver.retire();
+        received.expect("a batch is out")
     }
 
     /// A group's result, as one of `finish`, which may be another FINALFUNC than the one that the exchange was opened for.
@@ -406,7 +413,7 @@ impl Groups {
             self.builder.finish_row();
         }
         self.flush();
-        while self.stream.in_flight() > 1 {
+        while self.driver.out() > 1 {
             self.receive();
         }
         let reply = self.receive();
@@ -416,7 +423,9 @@ impl Groups {
             self.ready.insert(number, Ready { column: column.clone(), row, bytes, uses: self.finishes });
             self.ready_bytes += bytes;
         }
-        self.results_per_batch = match reply.bytes_needed > settings::reply_bytes() / 2 {
+        let time = settings::batch_time();
+        let is_slow = !time.is_zero() && Duration::from_micros(reply.compute_us) > time / 2;
+        self.results_per_batch = match is_slow || reply.bytes_needed > settings::reply_bytes() / 2 {
             true => (self.results_per_batch / 2).max(1),
             false => (self.results_per_batch * 2).min(self.accumulate.max_batch_rows()),
         };

@@ -3,9 +3,10 @@
 use std::cell::OnceCell;
 
 use pgrx::pg_sys;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::FunctionBody;
-use udf_protocol::{Error, Kind, Result, allow_list};
+use udf_client::control::ImageInfo;
+use udf_project::allow_list;
+use udf_project::manifest::FunctionBody;
+use udf_types::{Error, Kind, Result};
 
 use crate::host::Backend;
 use crate::pg::{catalog, configuration};

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pgrx::pg_sys;
-use udf_protocol::dispatch::{Call, Target};
-use udf_protocol::manifest::{FunctionBody, FunctionEntry, TransportName};
-use udf_protocol::signature::{Argument, FunctionKind, Signature, Volatility};
-use udf_protocol::transport::{Credentials, Remote};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::dispatch::{Call, Target};
+use udf_client::transport::credentials::Credentials;
+use udf_project::manifest::{FunctionBody, FunctionEntry};
+use udf_project::remote::Remote;
+use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
@@ -418,7 +420,7 @@ impl Function {
     }
 
     /// The image: the pinned one, or the one that the name stands for now, or the one built from inline code.
-    fn image(&self) -> Result<udf_protocol::control::ImageInfo> {
+    fn image(&self) -> Result<udf_client::control::ImageInfo> {
         let client = session::client();
         let manager = settings::manager_socket();
         let wanted = self.body.digest.as_ref().or(self.body.image.as_ref());

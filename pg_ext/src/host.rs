@@ -4,8 +4,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use pgrx::pg_sys;
-use udf_protocol::Result;
-use udf_protocol::host::Host;
+use udf_client::host::Host;
+use udf_types::Result;
 
 /// A backend.
 #[derive(Debug, Clone, Copy)]

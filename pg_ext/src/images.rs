@@ -2,9 +2,10 @@
 
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
-use udf_protocol::control::{ImageInfo, Request, Response};
-use udf_protocol::manifest::FunctionBody;
-use udf_protocol::{Error, Kind, ddl};
+use udf_client::control::{ImageInfo, Request, Response};
+use udf_project::ddl;
+use udf_project::manifest::FunctionBody;
+use udf_types::{Error, Kind};
 
 use crate::host::Backend;
 use crate::pg::{catalog, text};

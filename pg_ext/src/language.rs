@@ -2,9 +2,9 @@
 
 use pgrx::{pg_guard, pg_sys};
 
-use udf_protocol::manifest::FunctionBody;
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::{Error, Kind};
+use udf_project::manifest::FunctionBody;
+use udf_types::signature::FunctionKind;
+use udf_types::{Error, Kind};
 
 use crate::function::{Function, Role};
 use crate::pg::catalog;
@@ -89,5 +89,5 @@ fn warn_of_calls(function: &Function, digest: Option<&str>) {
     let message = format!("calls of function \"{}\" will be refused", function.name);
     let warning = Error::new(Kind::NotAllowed, message);
     let warning = refusal.detail().into_iter().fold(warning, |warning, detail| warning.with_detail(detail));
-    report::warn(&refusal.hint().into_iter().fold(warning, |warning, hint| warning.with_hint(hint)));
+    report::warn(&report::hint_of(&refusal).into_iter().fold(warning, |warning, hint| warning.with_hint(hint)));
 }

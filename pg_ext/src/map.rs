@@ -4,10 +4,10 @@
 //! results go to a tuplestore.
 
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::exchange::MapEvent;
-use udf_protocol::pace::Pace;
-use udf_protocol::{Error, Kind};
+use udf_client::driver::Driver;
+use udf_client::exchange::MapEvent;
+use udf_codec::batch::BatchBuilder;
+use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::{SqlType, to_arrow};
@@ -30,16 +30,17 @@ pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys:
         let mut results = ResultSet::new(fcinfo, &function.result);
         let query = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let mut rows = Rows::open(query, &function);
-        let mut stream = Stream::open(oid, report::unwrap(function.call(catalog::current_user())));
+        let stream = Stream::open(oid, report::unwrap(function.call(catalog::current_user())));
+        let mut driver = Driver::of_lane(settings::pace(function.max_batch_rows(), false), stream);
         let mut is_done = false;
         loop {
-            while !is_done && stream.untaken() < settings::batch_window() {
-                is_done = !rows.send_batch(&mut stream);
+            while !is_done && driver.may_feed() {
+                is_done = !rows.send_batch(&mut driver);
                 if is_done {
-                    stream.close();
+                    driver.end_feed();
                 }
             }
-            match stream.receive_from_map() {
+            match driver.receive_from_map() {
                 Ok(MapEvent::Taken) => {}
                 Ok(MapEvent::Results(reply)) => {
                     let reader = ResultReader::new(&function, reply.columns.column(0).clone());
@@ -102,7 +103,6 @@ struct Rows {
     portal: pg_sys::Portal,
     columns: Vec<SqlType>,
     builder: BatchBuilder,
-    pace: Pace,
     values_context: OwnedContext,
 }
 
@@ -130,14 +130,13 @@ impl Rows {
                 portal,
                 columns: columns.into_iter().map(|(_, sql_type)| sql_type).collect(),
                 builder: BatchBuilder::new(&function.signature),
-                pace: settings::pace(function.max_batch_rows(), false),
                 values_context,
             }
         }
     }
 
     /// Sends the next batch; false if there are no more rows.
-    unsafe fn send_batch(&mut self, stream: &mut Stream) -> bool {
+    unsafe fn send_batch(&mut self, driver: &mut Driver<Stream>) -> bool {
         // SAFETY: the portal is open; rows are read before they are freed, and have the columns that were checked.
         unsafe {
             loop {
@@ -149,10 +148,9 @@ impl Rows {
                     self.add_row(*(*table).vals.add(i), (*table).tupdesc);
                 }
                 pg_sys::SPI_freetuptable(table);
-                let is_full = self.pace.is_full(self.builder.rows(), self.builder.bytes());
+                let is_full = driver.pace().is_full(self.builder.rows(), self.builder.bytes());
                 if is_full || (count == 0 && self.builder.rows() > 0) {
-                    stream.send(self.builder.finish_batch());
-                    self.pace.note_sent();
+                    driver.feed(self.builder.finish_batch());
                     return true;
                 }
                 if count == 0 {

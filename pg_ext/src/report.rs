@@ -1,4 +1,4 @@
-//! `udf_protocol::Error` to an SQL error: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
+//! `udf_types::Error` to an SQL error: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
 //!
 //! An error is raised as a panic, which runs the destructors of the frames it passes, and becomes PostgreSQL's error at
 //! the border. The context is added there: [`with_context`] puts a callback on PostgreSQL's error context stack, and
@@ -14,7 +14,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
 use pgrx::pg_sys::panic::ErrorReport;
-use udf_protocol::{Error, Kind};
+use udf_types::{Advice, Error, Kind};
 
 use crate::function::Function;
 use crate::pg::memory::within;
@@ -51,8 +51,31 @@ pub fn warn(error: &Error) {
     report_as(error).report(pg_sys::elog::PgLogLevel::WARNING);
 }
 
+/// What an error advises, in this engine's words.
+pub fn hint_of(error: &Error) -> Option<&str> {
+    error.hint().or(error.advice().map(|advice| match advice {
+        Advice::Manager => "Start transshipd, or set transship.manager_socket to the socket it listens on.",
+        Advice::Token => {
+            "Set a token that the server accepts, in PostgreSQL with CREATE USER MAPPING ... OPTIONS (token '...') for the \
+             function's server."
+        }
+        Advice::PlaintextSecrets => {
+            "Use grpcs:// or https://, or allow it with the server's option plaintext_secrets 'on' where the network is trusted."
+        }
+        Advice::ServerDialect => "A server that is named by CREATE SERVER has its dialect as an option.",
+        Advice::Flight => {
+            "Set transport = \"flight\" in the function body, or transship.transport, if its server offers Flight."
+        }
+        Advice::BatchTimeout => "Raise transship.batch_timeout, or timeout_ms in the function body.",
+        Advice::BatchRows => "Lower transship.batch_rows, or the batch size of the function.",
+        Advice::ReplySize => {
+            "Raise transship.max_reply_size, or lower transship.batch_rows so that a reply answers fewer rows."
+        }
+    }))
+}
+
 fn report_as(error: &Error) -> ErrorReport {
-    let texts = [Some(error.message()), error.detail(), error.hint()];
+    let texts = [Some(error.message()), error.detail(), hint_of(error)];
     let carried = texts.map(|text| text.map(carry));
     let meant = || texts.map(|text| text.map(text::to_server_or_marks));
     let is_meant = texts.iter().flatten().zip(carried.iter().flatten()).all(|(text, carried)| text == carried);
@@ -75,7 +98,7 @@ fn carry(text: &str) -> String {
 }
 
 /// Raises on error.
-pub fn unwrap<T>(result: udf_protocol::Result<T>) -> T {
+pub fn unwrap<T>(result: udf_types::Result<T>) -> T {
     match result {
         Ok(value) => value,
         Err(error) => raise_error(&error, None),

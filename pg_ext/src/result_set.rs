@@ -2,7 +2,7 @@
 //! which goes to disk beyond work_mem (SFRM_Materialize, fmgr/README).
 
 use pgrx::pg_sys;
-use udf_protocol::{Error, Kind};
+use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::{Form, SqlType};

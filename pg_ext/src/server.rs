@@ -6,11 +6,13 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int};
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::dialect::Dialect;
-use udf_protocol::dispatch::Target;
-use udf_protocol::transport::credentials::{Authorities, Headers, Identity};
-use udf_protocol::transport::{Credentials, Proxy, Remote, Token};
-use udf_protocol::{Error, Result};
+use udf_client::dispatch::Target;
+use udf_client::transport::credentials::{Authorities, Headers, Identity};
+use udf_client::transport::credentials::{Credentials, Token};
+use udf_client::transport::proxy::Proxy;
+use udf_project::dialect::Dialect;
+use udf_project::remote::Remote;
+use udf_types::{Error, Result};
 
 use crate::pg::{catalog, list, text};
 use crate::report;
@@ -54,10 +56,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
             authorities: option((*server).options, "ca").map(|pem| Authorities::from_pem(&pem)).transpose()?,
             identity,
             headers: of_user("headers").map(|lines| Headers::new(&lines)).transpose()?.unwrap_or_default(),
-            proxy: of_user("proxy")
-                .or_else(|| option((*server).options, "proxy"))
-                .map(|text| Proxy::new(&text))
-                .transpose()?,
+            proxy: proxy(name, option((*server).options, "proxy"), of_user("proxy"))?,
             compression: option((*server).options, "compression").map(|name| compression(&name)).transpose()?
                 == Some(true),
             server_user: None,
@@ -65,10 +64,24 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
         };
         let remote = remote(name)?;
         if !option((*server).options, PLAINTEXT_SECRETS).map(|value| switch(&value)).transpose()?.unwrap_or(false) {
-            remote.check_secrecy(&credentials)?;
+            remote.check_secrecy(credentials.has_secrets())?;
         }
         Ok(Target::Remote { remote, credentials })
     }
+}
+
+/// The proxy of a server, with the login that a user mapping has for it. Whoever may use a server may write a mapping of their
+/// own, which must not say where the database connects to, or who answers what others have asked.
+fn proxy(server: &str, of_server: Option<String>, of_user: Option<String>) -> Result<Option<Proxy>> {
+    let of_server = of_server.map(|text| Proxy::new(&text)).transpose()?;
+    let Some(of_user) = of_user.map(|text| Proxy::new(&text)).transpose()? else { return Ok(of_server) };
+    if of_server.is_some_and(|of_server| of_server.is_at(&of_user)) {
+        return Ok(Some(of_user));
+    }
+    let message = format!("the user mapping for server \"{server}\" names another proxy than the server");
+    Err(Error::invalid_definition(message).with_hint(
+        "A mapping gives the user and password for the proxy that the server's option \"proxy\" names, by the same host and port.",
+    ))
 }
 
 thread_local! {

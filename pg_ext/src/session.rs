@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::Result;
-use udf_protocol::client::Client;
+use udf_client::client::Client;
+use udf_types::Result;
 
 use crate::{report, settings, single_call};
 

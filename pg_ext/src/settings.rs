@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::pace::{Bounds, Pace};
+use udf_client::pace::{Bounds, Pace};
+use udf_types::transport_name::TransportName;
 
 use crate::pg::text;
 
@@ -199,7 +199,7 @@ const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(60);
 
 /// The pace of an exchange that has not begun, whose batches may have so many rows.
 pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
-    let mut time = Duration::from_millis(u64::try_from(BATCH_TIME_MS.get()).unwrap_or(0));
+    let mut time = batch_time();
     if is_parallel {
         time = time.min(PARALLEL_BATCH_TIME);
     }
@@ -210,6 +210,11 @@ pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
 pub fn stepwise_pace() -> Pace {
     let (bytes, reply_bytes) = (batch_bytes(), reply_bytes());
     Pace::new(Bounds { rows: 1, bytes, reply_bytes, window: 1, time: Duration::ZERO })
+}
+
+/// Longest that a container should compute at one batch; zero for no such bound.
+pub fn batch_time() -> Duration {
+    Duration::from_millis(u64::try_from(BATCH_TIME_MS.get()).unwrap_or(0))
 }
 
 /// Bytes at which a batch is cut.

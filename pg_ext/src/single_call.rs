@@ -8,15 +8,16 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::transport::Reply;
+use udf_client::driver::Driver;
+use udf_client::inbox::Reply;
+use udf_codec::batch::BatchBuilder;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
 use crate::function::Function;
 use crate::pg::catalog;
 use crate::stream::Stream;
-use crate::{report, server};
+use crate::{report, server, settings};
 
 /// A function and who calls it.
 type Caller = (pg_sys::Oid, pg_sys::Oid);
@@ -27,7 +28,7 @@ struct OpenCall {
     /// Of [`server::changes`], when it was opened.
     changes: u64,
     builder: BatchBuilder,
-    stream: Stream,
+    driver: Driver<Stream>,
 }
 
 thread_local! {
@@ -85,7 +86,7 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         caller,
         changes,
         builder: BatchBuilder::new(&function.signature),
-        stream: Stream::open(oid, report::unwrap(function.call(caller.1))),
+        driver: Driver::of_lane(settings::stepwise_pace(), Stream::open(oid, report::unwrap(function.call(caller.1)))),
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {
@@ -95,17 +96,20 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         }
     }
     open.builder.finish_row();
-    open.stream.send(open.builder.finish_batch());
+    open.driver.send(0, open.builder.finish_batch());
+    open.driver.finish_batch(0);
     open
 }
 
 fn receive(open: &mut OpenCall) -> Reply {
-    open.stream.receive().unwrap_or_else(|error| {
+    let received = open.driver.receive(0).unwrap_or_else(|error| {
         report::raise_error(&error, Some(format!("container function \"{}\"", open.function.name)))
-    })
+    });
+    received.expect("a batch was sent, and its answer has not ended")
 }
 
-fn keep(open: OpenCall) {
+fn keep(mut open: OpenCall) {
+    open.driver.retire();
     OPEN_CALLS.with_borrow_mut(|calls| calls.insert(open.caller, open));
 }
 

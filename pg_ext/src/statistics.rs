@@ -258,7 +258,7 @@ impl Meter {
     }
 
     /// A reply came, or a part of one.
-    pub fn count_received(&mut self, reply: &udf_protocol::transport::Reply, waited: Duration) {
+    pub fn count_received(&mut self, reply: &udf_client::inbox::Reply, waited: Duration) {
         let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
         if let Some(counters) = self.counters {
             counters.rows.fetch_add(reply.columns.num_rows() as u64, Relaxed);

@@ -5,6 +5,9 @@ question finds it started again.
 """
 
 import dataclasses
+import os
+import socket
+import struct
 import threading
 import time
 
@@ -35,6 +38,8 @@ class Step:
     is_ordered: bool = False
     # The next step does not wait for this one, only until it waits for a lock or ends.
     overlaps: bool = False
+    # How many rows the client asks of the statement at a time, 0 for all the rest; what is left is not asked for.
+    portions: tuple = ()
 
 
 @dataclasses.dataclass
@@ -47,7 +52,10 @@ class Side:
     def __str__(self):
         """The statements as psql takes them."""
         sessions = len({step.session for step in self.steps})
-        lines = [f"{step.sql};" + (f"  -- session {step.session}" if sessions > 1 else "") for step in self.steps]
+        lines = [
+            f"{step.sql};" + (f"  -- session {step.session}" if sessions > 1 else "")
+            + (f"  -- rows at a time: {step.portions}" if step.portions else "") for step in self.steps
+        ]  # fmt: skip
         return "\n".join([f"-- {self.name}", *lines])
 
 
@@ -184,8 +192,43 @@ def connect():
             time.sleep(0.1)
 
 
+def message(kind, *parts):
+    """A message of the frontend protocol: texts end with a NUL, numbers have 2 or 4 bytes."""
+    body = b"".join(part.encode() + b"\0" if isinstance(part, str) else part for part in parts)
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def execute_in_portions(connection, step):
+    """As a client does it that asks for some rows of a portal at a time, which libpq does not: past it, over its own connection."""
+    none = struct.pack("!h", 0)
+    stream = socket.socket(fileno=os.dup(connection.pgconn.socket))
+    with stream:
+        stream.setblocking(True)
+        stream.sendall(message(b"P", "", step.sql, none) + message(b"B", "", "", none, none, none))
+        for portion in step.portions:
+            stream.sendall(message(b"E", "", struct.pack("!i", portion)))
+        stream.sendall(message(b"S"))
+        rows, error = [], None
+        with stream.makefile("rb") as replies:
+            while True:
+                kind, length = struct.unpack("!ci", replies.read(5))
+                body = replies.read(length - 4)
+                if kind == b"D":
+                    rows.append(repr(body))
+                elif kind == b"E":
+                    fields = dict((field[:1], field[1:].decode()) for field in body.split(b"\0") if field)
+                    error = (fields[b"C"], fields[b"M"])
+                elif kind == b"Z":
+                    break
+    if error:
+        return Outcome("error", error)
+    return Outcome("rows", rows if step.is_ordered else sorted(rows))
+
+
 def execute(connection, step):
     try:
+        if step.portions:
+            return execute_in_portions(connection, step)
         cursor = connection.execute(step.sql)
         if cursor.description is None:
             return Outcome("done", cursor.statusmessage)

@@ -197,6 +197,104 @@ def effects(queries):
     return twins("effects", [*prepare, *steps, *look, Step("COMMIT")])
 
 
+def _turns(queries):
+    """A query whose parts change and read what no row holds: a sequence, a setting."""
+    n = queries.integer
+    number = lambda: queries.number(["x"], n(0, 1))  # noqa: E731
+    reads = lambda: queries.one_of("currval('d_drawn')", "currval('d_drawn')", "current_setting('d.put')::bigint", "lastval()")  # noqa: E731
+    acts = lambda: queries.one_of("nextval('d_drawn')", "nextval('d_drawn')", "d_put(x.id)", f"d_put({number()})")  # noqa: E731
+
+    def item():
+        return queries.one_of(
+            acts, acts, reads, number, number,
+            lambda: f"%inc({reads()})",
+            lambda: f"%add({number()}, {reads()})",
+            lambda: f"%inc({acts()})",
+            lambda: f"%pick({acts()}, {reads()})",
+            lambda: f"CASE WHEN {reads()} % 2 = 0 THEN %inc(x.a) ELSE {number()} END",
+            lambda: f"coalesce(%inc(nullif(x.b, 2)), %inc({reads()}))",
+            lambda: f"%inc((SELECT {reads()}))",
+            lambda: f"(SELECT %inc(y.a + {reads()}) FROM d2 y WHERE y.id = x.id)",
+        )()  # fmt: skip
+
+    items = lambda: ", ".join(item() for _ in range(n(2, 4)))  # noqa: E731
+    condition = lambda: queries.one_of("%even(x.a)", "x.id < 30", f"{acts()} >= 0", f"%inc({reads()}) > 0", f"{reads()} >= 0")  # noqa: E731
+    where = lambda: queries.one_of("", "", f" WHERE {condition()}", f" WHERE {condition()} AND {condition()}")  # noqa: E731
+    limit = queries.one_of("", "", "", f" LIMIT {n(0, 9)}")
+    return queries.one_of(
+        lambda: f"SELECT {items()} FROM d2 x{where()}{limit}",
+        lambda: f"SELECT {items()} FROM d2 x{where()}{limit}",
+        lambda: f"SELECT {acts()}, x.n, {item()} FROM (SELECT x.id, x.a, x.b, x.t, {item()} AS n FROM d2 x{where()} OFFSET 0) x{limit}",
+        lambda: f"SELECT {items()} FROM (SELECT x.id, x.a, x.b, x.t, {item()} AS n FROM d2 x ORDER BY x.id, n OFFSET 0) x{where()}{limit}",
+        lambda: f"SELECT {item()}, %upto({queries.one_of('x.a', reads())}), {item()} FROM d2 x{where()}",
+        lambda: f"SELECT {item()}, f.id, {item()} FROM d2 x, %many({queries.one_of('x.a', acts(), reads())} % 4) f{where()}{limit}",
+        lambda: f"SELECT sum({item()}), max({item()}), d_sum({item()}) FROM d2 x{where()}",
+        lambda: f"SELECT x.b, sum({item()}), {queries.one_of('d_put(x.b)', reads())} FROM d2 x GROUP BY x.b ORDER BY x.b",
+        lambda: f"SELECT {items()}, y.id FROM d2 x JOIN d2 y ON y.id = %inc(x.id){where()}{limit}",
+        lambda: f"WITH w AS MATERIALIZED (SELECT x.id, x.a, x.b, x.t, {item()} AS n FROM d2 x{where()}) SELECT n, {items()} FROM w x{limit}",
+        lambda: f"INSERT INTO d4 SELECT x.id + 1000, {item()}, {item()}, 'new' FROM d2 x{where()}",
+        lambda: f"INSERT INTO d4 SELECT x.id + 1000, {item()}, {item()}, 'new' FROM d2 x RETURNING id, a, {reads()}",
+        lambda: f"UPDATE d4 x SET a = {item()}, b = {item()} WHERE {condition()}",
+    )()  # fmt: skip
+
+
+def turns(queries):
+    """Parts of a query, some of which see what others change."""
+    query = _turns(queries)
+    prepare = [*map(Step, FRESH_ROWS), Step("ALTER SEQUENCE d_drawn RESTART"), Step("SET max_parallel_workers_per_gather = 0")]
+    begin = [Step("SELECT nextval('d_drawn'), d_put(3)"), Step("BEGIN")]
+    trigger = "CREATE TRIGGER d_trigger BEFORE INSERT OR UPDATE ON d4 FOR EACH ROW EXECUTE FUNCTION d_trigger()"
+    if query.startswith(("INSERT", "UPDATE")) and queries.chance(0.5):
+        begin.append(Step(trigger))
+    return twins("turns", [*prepare, *begin, Step(query), *_look(), Step("SELECT * FROM d4"), Step("ROLLBACK")])
+
+
+def _look():
+    return [Step("SELECT last_value, is_called FROM d_drawn"), Step("SELECT current_setting('d.put', true)")]
+
+
+def stops(queries):
+    """Statements that whoever runs them stops early: SELECT INTO, functions in SQL, clients that ask for some rows at a time."""
+    n = queries.integer
+    call = queries.one_of(
+        f"%fail(x.id + {n(0, 6)})", "%inc(nextval('d_drawn'))", "%inc(x.a) + nextval('d_drawn')", "%echo(x.id)", "%fail(%inc(x.id))",
+        queries.number(["x"], 2),
+    )  # fmt: skip
+    query = queries.one_of(
+        f"SELECT {call} FROM d2 x",
+        f"SELECT {call} FROM d2 x WHERE x.id > {n(0, 9)}",
+        f"SELECT x.n FROM (SELECT {call} AS n, x.id FROM d2 x ORDER BY x.id OFFSET 0) x",
+        f"SELECT {call} FROM (SELECT * FROM d2 ORDER BY b, id OFFSET 0) x",
+        f"SELECT f.id + nextval('d_drawn') * 0 FROM d2 x, %many(x.a) f",
+        "SELECT %inc(x.n) FROM (SELECT nextval('d_drawn') AS n FROM d2 OFFSET 0) x",
+        f"WITH w AS MATERIALIZED (SELECT {call} AS n FROM d2 x) SELECT n FROM w",
+        f"SELECT {call} FROM d2 x UNION ALL SELECT x.id FROM d2 x",
+    )  # fmt: skip
+    prepare = [*map(Step, FRESH_ROWS), Step("ALTER SEQUENCE d_drawn RESTART"), Step("SET max_parallel_workers_per_gather = 0")]
+    way = queries.one_of("into", "strict", "sql", "sets", "portal", "portal", "caught")
+    into = query.replace(" FROM", " INTO v FROM", 1) if query.startswith("SELECT x.n") else f"SELECT s.n INTO v FROM ({query}) s(n)"
+    if way == "into":
+        body = f"DECLARE v bigint; BEGIN {into}; RETURN v; END"
+        steps = [Step(f"CREATE OR REPLACE FUNCTION d_stop() RETURNS bigint LANGUAGE plpgsql AS $q${body}$q$"), Step("SELECT d_stop()")]
+    elif way == "strict":
+        body = f"DECLARE v bigint; BEGIN {into.replace('INTO v', 'INTO STRICT v')}; RETURN v; END"
+        steps = [Step(f"CREATE OR REPLACE FUNCTION d_stop() RETURNS bigint LANGUAGE plpgsql AS $q${body}$q$"), Step("SELECT d_stop()")]
+    elif way == "caught":
+        body = f"DECLARE v bigint; BEGIN BEGIN {into.replace('SELECT', 'SELECT %fail(7) +', 1)}; EXCEPTION WHEN others THEN v := 0; END; {into}; RETURN v; END"
+        steps = [Step(f"CREATE OR REPLACE FUNCTION d_stop() RETURNS bigint LANGUAGE plpgsql AS $q${body}$q$"),
+                 Step(f"SELECT d_stop(), x.id, {call} FROM d2 x WHERE x.id < 4")]  # fmt: skip
+    elif way == "sql":
+        steps = [Step(f"CREATE OR REPLACE FUNCTION d_stop() RETURNS bigint LANGUAGE sql VOLATILE AS $q${query}$q$"), Step("SELECT d_stop()")]
+    elif way == "sets":
+        steps = [Step(f"CREATE FUNCTION d_stops() RETURNS SETOF bigint LANGUAGE sql VOLATILE AS $q${query}$q$"),
+                 Step(f"SELECT d_stops() LIMIT {n(0, 5)}")]  # fmt: skip
+    else:
+        portions = tuple(n(1, 5) for _ in range(n(1, 3))) + queries.one_of((), (), (0,))
+        steps = [Step(query, is_ordered=True, portions=portions)]
+    # Left in a transaction that is rolled back, as the function is; a sequence keeps its value.
+    return twins("stops", [*prepare, Step("SELECT nextval('d_drawn')"), Step("BEGIN"), *steps, Step("ROLLBACK"), *_look()[:1]])
+
+
 def roles(queries):
     """Switches of roles inside a transaction, functions that switch themselves, and several users' calls in one query."""
     function = lambda: queries.one_of("%token", "%token", "%token_of_one", "%token_set_two", "%as_two", "%sum_as_two")  # noqa: E731

@@ -51,6 +51,7 @@ CREATE TABLE d3_0 PARTITION OF d3 FOR VALUES WITH (MODULUS 2, REMAINDER 0);
 CREATE TABLE d3_1 PARTITION OF d3 FOR VALUES WITH (MODULUS 2, REMAINDER 1);
 INSERT INTO d3 SELECT id, a, b, t FROM d1 WHERE id <= 150;
 CREATE TABLE d4 (id int PRIMARY KEY, a bigint, b bigint, t text);
+DROP AGGREGATE IF EXISTS d_sum (bigint);
 DROP SEQUENCE IF EXISTS d_drawn;
 CREATE SEQUENCE d_drawn;
 CREATE INDEX ON d1 (a);
@@ -59,6 +60,12 @@ CREATE INDEX ON d2 (a);
 ANALYZE d1, d2, d3;
 CREATE OR REPLACE FUNCTION d_open(name text, query text) RETURNS refcursor LANGUAGE plpgsql AS
   $f$ DECLARE c refcursor := name; BEGIN OPEN c SCROLL FOR EXECUTE query; RETURN c; END $f$;
+CREATE OR REPLACE FUNCTION d_put(value bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS
+  $f$ BEGIN RETURN set_config('d.put', coalesce(value, 0)::text, false); END $f$;
+CREATE OR REPLACE FUNCTION d_adding(sum bigint, value bigint) RETURNS bigint LANGUAGE plpgsql VOLATILE AS
+  $f$ BEGIN PERFORM nextval('d_drawn'); RETURN d_put(sum + coalesce(value, 0)); END $f$;
+CREATE OR REPLACE FUNCTION d_trigger() RETURNS trigger LANGUAGE plpgsql AS $f$ BEGIN PERFORM d_put(new.id); RETURN new; END $f$;
+CREATE AGGREGATE d_sum (bigint) (SFUNC = d_adding, STYPE = bigint, INITCOND = 0);
 GRANT SELECT ON d1, d2, d3, d4 TO PUBLIC
 """
 

@@ -228,6 +228,18 @@ class no_merge:
         return self.count
 
 
+class wait_and_count:
+    def __init__(self):
+        self.count = 0
+
+    def step(self, seconds):
+        time.sleep(seconds)
+        self.count += 1
+
+    def finish(self):
+        return self.count
+
+
 # For SQL Server, which takes STRICT from the manifest.
 
 

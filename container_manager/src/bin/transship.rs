@@ -1,33 +1,40 @@
 //! The command line's main: one match on the command.
 
-use std::io::Write;
+use std::borrow::Cow;
+use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
+use container_manager::advice::advised;
 use container_manager::config::absolute_place;
-use container_manager::conformance::{self, Outcome, Verdict};
 use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
 use container_manager::registration::build::build_project;
 use container_manager::registration::template::Template;
-use container_manager::runtime;
+use container_manager::runtime::{self, BuildOptions};
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
-use udf_protocol::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
-use udf_protocol::ddl;
-use udf_protocol::dispatch::Target;
-use udf_protocol::manifest::{Manifest, TransportName};
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::transport::credentials::Authorities;
-use udf_protocol::transport::{Credentials, Endpoint, Token};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::dispatch::Target;
+use udf_client::transport::credentials::Authorities;
+use udf_client::transport::credentials::{Credentials, Token};
+use udf_conformance::print_verdicts;
+use udf_project::ddl;
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::Manifest;
+use udf_types::signature::FunctionKind;
+use udf_types::terminal::printable;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
 
 fn main() -> ExitCode {
     match run(CliFlags::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("transship: {error}");
+            // It may quote what a container has written.
+            let text = advised(error).to_string();
+            eprintln!("transship: {}", if std::io::stderr().is_terminal() { printable(&text) } else { text.into() });
             ExitCode::FAILURE
         }
     }
@@ -43,7 +50,8 @@ fn run(flags: CliFlags) -> Result<bool> {
         }
         Command::Build { project } => {
             let runtime = runtime::choose(&place)?;
-            let image = build_project(runtime.as_ref(), &place.templates, &project, true)?;
+            let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
+            let image = build_project(runtime.as_ref(), &place.templates, &project, &options)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
@@ -115,7 +123,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             let Response::Logs { text } = ask_manager(&place, Request::Logs { replica })? else {
                 return Err(unexpected("It did not answer with a log."));
             };
-            print!("{text}");
+            print!("{}", for_output(&text));
             Ok(true)
         }
         Command::Prune { older_than } => {
@@ -187,14 +195,9 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
-            let hello = block_on(async { endpoint.transport(credentials).hello().await });
-            let has_columns = hello.is_ok_and(|info| info.offers(TransportName::Socket));
-            let is_http = endpoint.transport_name() == TransportName::Json;
-            let columns = (is_http && has_columns).then_some(TransportName::Socket);
-            for transport in [endpoint.transport_name()].into_iter().chain(columns) {
-                let verdicts = conformance::judge(&endpoint, transport, None, credentials)?;
-                has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
-            }
+            udf_conformance::judge_server(&endpoint, credentials, |transport, verdicts| {
+                has_failed |= !print_verdicts(&format!("{server} over {transport}"), verdicts, quiet);
+            })?;
             continue;
         }
         let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
@@ -210,24 +213,16 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
             let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
             let leased = Target::Image { manager: place.socket.clone(), digest: image.digest.clone() };
-            let verdicts = conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
+            let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
             has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
     }
     Ok(!has_failed)
 }
 
-/// Prints what was found; whether nothing failed.
-fn print_verdicts(name: &str, verdicts: &[Verdict], quiet: bool) -> bool {
-    println!("{name}");
-    for verdict in verdicts.iter().filter(|verdict| !quiet || matches!(verdict.outcome, Outcome::Failed(_))) {
-        println!("  {verdict}");
-    }
-    let count = |wanted: fn(&Outcome) -> bool| verdicts.iter().filter(|verdict| wanted(&verdict.outcome)).count();
-    let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
-    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
-    println!("  {} passed, {failed} failed, {skipped} skipped", verdicts.len() - failed - skipped);
-    failed == 0
+/// Text that a container or server has written, as it goes to standard output: as it is, unless that is a terminal.
+fn for_output(text: &str) -> Cow<'_, str> {
+    if std::io::stdout().is_terminal() { printable(text) } else { text.into() }
 }
 
 fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {

@@ -1,20 +1,22 @@
 //! The container manager's main: flags, configuration, adoption, service, shutdown.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
-use container_manager::config::{Config, make_dir};
+use container_manager::advice::advised;
+use container_manager::config::{Config, make_closed_dir};
 use container_manager::flags::DaemonFlags;
 use container_manager::pool::Pool;
-use container_manager::{api, runtime};
+use container_manager::{api, folders, runtime};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 /// Longest wait for unfinished work at the end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,7 +25,7 @@ fn main() -> ExitCode {
     match run(DaemonFlags::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("transshipd: {error}");
+            eprintln!("transshipd: {}", advised(error));
             ExitCode::FAILURE
         }
     }
@@ -31,8 +33,8 @@ fn main() -> ExitCode {
 
 fn run(flags: DaemonFlags) -> Result<()> {
     let config = Config::from_flags(flags)?;
-    make_dir(&config.place.state_dir)?;
-    make_dir(&config.place.run_dir)?;
+    make_closed_dir(&config.place.state_dir)?;
+    make_closed_dir(&config.place.run_dir)?;
     // Two managers would stop each other's replicas.
     let _state = lock_folder(&config.place.state_dir)?;
     let _run = lock_folder(&config.place.run_dir)?;
@@ -50,7 +52,9 @@ fn lock_folder(folder: &Path) -> Result<Flock<File>> {
         Error::new(Kind::InvalidDefinition, format!("could not lock \"{}\": {cause}", folder.display()))
     };
     let path = folder.join("lock");
-    let file = File::options().create(true).append(true).open(&path).map_err(|cause| failed(&cause))?;
+    // Whoever can open it can take the lock. An earlier version let everybody.
+    let file = File::options().create(true).append(true).mode(0o600).open(&path).map_err(|cause| failed(&cause))?;
+    file.set_permissions(Permissions::from_mode(0o600)).map_err(|cause| failed(&cause))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, cause)| match cause {
         Errno::EWOULDBLOCK => failed(&"another manager uses it"),
         cause => failed(&cause),
@@ -58,12 +62,15 @@ fn lock_folder(folder: &Path) -> Result<Flock<File>> {
 }
 
 async fn serve(config: Config) -> Result<()> {
-    let failed =
-        |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not catch signals: {cause}"));
+    let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     let runtime = runtime::choose(&config.place)?;
     runtime.check()?;
+    for doubt in runtime.doubts()? {
+        eprintln!("transshipd: {doubt}");
+    }
+    folders::close(&config.place.state_dir, runtime.name() == "process").map_err(failed)?;
     if runtime.name() == "process" {
         eprintln!(
             "transshipd: the process runtime is for development: replicas share this host's files and one user, and are not \

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use udf_protocol::manifest::Manifest;
-use udf_protocol::{Error, Kind, Result};
+use udf_project::manifest::Manifest;
+use udf_types::{Error, Kind, Result};
 
 use super::gateway::{self, SECRETS, SOCKETS, Server};
 use super::{DESCRIPTORS, Image, Published, TMP_MB, quote};

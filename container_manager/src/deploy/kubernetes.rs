@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use udf_protocol::manifest::Manifest;
+use udf_project::manifest::Manifest;
 
 use super::gateway::{self, HEALTH, SECRETS, SOCKETS, Server};
 use super::{FLIGHT_PORT, Image, JSON_PORT, TMP_MB, quote};

@@ -5,8 +5,8 @@ mod compose;
 mod gateway;
 mod kubernetes;
 
-use udf_protocol::manifest::Manifest;
-use udf_protocol::{Error, Kind, Result};
+use udf_project::manifest::Manifest;
+use udf_types::{Error, Kind, Result};
 
 use crate::flags::DeployTarget;
 
@@ -82,7 +82,7 @@ fn quote(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use udf_protocol::manifest::Limits;
+    use udf_project::manifest::Limits;
 
     use super::*;
 

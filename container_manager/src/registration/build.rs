@@ -10,26 +10,26 @@ use std::path::Path;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{FunctionEntry, INLINE_REPOSITORY, Manifest};
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{FunctionEntry, INLINE_REPOSITORY, Limits, Manifest};
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use super::template::Template;
-use crate::runtime::Runtime;
+use crate::runtime::{BuildOptions, Runtime};
 
 /// Builds the project in a folder.
 pub fn build_project(
     runtime: &dyn Runtime,
     templates: &Path,
     project: &Path,
-    shows_progress: bool,
+    options: &BuildOptions,
 ) -> Result<ImageInfo> {
     let path = project.join("transship.toml");
     let text = fs::read_to_string(&path).map_err(|cause| {
         Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
     })?;
-    build_files(runtime, templates, project, &Manifest::parse(&text)?, shows_progress)
+    build_files(runtime, templates, project, &Manifest::parse(&text)?, options)
 }
 
 /// Builds a manifest's files, which lie in a folder.
@@ -38,7 +38,7 @@ pub fn build_files(
     templates: &Path,
     project: &Path,
     manifest: &Manifest,
-    shows_progress: bool,
+    options: &BuildOptions,
 ) -> Result<ImageInfo> {
     let template = Template::load(templates, &manifest.template)?;
     let context = stage(&template, manifest)?;
@@ -49,35 +49,64 @@ pub fn build_files(
             Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", project.join(file).display()))
         })?;
     }
-    runtime.build(context.path(), manifest, &template, shows_progress)
+    runtime.build(context.path(), manifest, &template, options)
 }
 
-/// Builds inline code, unless its image exists: its tag is made from its content.
-pub fn build_inline(runtime: &dyn Runtime, templates: &Path, manifest: &Manifest, source: &str) -> Result<ImageInfo> {
+/// The manifest of inline code's image, whose tag is made from its content.
+pub fn name_inline(templates: &Path, manifest: &Manifest, source: &str) -> Result<Manifest> {
+    // It is JSON of the user's making, and names a folder.
+    let manifest = Manifest::from_label(&manifest.to_label())?;
+    check_inline(&manifest)?;
     let template = Template::load(templates, &manifest.template)?;
     let mut hash = Sha256::new();
     hash.update(manifest.to_label());
     hash.update(source);
     let tag = tag_of(hash);
     let handler = template.handler().to_string();
-    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest.clone() };
-    // The label is JSON of the user's making, so it is checked like any other.
-    let manifest = Manifest::from_label(&manifest.to_label())?;
-    if let Some(image) = find_built(runtime, &manifest)? {
-        return Ok(image);
+    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest };
+    Manifest::from_label(&manifest.to_label())
+}
+
+/// Refuses what no function's body can say: a role that may write inline code need not be trusted with the host.
+fn check_inline(manifest: &Manifest) -> Result<()> {
+    let keys = [
+        ("limits", manifest.limits != Limits::default()),
+        ("replicas", manifest.replicas != 1),
+        ("prewarm", manifest.prewarm != 0),
+        ("pause", manifest.pause),
+        ("system_packages", !manifest.system_packages.is_empty()),
+        ("files", !manifest.files.is_empty()),
+    ];
+    match keys.iter().find(|(_, is_set)| *is_set) {
+        Some((key, _)) => Err(Error::new(Kind::NotAllowed, format!("inline code may not set \"{key}\""))
+            .with_hint("Build a project with \"transship build\" and name its image instead.")),
+        None => Ok(()),
     }
-    let context = stage(&template, &manifest)?;
+}
+
+/// Builds inline code, with the manifest that [`name_inline`] gave.
+pub fn build_inline(
+    runtime: &dyn Runtime,
+    templates: &Path,
+    manifest: &Manifest,
+    source: &str,
+    options: &BuildOptions,
+) -> Result<ImageInfo> {
+    let template = Template::load(templates, &manifest.template)?;
+    let context = stage(&template, manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
-    runtime.build(context.path(), &manifest, &template, false)
+    runtime.build(context.path(), manifest, &template, options)
 }
 
 /// The image of a manifest whose version is made from its content, unless it has to be built. An error if the runtime does not
 /// say whether it is there.
-pub(super) fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+pub fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
     match runtime.resolve(&manifest.image()) {
         Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
-        // One that is of no use is built over.
-        found => Ok(found.ok()),
+        // One that is of no use, or is another in spite of its name, is built over. The handler has said what its functions take.
+        found => Ok(found.ok().filter(|found| {
+            manifest.with_described(&found.manifest.to_label()).is_ok_and(|wanted| wanted == found.manifest)
+        })),
     }
 }
 
@@ -134,9 +163,12 @@ impl std::io::Write for HashWriter<'_> {
     }
 }
 
+/// So many bytes of its content's SHA-256 are a tag: nobody finds two contents that have them in common.
+const TAG_BYTES: usize = 16;
+
 /// A tag made from the content of an image.
 pub fn tag_of(hash: Sha256) -> String {
-    hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize().iter().take(TAG_BYTES).map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn stage(template: &Template, manifest: &Manifest) -> Result<TempDir> {

@@ -4,7 +4,7 @@ pub mod build;
 pub mod library;
 pub mod template;
 
-use udf_protocol::manifest::INLINE_REPOSITORY;
+use udf_project::manifest::INLINE_REPOSITORY;
 
 /// Whether images of that name are built for engines, of sources which these have.
 pub fn is_built_for_engines(name: &str) -> bool {

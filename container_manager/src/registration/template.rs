@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
 use crate::config::make_dir;
 

@@ -17,7 +17,8 @@ use hyper_util::rt::TokioIo;
 use nix::unistd::{Uid, User};
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::names::percent_encoded;
+use udf_types::{Error, Kind, Result};
 
 use super::program::TIMEOUT;
 
@@ -175,12 +176,7 @@ fn home() -> Option<PathBuf> {
 
 /// A name as a part of a path (RFC 3986 §3.3). Names of images have slashes, which stay.
 fn escape(name: &str) -> String {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte);
-    let escaped = name.bytes().map(|byte| match is_plain(byte) {
-        true => char::from(byte).to_string(),
-        false => format!("%{byte:02X}"),
-    });
-    escaped.collect()
+    percent_encoded(name, b"/:@")
 }
 
 #[cfg(test)]

@@ -4,25 +4,33 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::OnceLock;
+use std::time::{Duration, SystemTime};
 
+use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, MANIFEST_LABEL, Manifest};
-use udf_protocol::reference::ImageReference;
-use udf_protocol::{Error, Kind, Result};
+use sha2::{Digest, Sha256};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, MANIFEST_LABEL, Manifest};
+use udf_project::reference::{ImageReference, is_digest};
+use udf_types::terminal::quoted;
+use udf_types::{Error, Kind, Result};
 
 use super::docker_api::{DockerApi, Found, Object};
+use super::docker_daemon::Daemon;
 use super::docker_pull;
 use super::program::{run, run_for_tail, run_within};
-use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, not_a_udf_image};
+use super::{
+    BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found,
+    not_a_udf_image, random_hex,
+};
 use crate::config::make_dir;
-use crate::flags::PlaceFlags;
+use crate::flags::{BaseImage, PlaceFlags};
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::template::Template;
-use crate::sandbox::container_arguments;
+use crate::sandbox::{Owner, container_arguments};
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.
@@ -33,7 +41,7 @@ const CODE_LABEL: &str = "org.transship.code";
 const CONTENT_TAG_DIGITS: usize = 16;
 const SOCKET_DIR_INSIDE: &str = "/run/transship";
 const SEGMENT_DIR_INSIDE: &str = "/run/transship-segments";
-/// The network that docker's containers get if they ask for one and `--network` names none.
+/// A network for docker's containers which the manager makes.
 const NETWORK: &str = "transship";
 /// Its containers do not reach each other (docker-network-create(1)).
 const NETWORK_OPTION: &str = "--opt=com.docker.network.bridge.enable_icc=false";
@@ -43,8 +51,11 @@ const VOLUME_OPTIONS: &str = "rw,noexec,nosuid,nodev,size=16m";
 const STOP_PATIENCE_S: &str = "3";
 const CLIENT_BUILD_ENVIRONMENT: [&str; 3] = ["http_proxy", "https_proxy", "no_proxy"];
 
-/// Numbers the containers that describe their functions.
-static DESCRIBED: AtomicU64 = AtomicU64::new(0);
+/// The repository of images while they are built. Their tags are the time, in seconds since 1970, at which the build has certainly
+/// ended, and random digits.
+const BUILDING_REPOSITORY: &str = "transship-build";
+/// Microseconds in which a build may use so many processors for the whole time, 0.1 s as usual.
+const CPU_PERIOD: u64 = 100_000;
 
 /// The docker or podman command line.
 #[derive(Debug)]
@@ -55,10 +66,21 @@ pub struct DockerCli {
     /// Tells this manager's containers from another's.
     manager: String,
     build_network: Option<String>,
+    /// What one step of a build may use.
+    build_memory_mb: u64,
+    build_cpus: u64,
+    /// Longest that one build may take.
+    build_timeout: Duration,
+    base_images: Vec<BaseImage>,
     /// That of containers which ask for one.
     network: Option<String>,
+    cgroup_parent: Option<String>,
+    /// What Docker said of itself.
+    daemon: OnceLock<Daemon>,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
+    /// Folder with a [`Built`] of each image that was built here, under the digits of its digest.
+    built: PathBuf,
 }
 
 /// What is written down of a container. Its labels could be anybody's.
@@ -66,6 +88,15 @@ pub struct DockerCli {
 struct Record {
     digest: String,
     socket_dir: PathBuf,
+}
+
+/// What is written down of an image that was built here.
+#[derive(Debug, Serialize, Deserialize)]
+struct Built {
+    /// The files that it was built of.
+    content: String,
+    /// Those of them that the functions' signatures depend on.
+    code: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -85,9 +116,12 @@ impl InspectedImage {
     pub(super) fn udf_image(&self, name: &str) -> Result<ImageInfo> {
         let labels = self.config.labels.as_ref();
         let label = labels.and_then(|labels| labels.get(MANIFEST_LABEL)).ok_or_else(|| not_a_udf_image(name))?;
+        Ok(ImageInfo { digest: self.digest(), manifest: Manifest::from_label(label)? })
+    }
+
+    fn digest(&self) -> String {
         // podman leaves the algorithm out.
-        let hex = self.id.trim_start_matches("sha256:");
-        Ok(ImageInfo { digest: format!("sha256:{hex}"), manifest: Manifest::from_label(label)? })
+        format!("sha256:{}", self.id.trim_start_matches("sha256:"))
     }
 
     /// The name that its build made of its files, if it says so rightly: anybody may have written the label.
@@ -151,9 +185,42 @@ impl DockerCli {
     /// The command line `program`, which is docker or podman.
     pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
         let manager = place.state_dir.to_string_lossy().into_owned();
-        let (build_network, network) = (place.build_network.clone(), place.network.clone());
+        let PlaceFlags { build_network, build_memory_mb, build_cpus, base_images, network, cgroup_parent, .. } =
+            place.clone();
         let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        DockerCli { program, api, manager, build_network, network, records: place.state_dir.join("containers") }
+        let (records, built, daemon) =
+            (place.state_dir.join("containers"), place.state_dir.join("built"), OnceLock::new());
+        let build_timeout = Duration::from_secs(place.build_timeout_s);
+        DockerCli {
+            program,
+            api,
+            manager,
+            build_network,
+            build_memory_mb,
+            build_cpus,
+            build_timeout,
+            base_images,
+            network,
+            cgroup_parent,
+            daemon,
+            records,
+            built,
+        }
+    }
+
+    /// What Docker says of itself, asked once; nothing of podman, which has no daemon.
+    fn daemon(&self) -> Result<&Daemon> {
+        if let Some(daemon) = self.daemon.get() {
+            return Ok(daemon);
+        }
+        let daemon = match self.program {
+            "docker" => {
+                let mut command = self.command(["info", "--format", "{{json .}}"]);
+                parse(&run(&mut command, Kind::ContainerFailed, "ask Docker how it isolates containers")?)?
+            }
+            _ => Daemon::default(),
+        };
+        Ok(self.daemon.get_or_init(|| daemon))
     }
 
     fn read_record(&self, name: &str) -> Option<Record> {
@@ -170,6 +237,21 @@ impl DockerCli {
         fs::write(&path, text).map_err(|cause| {
             Error::new(Kind::ContainerFailed, format!("could not write \"{}\": {cause}", path.display()))
         })
+    }
+
+    fn built_file(&self, digest: &str) -> Option<PathBuf> {
+        is_digest(digest).then(|| self.built.join(digest.trim_start_matches("sha256:")))
+    }
+
+    fn read_built(&self, digest: &str) -> Option<Built> {
+        serde_json::from_str(&fs::read_to_string(self.built_file(digest)?).ok()?).ok()
+    }
+
+    /// Who may build, but not write to the state folder, has the next build ask the builder's cache.
+    fn write_built(&self, digest: &str, built: &Built) {
+        let Some(path) = self.built_file(digest).filter(|_| make_dir(&self.built).is_ok()) else { return };
+        let text = serde_json::to_string(built).expect("a record is plain data");
+        let _ = fs::write(path, text);
     }
 
     pub(super) fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
@@ -206,9 +288,16 @@ impl DockerCli {
         }
     }
 
-    /// The network of containers that ask for one; docker's is made where it is missing.
+    /// What a container may do.
+    fn locks(&self, limits: &Limits, network: Option<&str>) -> Vec<String> {
+        let mut arguments = container_arguments(self.program, limits, network);
+        arguments.extend(self.cgroup_parent.iter().map(|group| format!("--cgroup-parent={group}")));
+        arguments
+    }
+
+    /// The network of containers that ask for one; that of docker's which the manager knows is made where it is missing.
     fn open_network(&self) -> Result<Option<&str>> {
-        if self.network.is_some() || self.program != "docker" {
+        if self.program != "docker" || self.network.as_deref() != Some(NETWORK) {
             return Ok(self.network.as_deref());
         }
         let mut create = self.command(["network", "create", "--driver=bridge", NETWORK_OPTION, NETWORK]);
@@ -224,26 +313,52 @@ impl DockerCli {
     }
 
     /// The manifest with the signatures that the image's handler has.
-    fn describe(&self, image: &str, manifest: &Manifest) -> Result<Manifest> {
+    fn describe(&self, building: &Building, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
         let limits = Limits { network: false, ..manifest.limits.clone() };
-        let name = format!("transship-describe-{}-{}", std::process::id(), DESCRIBED.fetch_add(1, Relaxed));
+        // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
+        let name = format!("transship-describe-{}", random_hex()?);
         let mut command = self.command(["run", "--rm", "--name", &name]);
-        command
-            .args(container_arguments(self.program, &limits, None))
-            .args(self.inspect_image(image)?.config.mounts()?);
-        command.args([image, "describe"]);
-        let what = format!("load the functions of image \"{image}\"");
-        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT).inspect_err(|_| {
+        command.args(self.locks(&limits, None)).args(self.inspect_image(&building.tag)?.config.mounts()?);
+        command.args([&building.tag, "describe"]);
+        let what = format!("load the functions of image \"{}\"", building.image);
+        let described = run_within(&mut command, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel);
+        let described = described.inspect_err(|_| {
             // The command line may have ended before its container.
             let _ = run(&mut self.command(["rm", "--force", &name]), Kind::ContainerFailed, "remove a container");
         })?;
         manifest.with_described(&described)
     }
 
+    /// The arguments by which a context is built on other images than its Dockerfile names.
+    fn base_arguments(&self, context: &Path) -> Result<Vec<String>> {
+        if self.base_images.is_empty() {
+            return Ok(Vec::new());
+        }
+        let path = context.join("Dockerfile");
+        let dockerfile = fs::read_to_string(&path).map_err(|cause| {
+            Error::new(Kind::BuildFailed, format!("could not read \"{}\": {cause}", path.display()))
+        })?;
+        Ok(base_arguments(&dockerfile, &self.base_images))
+    }
+
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
-    fn build_once(&self, context: &Path, image: &str, labels: &[(&str, String)], shows_progress: bool) -> Result<()> {
-        let mut command = self.command(["build", "--force-rm", "--tag", image]);
+    fn build_once(
+        &self,
+        context: &Path,
+        building: &Building,
+        labels: &[(&str, String)],
+        options: &BuildOptions,
+    ) -> Result<()> {
+        let mut command = self.command(["build", "--force-rm", "--tag", &building.tag]);
         command.args(self.build_network.iter().map(|network| format!("--network={network}")));
+        command.arg(format!("--memory={}m", self.build_memory_mb));
+        // Equal to --memory: no swap on top.
+        command.arg(format!("--memory-swap={}m", self.build_memory_mb));
+        command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.build_cpus));
+        command.arg("--ulimit=core=0");
+        for argument in self.base_arguments(context)? {
+            command.args(["--build-arg", &argument]);
+        }
         for name in CLIENT_BUILD_ENVIRONMENT {
             if std::env::var_os(name).is_some() {
                 command.args(["--build-arg", name]);
@@ -253,9 +368,9 @@ impl DockerCli {
             command.arg("--label").arg(format!("{name}={value}"));
         }
         command.arg(context);
-        let what = format!("build image \"{image}\"");
-        if !shows_progress {
-            return run(&mut command, Kind::BuildFailed, &what).map(drop);
+        let what = format!("build image \"{}\"", building.image);
+        if !options.shows_progress {
+            return run_within(&mut command, Kind::BuildFailed, &what, self.build_timeout, &options.cancel).map(drop);
         }
         // Standard output is for the image's digest; the build is talk.
         let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
@@ -277,7 +392,23 @@ impl Runtime for DockerCli {
         let mut command = self.command(["version", "--format", "{{.Server.Version}}"]);
         let what = format!("reach {}", self.program);
         let version = run(&mut command, Kind::ContainerFailed, &what)?;
+        self.daemon()?.check(Uid::effective().is_root())?;
         Ok(format!("{} {}", self.program, version.trim()))
+    }
+
+    fn doubts(&self) -> Result<Vec<String>> {
+        let mut doubts = self.daemon()?.doubts();
+        let help = self.command(["build", "--help"]).stdin(Stdio::null()).output();
+        // BuildKit takes these options, ignores them, and does not list them.
+        if !help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--memory-swap")) {
+            let program = self.program;
+            doubts.push(format!("{program} builds images without limits for memory and processors (docs/security.md)"));
+        }
+        Ok(doubts)
+    }
+
+    fn owner(&self) -> Result<Owner> {
+        self.daemon()?.owner()
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
@@ -300,51 +431,81 @@ impl Runtime for DockerCli {
             let image = match inspected.udf_image(digest) {
                 Ok(image) => image,
                 Err(error) => {
-                    eprintln!("transshipd: left image {digest} alone: {error}");
+                    eprintln!("transshipd: left image {digest} alone: {}", quoted(&error.to_string()));
                     continue;
                 }
             };
-            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names.
+            // One that was rebuilt since keeps the tag of its content. podman writes localhost/ before names; under docker, this
+            // is a registry.
             let name = image.manifest.image();
-            let has_name =
-                |tag: &String| *tag == name || tag.strip_suffix(&name).is_some_and(|host| host.ends_with('/'));
-            if inspected.repo_tags.iter().flatten().any(has_name) {
+            let local = if self.program == "podman" { format!("localhost/{name}") } else { name.clone() };
+            if inspected.repo_tags.iter().flatten().any(|tag| *tag == name || *tag == local) {
                 images.push(image);
             }
         }
         Ok(images)
     }
 
-    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, shows_progress: bool) -> Result<ImageInfo> {
+    fn build(&self, context: &Path, manifest: &Manifest, _: &Template, options: &BuildOptions) -> Result<ImageInfo> {
         let image = manifest.image();
-        let content = content_of(context)?;
+        // An image on another base is another one.
+        let content = with_arguments(content_of(context)?, &self.base_arguments(context)?);
         let code = code_of(context, manifest)?;
         let before = self.find_image(&image)?;
         let label = |name: &str| before.as_ref()?.config.labels.as_ref()?.get(name);
+        // What its labels say of its files counts only of an image that was built here.
+        let built = before.as_ref().and_then(|before| self.read_built(&before.digest()));
         // What was built of the same files need not even be asked of the builder's cache.
-        if label(CONTENT_LABEL) == Some(&content) {
+        if built.as_ref().is_some_and(|built| built.content == content) {
             return self.resolve(&image);
         }
         // Where only a model or data changed, the functions are what they were.
-        let known = label(MANIFEST_LABEL).filter(|_| label(CODE_LABEL) == Some(&code));
+        let known = label(MANIFEST_LABEL).filter(|_| built.is_some_and(|built| built.code == code));
+        let building = Building::new(self, &image)?;
         let described = match known {
             Some(described) => manifest.with_described(described)?,
             None => {
-                self.build_once(context, &image, &[], shows_progress)?;
-                self.describe(&image, manifest)?
+                self.build_once(context, &building, &[], options)?;
+                self.describe(&building, manifest, options)?
             }
         };
         let labels = [
             (MANIFEST_LABEL, described.to_label()),
             (CONTENT_LABEL, content.clone()),
-            (CODE_LABEL, code),
+            (CODE_LABEL, code.clone()),
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
-        self.build_once(context, &image, &labels, shows_progress && known.is_some())?;
+        let shows_progress = options.shows_progress && known.is_some();
+        self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        let digest = self.inspect_image(&building.tag)?.digest();
+        self.write_built(&digest, &Built { content: content.clone(), code: code.clone() });
+        options.cancel.check(&format!("build image \"{image}\""))?;
+        self.tag(&building.tag, &image)?;
         // The same files have the same tag, wherever they are built.
-        self.tag(&image, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        self.tag(&building.tag, &format!("{}:{}", manifest.name, &content[..CONTENT_TAG_DIGITS]))?;
+        drop(building);
         self.resolve(&image)
+    }
+
+    fn was_built_here(&self, digest: &str) -> bool {
+        self.read_built(digest).is_some()
+    }
+
+    fn remove_leftovers(&self) -> Result<()> {
+        let mut command = self.command(["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]);
+        let names = run(&mut command, Kind::ContainerFailed, "list images")?;
+        let now = seconds_since_1970();
+        for name in names.lines().filter(|name| build_end(name).is_some_and(|end| end < now)) {
+            let what = format!("remove image \"{name}\"");
+            if let Err(error) = run(&mut self.command(["image", "rm", name]), Kind::ContainerFailed, &what)
+                // Another manager may have removed it.
+                && !says_missing(&error)
+            {
+                eprintln!("transshipd: {error}");
+            }
+        }
+        Ok(())
     }
 
     fn remove_image(&self, image: &ImageInfo) -> Result<()> {
@@ -357,7 +518,9 @@ impl Runtime for DockerCli {
         };
         let mut command = self.command(["image", "rm"]);
         command.args(tags.iter().filter(is_own));
-        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image())).map(drop)
+        run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", image.manifest.image()))?;
+        let _ = self.built_file(&image.digest).map(fs::remove_file);
+        Ok(())
     }
 
     fn push(&self, image: &str, reference: &str) -> Result<String> {
@@ -381,7 +544,7 @@ impl Runtime for DockerCli {
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.command(["run", "--detach", "--name", &spec.name]);
         let network = if spec.limits.network { self.open_network()? } else { None };
-        command.args(container_arguments(self.program, &spec.limits, network));
+        command.args(self.locks(&spec.limits, network));
         command.args(self.inspect_image(&spec.digest)?.config.mounts()?);
         command.arg(format!("--volume={}:{SOCKET_DIR_INSIDE}", spec.socket_dir.display()));
         command.arg(format!("--env=TRANSSHIP_SOCKET_DIR={SOCKET_DIR_INSIDE}"));
@@ -464,6 +627,68 @@ impl Runtime for DockerCli {
     }
 }
 
+/// An image that is being built. Dropping this takes its name away, and with it the image, unless it has another name.
+struct Building<'a> {
+    cli: &'a DockerCli,
+    tag: String,
+    /// The name that it gets in the end.
+    image: &'a str,
+}
+
+impl<'a> Building<'a> {
+    fn new(cli: &'a DockerCli, image: &'a str) -> Result<Building<'a>> {
+        // It is built twice, and described in between.
+        let end = seconds_since_1970() + (2 * cli.build_timeout + 2 * DESCRIBE_TIMEOUT).as_secs();
+        Ok(Building { cli, image, tag: format!("{BUILDING_REPOSITORY}:{end}-{}", random_hex()?) })
+    }
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        let mut command = self.cli.command(["image", "rm", &self.tag]);
+        if let Err(error) = run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", self.tag))
+            && !says_missing(&error)
+        {
+            eprintln!("transship: {error}");
+        }
+    }
+}
+
+/// When the build that made this name has certainly ended; none for other names.
+fn build_end(name: &str) -> Option<u64> {
+    let (repository, tag) = name.rsplit_once(':')?;
+    // podman writes localhost/ before names.
+    if repository.trim_start_matches("localhost/") != BUILDING_REPOSITORY {
+        return None;
+    }
+    let (end, random) = tag.split_once('-')?;
+    let is_random = random.len() == 32 && random.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_random.then(|| end.parse().ok())?
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// Build arguments that set those of a Dockerfile's whose value is an image which is to be another.
+fn base_arguments(dockerfile: &str, base_images: &[BaseImage]) -> Vec<String> {
+    let arguments = dockerfile.lines().filter_map(|line| line.trim().strip_prefix("ARG ")?.trim().split_once('='));
+    let replaced = arguments.filter_map(|(name, value)| {
+        let base = base_images.iter().find(|base| base.name == value)?;
+        Some(format!("{name}={}", base.reference))
+    });
+    replaced.collect()
+}
+
+/// What tells a content that is built with arguments from the same without.
+fn with_arguments(content: String, arguments: &[String]) -> String {
+    if arguments.is_empty() {
+        return content;
+    }
+    let digest = Sha256::digest(format!("{content}\n{}", arguments.join("\n")));
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The parts of a reference by which a registry knows an image.
 pub(super) fn parse_reference(reference: &str) -> Result<ImageReference> {
     let parsed = ImageReference::parse(reference)?;
@@ -509,6 +734,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn bases_are_replaced_where_a_dockerfile_names_them() {
+        let bases: Vec<BaseImage> =
+            ["debian:bookworm-slim=debian@sha256:".to_string() + &"0".repeat(64), "golang:1=mine/golang:2".to_string()]
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect();
+        let dockerfile =
+            "# ARG BASE=golang:1\nARG COMPILER=golang:1\nARG BASE=debian:bookworm-slim\nARG OTHER=x\nFROM ${BASE}\n";
+        let arguments = base_arguments(dockerfile, &bases);
+        assert_eq!(arguments, ["COMPILER=mine/golang:2".to_string(), format!("BASE={}", bases[0].reference)]);
+        assert!(base_arguments("FROM debian:bookworm-slim", &bases).is_empty());
+        assert_eq!(with_arguments("abc".to_string(), &[]), "abc");
+        assert_eq!(with_arguments("abc".to_string(), &arguments).len(), 64);
+        for wrong in ["debian", "debian=", "=debian", "debian=--x", "debian=a b", "a=b=c"] {
+            assert!(wrong.parse::<BaseImage>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn volumes_are_mounted_in_memory_or_refused() {
         let config =
             |path: &str| parse::<InspectedConfig>(&serde_json::json!({"Volumes": {path: {}}}).to_string()).unwrap();
@@ -538,6 +782,18 @@ mod tests {
             let error = Error::new(Kind::ContainerFailed, "could not").with_detail(said);
             assert_eq!(says_missing(&error), is_missing, "{said}");
         }
+    }
+
+    #[test]
+    fn only_names_of_builds_are_taken_for_leftovers() {
+        let random = "0123456789abcdef0123456789abcdef";
+        assert_eq!(build_end(&format!("transship-build:17-{random}")), Some(17));
+        assert_eq!(build_end(&format!("localhost/transship-build:17-{random}")), Some(17));
+        for name in ["transship-build:17", "transship-build:17-0", "transship-build:latest", "<none>:<none>", ""] {
+            assert_eq!(build_end(name), None, "{name}");
+        }
+        assert_eq!(build_end(&format!("registry.example/transship-build:17-{random}")), None);
+        assert_eq!(build_end(&format!("transship-build:x-{random}")), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 use std::collections::HashSet;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use udf_protocol::control::ImageInfo;
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_types::{Error, Kind, Result};
 
 use super::docker_cli::{DockerCli, InspectedImage, advise_login, parse_reference};
 use super::program::run;

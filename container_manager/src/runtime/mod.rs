@@ -2,25 +2,38 @@
 
 mod docker_api;
 pub mod docker_cli;
+mod docker_daemon;
 mod docker_pull;
 pub mod process;
 pub mod program;
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, Manifest};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, Manifest};
+use udf_types::{Error, Kind, Result};
 
+use crate::cancel::Cancel;
 use crate::flags::{PlaceFlags, RuntimeName};
 use crate::registration::template::Template;
+use crate::sandbox::Owner;
 use docker_cli::DockerCli;
 use process::ProcessRuntime;
 
 /// Longest that a handler may take to say what its functions are.
 const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
+
+/// How an image is built.
+#[derive(Debug, Clone, Default)]
+pub struct BuildOptions {
+    /// Whether the build's output goes to standard error.
+    pub shows_progress: bool,
+    /// Ends the build.
+    pub cancel: Cancel,
+}
 
 /// What to start.
 #[derive(Debug, Clone)]
@@ -65,18 +78,32 @@ pub trait Runtime: Send + Sync {
     fn name(&self) -> &str;
     /// Whether it works, in a line for `transship doctor`.
     fn check(&self) -> Result<String>;
+    /// What replicas and builds are not kept from here, though they should be, in sentences without a period.
+    fn doubts(&self) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+    /// Whose processes replicas are, on this host.
+    fn owner(&self) -> Result<Owner> {
+        Ok(Owner::UNSHIFTED)
+    }
     /// The image that a name or digest stands for.
     fn resolve(&self, image: &str) -> Result<ImageInfo>;
     /// The UDF images that have a name; a rebuilt image takes the name from the one before.
     fn images(&self) -> Result<Vec<ImageInfo>>;
-    /// Builds a staged context into the image `manifest.image()`; the build's output goes to stderr if `shows_progress`.
+    /// Whether this host's state folder says that the image was built here: its labels could be anybody's.
+    fn was_built_here(&self, digest: &str) -> bool;
+    /// Builds a staged context into the image `manifest.image()`. A build that fails, or is cancelled, leaves no image.
     fn build(
         &self,
         context: &Path,
         manifest: &Manifest,
         template: &Template,
-        shows_progress: bool,
+        options: &BuildOptions,
     ) -> Result<ImageInfo>;
+    /// Removes what builds have left that were killed, together with the program that had started them.
+    fn remove_leftovers(&self) -> Result<()> {
+        Ok(())
+    }
     /// Removes an image, with the names that its build gave it.
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
@@ -143,6 +170,15 @@ pub(crate) fn image_not_found(image: &str) -> Error {
 /// The image lacks what makes it a UDF image.
 pub(crate) fn not_a_udf_image(image: &str) -> Error {
     Error::new(Kind::InvalidDefinition, format!("image \"{image}\" is not a UDF image"))
-        .with_detail(format!("It has no label \"{}\".", udf_protocol::manifest::MANIFEST_LABEL))
+        .with_detail(format!("It has no label \"{}\".", udf_project::manifest::MANIFEST_LABEL))
         .with_hint("Build it with \"transship build\".")
+}
+
+/// 128 random bits.
+pub(crate) fn random_hex() -> Result<String> {
+    let mut bytes = [0; 16];
+    std::fs::File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .map_err(|cause| Error::new(Kind::ContainerFailed, format!("could not read random bytes: {cause}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }

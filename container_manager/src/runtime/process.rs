@@ -6,27 +6,32 @@
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::OFlag;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use udf_protocol::control::ImageInfo;
-use udf_protocol::manifest::{Limits, Manifest};
-use udf_protocol::reference::{ImageReference, is_digest};
-use udf_protocol::{Error, Kind, Result};
+use udf_client::control::ImageInfo;
+use udf_project::manifest::{Limits, Manifest};
+use udf_project::reference::{ImageReference, is_digest};
+use udf_types::{Error, Kind, Result};
 
 use super::program::{run, run_within};
-use super::{DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines};
-use crate::config::make_dir;
+use super::{
+    BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines,
+};
+use crate::cancel::Cancel;
+use crate::config::{make_closed_dir, make_dir};
 use crate::flags::PlaceFlags;
+use crate::folders;
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::content_of;
 use crate::registration::template::{ProcessTemplate, Template};
@@ -35,6 +40,8 @@ use crate::sandbox::{REPLICA_ID, process_prefix};
 /// Time between asking a process to end and killing it.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Between two looks at whether another build has made an environment.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 /// A longer log of a running replica loses all but its end, which is looked at every second.
 const MOST_LOG_BYTES: u64 = 16 << 20;
 
@@ -42,6 +49,8 @@ const MOST_LOG_BYTES: u64 = 16 << 20;
 #[derive(Debug)]
 pub struct ProcessRuntime {
     state_dir: PathBuf,
+    /// Longest that each of a build's programs may take.
+    build_timeout: Duration,
     is_root: bool,
     can_unshare: bool,
     children: Mutex<HashMap<String, Child>>,
@@ -64,7 +73,20 @@ impl ProcessRuntime {
         let probe = process_prefix(&Limits::default(), is_root, true);
         let can_unshare =
             Command::new(&probe[0]).args(&probe[1..]).arg("true").output().is_ok_and(|out| out.status.success());
-        Ok(ProcessRuntime { state_dir: place.state_dir.clone(), is_root, can_unshare, children: Mutex::default() })
+        let build_timeout = Duration::from_secs(place.build_timeout_s);
+        let (state_dir, children) = (place.state_dir.clone(), Mutex::default());
+        Ok(ProcessRuntime { state_dir, build_timeout, is_root, can_unshare, children })
+    }
+
+    /// Closes the state folder to all but replicas, which pass through it.
+    fn close_state_dir(&self) -> Result<()> {
+        make_closed_dir(&self.state_dir)?;
+        let failed = |cause: std::io::Error| io_error(&self.state_dir, &cause);
+        // A manager of another user closes its own.
+        match fs::metadata(&self.state_dir).map_err(failed)?.uid() == Uid::effective().as_raw() {
+            true => folders::close(&self.state_dir, true).map_err(failed),
+            false => Ok(()),
+        }
     }
 
     fn image_dir(&self, digest: &str) -> PathBuf {
@@ -90,7 +112,7 @@ impl ProcessRuntime {
     }
 
     /// Makes the environment that `root` asks for, unless one with the same requirements exists.
-    fn prepare_environment(&self, root: &Path, template: &ProcessTemplate, shows_progress: bool) -> Result<PathBuf> {
+    fn prepare_environment(&self, root: &Path, template: &ProcessTemplate, options: &BuildOptions) -> Result<PathBuf> {
         let mut hash = Sha256::new();
         for file in &template.env_files {
             hash.update(fs::read(root.join(file)).map_err(|cause| io_error(&root.join(file), &cause))?);
@@ -102,44 +124,77 @@ impl ProcessRuntime {
         if complete.exists() {
             return Ok(environment);
         }
-        if environment.exists() {
-            fs::remove_dir_all(&environment).map_err(|cause| io_error(&environment, &cause))?;
+        make_dir(&self.state_dir.join("envs"))?;
+        // Builds side by side may want the same.
+        let _lock = lock_file(&environment.with_extension("lock"), &options.cancel)?;
+        if complete.exists() {
+            return Ok(environment);
         }
-        make_dir(&environment)?;
+        self.remove_folder(&environment)?;
+        let installed = self.install(root, &environment, template, options);
+        if let Err(error) = installed {
+            // What is left of it only takes room; the next build would remove it as well.
+            if let Err(error) = self.remove_folder(&environment) {
+                eprintln!("transship: {error}");
+            }
+            return Err(error);
+        }
+        make_file(&complete)?;
+        Ok(environment)
+    }
+
+    fn install(
+        &self,
+        root: &Path,
+        environment: &Path,
+        template: &ProcessTemplate,
+        options: &BuildOptions,
+    ) -> Result<()> {
+        make_dir(environment)?;
         // Installing a package may run its code, so it happens as the replicas' user, who gets the folder meanwhile.
-        self.give_folder(&environment, REPLICA_ID)?;
+        self.give_folder(environment, REPLICA_ID, options)?;
         for words in &template.prepare {
-            let words = substitute(words, root, &environment);
-            if shows_progress {
+            let words = substitute(words, root, environment);
+            if options.shows_progress {
                 eprintln!("{}", words.join(" "));
             }
             let mut command =
                 self.sandboxed(&Limits { network: true, memory_mb: 1 << 20, ..Limits::default() }, &words);
             command.envs(std::env::vars().filter(|(name, _)| is_for_package_clients(name)));
-            run(&mut command, Kind::BuildFailed, "install the requirements")?;
+            self.run_for_build(&mut command, "install the requirements", options)?;
         }
-        self.give_folder(&environment, 0)?;
-        self.close_folder(&environment)?;
-        make_file(&complete)?;
-        Ok(environment)
+        self.give_folder(environment, 0, options)?;
+        self.close_folder(environment, options)
+    }
+
+    fn run_for_build(&self, command: &mut Command, what: &str, options: &BuildOptions) -> Result<()> {
+        run_within(command, Kind::BuildFailed, what, self.build_timeout, &options.cancel).map(drop)
+    }
+
+    /// Removes a folder, if it is there, with all that a package has made in it: folders however deep, and links, which are
+    /// not followed.
+    fn remove_folder(&self, folder: &Path) -> Result<()> {
+        let mut command = Command::new("rm");
+        command.args(["--recursive", "--force", "--one-file-system", "--"]).arg(folder);
+        run(&mut command, Kind::ContainerFailed, &format!("remove \"{}\"", folder.display())).map(drop)
     }
 
     /// Gives a folder, with all that is in it, to another user, if this one may.
-    fn give_folder(&self, folder: &Path, user: u32) -> Result<()> {
+    fn give_folder(&self, folder: &Path, user: u32, options: &BuildOptions) -> Result<()> {
         if !self.is_root {
             return Ok(());
         }
         let mut command = Command::new("chown");
         command.args(["--recursive", "--no-dereference", &format!("{user}:{user}")]).arg(folder);
-        run(&mut command, Kind::BuildFailed, "change the owner of a folder").map(drop)
+        self.run_for_build(&mut command, "change the owner of a folder", options)
     }
 
     /// Takes the right to write in a folder from all but its owner, since what was installed may have given it.
-    fn close_folder(&self, folder: &Path) -> Result<()> {
+    fn close_folder(&self, folder: &Path, options: &BuildOptions) -> Result<()> {
         let mut command = Command::new("chmod");
         // It changes nothing that a link points to.
         command.args(["--recursive", "go-w"]).arg(folder);
-        run(&mut command, Kind::BuildFailed, "change the mode of a folder").map(drop)
+        self.run_for_build(&mut command, "change the mode of a folder", options)
     }
 
     /// The images, by digest, that have a name, and the files of their names.
@@ -147,6 +202,30 @@ impl ProcessRuntime {
         let names = fs::read_dir(self.state_dir.join("tags")).into_iter().flatten().flatten();
         let tags = names.flat_map(|name| fs::read_dir(name.path()).into_iter().flatten().flatten());
         tags.map(|tag| (tag.path(), fs::read_to_string(tag.path()).unwrap_or_default().trim().to_string())).collect()
+    }
+
+    /// Makes the folder of an image.
+    fn build_root(
+        &self,
+        context: &Path,
+        root: &Path,
+        manifest: &Manifest,
+        template: &ProcessTemplate,
+        options: &BuildOptions,
+    ) -> Result<()> {
+        copy_folder(context, root)?;
+        let environment = self.prepare_environment(root, template, options)?;
+        let link = root.join("env");
+        std::os::unix::fs::symlink(&environment, &link).map_err(|cause| io_error(&link, &cause))?;
+        let mut describe = self.sandboxed(&manifest.limits, &substitute(&template.describe, root, &environment));
+        set_environment(&mut describe, template, root, &environment);
+        let what = format!("load the functions of image \"{}\"", manifest.image());
+        let text = run_within(&mut describe, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT, &options.cancel)?;
+        let described = manifest.with_described(&text)?;
+        // The label comes last: an image without one is not there.
+        let template_text = serde_json::to_string(template).expect("a template is plain strings");
+        write_file(&root.join("template.json"), &template_text)?;
+        write_file(&root.join("label.json"), &described.to_label())
     }
 
     fn signal(&self, name: &str, signal: Signal) -> Result<()> {
@@ -217,7 +296,7 @@ impl Runtime for ProcessRuntime {
         context: &Path,
         manifest: &Manifest,
         template: &Template,
-        shows_progress: bool,
+        options: &BuildOptions,
     ) -> Result<ImageInfo> {
         let Some(template) = &template.process else {
             return Err(Error::new(
@@ -229,30 +308,25 @@ impl Runtime for ProcessRuntime {
             return Err(Error::new(Kind::BuildFailed, "the process runtime cannot install system packages")
                 .with_hint("Use the docker or podman runtime."));
         }
+        self.close_state_dir()?;
         let digest = format!("sha256:{}", content_of(context)?);
         let root = self.image_dir(&digest);
         if !root.join("label.json").exists() {
-            if root.exists() {
-                fs::remove_dir_all(&root).map_err(|cause| io_error(&root, &cause))?;
+            self.remove_folder(&root)?;
+            if let Err(error) = self.build_root(context, &root, manifest, template, options) {
+                let _ = self.remove_folder(&root);
+                return Err(error);
             }
-            copy_folder(context, &root)?;
-            let environment = self.prepare_environment(&root, template, shows_progress)?;
-            let link = root.join("env");
-            std::os::unix::fs::symlink(&environment, &link).map_err(|cause| io_error(&link, &cause))?;
-            let mut describe = self.sandboxed(&manifest.limits, &substitute(&template.describe, &root, &environment));
-            set_environment(&mut describe, template, &root, &environment);
-            let what = format!("load the functions of image \"{}\"", manifest.image());
-            let described =
-                manifest.with_described(&run_within(&mut describe, Kind::BuildFailed, &what, DESCRIBE_TIMEOUT)?)?;
-            // The label comes last: an image without one is not there.
-            let template_text = serde_json::to_string(template).expect("a template is plain strings");
-            write_file(&root.join("template.json"), &template_text)?;
-            write_file(&root.join("label.json"), &described.to_label())?;
         }
         let tag = self.tag_file(&ImageReference::parse(&manifest.image())?);
         make_dir(tag.parent().expect("a tag lies in the folder of its name"))?;
         write_file(&tag, &digest)?;
         self.read_image(&digest, &manifest.image())
+    }
+
+    fn was_built_here(&self, _digest: &str) -> bool {
+        // There are no others.
+        true
     }
 
     fn remove_image(&self, image: &ImageInfo) -> Result<()> {
@@ -294,7 +368,7 @@ impl Runtime for ProcessRuntime {
         })?;
         let environment = fs::read_link(root.join("env")).map_err(|cause| io_error(&root.join("env"), &cause))?;
         let folder = self.replica_dir(&spec.name);
-        make_dir(&folder)?;
+        make_closed_dir(&folder)?;
         let log_path = folder.join("log");
         let log = make_file(&log_path)?;
         let second = log.try_clone().map_err(|cause| io_error(&log_path, &cause))?;
@@ -462,10 +536,25 @@ fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     fs::set_permissions(to, fs::Permissions::from_mode(0o755)).map_err(|cause| io_error(to, &cause))
 }
 
-/// Makes a file for appending that is not there, so that no link leads elsewhere.
+/// Makes a file for appending that is not there, so that no link leads elsewhere, and that nobody else may read.
 fn make_file(path: &Path) -> Result<File> {
-    let made = File::options().append(true).create_new(true).open(path);
+    let made = File::options().append(true).create_new(true).mode(0o600).open(path);
     made.map_err(|cause| io_error(path, &cause))
+}
+
+/// Waits for a lock on a file, which other processes may have as well.
+fn lock_file(path: &Path, cancel: &Cancel) -> Result<Flock<File>> {
+    let opened = File::options().create(true).append(true).mode(0o600).open(path);
+    let mut file = opened.map_err(|cause| io_error(path, &cause))?;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((same, Errno::EWOULDBLOCK)) => file = same,
+            Err((_, cause)) => return Err(io_error(path, &cause.into())),
+        }
+        cancel.check("install the requirements")?;
+        std::thread::sleep(LOCK_INTERVAL);
+    }
 }
 
 /// The last bytes of a log.

@@ -10,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::{Error, Kind, Result};
 
-/// Longest that a program may take which builds an image, or gets one.
-const BUILD_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+use crate::cancel::Cancel;
+
+/// Longest that a program may take which gets an image or gives it to a registry.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Longest that any other may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Most that a program may write to its standard output.
@@ -29,12 +31,19 @@ static BUILDS: Mutex<Option<HashSet<i32>>> = Mutex::new(None);
 
 /// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
 pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
-    let is_build = matches!(kind, Kind::BuildFailed | Kind::Unreachable);
-    run_within(command, kind, what, if is_build { BUILD_TIMEOUT } else { TIMEOUT })
+    let timeout = if kind == Kind::Unreachable { TRANSFER_TIMEOUT } else { TIMEOUT };
+    run_within(command, kind, what, timeout, &Cancel::default())
 }
 
-/// The same in a time of its own.
-pub(crate) fn run_within(command: &mut Command, kind: Kind, what: &str, timeout: Duration) -> Result<String> {
+/// The same in a time of its own, or until nobody waits for it any more.
+pub(crate) fn run_within(
+    command: &mut Command,
+    kind: Kind,
+    what: &str,
+    timeout: Duration,
+    cancel: &Cancel,
+) -> Result<String> {
+    cancel.check(what)?;
     let failed = |fact: String| Error::new(kind, format!("could not {what}: {fact}"));
     let name = command.get_program().display().to_string();
     let could_not = |cause: std::io::Error| failed(format!("{name}: {cause}"));
@@ -62,6 +71,10 @@ pub(crate) fn run_within(command: &mut Command, kind: Kind, what: &str, timeout:
     let status = loop {
         if let Some(status) = child.try_wait().map_err(could_not)? {
             break status;
+        }
+        if cancel.is_cancelled() {
+            end(&mut child, has_group);
+            return Err(cancel.check(what).expect_err("it stays cancelled"));
         }
         if Instant::now() >= deadline {
             end(&mut child, has_group);
@@ -180,6 +193,7 @@ fn text_of(output: &Receiver<(Vec<u8>, bool)>) -> (String, bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cancel::cancel;
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");
@@ -199,11 +213,31 @@ mod tests {
     #[test]
     fn one_that_hangs_is_ended_with_what_it_started() {
         let started = Instant::now();
-        let error =
-            run_within(&mut shell("sleep 60 & echo said >&2; wait"), Kind::BuildFailed, "wait", Duration::from_secs(1))
-                .unwrap_err();
+        let (mut hanging, second) = (shell("sleep 60 & echo said >&2; wait"), Duration::from_secs(1));
+        let error = run_within(&mut hanging, Kind::BuildFailed, "wait", second, &Cancel::default()).unwrap_err();
         assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
         assert_eq!((error.message(), error.detail()), ("could not wait: it took longer than 1 s", Some("said")));
+    }
+
+    #[test]
+    fn one_for_which_nobody_waits_is_ended() {
+        let (canceller, cancelled) = cancel();
+        let started = Instant::now();
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            canceller.cancel();
+        });
+        let mut hanging = shell("sleep 60 & wait");
+        let error = run_within(&mut hanging, Kind::BuildFailed, "wait", TIMEOUT, &cancelled).unwrap_err();
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+        assert_eq!(error.kind(), Kind::Cancelled);
+        ending.join().unwrap();
+        // Nothing is started any more.
+        let mut another = Command::new("/none");
+        assert_eq!(
+            run_within(&mut another, Kind::BuildFailed, "wait", TIMEOUT, &cancelled).unwrap_err().kind(),
+            Kind::Cancelled
+        );
     }
 
     #[test]

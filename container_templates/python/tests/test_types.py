@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from transship_server import types
 
-GOLDEN = pathlib.Path(__file__).parents[3] / "udf_protocol/tests/golden/call.json"
+GOLDEN = pathlib.Path(__file__).parents[3] / "udf_protocol/codec/tests/golden/call.json"
 
 
 def test_golden_call_reads_and_writes_back():
@@ -27,7 +27,7 @@ def test_golden_call_reads_and_writes_back():
 
 
 def test_table_document_names_the_same_types():
-    document = (GOLDEN.parents[3] / "docs/types.md").read_text()
+    document = (GOLDEN.parents[4] / "docs/types.md").read_text()
     names = [line.split("`")[1] for line in document.splitlines() if line.startswith("| `")]
     assert names == [*types.TYPES, "T[]", "range(T)", "(name T, ...)"]
 

@@ -13,9 +13,9 @@ use arrow_array::{
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer};
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, Field, IntervalUnit, TimeUnit};
-use udf_protocol::signature::{Argument, FunctionKind, Signature};
-use udf_protocol::textual_type;
-use udf_protocol::types::{Attribute, TABLE, Type};
+use udf_types::signature::{Argument, FunctionKind, Signature};
+use udf_types::textual_type;
+use udf_types::types::{Attribute, TABLE, Type};
 
 /// Days and microseconds that calendars of chrono know: the years up to 262,000.
 const DAYS: i32 = 95_000_000;

@@ -4,12 +4,12 @@ use std::fmt::Debug;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use udf_protocol::allow_list;
-use udf_protocol::control::{Request, Response};
-use udf_protocol::ddl::{self, Pin};
-use udf_protocol::manifest::{FunctionBody, FunctionEntry, Manifest};
-use udf_protocol::reference::ImageReference;
-use udf_protocol::types::Type;
+use udf_client::control::{Request, Response};
+use udf_project::allow_list;
+use udf_project::ddl::{self, Pin};
+use udf_project::manifest::{FunctionBody, FunctionEntry, Manifest};
+use udf_project::reference::ImageReference;
+use udf_types::types::Type;
 
 use crate::memory::{LIMIT, within};
 

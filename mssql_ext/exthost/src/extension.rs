@@ -9,9 +9,12 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
+use nix::sys::signal::{Signal, raise};
 
 use crate::abi::{self, Guid, HostCallbacks, SQL_NULL_DATA, SQL_SUCCESS};
 use crate::buffers::{Buffer, Kind};
@@ -21,11 +24,31 @@ use crate::types::SqlType;
 /// Events that the extension has logged: level, code, message.
 static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
+/// A call of the API, `NAME` or `NAME:NUMBER` if it is not the first of its name.
+#[derive(Debug, Clone)]
+pub struct Moment {
+    name: String,
+    number: u32,
+}
+
+impl FromStr for Moment {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Moment, String> {
+        let (name, number) = text.split_once(':').unwrap_or((text, "1"));
+        let number = number.parse().map_err(|cause| format!("{number:?} is no number: {cause}"))?;
+        Ok(Moment { name: name.to_string(), number })
+    }
+}
+
 /// An extension.
 pub struct Extension {
     library: Option<Library>,
     readings: Readings,
     kind: Kind,
+    /// When this process is killed, and how many calls of that name there were.
+    kill_at: Option<Moment>,
+    calls: AtomicU32,
     /// Memory of the call at hand.
     strings: RefCell<Vec<Buffer>>,
 }
@@ -89,12 +112,13 @@ pub fn take_events() -> Vec<String> {
 }
 
 impl Extension {
-    /// Loads a shared object.
-    pub fn load(path: &Path, readings: Readings, kind: Kind) -> Result<Extension, String> {
+    /// Loads a shared object. The process is killed once it has made the call that `kill_at` names.
+    pub fn load(path: &Path, readings: Readings, kind: Kind, kill_at: Option<Moment>) -> Result<Extension, String> {
         // SAFETY: an extension has no initialisers worth the name; it is what this program is for to load it.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|cause| format!("could not load {}: {cause}", path.display()))?;
-        let extension = Extension { library: Some(library), readings, kind, strings: RefCell::default() };
+        let (calls, strings) = Default::default();
+        let extension = Extension { library: Some(library), readings, kind, kill_at, calls, strings };
         for name in REQUIRED {
             if extension.find::<*const c_void>(name).is_none() {
                 return Err(format!("{} does not export {name}", path.display()));
@@ -117,6 +141,11 @@ impl Extension {
             std::thread::scope(|scope| scope.spawn(move || call(function)).join().expect("the call does not unwind"))
         };
         self.strings.borrow_mut().clear();
+        if let Some(moment) = self.kill_at.as_ref().filter(|moment| moment.name == name)
+            && self.calls.fetch_add(1, Relaxed) + 1 == moment.number
+        {
+            let _ = raise(Signal::SIGKILL);
+        }
         answer
     }
 

@@ -51,6 +51,9 @@ pub struct Flags {
     /// Kill each call after so many milliseconds, as the server does when a query is cancelled.
     #[arg(long)]
     kill_after_ms: Option<u64>,
+    /// Kill the process of each call when it has called this function of the API; NAME:2 stands for its second call.
+    #[arg(long, value_name = "NAME")]
+    kill_at: Option<extension::Moment>,
     /// Run each call so often at once, as sessions of one process.
     #[arg(long, default_value_t = 1)]
     sessions: u16,

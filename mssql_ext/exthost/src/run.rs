@@ -406,7 +406,7 @@ impl Job<'_> {
 
     fn load(&self) -> Result<Extension, String> {
         let path = std::path::absolute(&self.flags.extension).map_err(|cause| cause.to_string())?;
-        Extension::load(&path, self.readings, self.flags.buffers)
+        Extension::load(&path, self.readings, self.flags.buffers, self.flags.kill_at.clone())
     }
 
     /// Loads the extension and starts it as the server does.

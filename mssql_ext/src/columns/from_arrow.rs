@@ -9,11 +9,11 @@ use arrow_array::types::{
 };
 use arrow_array::{Array, ArrayRef, PrimitiveArray};
 use arrow_buffer::MutableBuffer;
-use udf_protocol::codec::json;
-use udf_protocol::codec::json_text::decimal_text;
-use udf_protocol::textual_type;
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_codec::json;
+use udf_codec::json_text::decimal_text;
+use udf_types::textual_type;
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use super::decimal::Decimal;
 use super::raw::RawColumn;

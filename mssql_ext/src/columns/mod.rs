@@ -1,7 +1,7 @@
 //! SQL Server's types: what the host calls them, and how they are written in T-SQL.
 //!
 //! [`raw`] are the host's buffers, which [`to_arrow`] turns into Arrow columns; [`from_arrow`] does the reverse. Which type stands for which
-//! is the type table's business (`udf_protocol::types`); here is only how the values lie in memory.
+//! is the type table's business (`udf_types::types`); here is only how the values lie in memory.
 
 pub mod decimal;
 pub mod from_arrow;
@@ -9,8 +9,8 @@ pub mod raw;
 pub mod time;
 pub mod to_arrow;
 
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind, Result};
+use udf_types::types::Type;
+use udf_types::{Error, Kind, Result};
 
 use crate::abi::code;
 
@@ -288,7 +288,7 @@ pub fn quote(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use udf_protocol::types::TABLE;
+    use udf_types::types::TABLE;
 
     #[test]
     fn types_read_back_as_written() {

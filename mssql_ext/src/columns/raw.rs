@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use arrow_buffer::NullBuffer;
-use udf_protocol::Result;
+use udf_types::Result;
 
 use super::SqlType;
 use crate::abi::{SQL_NO_NULLS, SQL_NULL_DATA};

@@ -9,10 +9,10 @@ use arrow_array::types::{
 use arrow_array::{ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArray, PrimitiveArray, StringArray};
 use arrow_buffer::{Buffer, MutableBuffer, OffsetBuffer, ScalarBuffer};
 use serde_json::Value;
-use udf_protocol::codec::{json, json_text};
-use udf_protocol::transport::MAX_MESSAGE_BYTES;
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Result};
+use udf_codec::{json, json_text};
+use udf_types::limits::MAX_MESSAGE_BYTES;
+use udf_types::types::Type;
+use udf_types::{Error, Result};
 
 use super::decimal::{self, Decimal};
 use super::raw::RawColumn;
@@ -141,7 +141,7 @@ pub fn check(what: &str, name: &str, sql: SqlType, argument: &str, ty: &Type) ->
     }
     let shown = if name.is_empty() { what.to_string() } else { format!("{what} \"{name}\"") };
     Err(Error::new(
-        udf_protocol::Kind::SignatureMismatch,
+        udf_types::error::Kind::SignatureMismatch,
         format!("{shown} is {sql}, which cannot become argument \"{argument}\" of type {ty} without loss"),
     )
     .with_hint(cast(name, ty)))
@@ -169,7 +169,7 @@ pub fn refuse(what: &str, name: &str, sql: &str) -> Error {
         "datetimeoffset" => format!("Write CONVERT(nvarchar(40), {column}, 127)."),
         _ => format!("Write CAST({column} AS nvarchar(max)), or another type of docs/types.md."),
     };
-    Error::new(udf_protocol::Kind::UnsupportedType, format!("{what} \"{name}\" is {sql}")).with_hint(hint)
+    Error::new(udf_types::error::Kind::UnsupportedType, format!("{what} \"{name}\" is {sql}")).with_hint(hint)
 }
 
 /// How values of a type become values of another, if that loses nothing.

@@ -5,18 +5,20 @@
 //! next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
-use udf_protocol::arena::Writer;
-use udf_protocol::batch::{BatchBuilder, CallBatch, ColumnBuilder};
-use udf_protocol::pace::{Measured, Pace};
-use udf_protocol::transport::Reply;
+use udf_client::arena::Writer;
+use udf_client::driver::Driver;
+use udf_client::inbox::Reply;
+use udf_client::outbox::Outgoing;
+use udf_client::pace::Pace;
+use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
+use super::runs;
 use super::sets::{find_result, part_of};
-use super::state::{Batch, BatchScanState, Call, Counters, Inner, Sent, SetCursor};
+use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
 use crate::datum::result_column::ResultColumn;
 use crate::datum::to_arrow;
@@ -61,6 +63,13 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let bounds = conditions.split_off(entries.len());
         let is_bounded = private.is_bounded && !is_explained_only;
         let first_rows = if is_bounded { rows_asked_for(planstate, &bounds) } else { usize::MAX };
+        let mut most_rows = u64::MAX;
+        if private.is_bound_exact
+            && let Ok(bound) = i64::try_from(first_rows)
+        {
+            most_rows = bound as u64;
+            pg_sys::ExecSetTupleBound(bound, (*planstate).lefttree);
+        }
         let is_stepwise = private.is_stepwise;
         for (entry, condition) in entries.into_iter().zip(conditions) {
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
@@ -108,7 +117,6 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 columns,
                 builder,
                 builder_bytes: 0,
-                stream: None,
                 function,
             });
         }
@@ -132,11 +140,14 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             deformed: deformed as i16,
             query_context: (*estate).es_query_cxt,
             user: catalog::current_user(),
+            driver: Driver::new(first_pace(max_rows, first_rows, is_stepwise, is_parallel), calls.len()),
             calls,
-            counters: Counters::default(),
-            pace: first_pace(max_rows, first_rows, is_stepwise, is_parallel),
+            max_rows,
             is_parallel,
             first_rows,
+            most_rows,
+            run: if private.may_be_stopped { estate } else { std::ptr::null() },
+            is_stepwise_if_stopped: private.is_stepwise_if_stopped,
             is_stepwise,
             queue: VecDeque::new(),
             forming: None,
@@ -156,6 +167,13 @@ fn first_pace(max_rows: usize, first_rows: usize, is_stepwise: bool, is_parallel
         settings::stepwise_pace()
     } else {
         settings::pace(max_rows, is_parallel).with_first_rows(first_rows)
+    }
+}
+
+impl Inner {
+    /// The pace of a scan that begins again.
+    fn first_pace(&self) -> Pace {
+        first_pace(self.max_rows, self.first_rows, self.is_stepwise, self.is_parallel)
     }
 }
 
@@ -266,7 +284,11 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
             (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
             pg_sys::CurrentMemoryContext = before;
-            if (*inner).pace.is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
+            if (*inner).rows_read + (*batch).rows.count as u64 >= (*inner).most_rows {
+                (*inner).is_child_done = true;
+                return;
+            }
+            if (*inner).driver.pace().is_full((*batch).rows.count, sent_bytes.max((*batch).bytes)) {
                 return;
             }
         }
@@ -359,13 +381,11 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         while let Some(batch) = inner.queue.pop_front().or_else(|| inner.forming.take()) {
             retire(inner, batch);
         }
-        let mut max_rows = usize::MAX;
-        for call in &mut inner.calls {
-            max_rows = max_rows.min(call.function.max_batch_rows());
+        for (i, call) in inner.calls.iter_mut().enumerate() {
             // Batches are numbered per stream, and a half-formed one is void.
-            let is_idle = call.stream.as_ref().is_some_and(|stream| stream.in_flight() == 0);
+            let is_idle = inner.driver.lane(i).is_some_and(|stream| stream.in_flight() == 0);
             if !is_idle || call.builder_bytes > 0 {
-                call.stream = None;
+                inner.driver.close(i);
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
             call.columns.clear();
@@ -374,7 +394,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }
-        inner.pace = first_pace(max_rows, inner.first_rows, inner.is_stepwise, inner.is_parallel);
+        inner.driver.restart(inner.first_pace());
         inner.is_child_done = false;
         inner.rows_read = 0;
         inner.rows_ready = 0;
@@ -397,6 +417,7 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
             (*inner).forming = None;
             (*inner).spare_contexts.clear();
             (*inner).calls.clear();
+            (*inner).driver.close_all();
         }
         let child = (*css).ss.ps.lefttree;
         if !child.is_null() {
@@ -426,6 +447,9 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
     report::set_reading(None);
     // SAFETY: the caller passes the state of a begun node.
     let inner = unsafe { &mut *inner };
+    if !inner.run.is_null() {
+        heed_run(inner);
+    }
     loop {
         if let Some(forming) = &inner.forming {
             if forming.rows.count == 0 && !inner.is_child_done {
@@ -447,17 +471,17 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
                 return Step::Emit;
             }
             if let Some(batch) = inner.queue.pop_front() {
+                inner.driver.retire();
                 retire(inner, batch);
             }
         }
-        let may_send = inner.pace.may_send(inner.queue.len(), inner.queue.iter().map(|batch| batch.bytes).sum());
-        if may_send && !inner.is_child_done {
+        if inner.driver.may_send() && !inner.is_child_done {
             start_batch(inner);
         } else if inner.queue.is_empty() {
             return Step::End;
         } else {
             #[cfg(feature = "lift-ordinary")]
-            if waiting_streams(inner).next().is_some() {
+            if waiting_stream(inner).is_some() {
                 return Step::Answer;
             }
             receive(inner);
@@ -465,12 +489,23 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
     }
 }
 
-/// The exchanges that have not answered the oldest batch's calls.
+/// Before the first row: reads no further ahead than the statement's run asks for.
+fn heed_run(inner: &mut Inner) {
+    if let Some(rows) = runs::rows_asked_for(inner.run) {
+        inner.first_rows = inner.first_rows.min(rows);
+        inner.is_stepwise |= inner.is_stepwise_if_stopped;
+        inner.driver.restart(inner.first_pace());
+    }
+    inner.run = std::ptr::null();
+}
+
+/// An exchange that has not answered the oldest batch's calls.
 #[cfg(feature = "lift-ordinary")]
-fn waiting_streams(inner: &mut Inner) -> impl Iterator<Item = &mut Stream> {
+fn waiting_stream(inner: &mut Inner) -> Option<&mut Stream> {
     let sent = inner.queue.front().map(|batch| batch.sent.as_slice()).unwrap_or_default();
-    let calls = inner.calls.iter_mut().zip(sent).filter(|(_, sent)| sent.count > 0);
-    calls.filter_map(|(call, _)| call.stream.as_mut().filter(|stream| stream.waits()))
+    let waits = |driver: &Driver<Stream>, i: usize| driver.lane(i).is_some_and(Stream::waits);
+    let waiting = (0..sent.len()).find(|i| sent[*i].count > 0 && waits(&inner.driver, *i))?;
+    inner.driver.lane_mut(waiting)
 }
 
 /// Makes the oldest batch's calls, from frames that own nothing.
@@ -478,18 +513,19 @@ fn waiting_streams(inner: &mut Inner) -> impl Iterator<Item = &mut Stream> {
 unsafe fn answer_calls(inner: *mut Inner, context: *mut pg_sys::ExprContext) {
     // SAFETY: as in exec; nobody else looks at the state meanwhile.
     unsafe {
-        while let Some(stream) = waiting_streams(&mut *inner).next().map(|stream| &raw mut *stream) {
+        while let Some(stream) = waiting_stream(&mut *inner).map(|stream| &raw mut *stream) {
             Stream::answer(stream, context);
         }
     }
 }
 
 fn start_batch(inner: &mut Inner) {
-    for call in &mut inner.calls {
-        let stream = call.stream.as_ref();
+    for (i, call) in inner.calls.iter_mut().enumerate() {
+        let stream = inner.driver.lane(i);
         let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
         let takes_constants = stream.is_some_and(Stream::takes_constants);
-        call.columns.begin(inner.pace.room(), inner.pace.bytes(), takes_constants, arena);
+        let pace = inner.driver.pace();
+        call.columns.begin(pace.room(), pace.bytes(), takes_constants, arena);
     }
     let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
         // SAFETY: the query's context outlives the node, which drops its batches.
@@ -499,7 +535,6 @@ fn start_batch(inner: &mut Inner) {
         context: memory,
         rows: KeptRows::default(),
         bytes: 0,
-        sent_at: None,
         first_row: inner.rows_read + 1,
         sent: inner.calls.iter().map(|_| Sent::default()).collect(),
         results: None,
@@ -509,52 +544,43 @@ fn start_batch(inner: &mut Inner) {
 
 /// Sends the calls of the batch that was formed.
 fn send_batch(inner: &mut Inner) {
-    let Some(mut batch) = inner.forming.take() else { return };
+    let Some(batch) = inner.forming.take() else { return };
     if batch.rows.count == 0 {
         inner.spare_contexts.push(batch.context);
         return;
     }
     inner.rows_read += batch.rows.count as u64;
-    inner.counters.batches += 1;
-    inner.pace.note_sent();
-    for (call, sent) in inner.calls.iter_mut().zip(&batch.sent) {
+    let mut bytes = batch.bytes;
+    for (i, (call, sent)) in inner.calls.iter_mut().zip(&batch.sent).enumerate() {
         if sent.count == 0 {
             continue;
         }
-        inner.counters.calls += sent.count as u64;
-        let stream = match call.stream.take() {
-            Some(stream) => stream,
+        if inner.driver.lane(i).is_none() {
             #[cfg(feature = "lift-ordinary")]
-            None => Stream::of_call(call.expression, &call.function, inner.query_context),
+            let stream = Stream::of_call(call.expression, &call.function, inner.query_context);
             #[cfg(not(feature = "lift-ordinary"))]
             // SAFETY: the plan outlives the node.
-            None => Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call(inner.user))),
-        };
-        batch.bytes += call.columns.bytes() + call.builder_bytes;
+            let stream =
+                Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call(inner.user)));
+            inner.driver.open(i, stream);
+        }
+        bytes += call.columns.bytes() + call.builder_bytes;
         call.builder_bytes = 0;
         let (columns, arena) = call.columns.take();
         let calls = call.builder.finish_batch_with(sent.count, columns);
         // A set's results are read one by one.
-        let calls = CallBatch { arena, takes_dictionaries: inner.set.is_none(), ..calls };
-        call.stream.insert(stream).send(calls);
+        let batch = CallBatch { takes_dictionaries: inner.set.is_none(), ..calls };
+        inner.driver.send(i, Outgoing { batch, arena });
     }
-    batch.sent_at = Some(Instant::now());
+    inner.driver.finish_batch(bytes);
     inner.queue.push_back(batch);
 }
 
 /// Waits for the oldest batch's results, of a call that returns a set for their first part.
 fn receive(inner: &mut Inner) {
     let mut results = Vec::with_capacity(inner.calls.len());
-    let waited_before = inner.counters.wait_us;
-    let mut measured = Measured::default();
     for i in 0..inner.calls.len() {
-        let is_sent = inner.queue.front().is_some_and(|batch| batch.sent[i].count > 0);
-        let reply = if is_sent { receive_reply(inner, i) } else { None };
-        if let (Some(reply), Some(batch)) = (&reply, inner.queue.front()) {
-            measured.rows = measured.rows.max(batch.sent[i].count);
-            measured.reply_bytes = measured.reply_bytes.saturating_add(reply.bytes_needed);
-            measured.compute = measured.compute.max(Duration::from_micros(reply.compute_us));
-        }
+        let reply = receive_reply(inner, i);
         let function = &inner.calls[i].function;
         match &mut inner.set {
             Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
@@ -563,29 +589,15 @@ fn receive(inner: &mut Inner) {
     }
     if let Some(batch) = inner.queue.front_mut() {
         batch.results = Some(results);
-        measured.latency = batch.sent_at.map_or(Duration::ZERO, |sent_at| sent_at.elapsed());
-        measured.waited = Duration::from_micros(inner.counters.wait_us - waited_before);
-        inner.pace.note_answered(&measured);
     }
 }
 
-/// Waits for the next reply to one call; none if the call has no stream.
+/// Waits for one call's next reply to the oldest batch; none if nothing of the batch was sent for it.
 pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
-    let start = Instant::now();
-    let call = &mut inner.calls[i];
-    let stream = call.stream.as_mut()?;
-    let outcome = stream.receive();
-    inner.counters.wait_us += start.elapsed().as_micros() as u64;
-    match outcome {
-        Ok(reply) => {
-            inner.counters.transports |= stream.transport().map_or(0, |transport| 1 << transport as u8);
-            inner.counters.repeated += reply.repeated as u64;
-            inner.counters.bytes_sent += reply.bytes_sent as u64;
-            inner.counters.bytes_received += reply.bytes_received as u64;
-            Some(reply)
-        }
+    match inner.driver.receive(i) {
+        Ok(reply) => reply,
         Err(error) => {
-            let name = &call.function.name;
+            let name = &inner.calls[i].function.name;
             let place = inner.queue.front().map(|batch| match error.row() {
                 Some(position) => {
                     let row = batch.first_row + batch.sent[i].row_of(position as usize) as u64;

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
-use udf_protocol::manifest::TransportName;
+use udf_types::transport_name::TransportName;
 
 use super::private::Private;
 use super::state::{BatchScanState, Counters, SharedCounters};
@@ -77,7 +77,7 @@ pub unsafe extern "C-unwind" fn keep_totals(css: *mut pg_sys::CustomScanState) {
         match worker {
             Ok(worker) => {
                 if worker < (*shared).count && !(*node).inner.is_null() {
-                    *(*shared).counters.as_mut_ptr().add(worker) = (*(*node).inner).counters;
+                    *(*shared).counters.as_mut_ptr().add(worker) = Counters::from((*(*node).inner).driver.totals());
                 }
             }
             // -1: the leader.
@@ -127,7 +127,7 @@ pub unsafe extern "C-unwind" fn explain(
         if !(*es).analyze || (*node).inner.is_null() {
             return;
         }
-        let mut total = (*(*node).inner).counters;
+        let mut total = Counters::from((*(*node).inner).driver.totals());
         total.add(&(*node).from_workers);
         let count = |label: &CStr, unit: &CStr, value: u64| {
             let unit = if unit.is_empty() { std::ptr::null() } else { unit.as_ptr() };

@@ -12,6 +12,7 @@ mod exec;
 mod explain;
 mod kept;
 mod private;
+mod runs;
 mod sets;
 mod state;
 
@@ -67,6 +68,7 @@ impl<T> Methods<T> {
 
 /// Makes the node known to this process.
 pub fn register() {
+    runs::install();
     // SAFETY: the table is static.
     unsafe { pg_sys::RegisterCustomScanMethods(SCAN_METHODS.as_ptr()) };
 }

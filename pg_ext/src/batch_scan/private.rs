@@ -19,8 +19,14 @@ pub struct Private {
     pub set: Option<SetJoin>,
     /// Whether `custom_exprs` ends with the count and the offset of the first rows that are asked for.
     pub is_bounded: bool,
+    /// Whether no more than these rows are ever asked for.
+    pub is_bound_exact: bool,
     /// Whether nothing is read before all before it was returned: batches of one row, one at a time.
     pub is_stepwise: bool,
+    /// Whether the run of the statement says how many rows are asked for (`runs.rs`).
+    pub may_be_stopped: bool,
+    /// Whether the batches have one row if these are not all.
+    pub is_stepwise_if_stopped: bool,
 }
 
 /// How a row of the child meets the results of a call that returns a set.
@@ -63,7 +69,7 @@ mod tests {
     #[test]
     fn what_the_planner_says_comes_back_from_its_text() {
         for set in [None, Some(SetJoin::Inner), Some(SetJoin::Left)] {
-            let private = Private { child_columns: 3, unused: vec![0, 2], set, is_bounded: true, is_stepwise: false };
+            let private = Private { child_columns: 3, unused: vec![0, 2], set, is_bounded: true, ..Private::default() };
             let text = serde_json::to_string(&private).unwrap();
             let back: Private = serde_json::from_str(&text).unwrap();
             assert_eq!((back.child_columns, back.unused, back.set), (3, vec![0, 2], set));

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use arrow_array::Int32Array;
 use arrow_array::cast::AsArray;
-use udf_protocol::transport::Reply;
-use udf_protocol::{Error, Kind};
+use udf_client::inbox::Reply;
+use udf_types::{Error, Kind};
 
 use super::exec::receive_reply;
 use super::private::SetJoin;

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::time::Instant;
 
 use arrow_array::Int32Array;
 use pgrx::pg_sys;
-use udf_protocol::batch::BatchBuilder;
-use udf_protocol::pace::Pace;
+use udf_client::driver::{Driver, Totals};
+use udf_codec::batch::BatchBuilder;
 
 use super::kept::{KeptColumn, KeptRows};
 use super::private::SetJoin;
@@ -43,6 +42,12 @@ pub struct Inner {
     pub is_parallel: bool,
     /// Most rows of the first batch, since the plan above may ask for no more.
     pub first_rows: usize,
+    /// Most rows that are ever asked for; the child may have no more.
+    pub most_rows: u64,
+    /// The statement's run, which may ask for fewer rows than the plan does; null once it was asked, or if it does not matter.
+    pub run: *const pg_sys::EState,
+    /// Whether each batch has one row if the run asks for fewer rows.
+    pub is_stepwise_if_stopped: bool,
     /// Whether each batch has one row, and none is read ahead.
     pub is_stepwise: bool,
     /// The columns of the child that the node hands on.
@@ -56,12 +61,12 @@ pub struct Inner {
     pub user: pg_sys::Oid,
     /// The lifted calls.
     pub calls: Vec<Call>,
-    /// What EXPLAIN ANALYZE shows.
-    pub counters: Counters,
+    /// Sends batches to the calls' exchanges, a lane for each. A lane is closed before the first batch.
+    pub driver: Driver<Stream>,
 
     // for one scan
-    /// How large the next batch may be, and how many may be out.
-    pub pace: Pace,
+    /// Most rows of a batch that the functions take.
+    pub max_rows: usize,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
     /// The batch that is being formed.
@@ -126,8 +131,6 @@ pub struct Call {
     pub builder: BatchBuilder,
     /// Bytes that the builder has.
     pub builder_bytes: usize,
-    /// The stream to the container; none before the first batch.
-    pub stream: Option<Stream>,
 }
 
 /// One batch of rows of the child.
@@ -136,10 +139,8 @@ pub struct Batch {
     pub context: OwnedContext,
     /// The rows.
     pub rows: KeptRows,
-    /// Their size; once the batch is sent, with what was sent.
+    /// Their size.
     pub bytes: usize,
-    /// When it was sent.
-    pub sent_at: Option<Instant>,
     /// The number of the first row, counted from 1 over the scan.
     pub first_row: u64,
     /// Per call, what was sent.
@@ -171,8 +172,22 @@ pub struct Counters {
     pub bytes_sent: u64,
     pub bytes_received: u64,
     pub wait_us: u64,
-    /// Transports used: a bit for each of [`udf_protocol::manifest::TransportName::ALL`].
+    /// Transports used: a bit for each of [`udf_types::transport_name::TransportName::ALL`].
     pub transports: u8,
+}
+
+impl From<&Totals> for Counters {
+    fn from(totals: &Totals) -> Counters {
+        Counters {
+            calls: totals.calls,
+            repeated: totals.repeated,
+            batches: totals.batches,
+            bytes_sent: totals.bytes_sent,
+            bytes_received: totals.bytes_received,
+            wait_us: u64::try_from(totals.waited.as_micros()).unwrap_or(u64::MAX),
+            transports: totals.transports,
+        }
+    }
 }
 
 impl Counters {

@@ -19,9 +19,9 @@ use arrow_buffer::{
 use arrow_schema::Fields;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
-use udf_protocol::arena::{Arena, Writer};
-use udf_protocol::batch::Given;
-use udf_protocol::types::Type;
+use udf_client::arena::{Arena, Writer};
+use udf_codec::batch::Given;
+use udf_types::types::Type;
 
 use super::to_arrow::{self, days_since_1970, micros_since_1970};
 use super::{Form, SqlType};
@@ -156,7 +156,7 @@ enum Argument {
     Leaf(usize),
     /// Leaves, from this number on, and what keeps them together.
     Composite(usize, Composite),
-    /// A [`udf_protocol::batch::ColumnBuilder`] has it.
+    /// A [`udf_codec::batch::ColumnBuilder`] has it.
     Built,
     /// The constant of this number.
     Constant(usize),

@@ -11,10 +11,10 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrayRef, Int32Array, new_null_array};
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::textual_type;
-use udf_protocol::types::Type;
-use udf_protocol::{Error, Kind};
+use udf_types::signature::FunctionKind;
+use udf_types::textual_type;
+use udf_types::types::Type;
+use udf_types::{Error, Kind};
 
 use super::to_arrow::type_changed;
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output_function};

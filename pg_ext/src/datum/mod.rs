@@ -10,8 +10,9 @@ use std::ffi::CStr;
 use std::sync::Arc;
 
 use pgrx::{PgTupleDesc, pg_sys};
-use udf_protocol::types::{Attribute, Type};
-use udf_protocol::{Error, Kind, Result};
+use udf_types::limits::MAX_DEPTH;
+use udf_types::types::{Attribute, Type};
+use udf_types::{Error, Kind, Result};
 
 use crate::pg::catalog::{extension_of_type, type_name};
 use crate::pg::text;
@@ -20,9 +21,6 @@ use crate::pg::text;
 const EPOCH_DAYS: i32 = 10_957;
 /// The same in microseconds.
 const EPOCH_MICROS: i64 = 946_684_800_000_000;
-
-/// Deepest nesting of arrays, ranges and composite types, as in udf_protocol.
-const MAX_DEPTH: usize = 16;
 
 /// A SQL type, and how its values are read and written; looked up once per function.
 #[derive(Debug)]

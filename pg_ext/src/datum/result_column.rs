@@ -7,7 +7,7 @@ use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type
 use arrow_array::{Array, ArrayRef, Int32Array, StringArray};
 use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use pgrx::pg_sys;
-use udf_protocol::types::Type;
+use udf_types::types::Type;
 
 use super::Form;
 use super::from_arrow::ResultReader;

@@ -3,8 +3,8 @@
 use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
-use udf_protocol::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
-use udf_protocol::{Error, Kind};
+use udf_codec::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
+use udf_types::{Error, Kind};
 
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
 use crate::pg::text::to_utf8;

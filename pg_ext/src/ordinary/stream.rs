@@ -11,12 +11,14 @@ use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_schema::{Field, Schema};
 use pgrx::pg_guard;
 use pgrx::pg_sys::{self, Datum, ExprContext, FmgrInfo, FunctionCallInfo, MemoryContext, NullableDatum};
-use udf_protocol::Result;
-use udf_protocol::arena::Writer;
-use udf_protocol::batch::{BatchBuilder, CallBatch};
-use udf_protocol::manifest::TransportName;
-use udf_protocol::signature::{Argument, FunctionKind, Signature};
-use udf_protocol::transport::Reply;
+use udf_client::arena::Writer;
+use udf_client::driver::Lane;
+use udf_client::inbox::Reply;
+use udf_client::outbox::Outgoing;
+use udf_codec::batch::{BatchBuilder, CallBatch};
+use udf_types::Result;
+use udf_types::signature::{Argument, FunctionKind, Signature};
+use udf_types::transport_name::TransportName;
 
 use crate::datum::from_arrow::ResultReader;
 use crate::datum::to_arrow;
@@ -106,24 +108,9 @@ impl Stream {
         true
     }
 
-    /// Takes a batch.
-    pub fn send(&mut self, batch: CallBatch) {
-        self.sent.push_back(batch);
-    }
-
     /// Batches sent and not yet received.
     pub fn in_flight(&self) -> usize {
         self.sent.len() + self.answered.len()
-    }
-
-    /// None: nothing travels.
-    pub fn transport(&self) -> Option<TransportName> {
-        None
-    }
-
-    /// The oldest batch's reply, which [`Self::answer`] has made.
-    pub fn receive(&mut self) -> Result<Reply> {
-        Ok(self.answered.pop_front().expect("a batch is answered before it is received"))
     }
 
     /// Whether the oldest batch is not answered yet.
@@ -152,6 +139,22 @@ impl Stream {
             pg_sys::CurrentMemoryContext = before;
             end(stream, work);
         }
+    }
+}
+
+impl Lane for Stream {
+    fn send(&mut self, batch: Outgoing) {
+        self.sent.push_back(batch.batch);
+    }
+
+    /// The oldest batch's reply, which [`Stream::answer`] has made.
+    fn receive(&mut self) -> Result<Reply> {
+        Ok(self.answered.pop_front().expect("a batch is answered before it is received"))
+    }
+
+    /// None: nothing travels.
+    fn transport(&self) -> Option<TransportName> {
+        None
     }
 }
 

@@ -62,6 +62,34 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
     }
 }
 
+/// Whether a table has triggers that are called before each row, or in its place.
+///
+/// # Safety
+/// The table is locked.
+pub unsafe fn has_row_triggers_before(table: pg_sys::Oid) -> bool {
+    // SAFETY: the caller says so; the entry of the relation cache is held while it is read.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(table);
+        if relation.is_null() {
+            return true;
+        }
+        let triggers = (*relation).trigdesc.as_ref();
+        let found = triggers.is_some_and(|triggers| {
+            [
+                triggers.trig_insert_before_row,
+                triggers.trig_insert_instead_row,
+                triggers.trig_update_before_row,
+                triggers.trig_update_instead_row,
+                triggers.trig_delete_before_row,
+                triggers.trig_delete_instead_row,
+            ]
+            .contains(&true)
+        });
+        pg_sys::RelationClose(relation);
+        found
+    }
+}
+
 /// Whether there is a database with this oid.
 pub fn database_exists(oid: pg_sys::Oid) -> bool {
     let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;

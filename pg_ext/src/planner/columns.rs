@@ -11,6 +11,8 @@ pub struct LiftedCall {
     pub call: *mut pg_sys::FuncExpr,
     /// Every place where it was found: the call is made for a row that the guards of one of them let through.
     places: Vec<FoundCall>,
+    /// Whether equal calls have equal results.
+    is_repeatable: bool,
 }
 
 /// The columns of a new node: plain parts of the old expressions, which the child computes, and calls.
@@ -21,10 +23,9 @@ pub struct Columns {
 
 impl Columns {
     /// The columns that `moved` expressions need when `calls` in them have become columns.
-    pub unsafe fn new(calls: &[FoundCall], moved: &[*mut pg_sys::Node]) -> Columns {
+    pub unsafe fn new(calls: Vec<LiftedCall>, moved: &[*mut pg_sys::Node]) -> Columns {
         // SAFETY: the caller passes valid expressions; the walks change nothing and their copies are dropped.
         unsafe {
-            let calls = distinct_calls(calls);
             let mut atoms: Vec<*mut pg_sys::Node> = Vec::new();
             let mut note = |node: *mut pg_sys::Node| {
                 if is_atom(node) && !atoms.iter().any(|atom| pg_sys::equal(atom.cast(), node.cast())) {
@@ -46,6 +47,11 @@ impl Columns {
             }
             Columns { calls, atoms }
         }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.atoms.len() + self.calls.len()
     }
 
     /// Where a noted plain part is among the columns.
@@ -162,17 +168,20 @@ impl LiftedCall {
     }
 }
 
-/// Equal calls once, unless they are VOLATILE: then each is a call of its own.
-pub unsafe fn distinct_calls(calls: &[FoundCall]) -> Vec<LiftedCall> {
+/// Equal calls once, unless they may have other results: then each is a call of its own. `is_still` says that nothing in the
+/// statement is VOLATILE but calls, so that STABLE arguments are the same for one row wherever they stand.
+pub unsafe fn distinct_calls(calls: &[FoundCall], is_still: bool) -> Vec<LiftedCall> {
     let mut distinct: Vec<LiftedCall> = Vec::new();
     for found in calls {
         // SAFETY: the caller passes valid calls.
-        let equal = distinct.iter_mut().find(|lifted| unsafe {
-            is_repeatable(found.call.cast()) && pg_sys::equal(lifted.call.cast(), found.call.cast())
-        });
+        let is_repeatable = unsafe { is_repeatable(found.call, is_still) };
+        // SAFETY: as above.
+        let equal = distinct
+            .iter_mut()
+            .find(|lifted| unsafe { is_repeatable && pg_sys::equal(lifted.call.cast(), found.call.cast()) });
         match equal {
             Some(lifted) => lifted.places.push(found.clone()),
-            None => distinct.push(LiftedCall { call: found.call, places: vec![found.clone()] }),
+            None => distinct.push(LiftedCall { call: found.call, places: vec![found.clone()], is_repeatable }),
         }
     }
     distinct
@@ -186,18 +195,22 @@ pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Opti
         if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
             return None;
         }
-        let repeats = is_repeatable(node);
         calls.iter().position(|lifted| {
             lifted.places.iter().any(|place| std::ptr::eq(place.call.cast(), node))
-                || (repeats && lifted.is_unconditional() && pg_sys::equal(lifted.call.cast(), node.cast()))
+                || (lifted.is_repeatable && lifted.is_unconditional() && pg_sys::equal(lifted.call.cast(), node.cast()))
         })
     }
 }
 
-/// Whether equal calls have equal results: neither the function nor an argument is VOLATILE.
-unsafe fn is_repeatable(node: *mut pg_sys::Node) -> bool {
+/// Whether equal calls have equal results: neither the function nor an argument is VOLATILE, nor does an argument depend on
+/// what may have changed in between.
+unsafe fn is_repeatable(call: *mut pg_sys::FuncExpr, is_still: bool) -> bool {
     // SAFETY: the caller passes a valid call.
-    unsafe { !is_volatile((*node.cast::<pg_sys::FuncExpr>()).funcid) && !pg_sys::contain_volatile_functions(node) }
+    unsafe {
+        !is_volatile((*call).funcid)
+            && !pg_sys::contain_volatile_functions(call.cast())
+            && (is_still || !pg_sys::contain_mutable_functions((*call).args.cast()))
+    }
 }
 
 /// A Var for column `position`, counted from zero, with the type of `like`.
@@ -233,7 +246,13 @@ pub unsafe fn entry_of(expression: *mut pg_sys::Expr, position: usize) -> *mut p
     unsafe { pg_sys::makeTargetEntry(expression, attribute_number(position), std::ptr::null_mut(), false) }
 }
 
-/// PostgreSQL allows at most 1,664 columns in a target list.
+/// Whether a node may have so many columns: PostgreSQL allows rows of at most 1,664 (MaxTupleAttributeNumber), and a join or a
+/// second node may add to them.
+pub fn fits(columns: usize) -> bool {
+    const MOST_COLUMNS: usize = 1600;
+    columns <= MOST_COLUMNS
+}
+
 fn attribute_number(position: usize) -> i16 {
     i16::try_from(position + 1).unwrap_or(i16::MAX)
 }

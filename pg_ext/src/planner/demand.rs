@@ -7,16 +7,19 @@
 
 use pgrx::pg_sys;
 
-use super::lift_calls::children;
-use crate::pg::{list, nodes};
+use super::effects::Watcher;
+use crate::pg::nodes;
 
 /// How many rows the plan above asks for.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand {
     /// All of them.
-    All,
-    /// All of them, and writes to tables in between, which a VOLATILE function inside the database could see.
-    AllToWrite,
+    All {
+        /// It writes to tables in between, which a VOLATILE function inside the database could see.
+        writes: bool,
+        /// Fewer, if whoever runs the statement stops it early.
+        may_be_stopped: bool,
+    },
     /// Perhaps not all, and nobody can say how many.
     Some,
     /// The first one.
@@ -26,12 +29,16 @@ pub enum Demand {
 }
 
 impl Demand {
-    /// What a statement with these cursor options asks for. Only plans that a client or PL/pgSQL runs to their end are
-    /// allowed to be parallel.
+    /// All rows, whatever happens.
+    pub const ALL: Demand = Demand::All { writes: false, may_be_stopped: false };
+
+    /// What a statement with these cursor options asks for. Only plans that are mostly run to their end are allowed to be parallel;
+    /// SELECT INTO of PL/pgSQL, a function in SQL or a client's limit of rows stops them all the same (`runs.rs`).
     pub fn of_statement(cursor_options: i32) -> Demand {
         let stops = pg_sys::CURSOR_OPT_FAST_PLAN | pg_sys::CURSOR_OPT_SCROLL | pg_sys::CURSOR_OPT_NO_SCROLL;
         let is_whole = cursor_options & pg_sys::CURSOR_OPT_PARALLEL_OK as i32 != 0;
-        if is_whole && cursor_options & stops as i32 == 0 { Demand::All } else { Demand::Some }
+        let whole = Demand::All { writes: false, may_be_stopped: true };
+        if is_whole && cursor_options & stops as i32 == 0 { whole } else { Demand::Some }
     }
 
     /// What an expression asks of its subplan, or a node of its initPlan.
@@ -48,39 +55,52 @@ impl Demand {
                 // Its CTE scans say more.
                 CTE_SUBLINK => Demand::Some,
                 // More than one row is an error.
-                _ => Demand::All,
+                _ => Demand::ALL,
             }
         }
     }
 
     /// Whether rows may be left that nobody asks for.
     pub fn may_stop(self) -> bool {
-        !matches!(self, Demand::All | Demand::AllToWrite)
+        !matches!(self, Demand::All { .. })
     }
 
-    /// Whether anybody could see that a node reads `child` ahead, and makes calls, in these `expressions`, ahead. `is_call` says
-    /// which functions run in a container, where they see no table. `subplans` are the statement's.
+    /// What is asked for if the statement is stopped early; none if that makes no difference.
+    pub fn if_stopped(self) -> Option<Demand> {
+        matches!(self, Demand::All { may_be_stopped: true, .. }).then_some(Demand::Some)
+    }
+
+    /// What two together ask for.
+    pub fn and(self, other: Demand) -> Demand {
+        match (self, other) {
+            (
+                Demand::All { writes, may_be_stopped },
+                Demand::All { writes: also_writes, may_be_stopped: may_also_be_stopped },
+            ) => Demand::All { writes: writes || also_writes, may_be_stopped: may_be_stopped || may_also_be_stopped },
+            // Two that each ask for a few rows ask for nobody knows how many.
+            _ => Demand::Some,
+        }
+    }
+
+    /// Whether anybody could see that a node reads `child` ahead, and makes calls, in these `expressions`, ahead.
     ///
     /// # Safety
-    /// All are valid parts of one finished plan.
+    /// All are valid parts of the plan that is watched.
     pub unsafe fn shows_reading_ahead(
         self,
         child: *mut pg_sys::Plan,
         expressions: &[*mut pg_sys::Node],
-        subplans: *mut pg_sys::List,
-        is_call: impl Fn(pg_sys::Oid) -> bool,
+        watcher: &Watcher,
     ) -> bool {
-        let never = |_: pg_sys::Oid| false;
-        let ignored: &dyn Fn(pg_sys::Oid) -> bool = match self {
-            Demand::All => return false,
-            Demand::AllToWrite => &is_call,
-            _ => &never,
+        let calls_count = match self {
+            Demand::All { writes: false, .. } => return false,
+            // In a container they see no table.
+            Demand::All { writes: true, .. } => None,
+            _ => Some(watcher.counting_calls()),
         };
-        let side_effects = SideEffects { subplans, ignored };
+        let watcher = calls_count.as_ref().unwrap_or(watcher);
         // SAFETY: the caller says so.
-        unsafe {
-            expressions.iter().any(|expression| side_effects.in_expression(*expression)) || side_effects.in_plan(child)
-        }
+        unsafe { watcher.of_expressions(expressions).acts || watcher.of_plan(child).acts }
     }
 
     /// What is asked of `child` if this is asked of `plan`.
@@ -97,17 +117,13 @@ impl Demand {
                     let limit = plan.cast::<pg_sys::Limit>();
                     if is_absent((*limit).limitCount) { self } else { Demand::Limit(limit) }
                 }
-                // These take all rows before they give one.
-                T_Sort | T_Hash => Demand::All,
-                T_ModifyTable => Demand::AllToWrite,
-                T_Agg => match (*plan.cast::<pg_sys::Agg>()).aggstrategy {
-                    pg_sys::AggStrategy::AGG_PLAIN | pg_sys::AggStrategy::AGG_HASHED => Demand::All,
-                    _ => self,
+                _ if takes_all_first(plan) => Demand::ALL,
+                // It stops where it returns rows, and nobody asks for more.
+                T_ModifyTable if !(*plan.cast::<pg_sys::ModifyTable>()).returningLists.is_null() => match self {
+                    Demand::All { may_be_stopped, .. } => Demand::All { writes: true, may_be_stopped },
+                    _ => Demand::Some,
                 },
-                T_SetOp => match (*plan.cast::<pg_sys::SetOp>()).strategy {
-                    pg_sys::SetOpStrategy::SETOP_HASHED => Demand::All,
-                    _ => self,
-                },
+                T_ModifyTable => Demand::All { writes: true, may_be_stopped: false },
                 // An empty side ends a hash join, and the end of either side a merge join.
                 T_HashJoin | T_MergeJoin => some,
                 T_NestLoop => {
@@ -132,7 +148,7 @@ impl Demand {
         // SAFETY: the caller says that the Limit node is valid.
         unsafe {
             match self {
-                Demand::All | Demand::AllToWrite | Demand::Some => None,
+                Demand::All { .. } | Demand::Some => None,
                 Demand::First => {
                     let one = pg_sys::makeConst(
                         pg_sys::INT8OID,
@@ -150,6 +166,26 @@ impl Demand {
                     bounds.iter().all(|bound| is_known_at_start(*bound)).then_some(bounds)
                 }
             }
+        }
+    }
+}
+
+/// Whether a node takes all rows of its child before it gives one.
+///
+/// # Safety
+/// `plan` is a valid plan.
+pub unsafe fn takes_all_first(plan: *mut pg_sys::Plan) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the caller says so; the tag says which struct it is.
+    unsafe {
+        match nodes::tag(plan) {
+            T_Sort | T_Hash => true,
+            T_Agg => matches!(
+                (*plan.cast::<pg_sys::Agg>()).aggstrategy,
+                pg_sys::AggStrategy::AGG_PLAIN | pg_sys::AggStrategy::AGG_HASHED
+            ),
+            T_SetOp => (*plan.cast::<pg_sys::SetOp>()).strategy == pg_sys::SetOpStrategy::SETOP_HASHED,
+            _ => false,
         }
     }
 }
@@ -177,68 +213,6 @@ unsafe fn is_known_at_start(expression: *mut pg_sys::Node) -> bool {
     }
 }
 
-/// Looks for what reading ahead would do too early: calls of VOLATILE functions, locks of rows, writes.
-struct SideEffects<'a> {
-    /// The statement's.
-    subplans: *mut pg_sys::List,
-    /// Functions that do not count, VOLATILE or not.
-    ignored: &'a dyn Fn(pg_sys::Oid) -> bool,
-}
-
-impl SideEffects<'_> {
-    unsafe fn in_plan(&self, plan: *mut pg_sys::Plan) -> bool {
-        use pg_sys::NodeTag::*;
-        // SAFETY: the caller passes a valid plan; tags say which structs its nodes are.
-        unsafe {
-            match nodes::tag(plan) {
-                T_LockRows | T_ModifyTable => return true,
-                T_CteScan if self.in_subplan((*plan.cast::<pg_sys::CteScan>()).ctePlanId) => return true,
-                _ => {}
-            }
-            expressions(plan).into_iter().any(|expression| self.in_expression(expression))
-                || children(plan).into_iter().any(|child| self.in_plan(*child))
-        }
-    }
-
-    unsafe fn in_expression(&self, expression: *mut pg_sys::Node) -> bool {
-        // SAFETY: the caller passes null or a valid expression or list of them.
-        unsafe {
-            if pg_sys::contain_volatile_functions(expression)
-                && pg_sys::contain_volatile_functions(self.without_ignored(expression))
-            {
-                return true;
-            }
-            pg_sys::contain_subplans(expression)
-                && nodes::subplans_of(expression).into_iter().any(|found| self.in_subplan((*found).plan_id))
-        }
-    }
-
-    /// A copy of an expression with rows of their arguments in place of calls that do not count.
-    unsafe fn without_ignored(&self, expression: *mut pg_sys::Node) -> *mut pg_sys::Node {
-        // SAFETY: as above; the struct belongs to the tag.
-        unsafe {
-            nodes::replace(expression, &mut |node| {
-                let call = node.cast::<pg_sys::FuncExpr>();
-                if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr || !(self.ignored)((*call).funcid) {
-                    return None;
-                }
-                let row = nodes::make::<pg_sys::RowExpr>(pg_sys::NodeTag::T_RowExpr);
-                (*row).args = self.without_ignored((*call).args.cast()).cast();
-                Some(row.cast())
-            })
-        }
-    }
-
-    unsafe fn in_subplan(&self, id: i32) -> bool {
-        // SAFETY: a plan's numbers of subplans count from one; the list is the statement's.
-        unsafe {
-            let plans = list::elements::<pg_sys::Plan>(self.subplans);
-            let found = usize::try_from(id - 1).ok().and_then(|position| plans.get(position).copied());
-            found.is_none_or(|plan| plan.is_null() || self.in_plan(plan))
-        }
-    }
-}
-
 /// The expressions and lists of expressions that a node evaluates per row, or when it starts.
 ///
 /// # Safety
@@ -249,7 +223,31 @@ pub unsafe fn expressions(plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Node> {
     unsafe {
         let mut found: Vec<*mut pg_sys::Node> = vec![(*plan).targetlist.cast(), (*plan).qual.cast()];
         match nodes::tag(plan) {
-            T_NestLoop | T_MergeJoin | T_HashJoin => found.push((*plan.cast::<pg_sys::Join>()).joinqual.cast()),
+            T_NestLoop => found.push((*plan.cast::<pg_sys::Join>()).joinqual.cast()),
+            T_MergeJoin => {
+                let join = plan.cast::<pg_sys::MergeJoin>();
+                found.extend([(*join).join.joinqual.cast(), (*join).mergeclauses.cast()]);
+            }
+            T_HashJoin => {
+                let join = plan.cast::<pg_sys::HashJoin>();
+                found.extend([
+                    (*join).join.joinqual.cast(),
+                    (*join).hashclauses.cast::<pg_sys::Node>(),
+                    (*join).hashkeys.cast(),
+                ]);
+            }
+            T_Hash => found.push((*plan.cast::<pg_sys::Hash>()).hashkeys.cast()),
+            T_WindowAgg => found.push((*plan.cast::<pg_sys::WindowAgg>()).runCondition.cast()),
+            T_ModifyTable => {
+                let writing = plan.cast::<pg_sys::ModifyTable>();
+                found.extend([
+                    (*writing).withCheckOptionLists.cast(),
+                    (*writing).returningLists.cast::<pg_sys::Node>(),
+                    (*writing).onConflictSet.cast(),
+                    (*writing).onConflictWhere,
+                    (*writing).mergeActionLists.cast(),
+                ]);
+            }
             T_FunctionScan => found.push((*plan.cast::<pg_sys::FunctionScan>()).functions.cast()),
             T_ValuesScan => found.push((*plan.cast::<pg_sys::ValuesScan>()).values_lists.cast()),
             T_TableFuncScan => found.push((*plan.cast::<pg_sys::TableFuncScan>()).tablefunc.cast()),
@@ -277,6 +275,8 @@ mod tests {
             assert!(Demand::of_statement(parallel | stops as i32).may_stop());
         }
         assert!(Demand::of_statement(0).may_stop());
-        assert!(!Demand::AllToWrite.may_stop() && Demand::First.may_stop() && Demand::Some.may_stop());
+        assert!(Demand::of_statement(parallel).if_stopped().is_some_and(Demand::may_stop));
+        assert!(!Demand::ALL.may_stop() && Demand::ALL.if_stopped().is_none());
+        assert!(Demand::First.may_stop() && Demand::Some.may_stop());
     }
 }

@@ -27,12 +27,13 @@
 //! target list keeps its length and order needs nothing changed above it.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use pgrx::pg_sys;
 
-use super::calls_container;
-use super::columns::{Columns, column, distinct_calls, entry_of, position_of};
+use super::columns::{Columns, column, distinct_calls, entry_of, fits, position_of};
 use super::demand::{self, Demand};
+use super::effects::Watcher;
 use super::find_calls::{CallFinder, FoundCall};
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{list, nodes};
@@ -59,9 +60,24 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         if plans.into_iter().any(|plan| has_deep_expressions(plan)) {
             return;
         }
+        let watcher = Rc::new(Watcher::new(statement, language));
+        let effects = watcher.of_statement();
+        // The role is a setting, and so is what rows look like that are sent to the client.
+        if effects.sets {
+            return;
+        }
+        let is_still = !effects.acts;
         let has_row_marks = !(*statement).rowMarks.is_null();
-        let mut lifter =
-            Lifter { language, subplans, has_row_marks, next_id: 0, gathers_above: 0, subplan_demands: HashMap::new() };
+        let mut lifter = Lifter {
+            language,
+            subplans,
+            has_row_marks,
+            watcher,
+            is_still,
+            next_id: 0,
+            gathers_above: 0,
+            subplan_demands: HashMap::new(),
+        };
         lifter.note_ids((*statement).planTree);
         let count = list::elements::<pg_sys::Plan>(subplans).len();
         for subplan in list::elements::<pg_sys::Plan>(subplans) {
@@ -76,6 +92,9 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
             let cell = (*subplans).elements.add(position);
             (*cell).ptr_value = lifter.lift((*cell).ptr_value.cast(), demand).cast();
         }
+        if lifter.next_id != first_id && !is_still {
+            lifter.keep_order_of(statement);
+        }
         let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;
         if scrolls && lifter.next_id != first_id && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
             (*statement).planTree = lifter.materialize((*statement).planTree);
@@ -89,6 +108,10 @@ pub(super) struct Lifter {
     pub(super) subplans: *mut pg_sys::List,
     /// Whether rows may be checked again after another transaction has changed them (EvalPlanQual).
     pub(super) has_row_marks: bool,
+    /// What the statement's expressions read and change.
+    pub(super) watcher: Rc<Watcher>,
+    /// Whether nothing in the statement is VOLATILE but calls.
+    pub(super) is_still: bool,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
     next_id: i32,
     /// Gather nodes above the plan at hand.
@@ -120,12 +143,7 @@ impl Lifter {
         unsafe {
             if nodes::tag(plan) == pg_sys::NodeTag::T_CteScan {
                 let entry = self.subplan_demands.entry((*plan.cast::<pg_sys::CteScan>()).ctePlanId).or_insert(asked);
-                // Two that each ask for a few rows ask for nobody knows how many.
-                *entry = match (*entry, asked) {
-                    (Demand::All, Demand::All) => Demand::All,
-                    (one, other) if one.may_stop() || other.may_stop() => Demand::Some,
-                    _ => Demand::AllToWrite,
-                };
+                *entry = entry.and(asked);
             }
             let mut found = list::elements::<pg_sys::SubPlan>((*plan).initPlan);
             for expression in demand::expressions(plan) {
@@ -188,6 +206,10 @@ impl Lifter {
                 _ => {}
             }
             match nodes::tag(plan) {
+                T_Limit => {
+                    pass_bound(plan.cast());
+                    plan
+                }
                 // One row: nothing to batch, and PL/pgSQL wants its simple expressions as they are.
                 T_Result if (*plan).lefttree.is_null() => plan,
                 T_SeqScan
@@ -236,7 +258,7 @@ impl Lifter {
                 let mut kept = filters.len();
                 if has_own_filter {
                     for (position, filter) in filters.iter().enumerate() {
-                        calls = finder.find(*filter);
+                        calls = self.that_keep_order(vec![(*filter, finder.find(*filter))]);
                         if !calls.is_empty() {
                             // This filter and all after it move up, so that none sees a row that one before removes.
                             kept = position;
@@ -245,19 +267,23 @@ impl Lifter {
                     }
                 }
                 if calls.is_empty() {
-                    for entry in list::elements::<pg_sys::Node>((*plan).targetlist) {
-                        calls.extend(finder.find(entry));
-                    }
+                    let targets = list::elements::<pg_sys::Node>((*plan).targetlist);
+                    calls =
+                        self.that_keep_order(targets.into_iter().map(|entry| (entry, finder.find(entry))).collect());
                 }
                 if calls.is_empty() {
                     return plan;
                 }
-                plan = self.stack(plan, &filters, kept, &calls, asked);
+                match self.stack(plan, &filters, kept, &calls, asked) {
+                    Some(scan) => plan = scan,
+                    None => return plan,
+                }
             }
         }
     }
 
-    /// A Container Batch node above `plan` that makes `calls`, takes over the filters from `kept` on, and the target list.
+    /// A Container Batch node above `plan` that makes `calls`, takes over the filters from `kept` on, and the target list; none if
+    /// it would have too many columns.
     unsafe fn stack(
         &mut self,
         plan: *mut pg_sys::Plan,
@@ -265,13 +291,16 @@ impl Lifter {
         kept: usize,
         calls: &[FoundCall],
         asked: Demand,
-    ) -> *mut pg_sys::Plan {
+    ) -> Option<*mut pg_sys::Plan> {
         // SAFETY: the plan is valid; copies of its expressions are changed, never the expressions themselves.
         unsafe {
             let targets = list::elements::<pg_sys::TargetEntry>((*plan).targetlist);
             let moved: Vec<*mut pg_sys::Node> =
                 filters[kept..].iter().copied().chain(targets.iter().map(|target| target.cast())).collect();
-            let columns = Columns::new(calls, &moved);
+            let columns = Columns::new(distinct_calls(calls, self.is_still), &moved);
+            if !fits(columns.count()) {
+                return None;
+            }
             let mut rewritten: Vec<_> = moved.iter().map(|expression| columns.over_scan_tuple(*expression)).collect();
             if nodes::tag(plan) == pg_sys::NodeTag::T_WindowAgg {
                 let window = plan.cast::<pg_sys::WindowAgg>();
@@ -288,7 +317,7 @@ impl Lifter {
             (*plan).qual = list::from_elements(&filters[..kept]);
             // Only an Append right above a foreign scan can drive it asynchronously.
             (*plan).async_capable = false;
-            scan.cast()
+            Some(scan.cast())
         }
     }
 
@@ -311,6 +340,7 @@ impl Lifter {
             let finder = CallFinder { finds_volatile: evaluates_once(plan), ..CallFinder::new(self.language) };
             loop {
                 let mut calls = Vec::new();
+                let mut expressions = Vec::new();
                 for part in parts(plan) {
                     for expression in list::elements::<pg_sys::Node>(*part) {
                         // A walk that changes nothing but looks into each such function.
@@ -318,8 +348,10 @@ impl Lifter {
                             calls.extend(calls_in(&finder, node)?);
                             Some(node)
                         });
+                        expressions.push(expression);
                     }
                 }
+                let calls = self.that_keep_order(vec![(list::from_elements(&expressions).cast(), calls)]);
                 let child = (*plan).lefttree;
                 let asked = asked.below(plan, child);
                 if calls.is_empty() {
@@ -327,7 +359,10 @@ impl Lifter {
                 }
                 let child_targets = list::elements::<pg_sys::TargetEntry>((*child).targetlist);
                 let width = child_targets.len();
-                let calls = distinct_calls(&calls);
+                let calls = distinct_calls(&calls, self.is_still);
+                if !fits(width + calls.len()) {
+                    return;
+                }
                 let mut outer = Vec::new();
                 let mut passed = Vec::new();
                 for (i, target) in child_targets.iter().enumerate() {
@@ -414,10 +449,15 @@ impl Lifter {
             (*scan).custom_scan_tlist = entry_list;
             (*scan).custom_exprs = list::from_elements(&conditions);
             let own = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
-            let is_stepwise = asked.shows_reading_ahead(child, &own, self.subplans, |function| {
-                cfg!(not(feature = "lift-ordinary")) && calls_container(function, self.language)
-            });
-            (*scan).custom_private = Private { is_bounded: first_rows.is_some(), is_stepwise, ..private }.to_list();
+            let shows = |asked: Demand| asked.shows_reading_ahead(child, &own, &self.watcher);
+            (*scan).custom_private = Private {
+                is_bounded: first_rows.is_some(),
+                is_stepwise: shows(asked),
+                may_be_stopped: asked.if_stopped().is_some(),
+                is_stepwise_if_stopped: asked.if_stopped().is_some_and(shows),
+                ..private
+            }
+            .to_list();
             (*scan).flags = pg_sys::CUSTOMPATH_SUPPORT_PROJECTION;
             (*scan).methods = SCAN_METHODS.as_ptr();
             #[cfg(feature = "lift-ordinary")]
@@ -451,6 +491,28 @@ impl Lifter {
             (*top).targetlist = list::from_elements(&targets);
             (*top).lefttree = plan;
             material.cast()
+        }
+    }
+}
+
+/// Says to the nodes right below a Limit that no more rows are asked of them than it lets through.
+unsafe fn pass_bound(limit: *mut pg_sys::Limit) {
+    // SAFETY: the caller passes a valid node.
+    unsafe {
+        let mut child = (*limit).plan.lefttree;
+        // WITH TIES looks at more rows.
+        if (*limit).limitOption != pg_sys::LimitOption::LIMIT_OPTION_COUNT {
+            return;
+        }
+        while is_batch_scan(child) {
+            let scan = child.cast::<pg_sys::CustomScan>();
+            let private = Private::from_plan(scan);
+            // A filter and a set make another number of rows of the child's.
+            if !private.is_bounded || private.set.is_some() || !(*child).qual.is_null() {
+                return;
+            }
+            (*scan).custom_private = Private { is_bound_exact: true, ..private }.to_list();
+            child = (*child).lefttree;
         }
     }
 }
@@ -574,9 +636,12 @@ unsafe fn argument_calls(finder: &CallFinder, node: *mut pg_sys::Node) -> Option
 }
 
 /// Whether a node is one of ours.
-unsafe fn is_batch_scan(plan: *mut pg_sys::Plan) -> bool {
-    // SAFETY: the caller passes a CustomScan.
-    unsafe { std::ptr::eq((*plan.cast::<pg_sys::CustomScan>()).methods, SCAN_METHODS.as_ptr()) }
+pub(super) unsafe fn is_batch_scan(plan: *mut pg_sys::Plan) -> bool {
+    // SAFETY: the caller passes a valid plan; the tag says which struct it is.
+    unsafe {
+        nodes::tag(plan) == pg_sys::NodeTag::T_CustomScan
+            && std::ptr::eq((*plan.cast::<pg_sys::CustomScan>()).methods, SCAN_METHODS.as_ptr())
+    }
 }
 
 /// The places that hold a plan's children.

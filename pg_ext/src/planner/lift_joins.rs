@@ -47,11 +47,15 @@ impl Lifter {
             if later_keys.any(|key| !finder.find(key).is_empty()) {
                 return;
             }
+            // The first row of the outer side is read before the inner side, and its key evaluated behind it.
+            if !self.is_still && all_keys.iter().any(|keys| pg_sys::contain_mutable_functions((*keys).cast())) {
+                return;
+            }
             let (outer, inner) = ((*plan).lefttree, (*hash).lefttree);
             let outer_keys: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::HashJoin>()).hashkeys];
             self.lift_below(plan, outer_keys, key_calls, asked);
             let inner_keys: Parts = |plan| vec![&raw mut (*plan.cast::<pg_sys::Hash>()).hashkeys];
-            self.lift_below(hash, inner_keys, key_calls, Demand::All);
+            self.lift_below(hash, inner_keys, key_calls, Demand::ALL);
             if (*plan).lefttree == outer && (*hash).lefttree == inner {
                 return;
             }

@@ -11,7 +11,7 @@
 
 use pgrx::{PgTupleDesc, pg_sys};
 
-use super::columns::{child_column_as, column, entry_of};
+use super::columns::{child_column_as, column, entry_of, fits};
 use super::demand::Demand;
 use super::lift_calls::Lifter;
 use super::may_batch;
@@ -36,6 +36,9 @@ impl Lifter {
                 return None;
             }
             let width = list::elements::<pg_sys::TargetEntry>((*child).targetlist).len();
+            if !self.may_stand_beside(set, (*plan).targetlist) || !fits(width + 1) {
+                return None;
+            }
             let scan = self.make_set_node(child, set, Some(SetJoin::Inner), asked);
             let rewritten: Vec<_> = targets
                 .iter()
@@ -108,11 +111,11 @@ impl Lifter {
                 _ => return None,
             };
             let lists = [(*inner).qual, (*inner).targetlist];
-            if !is_correlated || lists.iter().any(|list| pg_sys::contain_subplans((*list).cast())) {
+            let width = list::elements::<pg_sys::TargetEntry>((*(*plan).lefttree).targetlist).len();
+            if !is_correlated || !fits(width + 1) || lists.iter().any(|list| pg_sys::contain_subplans((*list).cast())) {
                 return None;
             }
             let outer = (*plan).lefttree;
-            let width = list::elements::<pg_sys::TargetEntry>((*outer).targetlist).len();
             let result = column(pg_sys::INDEX_VAR, width, call);
             let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
             let is_composite = pg_sys::type_is_rowtype((*result).vartype);
@@ -172,6 +175,19 @@ impl Lifter {
             (*node).scan.plan.qual = list::from_elements(&filters);
             take_place(plan, node.cast());
             Some(node.cast())
+        }
+    }
+
+    /// Whether what stands beside a set in a target list may be evaluated once per result: a ProjectSet does so once more, when it
+    /// finds that there are no more results.
+    unsafe fn may_stand_beside(&self, set: *mut pg_sys::Node, targets: *mut pg_sys::List) -> bool {
+        if self.is_still {
+            return true;
+        }
+        // SAFETY: the caller passes the target list of a valid plan, and a part of it.
+        unsafe {
+            let beside = self.watcher.of_rest(targets.cast(), &|node| std::ptr::eq(node, set));
+            !beside.acts && !self.watcher.of_expressions(&[set]).are_ordered(beside)
         }
     }
 

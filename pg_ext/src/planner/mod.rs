@@ -2,10 +2,12 @@
 
 mod columns;
 mod demand;
+mod effects;
 mod find_calls;
 mod lift_calls;
 mod lift_joins;
 mod lift_sets;
+mod order;
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};

@@ -9,8 +9,8 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, new_null_array};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use udf_protocol::signature::Signature;
-use udf_protocol::types::Type;
+use udf_types::signature::Signature;
+use udf_types::types::Type;
 
 use crate::error::{CallError, at_row, guarded, user_error};
 use crate::function::{Columns, Function, IsCancelled, Row, append, check_cancelled, finish};

@@ -5,14 +5,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::Error;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use arrow_buffer::Buffer;
 use arrow_select::concat::concat_batches;
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
-use udf_protocol::codec::columns::{Layout, decode_call, extent, frame, inline_body, read_frame};
-use udf_protocol::transport::segment;
+use udf_codec::columns::{Layout, decode_call, extent, frame, inline_body, read_frame};
+use udf_types::limits::MAX_MESSAGE_BYTES;
 
 use crate::error::CallError;
 use crate::function::Function;
@@ -22,7 +22,6 @@ use crate::rest::{Answer, Call};
 const DIRECTORY: &str = "TRANSSHIP_SEGMENT_DIR";
 /// Digits of a segment's name.
 const NAME_LENGTH: usize = 32;
-const MAX_SEGMENT_BYTES: usize = 1 << 30;
 
 #[derive(Debug, Deserialize)]
 struct CallHeader {
@@ -60,7 +59,7 @@ pub(crate) fn read(function: &Function, body: &[u8]) -> Result<(Call, Option<Str
     let data = match &header.segment {
         None => Buffer::from(inline),
         Some(name) => {
-            let size = extent(header.buffers.chunks(2)).filter(|size| *size <= MAX_SEGMENT_BYTES);
+            let size = extent(header.buffers.chunks(2)).filter(|size| *size <= MAX_MESSAGE_BYTES);
             read_segment(name, size.ok_or_else(|| unreadable("it is larger than 1 GiB".to_string()))?)?
         }
     };
@@ -85,7 +84,7 @@ pub(crate) fn write(
     let layout = Layout::of(&function.signature().reply_types(), &reply);
     let segment = match offered {
         // If there is no memory left for segments, the data goes with the reply.
-        Some(name) => segment::write(&open(name, true)?, &layout).is_ok().then_some(name),
+        Some(name) => write_segment(&open(name, true)?, &layout).is_ok().then_some(name),
         None => None,
     };
     let header = ReplyHeader {
@@ -115,6 +114,20 @@ fn unusable(name: &str, cause: &Error) -> CallError {
     CallError::violation(format!("segment {name} cannot be used: {cause}"))
 }
 
+/// Writes the buffers to their places.
+fn write_segment(file: &File, layout: &Layout) -> Result<(), Error> {
+    layout.pieces_to_write().try_for_each(|(offset, piece)| file.write_all_at(piece, offset as u64))
+}
+
+/// The first `size` bytes of a segment. One that is too short does not cost the memory that a header asks for.
 fn read_segment(name: &str, size: usize) -> Result<Buffer, CallError> {
-    segment::read(&open(name, false)?, size).map_err(|cause| unusable(name, &cause))
+    let read = |file: File| {
+        if file.metadata()?.len() < size as u64 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let mut bytes = vec![0; size];
+        file.read_exact_at(&mut bytes, 0)?;
+        Ok(bytes)
+    };
+    read(open(name, false)?).map(Buffer::from).map_err(|cause: Error| unusable(name, &cause))
 }

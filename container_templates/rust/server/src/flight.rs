@@ -18,8 +18,8 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
-use udf_protocol::codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
-use udf_protocol::signature::FunctionKind;
+use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_types::signature::FunctionKind;
 
 use crate::error::CallError;
 use crate::function::Function;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use arrow_array::builder::Int32Builder;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use arrow_schema::{Schema, SchemaRef};
-use udf_protocol::manifest::{BatchForm, Manifest};
-use udf_protocol::signature::{FunctionKind, Signature};
-use udf_protocol::types::Type;
+use udf_project::manifest::{BatchForm, Manifest};
+use udf_types::signature::{FunctionKind, Signature};
+use udf_types::types::Type;
 
 use crate::aggregate::{Aggregate, Groups, GroupsOf};
 use crate::error::{CallError, at_row, guarded, user_error};

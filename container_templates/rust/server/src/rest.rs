@@ -15,10 +15,10 @@ use hyper::{Method, Request, Response, StatusCode};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use udf_protocol::codec::json::{decode_column, encode_column};
-use udf_protocol::codec::json_text::{Json, value_of};
-use udf_protocol::signature::FunctionKind;
-use udf_protocol::transport::COLUMNS;
+use udf_codec::json::{decode_column, encode_column};
+use udf_codec::json_text::{Json, value_of};
+use udf_types::signature::FunctionKind;
+use udf_codec::wire::COLUMNS;
 
 use crate::columns;
 use crate::error::CallError;

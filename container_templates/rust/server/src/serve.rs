@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use udf_protocol::manifest::Manifest;
+use udf_project::manifest::Manifest;
 
 use crate::aggregate::Exchanges;
 use crate::columns::has_segments;

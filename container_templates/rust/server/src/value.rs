@@ -14,8 +14,8 @@ use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, FixedSizeBinaryArr
 use chrono::{DateTime, NaiveDate, NaiveDateTime, NaiveTime, Timelike, Utc};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use udf_protocol::codec::json::{decode_column, encode_column};
-use udf_protocol::types::Type;
+use udf_codec::json::{decode_column, encode_column};
+use udf_types::types::Type;
 
 const MICROS_PER_DAY: i64 = 86_400_000_000;
 

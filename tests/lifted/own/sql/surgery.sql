@@ -53,4 +53,25 @@ SELECT x, first_value(beyond(x, 2)) OVER (ORDER BY x) FROM numbers WHERE x < 4;
 CREATE FUNCTION nothing(a bigint) RETURNS r_row LANGUAGE plpgsql IMMUTABLE AS 'BEGIN RETURN NULL; END';
 SELECT count(s), count(*) FROM rt, nothing(rt.a) s;
 SELECT count(s), count(*) FROM rt LEFT JOIN LATERAL r_many(rt.a) s ON true;
+-- What stands before a call in its row, is read ahead of it, or is asked for by nobody.
+CREATE SEQUENCE turn;
+CREATE FUNCTION put(value text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$ BEGIN RETURN set_config('surgery.put', value, false); END $$;
+SELECT nextval('turn') AS n, add_one(currval('turn')) AS m FROM numbers LIMIT 3;
+SELECT nextval('turn') AS n, add_one(currval('turn')) AS m FROM generate_series(1, 5);
+SELECT currval('turn'), add_one(x) FROM numbers WHERE x <= 5 AND nextval('turn') > 0;
+SELECT nextval('turn'), z FROM (SELECT add_one(nextval('turn')) AS z FROM numbers WHERE x <= 5 OFFSET 0) s;
+SELECT sum(nextval('turn')), sum(add_one(currval('turn'))) FROM numbers WHERE x <= 5;
+SELECT nextval('turn'), r_many(rt.a) FROM rt WHERE id <= 5;
+CREATE FUNCTION first_into() RETURNS bigint LANGUAGE plpgsql AS
+'DECLARE v bigint; BEGIN SELECT beyond(x, 2) + nextval(''turn'') INTO v FROM (SELECT * FROM numbers ORDER BY x OFFSET 0) s; RETURN v; END';
+CREATE FUNCTION first_of_sql() RETURNS bigint LANGUAGE sql VOLATILE AS 'SELECT add_one(nextval(''turn'')) FROM numbers';
+SELECT first_into(), first_of_sql(), currval('turn');
+DO $$
+DECLARE
+  v bigint;
+BEGIN
+  SELECT beyond(x, 2) INTO v FROM (SELECT * FROM numbers ORDER BY x OFFSET 0) s;
+  RAISE NOTICE 'first %', v;
+END $$;
+SELECT beyond(x, 4) FROM numbers ORDER BY x LIMIT 3;
 DROP TABLE numbers, rt;

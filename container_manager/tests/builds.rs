@@ -1,0 +1,335 @@
+//! Builds that hang, take too much, fail, or have nobody any more who waits for them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+/// Installs its requirements by noting its process in a file of their name, and then for ever; but at once if there are none.
+const PROCESS: &str = r#"
+project = ["transship.toml", "handler.py"]
+[process]
+env_files = ["project-requirements.txt"]
+prepare = [["/bin/sh", "-c", "test -s {root}/project-requirements.txt || exit 0; echo $$ > STAGE/building-$(cat {root}/project-requirements.txt); exec sleep 300"]]
+environment = {}
+serve = ["/bin/false"]
+describe = ["/bin/cat", "{root}/manifest.json"]
+"#;
+
+struct Stage {
+    folder: tempfile::TempDir,
+    runtime: String,
+    daemon: Option<Child>,
+}
+
+impl Stage {
+    /// With a template "slow", whose Dockerfile is this.
+    fn new(runtime: &str, dockerfile: &str) -> Stage {
+        let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
+        // Builds leave notes there.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let template = folder.path().join("templates/slow");
+        fs::create_dir_all(&template).unwrap();
+        let text = PROCESS.replace("STAGE", folder.path().to_str().unwrap());
+        fs::write(template.join("template.toml"), text).unwrap();
+        fs::write(template.join("Dockerfile"), dockerfile).unwrap();
+        Stage { folder, runtime: runtime.to_string(), daemon: None }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command
+            .env("TRANSSHIP_SOCKET", self.path("m.sock"))
+            .env("TRANSSHIP_STATE_DIR", self.path("state"))
+            .env("TRANSSHIP_RUN_DIR", self.path("r"))
+            .env("TRANSSHIP_TEMPLATES", self.path("templates"))
+            .env("TRANSSHIP_RUNTIME", &self.runtime);
+        command
+    }
+
+    fn start(&mut self, flags: &[&str]) {
+        let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
+        let mut daemon = self.command(env!("CARGO_BIN_EXE_transshipd")).args(flags).stderr(log).spawn().unwrap();
+        wait_until("the manager answers", || {
+            assert!(daemon.try_wait().unwrap().is_none(), "the manager ended: {}", self.log());
+            UnixStream::connect(self.path("m.sock")).is_ok()
+        });
+        // It listens before it is ready.
+        assert_eq!(self.ask(&json!({"request": "ping"}))["response"], "pong");
+        self.daemon = Some(daemon);
+    }
+
+    fn end(&mut self) {
+        if let Some(mut daemon) = self.daemon.take() {
+            kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
+            daemon.wait().unwrap();
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// A connection that has sent this request.
+    fn send(&self, request: &Value) -> BufReader<UnixStream> {
+        let mut stream = UnixStream::connect(self.path("m.sock")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        writeln!(stream, "{request}").unwrap();
+        BufReader::new(stream)
+    }
+
+    fn ask(&self, request: &Value) -> Value {
+        answer_on(&mut self.send(request))
+    }
+
+    /// The process that installs a requirement, once there is one.
+    fn building(&self, requirement: &str) -> Option<i32> {
+        fs::read_to_string(self.path(&format!("building-{requirement}"))).ok()?.trim().parse().ok()
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn answer_on(connection: &mut BufReader<UnixStream>) -> Value {
+    let mut line = String::new();
+    connection.read_line(&mut line).unwrap();
+    serde_json::from_str(&line).unwrap()
+}
+
+/// Inline code with such requirements.
+fn build_of(requirements: &[&str]) -> Value {
+    let function = json!({"name": "f", "arguments": ["int8"], "returns": "int8"});
+    let manifest = json!({"name": "i", "template": "slow", "requirements": requirements, "functions": [function]});
+    json!({"request": "build_inline", "manifest": manifest, "source": "x = 1\n"})
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(40), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn runs(process: i32) -> bool {
+    Path::new(&format!("/proc/{process}")).exists()
+}
+
+fn folders_in(folder: &Path) -> usize {
+    fs::read_dir(folder).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir()).count()
+}
+
+#[test]
+fn builds_that_hang_stop_no_other_and_end_with_their_client() {
+    let mut stage = Stage::new("process", "");
+    stage.start(&["--max-builds", "2"]);
+    let there = stage.ask(&build_of(&[]));
+    assert_eq!(there["response"], "image", "{there}");
+    let first = stage.send(&build_of(&["a"]));
+    let _second = stage.send(&build_of(&["b"]));
+    wait_until("two builds run", || stage.building("a").is_some() && stage.building("b").is_some());
+    let mut third = stage.send(&build_of(&["c"]));
+    // What is there already, and what builds nothing, does not wait for them.
+    assert_eq!(stage.ask(&build_of(&[]))["digest"], there["digest"]);
+    assert_eq!(stage.ask(&json!({"request": "prune", "older_than_days": 1}))["response"], "pruned");
+    assert_eq!(stage.building("c"), None);
+    // Nobody waits for the first any more.
+    let process = stage.building("a").unwrap();
+    drop(first);
+    wait_until("the third runs in its place", || stage.building("c").is_some());
+    assert!(!runs(process));
+    // Nothing is left of it: two are being built, and one is there.
+    wait_until("it is removed", || folders_in(&stage.path("state/images")) == 3);
+    assert_eq!(folders_in(&stage.path("state/envs")), 3);
+    // Some may wait. All but one of these are the same image.
+    let mut waiting: Vec<_> = (0..14).map(|_| stage.send(&build_of(&["d"]))).collect();
+    let refused = loop {
+        // The one below may have come before the last of them.
+        waiting.push(stage.send(&build_of(&["d"])));
+        let mut connection = stage.send(&build_of(&["e"]));
+        connection.get_ref().set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let mut line = String::new();
+        if connection.read_line(&mut line).is_ok() {
+            break serde_json::from_str::<Value>(&line).unwrap();
+        }
+    };
+    assert_eq!(refused["kind"], "busy", "{refused}");
+    assert!(refused["message"].as_str().unwrap().contains("run or wait already"), "{refused}");
+    // What is there does not count.
+    assert_eq!(stage.ask(&build_of(&[]))["digest"], there["digest"]);
+    drop(waiting);
+    wait_until("the places are free", || {
+        let mut connection = stage.send(&build_of(&["e"]));
+        connection.get_ref().set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        connection.read_line(&mut String::new()).is_err()
+    });
+    // A client that only sends no more still waits.
+    let processes = [stage.building("b").unwrap(), stage.building("c").unwrap()];
+    third.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(processes.iter().all(|process| runs(*process)));
+    let start = Instant::now();
+    stage.end();
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(processes.iter().all(|process| !runs(*process)));
+    let _ = third.read_line(&mut String::new());
+}
+
+#[test]
+fn a_build_has_an_end() {
+    let mut stage = Stage::new("process", "");
+    stage.start(&["--build-timeout-s", "2"]);
+    let failed = stage.ask(&build_of(&["a"]));
+    assert_eq!(failed["kind"], "build_failed", "{failed}");
+    assert!(failed["message"].as_str().unwrap().contains("it took longer than 2 s"), "{failed}");
+    assert!(!runs(stage.building("a").unwrap()));
+}
+
+#[test]
+fn one_environment_is_made_once() {
+    let mut stage = Stage::new("process", "");
+    let template = stage.path("templates/slow/template.toml");
+    let text = fs::read_to_string(&template).unwrap();
+    let slow = "echo x >> STAGE/made; sleep 2; test ! -e {env}/there || exit 1; touch {env}/there";
+    let start = text.find("test -s").unwrap();
+    let end = start + text[start..].find('"').unwrap();
+    let slow = slow.replace("STAGE", stage.folder.path().to_str().unwrap());
+    fs::write(&template, format!("{}{slow}{}", &text[..start], &text[end..])).unwrap();
+    stage.start(&[]);
+    let mut other = build_of(&["a"]);
+    other["source"] = json!("x = 2\n");
+    let mut both = [stage.send(&build_of(&["a"])), stage.send(&other)];
+    assert!(both.iter_mut().all(|connection| answer_on(connection)["response"] == "image"));
+    assert_eq!(fs::read_to_string(stage.path("made")).unwrap(), "x\n");
+}
+
+#[test]
+fn inline_code_says_no_more_than_a_functions_body() {
+    let mut stage = Stage::new("process", "");
+    // A file that keeps its reader waiting, where a path as template would lead.
+    let outside = stage.path("outside");
+    fs::create_dir(&outside).unwrap();
+    assert!(Command::new("mkfifo").arg(outside.join("template.toml")).status().unwrap().success());
+    stage.start(&[]);
+    for template in ["../outside", outside.to_str().unwrap()] {
+        let mut request = build_of(&[]);
+        request["manifest"]["template"] = json!(template);
+        let mut connection = stage.send(&request);
+        connection.get_ref().set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let refused = answer_on(&mut connection);
+        assert_eq!(refused["kind"], "invalid_definition", "{refused}");
+    }
+    for (key, value) in [
+        ("limits", json!({"network": true})),
+        ("limits", json!({"memory_mb": 1_048_576})),
+        ("replicas", json!(64)),
+        ("prewarm", json!(1)),
+        ("pause", json!(true)),
+        ("system_packages", json!(["netcat"])),
+        ("files", json!(["model"])),
+    ] {
+        let mut request = build_of(&[]);
+        request["manifest"][key] = value;
+        let refused = stage.ask(&request);
+        assert_eq!(refused["kind"], "not_allowed", "{key}: {refused}");
+    }
+    assert_eq!(stage.ask(&build_of(&[]))["response"], "image");
+}
+
+/// Tests that look at an engine's images take turns.
+static ENGINES: Mutex<()> = Mutex::new(());
+
+fn container_engines() -> Vec<String> {
+    let engines = std::env::var("TRANSSHIP_TEST_ENGINES").unwrap_or_default();
+    engines.split_whitespace().map(str::to_string).collect()
+}
+
+/// Runs a container engine's command line; what it printed.
+fn run_engine(engine: &str, arguments: &[&str]) -> String {
+    let output = Command::new(engine).args(arguments).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{engine} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_string()
+}
+
+#[test]
+fn an_engines_build_ends_with_its_client() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        // Tells its process from those of others.
+        let seconds = 100_000 + std::process::id();
+        let mut stage = Stage::new(&engine, &format!("FROM debian:bookworm-slim\nRUN sleep {seconds}\n"));
+        stage.start(&[]);
+        let sleeps = || {
+            let all = Command::new("ps").args(["-e", "-o", "args"]).output().unwrap();
+            String::from_utf8_lossy(&all.stdout).lines().any(|line| line == format!("sleep {seconds}"))
+        };
+        let client = stage.send(&build_of(&[]));
+        wait_until("the build runs", sleeps);
+        drop(client);
+        wait_until("the build has ended", || !sleeps());
+        wait_until("the manager knows", || stage.log().contains("nobody waits for it any more"));
+    }
+}
+
+/// Names of images, with their tags.
+fn images_of(engine: &str) -> Vec<String> {
+    let listed = run_engine(engine, &["image", "ls", "--format", "{{.Repository}}:{{.Tag}}"]);
+    listed.lines().map(|name| name.trim_start_matches("localhost/").to_string()).collect()
+}
+
+#[test]
+fn a_build_that_fails_leaves_no_image_and_uses_no_more_than_it_may() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = std::process::id();
+        // The first is built, but no functions can be read of it; the second takes too much memory.
+        let broken = format!("FROM debian:bookworm-slim\nENV RANDOM={random}\nENTRYPOINT [\"/bin/false\"]\n");
+        let greedy =
+            format!("FROM debian:bookworm-slim\nRUN head -c 400m /dev/zero | tail -c 300m > /dev/null # {random}\n");
+        for (dockerfile, expected) in [(broken, "load the functions"), (greedy, "build image")] {
+            let mut stage = Stage::new(&engine, &dockerfile);
+            stage.start(&["--build-memory-mb", "100"]);
+            let failed = stage.ask(&build_of(&[]));
+            assert_eq!(failed["kind"], "build_failed", "{failed}");
+            assert!(failed["message"].as_str().unwrap().contains(&format!("could not {expected}")), "{failed}");
+            let left: Vec<String> = images_of(&engine);
+            assert!(left.iter().all(|name| !name.starts_with("transship-build:")), "{left:?}");
+            let tag = failed["message"].as_str().unwrap().split('"').nth(1).unwrap().to_string();
+            assert!(!left.contains(&tag), "{tag} in {left:?}");
+        }
+    }
+}
+
+#[test]
+fn what_killed_builds_left_is_removed() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = format!("{:032x}", std::process::id());
+        let (past, future) = (format!("transship-build:1-{random}"), format!("transship-build:99999999999-{random}"));
+        let other = format!("transship-build:{random}");
+        for name in [&past, &future, &other] {
+            run_engine(&engine, &["image", "tag", "debian:bookworm-slim", name]);
+        }
+        let mut stage = Stage::new(&engine, "");
+        stage.start(&[]);
+        let left = images_of(&engine);
+        assert_eq!([&past, &future, &other].map(|name| left.contains(name)), [false, true, true]);
+        run_engine(&engine, &["image", "rm", &future, &other]);
+    }
+}

@@ -1,0 +1,289 @@
+//! What expressions do besides giving values: they read and change what no row holds.
+//!
+//! Row by row, PostgreSQL evaluates everything in one order: the filters and the target list of a node from left to right, then
+//! what the nodes above do with the row, then the next row. A Container Batch node evaluates arguments, and its child, before
+//! the rest. That shows if one of the two sides changes what the other one reads: a value drawn from a sequence, a setting,
+//! a table's rows. Container functions see nothing of the database, so only their arguments count.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::ops::{BitOr, BitOrAssign};
+
+use pgrx::{pg_guard, pg_sys};
+
+use super::calls_container;
+use super::demand::expressions;
+use super::lift_calls::children;
+use crate::pg::{catalog, list, nodes};
+
+/// What evaluating something needs and does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Effects {
+    /// It calls a function that is not IMMUTABLE.
+    pub reads: bool,
+    /// It calls a VOLATILE function, locks rows or writes tables.
+    pub acts: bool,
+    /// What it does may be anything, changes of settings included, on which STABLE functions depend.
+    pub changes_settings: bool,
+    /// It calls set_config.
+    pub sets: bool,
+}
+
+impl Effects {
+    pub const NONE: Effects = Effects { reads: false, acts: false, changes_settings: false, sets: false };
+    const READS: Effects = Effects { reads: true, ..Effects::NONE };
+    const ACTS: Effects = Effects { acts: true, ..Effects::READS };
+    const ANY: Effects = Effects { changes_settings: true, ..Effects::ACTS };
+
+    /// Whether it would show that two things change places.
+    pub fn are_ordered(self, other: Effects) -> bool {
+        (self.acts && other.acts) || (self.changes_settings && other.reads) || (self.reads && other.changes_settings)
+    }
+}
+
+impl BitOr for Effects {
+    type Output = Effects;
+
+    fn bitor(self, other: Effects) -> Effects {
+        Effects {
+            reads: self.reads || other.reads,
+            acts: self.acts || other.acts,
+            changes_settings: self.changes_settings || other.changes_settings,
+            sets: self.sets || other.sets,
+        }
+    }
+}
+
+impl BitOrAssign for Effects {
+    fn bitor_assign(&mut self, other: Effects) {
+        *self = *self | other;
+    }
+}
+
+/// Looks for effects in the plans of one statement.
+pub struct Watcher {
+    statement: *const pg_sys::PlannedStmt,
+    /// The oid of LANGUAGE container; calls in that language do not count. None if they do.
+    ignored_language: Option<pg_sys::Oid>,
+    /// The subplans that are run when a parameter is first asked for, by the parameter.
+    run_once: HashMap<i32, i32>,
+    /// What subplans do, as far as they were looked at.
+    known: RefCell<HashMap<i32, Effects>>,
+}
+
+impl Watcher {
+    /// For a statement whose container calls do not count.
+    ///
+    /// # Safety
+    /// `statement` is a finished plan, which stays valid.
+    pub unsafe fn new(statement: *const pg_sys::PlannedStmt, language: pg_sys::Oid) -> Watcher {
+        let mut run_once = HashMap::new();
+        // SAFETY: the caller says so.
+        unsafe {
+            let mut plans = list::elements::<pg_sys::Plan>((*statement).subplans);
+            plans.push((*statement).planTree);
+            while let Some(plan) = plans.pop() {
+                if plan.is_null() {
+                    continue;
+                }
+                for subplan in list::elements::<pg_sys::SubPlan>((*plan).initPlan) {
+                    if (*subplan).subLinkType != pg_sys::SubLinkType::CTE_SUBLINK {
+                        run_once.extend(
+                            list::integers((*subplan).setParam)
+                                .into_iter()
+                                .map(|parameter| (parameter, (*subplan).plan_id)),
+                        );
+                    }
+                }
+                plans.extend(children(plan).into_iter().map(|child| *child));
+            }
+        }
+        Watcher { statement, ignored_language: Some(language), run_once, known: RefCell::default() }
+    }
+
+    /// As this one, but container calls count as others do.
+    pub fn counting_calls(&self) -> Watcher {
+        let run_once = self.run_once.clone();
+        Watcher { statement: self.statement, ignored_language: None, run_once, known: RefCell::default() }
+    }
+
+    /// Whether calls of a function do not count. Those of ordinary functions in the test mode do what they do.
+    fn ignores(&self, function: pg_sys::Oid) -> bool {
+        cfg!(not(feature = "lift-ordinary"))
+            && self.ignored_language.is_some_and(|language| calls_container(function, language))
+    }
+
+    /// What the whole statement does.
+    ///
+    /// # Safety
+    /// The statement is still valid.
+    pub unsafe fn of_statement(&self) -> Effects {
+        // SAFETY: the caller says so.
+        unsafe {
+            let subplans = list::elements::<pg_sys::Plan>((*self.statement).subplans);
+            let plans = subplans.into_iter().chain([(*self.statement).planTree]);
+            plans.fold(Effects::NONE, |found, plan| found | self.of_plan(plan))
+        }
+    }
+
+    /// What a plan does, with all below it and the subplans that these use.
+    ///
+    /// # Safety
+    /// `plan` is null or a valid plan of the statement.
+    pub unsafe fn of_plan(&self, plan: *mut pg_sys::Plan) -> Effects {
+        if plan.is_null() {
+            return Effects::NONE;
+        }
+        // SAFETY: the caller says so.
+        unsafe { children(plan).into_iter().fold(self.of_node(plan), |found, child| found | self.of_plan(*child)) }
+    }
+
+    /// What a node does itself, with the subplans that it uses.
+    ///
+    /// # Safety
+    /// `plan` is a valid plan of the statement.
+    pub unsafe fn of_node(&self, plan: *mut pg_sys::Plan) -> Effects {
+        use pg_sys::NodeTag::*;
+        // SAFETY: the caller says so; tags say which structs the nodes are.
+        unsafe {
+            let own = match nodes::tag(plan) {
+                T_LockRows => Effects::ACTS,
+                T_ModifyTable => self.of_writing(plan.cast()),
+                T_CteScan => self.of_subplan((*plan.cast::<pg_sys::CteScan>()).ctePlanId),
+                _ => Effects::NONE,
+            };
+            own | self.of_expressions(&expressions(plan))
+        }
+    }
+
+    /// What writing does: triggers may do anything with a row before it is written.
+    unsafe fn of_writing(&self, plan: *const pg_sys::ModifyTable) -> Effects {
+        // SAFETY: the caller passes a valid node. Its tables are those of the statement, which the planner has locked.
+        unsafe {
+            let tables = list::elements::<pg_sys::RangeTblEntry>((*self.statement).rtable);
+            let may_do_anything = list::integers((*plan).resultRelations).into_iter().any(|number| {
+                let table = usize::try_from(number - 1).ok().and_then(|position| tables.get(position));
+                table.is_none_or(|table| catalog::has_row_triggers_before((**table).relid))
+            });
+            if may_do_anything { Effects::ANY } else { Effects::ACTS }
+        }
+    }
+
+    /// What expressions, or lists of them, do.
+    ///
+    /// # Safety
+    /// Each is null or a valid expression of the statement, or a list of them.
+    pub unsafe fn of_expressions(&self, expressions: &[*mut pg_sys::Node]) -> Effects {
+        // SAFETY: the caller says so.
+        unsafe { expressions.iter().fold(Effects::NONE, |found, one| found | self.of_rest(*one, &|_| false)) }
+    }
+
+    /// What an expression, or list of them, does without the parts that are `left_out`.
+    ///
+    /// # Safety
+    /// As for [`Self::of_expressions`].
+    pub unsafe fn of_rest(
+        &self,
+        expression: *mut pg_sys::Node,
+        left_out: &dyn Fn(*mut pg_sys::Node) -> bool,
+    ) -> Effects {
+        use pg_sys::NodeTag::*;
+        let mut found = Effects::NONE;
+        // SAFETY: the caller says so; the copy is dropped. Tags say which structs the nodes are.
+        unsafe {
+            nodes::replace(expression, &mut |node| {
+                if left_out(node) {
+                    return Some(node);
+                }
+                let mut functions = Functions { watcher: self, found: Effects::NONE };
+                pg_sys::check_functions_in_node(node, Some(note_function), (&raw mut functions).cast());
+                found |= functions.found;
+                found |= match nodes::tag(node) {
+                    T_NextValueExpr => Effects::ACTS,
+                    T_SQLValueFunction => of_value_function((*node.cast::<pg_sys::SQLValueFunction>()).op),
+                    T_XmlExpr => Effects::READS,
+                    #[cfg(not(feature = "pg15"))]
+                    T_JsonConstructorExpr => Effects::READS,
+                    T_Aggref => self.of_aggregate((*node.cast::<pg_sys::Aggref>()).aggfnoid),
+                    T_WindowFunc if (*node.cast::<pg_sys::WindowFunc>()).winagg => {
+                        self.of_aggregate((*node.cast::<pg_sys::WindowFunc>()).winfnoid)
+                    }
+                    T_SubPlan => self.of_subplan((*node.cast::<pg_sys::SubPlan>()).plan_id),
+                    T_Param => self.of_parameter(node.cast()),
+                    _ => Effects::NONE,
+                };
+                None
+            });
+        }
+        found
+    }
+
+    /// What an aggregate does with each row, and each group.
+    fn of_aggregate(&self, aggregate: pg_sys::Oid) -> Effects {
+        let Some(functions) = catalog::aggregate_functions(aggregate) else { return Effects::ANY };
+        let functions = functions.into_iter().filter(|function| *function != pg_sys::InvalidOid);
+        functions.fold(Effects::NONE, |found, function| found | self.of_function(function))
+    }
+
+    fn of_function(&self, function: pg_sys::Oid) -> Effects {
+        /// now, statement_timestamp, transaction_timestamp: nothing changes what they give to a statement.
+        const FIXED: [u32; 3] = [1299, 2648, 2647];
+        /// currval, gen_random_uuid, lastval, nextval, pg_sleep, random, clock_timestamp, setseed, setval, timeofday (pg_proc.dat).
+        const NO_SETTINGS: [u32; 11] = [1575, 3432, 2559, 1574, 2626, 1598, 2649, 1599, 1765, 1576, 274];
+        const SET_CONFIG: u32 = 2078;
+        if self.ignores(function) {
+            return Effects::NONE;
+        }
+        // SAFETY: a lookup in the system cache; the function exists, since a plan calls it.
+        match unsafe { pg_sys::func_volatile(function) } as u8 {
+            pg_sys::PROVOLATILE_IMMUTABLE => Effects::NONE,
+            pg_sys::PROVOLATILE_STABLE if FIXED.contains(&function.to_u32()) => Effects::NONE,
+            pg_sys::PROVOLATILE_STABLE => Effects::READS,
+            _ if NO_SETTINGS.contains(&function.to_u32()) => Effects::ACTS,
+            _ => Effects { sets: function.to_u32() == SET_CONFIG, ..Effects::ANY },
+        }
+    }
+
+    unsafe fn of_parameter(&self, parameter: *const pg_sys::Param) -> Effects {
+        // SAFETY: the caller passes a valid node.
+        unsafe {
+            let is_execution = (*parameter).paramkind == pg_sys::ParamKind::PARAM_EXEC;
+            let subplan = self.run_once.get(&(*parameter).paramid).filter(|_| is_execution);
+            subplan.map_or(Effects::NONE, |id| self.of_subplan(*id))
+        }
+    }
+
+    unsafe fn of_subplan(&self, id: i32) -> Effects {
+        if let Some(known) = self.known.borrow().get(&id) {
+            return *known;
+        }
+        // SAFETY: a plan's numbers of subplans count from one.
+        let found = unsafe {
+            let plans = list::elements::<pg_sys::Plan>((*self.statement).subplans);
+            let plan = usize::try_from(id - 1).ok().and_then(|position| plans.get(position).copied());
+            plan.filter(|plan| !plan.is_null()).map_or(Effects::ANY, |plan| self.of_plan(plan))
+        };
+        self.known.borrow_mut().insert(id, found);
+        found
+    }
+}
+
+/// What is found in one node of an expression.
+struct Functions<'a> {
+    watcher: &'a Watcher,
+    found: Effects,
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn note_function(function: pg_sys::Oid, context: *mut c_void) -> bool {
+    // SAFETY: of_rest passes its own struct, which outlives the call.
+    let functions = unsafe { &mut *context.cast::<Functions<'_>>() };
+    functions.found |= functions.watcher.of_function(function);
+    false
+}
+
+fn of_value_function(kind: pg_sys::SQLValueFunctionOp::Type) -> Effects {
+    use pg_sys::SQLValueFunctionOp::*;
+    if matches!(kind, SVFOP_CURRENT_TIMESTAMP | SVFOP_CURRENT_TIMESTAMP_N) { Effects::NONE } else { Effects::READS }
+}

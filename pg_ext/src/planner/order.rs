@@ -1,0 +1,114 @@
+//! The order in which PostgreSQL evaluates what a row needs, where it shows (`effects.rs`).
+//!
+//! Within a row, a node evaluates the arguments of its calls before everything else that moved up with them: calls for which
+//! that would show stay where they are. Between rows, it reads some ahead: where that would show to what is evaluated for the
+//! rows before, inside the node or around it, each batch has one row.
+
+use pgrx::pg_sys;
+
+use super::demand::{expressions, takes_all_first};
+use super::effects::Effects;
+use super::find_calls::FoundCall;
+use super::lift_calls::{Lifter, children, is_batch_scan};
+use crate::batch_scan::Private;
+use crate::pg::{list, nodes};
+
+impl Lifter {
+    /// The calls found in expressions, which are evaluated in this order, without those that must not be made ahead of them.
+    pub(super) unsafe fn that_keep_order(&self, found: Vec<(*mut pg_sys::Node, Vec<FoundCall>)>) -> Vec<FoundCall> {
+        let all: Vec<_> = found.iter().flat_map(|(_, calls)| calls.iter().cloned()).collect();
+        if self.is_still || all.is_empty() {
+            return all;
+        }
+        // SAFETY: the caller passes valid expressions and calls in them.
+        unsafe {
+            // Left out are the calls themselves: their arguments are what moves.
+            let is_found = |node: *mut pg_sys::Node| all.iter().any(|found| std::ptr::eq(found.call.cast(), node));
+            let mut before = Effects::NONE;
+            let mut ahead = Effects::NONE;
+            let mut conditions = Effects::NONE;
+            let mut is_turned = false;
+            for (expression, calls) in &found {
+                // Parts of the same expression may stand before the call or behind it.
+                before |= self.watcher.of_rest(*expression, &is_found);
+                for call in calls {
+                    let needed = self.needs(call);
+                    is_turned |= needed.are_ordered(before);
+                    ahead |= needed;
+                    conditions |= self.watcher.of_expressions(&call.guards);
+                }
+            }
+            // A condition is evaluated once more where it stands, and must come to the same.
+            is_turned |= conditions.are_ordered(before | ahead);
+            all.into_iter().filter(|call| !is_turned || !self.needs(call).reads).collect()
+        }
+    }
+
+    /// What is evaluated for a call before it is made.
+    unsafe fn needs(&self, found: &FoundCall) -> Effects {
+        // SAFETY: the caller passes a valid call.
+        unsafe {
+            self.watcher.of_expressions(&[(*found.call).args.cast()]) | self.watcher.of_expressions(&found.guards)
+        }
+    }
+
+    /// Makes batches of one row where reading ahead would show, in a statement whose calls are lifted.
+    pub(super) unsafe fn keep_order_of(&self, statement: *mut pg_sys::PlannedStmt) {
+        // SAFETY: the caller passes a valid statement.
+        unsafe {
+            let subplans = list::elements::<pg_sys::Plan>(self.subplans);
+            let own: Vec<_> = subplans.iter().map(|plan| self.of_nodes(*plan)).collect();
+            let main = self.of_nodes((*statement).planTree);
+            self.keep_order((*statement).planTree, Effects::NONE);
+            for (i, subplan) in subplans.iter().enumerate() {
+                // Any other plan of the statement may be the one that asks for its rows.
+                let others = own.iter().enumerate().filter(|(j, _)| *j != i);
+                self.keep_order(*subplan, others.fold(main, |found, (_, other)| found | *other));
+            }
+        }
+    }
+
+    /// What a plan tree does, without the subplans that it uses.
+    unsafe fn of_nodes(&self, plan: *mut pg_sys::Plan) -> Effects {
+        if plan.is_null() {
+            return Effects::NONE;
+        }
+        // SAFETY: the caller passes a valid plan; the tag says which struct a node of an expression is.
+        unsafe {
+            let is_subplan = |node: *mut pg_sys::Node| nodes::tag(node) == pg_sys::NodeTag::T_SubPlan;
+            let own = expressions(plan)
+                .into_iter()
+                .fold(Effects::NONE, |found, expression| found | self.watcher.of_rest(expression, &is_subplan));
+            children(plan).into_iter().fold(own, |found, child| found | self.of_nodes(*child))
+        }
+    }
+
+    /// `around` is what may be done between two rows of the plan.
+    unsafe fn keep_order(&self, plan: *mut pg_sys::Plan, around: Effects) {
+        if plan.is_null() {
+            return;
+        }
+        // SAFETY: the caller passes a valid plan.
+        unsafe {
+            if is_batch_scan(plan) {
+                let scan = plan.cast::<pg_sys::CustomScan>();
+                let made = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
+                let ahead = self.watcher.of_plan((*plan).lefttree) | self.watcher.of_expressions(&made);
+                let rest = [(*plan).targetlist.cast(), (*plan).qual.cast()];
+                if ahead.are_ordered(around | self.watcher.of_expressions(&rest)) {
+                    let private = Private::from_plan(scan);
+                    (*scan).custom_private = Private { is_stepwise: true, ..private }.to_list();
+                }
+            }
+            let own = self.watcher.of_node(plan);
+            // What stands above such a node begins when its child has no more rows.
+            let around = if takes_all_first(plan) { own } else { around | own };
+            let below = children(plan);
+            for child in &below {
+                let others = below.iter().filter(|other| *other != child);
+                let beside = others.fold(Effects::NONE, |found, other| found | self.watcher.of_plan(**other));
+                self.keep_order(**child, around | beside);
+            }
+        }
+    }
+}

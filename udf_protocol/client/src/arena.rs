@@ -1,0 +1,245 @@
+//! Memory into which an engine writes the columns of a batch in place: a segment that the container maps, where there is
+//! one (`docs/protocol.md` §7), or the process's own. It is used again once nobody looks at what it holds.
+
+use std::fs::File;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use arrow_buffer::{Buffer, MutableBuffer};
+use bytes::Bytes;
+use memmap2::{MmapMut, MmapOptions};
+use nix::fcntl::posix_fallocate;
+use udf_codec::columns::Region;
+
+use crate::folder::Folder;
+use crate::segment::{Segment, has_room};
+
+/// Arenas that are kept for later batches, at most: more than a window's.
+const MOST_KEPT: usize = 12;
+/// How many times as large as what is asked for an arena may be.
+const MOST_SPARE: usize = 4;
+
+/// What one batch's columns lie in. Nobody writes to it any more.
+#[derive(Debug)]
+pub struct Arena {
+    memory: Memory,
+    is_retained: AtomicBool,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Own(MutableBuffer),
+    Shared { map: MmapMut, segment: Segment },
+}
+
+impl AsRef<[u8]> for Memory {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Memory::Own(buffer) => buffer,
+            Memory::Shared { map, .. } => map,
+        }
+    }
+}
+
+/// What keeps an arena for those who look at its bytes.
+struct Keeper(Arc<Arena>);
+
+impl AsRef<[u8]> for Keeper {
+    fn as_ref(&self) -> &[u8] {
+        self.0.memory.as_ref()
+    }
+}
+
+impl Arena {
+    /// Its bytes, where they lie. Who looks at a part of them keeps the arena from being written.
+    pub fn buffer(self: &Arc<Arena>) -> Buffer {
+        Bytes::from_owner(Keeper(self.clone())).into()
+    }
+
+    /// Where it lies.
+    pub(crate) fn region(&self) -> Region {
+        Region::of(self.memory.as_ref())
+    }
+
+    /// Its size in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.memory.as_ref().len()
+    }
+
+    /// The segment that it is.
+    pub(crate) fn segment(&self) -> Option<&Segment> {
+        match &self.memory {
+            Memory::Shared { segment, .. } => Some(segment),
+            Memory::Own(_) => None,
+        }
+    }
+
+    /// Notes that a server goes on looking at it: it must not be written again.
+    pub(crate) fn retain(&self) {
+        self.is_retained.store(true, Ordering::Relaxed);
+    }
+}
+
+/// An arena that is being written, by one thread.
+#[derive(Debug)]
+pub struct Writer(Memory);
+
+impl Writer {
+    /// Memory of the process's own, of at least so many bytes.
+    pub fn own(bytes: usize) -> Writer {
+        Writer(Memory::Own(MutableBuffer::from_len_zeroed(bytes)))
+    }
+
+    /// A segment in a replica's folder of segments.
+    fn shared(directory: &Folder, bytes: usize) -> io::Result<Writer> {
+        if !has_room(directory, bytes) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let segment = Segment::create(directory, Segment::FOR_CALLS)?;
+        // Memory that is promised now cannot be missing when it is written, which would end the process.
+        posix_fallocate(&segment.file, 0, i64::try_from(bytes).map_err(io::Error::other)?)?;
+        let map = map(&segment.file, bytes)?;
+        Ok(Writer(Memory::Shared { map, segment }))
+    }
+
+    /// Its bytes, which begin where every value may.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Memory::Own(buffer) => buffer,
+            Memory::Shared { map, .. } => map,
+        }
+    }
+
+    /// Ends the writing.
+    pub fn finish(self) -> Arc<Arena> {
+        Arc::new(Arena { memory: self.0, is_retained: AtomicBool::new(false) })
+    }
+}
+
+#[allow(unsafe_code)]
+fn map(file: &File, bytes: usize) -> io::Result<MmapMut> {
+    // SAFETY: nobody writes to the file but through this map, and nobody shortens it: it belongs to this user, and others may
+    // only read it (docs/protocol.md §7.6).
+    unsafe { MmapOptions::new().len(bytes).populate().map_mut(file) }
+}
+
+/// The arenas of a session.
+#[derive(Debug, Default)]
+pub struct Arenas(Mutex<Vec<Arc<Arena>>>);
+
+impl Arenas {
+    /// One of at least so many bytes: a segment in `directory`, if one is given and there is room for it.
+    pub fn writer(&self, directory: Option<&Folder>, bytes: usize) -> Writer {
+        let mut kept = self.0.lock().expect("no holder panics");
+        kept.retain(|arena| !arena.is_retained.load(Ordering::Relaxed));
+        let is_free = |arena: &Arc<Arena>| Arc::strong_count(arena) == 1;
+        if directory.is_some_and(|directory| !has_room(directory, 0)) {
+            kept.retain(|arena| !is_free(arena) || arena.segment().is_none());
+        }
+        let lies_there = |arena: &Arc<Arena>| arena.segment().map(Segment::directory) == directory;
+        // A much larger one is left to the calls that need it.
+        let fits = |arena: &Arc<Arena>| (bytes..=bytes.saturating_mul(MOST_SPARE)).contains(&arena.size());
+        let found = kept.iter().position(|arena| is_free(arena) && lies_there(arena) && fits(arena));
+        let found = found.map(|found| kept.swap_remove(found)).and_then(Arc::into_inner);
+        if found.is_none() && kept.len() >= MOST_KEPT {
+            kept.retain(|arena| !is_free(arena));
+        }
+        match (found, directory) {
+            (Some(arena), _) => Writer(arena.memory),
+            (None, Some(directory)) => Writer::shared(directory, bytes).unwrap_or_else(|_| Writer::own(bytes)),
+            (None, None) => Writer::own(bytes),
+        }
+    }
+
+    /// Keeps an arena for a later batch, once nobody looks at it.
+    pub fn keep(&self, arena: &Arc<Arena>) {
+        let mut kept = self.0.lock().expect("no holder panics");
+        if kept.len() < MOST_KEPT {
+            kept.push(arena.clone());
+        }
+    }
+
+    /// Lets all go.
+    pub fn clear(&self) {
+        self.0.lock().expect("no holder panics").clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(arenas: &Arenas, directory: Option<&Folder>, value: u8) -> (Arc<Arena>, Buffer) {
+        let mut writer = arenas.writer(directory, 100);
+        assert_eq!(writer.bytes().as_ptr().align_offset(8), 0);
+        writer.bytes()[..100].fill(value);
+        let arena = writer.finish();
+        arenas.keep(&arena);
+        let buffer = arena.buffer().slice_with_length(40, 60);
+        (arena, buffer)
+    }
+
+    #[test]
+    fn an_arena_is_written_again_once_nobody_looks_at_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let seen = || std::fs::read_dir(folder.path()).unwrap().count();
+        let there = Folder::named(folder.path());
+        for directory in [None, Some(&there)] {
+            let arenas = Arenas::default();
+            let (first, first_buffer) = write(&arenas, directory, 1);
+            let (second, second_buffer) = write(&arenas, directory, 2);
+            assert_eq!((first_buffer.as_slice(), second_buffer.as_slice()), (&[1; 60][..], &[2; 60][..]));
+            assert_eq!(
+                (first.region().offset_of(&first_buffer), first.region().offset_of(&second_buffer)),
+                (Some(40), None)
+            );
+            // A buffer alone keeps what it looks at.
+            let address = first_buffer.as_ptr();
+            drop(first);
+            let (_, third_buffer) = write(&arenas, directory, 3);
+            assert_eq!(first_buffer.as_slice(), &[1; 60]);
+            drop((first_buffer, third_buffer));
+            // Two are free now. What a server looks at is not.
+            second.retain();
+            drop((second, second_buffer));
+            let again: Vec<_> = (4..7).map(|value| write(&arenas, directory, value)).collect();
+            assert_eq!(again.iter().filter(|(_, buffer)| buffer.as_ptr() == address).count(), 1);
+            (4..7).zip(&again).for_each(|(value, (_, buffer))| assert_eq!(buffer.as_slice(), &[value; 60]));
+            if directory.is_some() {
+                assert_eq!(seen(), 3);
+            }
+            drop(again);
+            arenas.clear();
+            assert_eq!(seen(), 0);
+        }
+    }
+
+    #[test]
+    fn arenas_of_several_sizes_are_kept_and_not_too_many() {
+        let arenas = Arenas::default();
+        let take = |bytes: usize| {
+            let mut writer = arenas.writer(None, bytes);
+            let address = writer.bytes().as_ptr();
+            arenas.keep(&writer.finish());
+            address
+        };
+        let (small, large) = (take(1000), take(100_000));
+        // By turns, as two functions of a query ask for them.
+        for _ in 0..3 {
+            assert_eq!((take(900), take(90_000)), (small, large));
+        }
+        for i in 0..2 * MOST_KEPT {
+            take(1 << i);
+        }
+        assert!(arenas.0.lock().unwrap().len() <= MOST_KEPT);
+    }
+
+    #[test]
+    fn without_a_folder_for_segments_the_memory_is_the_process_own() {
+        let arenas = Arenas::default();
+        let (arena, buffer) = write(&arenas, Some(&Folder::named("/nowhere")), 9);
+        assert!(arena.segment().is_none());
+        assert_eq!(buffer.as_slice(), &[9; 60]);
+    }
+}

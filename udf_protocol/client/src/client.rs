@@ -1,0 +1,251 @@
+//! The only door engines use: a blocking facade over one background thread.
+//!
+//! The thread runs all I/O, with every signal blocked, and never calls the engine; the engine's own thread forms
+//! batches meanwhile. They meet in queues, and in one doorbell (an eventfd) that wakes the engine's thread. The
+//! engine's thread waits through [`Host::wait`] only, so that it can be cancelled, and never without a deadline.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, SigmaskHow};
+use tokio::runtime::Builder;
+use tokio::sync::{mpsc, oneshot};
+use udf_types::signature::Signature;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
+
+use crate::arena::Arenas;
+use crate::budget::{Budget, DEFAULT_REPLY_BYTES};
+use crate::control::{self, ImageInfo, Request, Response};
+use crate::dispatch::{Call, Connections, Target};
+use crate::doorbell::Doorbell;
+use crate::exchange::{Exchange, ReportTimeout};
+use crate::host::Host;
+use crate::inbox::Inbox;
+use crate::outbox::Outbox;
+use crate::waiter::Waiter;
+
+/// What the thread does.
+type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A session's client. Dropping it ends its thread, its exchanges and its leases.
+#[derive(Debug)]
+pub struct Client {
+    /// Closing it ends the thread.
+    tasks: mpsc::UnboundedSender<Task>,
+    waiter: Waiter,
+    connections: Arc<Connections>,
+    /// Since the last release.
+    has_prepared: AtomicBool,
+    arenas: Arc<Arenas>,
+    max_reply_bytes: AtomicUsize,
+    thread: thread::JoinHandle<()>,
+}
+
+impl Client {
+    /// Starts the background thread. What the thread itself lacks, such as file descriptors, fails what is asked of it.
+    pub fn start() -> Result<Client> {
+        let doorbell = Doorbell::new().map_err(|cause| not_started(&cause))?;
+        let waiter = Waiter { doorbell: Arc::new(doorbell), failure: Arc::default() };
+        let (tasks, queue) = mpsc::unbounded_channel();
+        // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| not_started(&cause))?;
+        let threads_waiter = waiter.clone();
+        let thread =
+            thread::Builder::new().name("transship".to_string()).spawn(move || run_tasks(queue, &threads_waiter));
+        mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
+        let thread = thread.map_err(|cause| not_started(&cause))?;
+        let (connections, arenas, has_prepared) = Default::default();
+        let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
+        Ok(Client { tasks, waiter, connections, has_prepared, arenas, max_reply_bytes, thread })
+    }
+
+    /// Whether its thread runs. If not, another client may have more luck.
+    pub fn is_running(&self) -> bool {
+        !self.tasks.is_closed()
+    }
+
+    /// Bounds what exchanges that are opened from now on may hold of one reply, in bytes.
+    pub fn limit_replies(&self, bytes: usize) {
+        self.max_reply_bytes.store(bytes, Relaxed);
+    }
+
+    /// Ends the client and waits until its thread has ended, which takes no longer than the step it is at.
+    pub fn stop(self) {
+        drop(self.tasks);
+        // The thread ends by itself; if it panicked, it has ended too.
+        let _ = self.thread.join();
+    }
+
+    /// Opens an exchange, and begins to reach who answers: a replica may be started before the first batch is sent.
+    pub fn open(&self, call: Arc<Call>) -> Exchange {
+        let (sender, outbox) = Outbox::new();
+        let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
+        let budget = Budget::new(self.max_reply_bytes.load(Relaxed));
+        let inbox = inbox.within(budget.clone());
+        let connections = self.connections.clone();
+        let task_call = call.clone();
+        let cancel = self.spawn(async move { connections.run(&task_call, outbox, &inbox).await });
+        let (connections, tasks, target) = (self.connections.clone(), self.tasks.downgrade(), call.target.clone());
+        let report_timeout = ReportTimeout(Box::new(move || {
+            // If the thread has ended, so have its leases.
+            if let Some(tasks) = tasks.upgrade()
+                && let Some(report) = connections.report_timeout(&target)
+            {
+                let _ = tasks.send(Box::pin(report));
+            }
+        }));
+        Exchange::new(
+            call,
+            self.arenas.clone(),
+            self.waiter.clone(),
+            sender,
+            (receiver, room, budget),
+            (cancel, report_timeout),
+        )
+    }
+
+    /// The signature that `target` offers for `function`.
+    pub fn signature(
+        &self,
+        host: &dyn Host,
+        target: &Target,
+        transport: TransportName,
+        function: &str,
+        timeout: Duration,
+    ) -> Result<Signature> {
+        let connections = self.connections.clone();
+        let (target, name) = (target.clone(), function.to_string());
+        let what = format!("the container of function \"{function}\"");
+        self.block_on(host, &what, timeout, async move { connections.signature(&target, transport, &name).await })
+    }
+
+    /// Asks the manager which image a name or digest stands for.
+    pub fn resolve_image(&self, host: &dyn Host, manager: &Path, image: &str, timeout: Duration) -> Result<ImageInfo> {
+        self.ask_for_image(host, manager, Request::Resolve { image: image.to_string() }, timeout)
+    }
+
+    /// Has the manager build inline code, which may take minutes the first time.
+    pub fn build_inline(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        manifest: udf_project::manifest::Manifest,
+        source: &str,
+        timeout: Duration,
+    ) -> Result<ImageInfo> {
+        let request = Request::BuildInline { manifest: Box::new(manifest), source: source.to_string() };
+        self.ask_for_image(host, manager, request, timeout)
+    }
+
+    /// Has the manager build a library's project, given as paths inside it and their contents.
+    pub fn build_library(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        library: &str,
+        files: impl Iterator<Item = Result<(String, Vec<u8>)>> + Send + 'static,
+        timeout: Duration,
+    ) -> Result<ImageInfo> {
+        let (manager, library) = (manager.to_path_buf(), library.to_string());
+        let work = async move { control::build_library(&manager, &library, files).await };
+        self.block_on(host, "the container manager", timeout, work)
+    }
+
+    fn ask_for_image(&self, host: &dyn Host, manager: &Path, request: Request, timeout: Duration) -> Result<ImageInfo> {
+        match self.ask_manager(host, manager, request, timeout)? {
+            Response::Image(info) => Ok(info),
+            other => Err(control::unexpected(&format!("It answered {other:?} instead of an image."))),
+        }
+    }
+
+    /// Sends one request to the manager.
+    pub fn ask_manager(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        request: Request,
+        timeout: Duration,
+    ) -> Result<Response> {
+        let manager = manager.to_path_buf();
+        self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
+    }
+
+    /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`].
+    pub fn prepare(&self, manager: PathBuf) {
+        self.has_prepared.store(true, Relaxed);
+        let connections = self.connections.clone();
+        self.spawn(async move { connections.prepare(&manager).await });
+    }
+
+    /// Ends the leases that no exchange is using; for the end of a transaction.
+    pub fn release(&self) {
+        self.arenas.clear();
+        if self.has_prepared.swap(false, Relaxed) || !self.connections.is_empty() {
+            // Connections belong to the runtime's thread, so they are closed there.
+            let connections = self.connections.clone();
+            self.spawn(async move { connections.release().await });
+        }
+    }
+
+    fn block_on<T: Send + 'static>(
+        &self,
+        host: &dyn Host,
+        what: &str,
+        timeout: Duration,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, receiver) = std_mpsc::channel();
+        let doorbell = self.waiter.doorbell.clone();
+        let cancel = self.spawn(async move {
+            let _ = sender.send(work.await);
+            doorbell.ring();
+        });
+        let answer = self.waiter.wait_for(host, &receiver, Instant::now() + timeout);
+        let _ = cancel.send(());
+        answer?.unwrap_or_else(|| Err(Error::timeout(what, timeout.as_millis())))
+    }
+
+    /// Has the thread do something, which a message through what is returned ends early.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> oneshot::Sender<()> {
+        let (cancel, mut cancelled) = oneshot::channel();
+        let task = async move {
+            tokio::select! {
+                () = work => {}
+                Ok(()) = &mut cancelled => {}
+            }
+        };
+        // If the thread has ended, the task is dropped with its end of a queue, and who waits for it is told.
+        let _ = self.tasks.send(Box::pin(task));
+        cancel
+    }
+}
+
+/// What the thread runs, until the client is dropped.
+fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter) {
+    match Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => {
+            runtime.block_on(async {
+                while let Some(task) = tasks.recv().await {
+                    tokio::spawn(task);
+                }
+            });
+            runtime.shutdown_background();
+        }
+        Err(cause) => {
+            // Nobody else sets it.
+            let _ = waiter.failure.set(not_started(&cause));
+            drop(tasks);
+            waiter.doorbell.ring();
+        }
+    }
+}
+
+fn not_started(cause: &dyn std::fmt::Display) -> Error {
+    Error::new(Kind::Unreachable, format!("could not start the client of container functions: {cause}"))
+}

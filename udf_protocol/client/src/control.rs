@@ -1,0 +1,502 @@
+//! What engines and the command line say to the container manager, and how: one JSON object per line over a Unix
+//! socket, request and response in turn (`docs/protocol.md` §9).
+//!
+//! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
+
+use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use base64::Engine as _;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::UnixStream;
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::Manifest;
+use udf_types::signature::FunctionKind;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
+
+use crate::folder::Folder;
+use crate::transport::Transport;
+use crate::transport::connect;
+use crate::transport::credentials::Credentials;
+use crate::transport::pipeline::Takes;
+use crate::transport::rest::Form;
+
+/// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
+const MOST_DESCRIPTORS: usize = 2;
+
+/// Longest line either side accepts; inline sources and logs are far below it.
+pub const MAX_LINE_BYTES: u64 = 16 << 20;
+
+/// Columns of at most so many bytes go with the request where that may be chosen: copying them costs less than making and
+/// opening two files.
+const MOST_INLINE_BYTES: usize = 32 << 10;
+
+/// A request to the manager.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum Request {
+    /// Is the manager there?
+    Ping,
+    /// Which digest does an image name stand for, and what is in it?
+    Resolve {
+        /// `name:tag` or a digest.
+        image: String,
+    },
+    /// Builds inline code into an image.
+    BuildInline {
+        /// The project: template, requirements and one function.
+        manifest: Box<Manifest>,
+        /// Text of the handler.
+        source: String,
+    },
+    /// Adds bytes to a file of a project, which the manager keeps for as long as this connection lasts.
+    AddToFile {
+        /// Path inside the project.
+        path: String,
+        /// The bytes, in base64.
+        content: String,
+    },
+    /// Builds the project whose files this connection has sent, unless its image exists. The image is named after the
+    /// library and the content of its files, so that no library takes another image's name.
+    BuildLibrary {
+        /// The library's name, for messages.
+        library: String,
+    },
+    /// Leases a replica for as long as this connection lasts.
+    Acquire {
+        /// Digest of the image.
+        digest: String,
+    },
+    /// Asks what became of the leased replica; it is replaced if it has ended.
+    ReportFailure {
+        /// The replica's name.
+        replica: String,
+    },
+    /// Says that the leased replica did not answer in time: the manager asks it, and replaces it if it stays silent.
+    ReportTimeout {
+        /// The replica's name.
+        replica: String,
+    },
+    /// Lists replicas.
+    Replicas,
+    /// The last lines that a replica wrote.
+    Logs {
+        /// The replica's name.
+        replica: String,
+    },
+    /// Removes images that engines had built and that nobody has asked for since.
+    Prune {
+        /// For so many days.
+        older_than_days: u64,
+    },
+}
+
+/// The manager's response.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum Response {
+    /// To [`Request::Ping`].
+    Pong {
+        /// The manager's version.
+        version: String,
+        /// Its runtime: docker, podman or process.
+        runtime: String,
+    },
+    /// To [`Request::AddToFile`].
+    Added,
+    /// To [`Request::ReportTimeout`].
+    Noted,
+    /// To [`Request::Prune`].
+    Pruned {
+        /// The names of what was removed.
+        images: Vec<String>,
+    },
+    /// To [`Request::Resolve`], [`Request::BuildInline`] and [`Request::BuildLibrary`].
+    Image(ImageInfo),
+    /// To [`Request::Acquire`].
+    Lease(LeaseInfo),
+    /// To [`Request::ReportFailure`]: a phrase that follows "The container".
+    Fate {
+        /// For example `exited with status 137`.
+        fate: String,
+    },
+    /// To [`Request::Replicas`].
+    Replicas {
+        /// One entry per replica.
+        replicas: Vec<ReplicaInfo>,
+    },
+    /// To [`Request::Logs`].
+    Logs {
+        /// Text.
+        text: String,
+    },
+    /// To anything that failed.
+    Error(Error),
+}
+
+/// The fate of a replica that answers.
+pub const STILL_RUNNING: &str = "is still running";
+
+/// Most bytes of one [`Request::AddToFile`], so that it stays well below [`MAX_LINE_BYTES`] in base64.
+pub const MAX_PIECE_BYTES: usize = 4 << 20;
+
+/// Has the manager build a project, given as paths inside it and their contents.
+pub async fn build_library(
+    socket: &Path,
+    library: &str,
+    files: impl Iterator<Item = Result<(String, Vec<u8>)>>,
+) -> Result<ImageInfo> {
+    let mut connection = Connection::open(socket).await?;
+    for file in files {
+        let (path, bytes) = file?;
+        // An empty file has one empty piece.
+        let pieces = if bytes.is_empty() { vec![&bytes[..]] } else { bytes.chunks(MAX_PIECE_BYTES).collect() };
+        for piece in pieces {
+            let content = base64::engine::general_purpose::STANDARD.encode(piece);
+            connection.request(&Request::AddToFile { path: path.clone(), content }).await?;
+        }
+    }
+    match connection.request(&Request::BuildLibrary { library: library.to_string() }).await? {
+        Response::Image(info) => Ok(info),
+        other => Err(unexpected(&format!("It answered {other:?} instead of an image."))),
+    }
+}
+
+/// An image that exists.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ImageInfo {
+    /// Its content's digest.
+    pub digest: String,
+    /// Its manifest, every signature filled in.
+    pub manifest: Manifest,
+}
+
+/// The right to call one replica.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseInfo {
+    /// The replica's name.
+    pub replica: String,
+    /// The image's name, for messages.
+    pub image: String,
+    /// Where it answers Flight; none if its server does not offer it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flight: Option<String>,
+    /// Where it answers JSON, and the forms below.
+    pub json: String,
+    /// Whether it takes columns as they lie in memory.
+    #[serde(default)]
+    pub columns: bool,
+    /// Whether it takes Parquet files in segments.
+    #[serde(default)]
+    pub parquet: bool,
+    /// Folder of the segments, if it takes those.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<PathBuf>,
+    /// What the names of this lease's segments begin with. They are removed when it ends.
+    #[serde(default)]
+    pub prefix: String,
+    /// Whether it takes requests before the last one is answered.
+    #[serde(default)]
+    pub pipelining: bool,
+    /// Whether it takes columns of one row that stand for all.
+    #[serde(default)]
+    pub constants: bool,
+    /// The user that its server runs as. No other is taken for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+}
+
+impl LeaseInfo {
+    /// How batches of a kind of function travel if `wanted` is asked for: that, where the server offers it for the kind,
+    /// otherwise the fastest that it offers.
+    pub fn choose(&self, wanted: TransportName, kind: FunctionKind) -> TransportName {
+        let offers = |transport| match transport {
+            TransportName::Auto => false,
+            TransportName::Shm => self.segments.is_some(),
+            TransportName::Flight => self.flight.is_some(),
+            TransportName::Socket => self.columns,
+            TransportName::Parquet => self.parquet && self.segments.is_some(),
+            TransportName::Json => true,
+        };
+        use TransportName::{Flight, Json, Shm, Socket};
+        // Only Flight gives a table function's results in parts, takes an aggregate function's batches before the ones
+        // before are answered, and has map functions.
+        let order =
+            if kind == FunctionKind::Scalar { [Shm, Flight, Socket, Json] } else { [Flight, Shm, Socket, Json] };
+        let best = order.into_iter().find(|transport| offers(*transport)).unwrap_or(Json);
+        if offers(wanted) { wanted } else { best }
+    }
+
+    /// Where the server answers a transport that it offers.
+    pub fn endpoint(&self, transport: TransportName) -> &str {
+        match (transport, &self.flight) {
+            (TransportName::Flight, Some(flight)) => flight,
+            _ => &self.json,
+        }
+    }
+
+    /// How it takes columns as they lie in memory.
+    pub fn takes(&self) -> Takes {
+        Takes { pipelining: self.pipelining, constants: self.constants }
+    }
+
+    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`, with
+    /// segments in a folder, if there are any.
+    fn form(&self, transport: TransportName, wanted: TransportName, segments: Option<&Folder>) -> Form {
+        match (transport, segments) {
+            (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
+                directory: directory.clone(),
+                takes: self.takes(),
+                is_parquet: transport == TransportName::Parquet,
+                most_inline: if wanted == TransportName::Auto { MOST_INLINE_BYTES } else { 0 },
+            },
+            (TransportName::Socket, _) => Form::Columns { takes: Some(self.takes()) },
+            _ => Form::Json,
+        }
+    }
+}
+
+/// One replica, as `transship ps` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaInfo {
+    /// Name.
+    pub name: String,
+    /// Image, `name:tag`.
+    pub image: String,
+    /// Image digest.
+    pub digest: String,
+    /// State of its life.
+    pub state: String,
+    /// Leases on it.
+    pub leases: usize,
+    /// Seconds since it was started or adopted.
+    pub age_s: u64,
+    /// Who has the leases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holders: Vec<LeaseHolder>,
+}
+
+/// Who has a lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseHolder {
+    /// User.
+    pub uid: u32,
+    /// Process; none if the manager cannot tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<i32>,
+    /// Seconds since it got the lease.
+    pub age_s: u64,
+}
+
+/// A connection to the manager.
+#[derive(Debug)]
+pub struct Connection {
+    socket: PathBuf,
+    stream: UnixStream,
+    /// What was received and not yet looked at.
+    received: Vec<u8>,
+    /// The descriptors that came with it.
+    descriptors: Vec<OwnedFd>,
+}
+
+impl Connection {
+    /// Connects to the manager's socket.
+    pub async fn open(socket: &Path) -> Result<Connection> {
+        let stream = UnixStream::connect(socket)
+            .await
+            .map_err(|cause| Error::manager_unreachable(&socket.to_string_lossy(), cause))?;
+        let (received, descriptors) = Default::default();
+        Ok(Connection { socket: socket.to_path_buf(), stream, received, descriptors })
+    }
+
+    /// The manager's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Sends a request and waits for its response; the manager's own error comes back as one.
+    pub async fn request(&mut self, request: &Request) -> Result<Response> {
+        let lost = |socket: &Path, cause: &dyn std::fmt::Display| {
+            Error::manager_unreachable(&socket.to_string_lossy(), format!("the connection was lost: {cause}"))
+        };
+        let mut line = serde_json::to_string(request).expect("requests hold nothing that JSON cannot");
+        line.push('\n');
+        self.descriptors.clear();
+        self.stream.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
+        let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
+        let Some(response) = response else {
+            return Err(lost(&self.socket, &"the manager closed it"));
+        };
+        match serde_json::from_str(&response) {
+            Ok(Response::Error(error)) => Err(error),
+            Ok(response) => Ok(response),
+            Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+        }
+    }
+
+    /// A line of at most [`MAX_LINE_BYTES`], with the descriptors that come along; none at the end of the stream.
+    async fn read_line(&mut self) -> std::io::Result<Option<String>> {
+        let mut searched = 0;
+        loop {
+            if let Some(end) = self.received[searched..].iter().position(|byte| *byte == b'\n') {
+                let mut line: Vec<u8> = self.received.drain(..=searched + end).collect();
+                line.pop();
+                return String::from_utf8(line).map(Some).map_err(|_| not_a_line("line is not UTF-8"));
+            }
+            searched = self.received.len();
+            if searched as u64 >= MAX_LINE_BYTES {
+                return Err(not_a_line("line too long"));
+            }
+            self.stream.readable().await?;
+            let Connection { stream, received, descriptors, .. } = self;
+            match stream.try_io(Interest::READABLE, || receive(&*stream, received, descriptors)) {
+                Ok(0) if searched == 0 => return Ok(None),
+                Ok(0) => return Err(not_a_line("line cut off")),
+                Err(cause) if cause.kind() != std::io::ErrorKind::WouldBlock => return Err(cause),
+                Ok(_) | Err(_) => {}
+            }
+        }
+    }
+}
+
+fn not_a_line(fact: &str) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, fact)
+}
+
+/// Adds what the socket has now, and the descriptors that come with it; 0 at its end.
+fn receive(socket: impl AsFd, bytes: &mut Vec<u8>, descriptors: &mut Vec<OwnedFd>) -> std::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut buffer = [0; 8 << 10];
+    // They go to no program that this process starts.
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let message = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut buffer)], &mut control, flags)?;
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(found) = part {
+            descriptors.extend(found);
+        }
+    }
+    descriptors.truncate(MOST_DESCRIPTORS);
+    bytes.extend_from_slice(&buffer[..message.bytes]);
+    Ok(message.bytes)
+}
+
+/// Sends bytes, the first of them with descriptors; how many were sent.
+pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(sent)
+}
+
+/// The manager answered something else than was asked.
+pub fn unexpected(fact: &str) -> Error {
+    Error::new(Kind::ProtocolViolation, "the container manager broke the protocol").with_detail(fact.to_string())
+}
+
+/// One request on a connection of its own.
+pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
+    Connection::open(socket).await?.request(request).await
+}
+
+/// A lease, held until dropped.
+pub struct Lease {
+    /// What was leased.
+    pub info: LeaseInfo,
+    /// The folder of the replica's sockets; none if they are reached by their names.
+    sockets: Option<Folder>,
+    /// The folder of its segments, if it takes those.
+    segments: Option<Folder>,
+    /// The transports to its server, by what they are and what was wanted. Others may have a lease on the same replica, which
+    /// ends when it likes.
+    transports: Mutex<HashMap<(TransportName, TransportName), Arc<dyn Transport>>>,
+    connection: tokio::sync::Mutex<Connection>,
+}
+
+impl Lease {
+    /// Leases a replica of the image with `digest`, which may have to be started first.
+    pub async fn acquire(socket: &Path, digest: &str) -> Result<Lease> {
+        Lease::acquire_on(Connection::open(socket).await?, digest).await
+    }
+
+    /// The same on a connection that is there.
+    pub async fn acquire_on(mut connection: Connection, digest: &str) -> Result<Lease> {
+        match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
+            Response::Lease(info) => {
+                let mut descriptors = std::mem::take(&mut connection.descriptors).into_iter();
+                let json = Path::new(info.json.split_once(':').map_or(info.json.as_str(), |(_, path)| path));
+                let folder = json.parent().unwrap_or(json);
+                let sockets = descriptors.next().map(|it| Folder::leased(folder, Some(it), String::new()));
+                let segments =
+                    info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
+                let connection = tokio::sync::Mutex::new(connection);
+                Ok(Lease { info, sockets, segments, transports: Mutex::default(), connection })
+            }
+            other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
+        }
+    }
+
+    /// The folder of the replica's segments, if it takes those.
+    pub fn segments(&self) -> Option<&Folder> {
+        self.segments.as_ref()
+    }
+
+    /// How its sockets are reached, and who must listen there.
+    pub fn credentials(&self) -> Credentials {
+        Credentials { server_user: self.info.user, folder: self.sockets.clone(), ..Credentials::default() }
+    }
+
+    /// The transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
+    pub(crate) fn transport(&self, name: TransportName, wanted: TransportName) -> Result<Arc<dyn Transport>> {
+        let mut transports = self.transports.lock().expect("no holder panics");
+        if let Some(known) = transports.get(&(name, wanted)) {
+            return Ok(known.clone());
+        }
+        let form = self.info.form(name, wanted, self.segments.as_ref());
+        let made = connect::to_endpoint_in(&Endpoint::parse(self.info.endpoint(name))?, form, &self.credentials());
+        transports.insert((name, wanted), made.clone());
+        Ok(made)
+    }
+
+    /// What became of the replica, as a phrase that follows "The container".
+    pub async fn fate(&self) -> Result<String> {
+        let request = Request::ReportFailure { replica: self.info.replica.clone() };
+        match self.connection.lock().await.request(&request).await? {
+            Response::Fate { fate } => Ok(fate),
+            other => Err(unexpected(&format!("It answered {other:?} instead of the container's fate."))),
+        }
+    }
+
+    /// Tells the manager that the replica did not answer in time.
+    pub async fn report_timeout(&self) -> Result<()> {
+        let request = Request::ReportTimeout { replica: self.info.replica.clone() };
+        self.connection.lock().await.request(&request).await.map(drop)
+    }
+
+    /// Whether the manager is seen to have ended the connection, and the lease with it.
+    pub fn is_lost(&self) -> bool {
+        // Whoever holds the lock asks the manager, and finds out.
+        self.connection.try_lock().is_ok_and(|connection| {
+            let read = connection.stream.try_read(&mut [0]);
+            !read.is_err_and(|cause| cause.kind() == std::io::ErrorKind::WouldBlock)
+        })
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("info", &self.info).finish_non_exhaustive()
+    }
+}

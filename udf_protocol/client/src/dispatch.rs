@@ -1,0 +1,301 @@
+//! Which batch goes where: runs one exchange to its end on whichever replica answers.
+//!
+//! In: the batches of an [`Outbox`]. Out: replies and at most one error in an [`Inbox`]. Invariant: a batch of a
+//! VOLATILE function is run at most once; a batch of any other is sent again, to another replica, after a replica was
+//! lost, at most [`MAX_ATTEMPTS`] times in all, after a pause. What a server had no room for is sent again likewise.
+
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use nix::unistd::Uid;
+use udf_project::dialect::Dialect;
+use udf_project::endpoint::Endpoint;
+use udf_project::remote::Remote;
+use udf_types::signature::{FunctionKind, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Kind, Result};
+
+use crate::balance::Balance;
+use crate::control::{self, Lease};
+use crate::inbox::{Event, Inbox};
+use crate::names::random_part;
+use crate::outbox::Outbox;
+use crate::transport::Transport;
+use crate::transport::connect;
+use crate::transport::credentials::Credentials;
+use crate::transport::unix::UnixSocket;
+
+/// Replicas tried for one exchange before the error is the caller's.
+const MAX_ATTEMPTS: u32 = 3;
+
+/// The pause before the second attempt, and how many times as long each further one is. A random part of up to a half is left
+/// out, so that those who were lost together do not come back together.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_GROWTH: u32 = 8;
+
+/// Longest time that telling the manager of a timeout may take.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long to wait after an attempt that failed, given what its server asked for.
+fn pause_before(attempt: u32, asked: Option<Duration>) -> Duration {
+    let longest = FIRST_PAUSE * PAUSE_GROWTH.pow(attempt - 1);
+    let pause = longest - longest.mul_f64(random_part() / 2.0);
+    // Whatever it asks for, not all of its clients at once.
+    asked.map_or(pause, |asked| asked.saturating_add(pause))
+}
+
+/// Who answers a call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "there is one per function")]
+pub enum Target {
+    /// A replica that the manager leases.
+    Image {
+        /// Socket of the manager.
+        manager: PathBuf,
+        /// Digest of the image.
+        digest: String,
+    },
+    /// A server that runs already, or several that are equal.
+    Remote {
+        /// Where they listen.
+        remote: Remote,
+        /// What it asks for, and what it must show.
+        credentials: Credentials,
+    },
+}
+
+/// All that an exchange needs to know.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// Who answers.
+    pub target: Target,
+    /// How batches are to travel; for a [`Target::Remote`] its addresses say whether over Flight or HTTP.
+    pub transport: TransportName,
+    /// What is called.
+    pub signature: Signature,
+    /// Whether a batch may be sent twice.
+    pub volatility: Volatility,
+    /// Longest wait for the answer to one batch.
+    pub batch_timeout: Duration,
+    /// Longest wait for a replica to start.
+    pub start_timeout: Duration,
+}
+
+/// Who is reached, with what credentials, over which transport, and over which one it should be.
+type Way = (Remote, Credentials, TransportName, TransportName);
+
+/// Who answers a call, and the way there.
+struct Reached {
+    endpoint: Endpoint,
+    name: TransportName,
+    transport: Arc<dyn Transport>,
+    lease: Option<Arc<Lease>>,
+}
+
+/// Leases, and connections to other servers, that the exchanges of one session share. Leases last until [`Connections::release`].
+#[derive(Default)]
+pub struct Connections {
+    transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
+    leases: Mutex<HashMap<Target, Arc<Lease>>>,
+    /// One at a time leases a replica of an image, and the others share what it got.
+    leasing: Mutex<HashMap<Target, Arc<tokio::sync::Mutex<()>>>>,
+    /// A connection to the manager for the next lease.
+    spare: tokio::sync::Mutex<Option<control::Connection>>,
+    balance: Balance,
+}
+
+impl Connections {
+    /// Connects to the manager ahead of the first lease, which says it if that fails.
+    pub async fn prepare(&self, manager: &Path) {
+        let mut spare = self.spare.lock().await;
+        if spare.is_none() {
+            *spare = control::Connection::open(manager).await.ok();
+        }
+    }
+
+    /// Ends all leases that no exchange is using, and forgets their connections.
+    pub async fn release(&self) {
+        *self.spare.lock().await = None;
+        self.leases.lock().expect("no holder panics").clear();
+        self.leasing.lock().expect("no holder panics").clear();
+        self.transports.lock().expect("no holder panics").clear();
+    }
+
+    /// Whether no lease is held.
+    pub fn is_empty(&self) -> bool {
+        self.leases.lock().expect("no holder panics").is_empty()
+    }
+
+    fn transport(&self, way: Way, make: impl FnOnce() -> Arc<dyn Transport>) -> Arc<dyn Transport> {
+        self.transports.lock().expect("no holder panics").entry(way).or_insert_with(make).clone()
+    }
+
+    async fn lease(&self, manager: &Path, digest: &str, target: &Target) -> Result<Arc<Lease>> {
+        let turn = self.leasing.lock().expect("no holder panics").entry(target.clone()).or_default().clone();
+        let _turn = turn.lock().await;
+        {
+            let mut leases = self.leases.lock().expect("no holder panics");
+            match leases.get(target) {
+                // A manager that was started anew would take the replica for idle.
+                Some(lease) if lease.is_lost() => drop(leases.remove(target)),
+                Some(lease) => return Ok(lease.clone()),
+                None => {}
+            }
+        }
+        let spare = self.spare.lock().await.take().filter(|connection| connection.socket() == manager);
+        let lease = match spare {
+            Some(connection) => match Lease::acquire_on(connection, digest).await {
+                // The manager was started anew since.
+                Err(error) if error.kind() == Kind::Unreachable => Lease::acquire(manager, digest).await,
+                outcome => outcome,
+            },
+            None => Lease::acquire(manager, digest).await,
+        }?;
+        let lease = Arc::new(lease);
+        self.leases.lock().expect("no holder panics").insert(target.clone(), lease.clone());
+        Ok(lease)
+    }
+
+    /// To tell the manager that who answers `target` did not do so in time. The next exchange gets a lease of its own.
+    pub fn report_timeout(&self, target: &Target) -> Option<impl Future<Output = ()> + Send + 'static> {
+        let lease = self.leases.lock().expect("no holder panics").remove(target)?;
+        Some(async move {
+            // A manager that does not hear of it finds out when it asks the replica itself.
+            let _ = tokio::time::timeout(REPORT_TIMEOUT, lease.report_timeout()).await;
+        })
+    }
+
+    fn forget(&self, target: &Target, endpoint: &Endpoint) {
+        self.leases.lock().expect("no holder panics").remove(target);
+        self.transports.lock().expect("no holder panics").retain(|(known, ..), _| known.endpoints[0] != *endpoint);
+    }
+
+    /// A transport to whoever answers `target`, the one that is wanted if it is offered for the kind of function.
+    async fn reach(&self, target: &Target, wanted: TransportName, kind: FunctionKind) -> Result<Reached> {
+        match target {
+            Target::Remote { remote, credentials } => {
+                let endpoint = self.balance.choose(&remote.endpoints).await;
+                let name = remote.transport_for(wanted);
+                let way = (remote.at(&endpoint), credentials.clone(), name, wanted);
+                let transport = self.transport(way, || connect::to_remote(remote, &endpoint, name, credentials));
+                Ok(Reached { endpoint, name, transport, lease: None })
+            }
+            Target::Image { manager, digest } => {
+                let lease = self.lease(manager, digest, target).await?;
+                let name = lease.info.choose(wanted, kind);
+                let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
+                let transport = lease.transport(name, wanted)?;
+                Ok(Reached { endpoint, name, transport, lease: Some(lease) })
+            }
+        }
+    }
+
+    /// The signature that `target` offers for `function`.
+    pub async fn signature(&self, target: &Target, name: TransportName, function: &str) -> Result<Signature> {
+        let mut attempt = 1;
+        loop {
+            let reached = self.reach(target, name, FunctionKind::Scalar).await?;
+            // docs/protocol.md §2: "a client refuses a version that it does not know".
+            let error = match reached.transport.hello().await {
+                Ok(_) => return reached.transport.signature(function).await,
+                Err(error) => error,
+            };
+            let is_lost = error.is_retryable() || error.kind() == Kind::Unreachable;
+            if !is_lost || !matches!(target, Target::Remote { .. }) || attempt == MAX_ATTEMPTS {
+                return Err(error);
+            }
+            // Another of the servers may be there.
+            self.balance.note_loss(&reached.endpoint);
+            attempt += 1;
+        }
+    }
+
+    /// Runs one exchange; an error is delivered as the last thing in the inbox.
+    pub async fn run(&self, call: &Call, mut outbox: Outbox, inbox: &Inbox) {
+        outbox.set_patience(call.batch_timeout);
+        let mut attempt = 1;
+        while let Err(error) = self.attempt(call, &mut outbox, inbox).await {
+            // A map or aggregate function's results so far went with the replica.
+            let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table)
+                || (error.is_busy() && !outbox.has_answers());
+            let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
+            let is_passing = error.is_retryable() || error.is_busy();
+            if is_passing && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
+                let pause = pause_before(attempt, error.retry_after());
+                // The engine gives up then: better now, with the reason.
+                if pause < call.batch_timeout {
+                    tokio::time::sleep(pause).await;
+                    attempt += 1;
+                    outbox.rewind();
+                    continue;
+                }
+            }
+            inbox.deliver(Err(error));
+            return;
+        }
+    }
+
+    async fn attempt(&self, call: &Call, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let reaching = self.reach(&call.target, call.transport, call.signature.kind);
+        let reached = tokio::time::timeout(call.start_timeout, reaching).await.map_err(|_| {
+            Error::timeout(
+                &format!("the container of function \"{}\"", call.signature.function),
+                call.start_timeout.as_millis(),
+            )
+        })??;
+        let Reached { endpoint, name, transport, lease } = reached;
+        // What must not be sent twice is sent to a server that is there.
+        if let Target::Remote { remote, .. } = &call.target
+            && call.volatility == Volatility::Volatile
+            && remote.endpoints.len() > 1
+            && remote.dialect() == Dialect::Transship
+            && let Err(error) = transport.hello().await
+            && error.is_retryable()
+        {
+            self.balance.note_loss(&endpoint);
+            self.forget(&call.target, &endpoint);
+            return Err(error);
+        }
+        let may_map = |lease: &&Arc<Lease>| name == TransportName::Shm && is_of_another_user(&endpoint, lease);
+        let directory = lease.as_ref().filter(may_map).and_then(|lease| lease.segments().cloned());
+        let is_columns = matches!(name, TransportName::Shm | TransportName::Socket);
+        let takes_constants = is_columns && lease.as_ref().is_some_and(|lease| lease.info.constants);
+        inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
+        let result = transport.exchange(&call.signature, outbox, inbox).await;
+        let Err(error) = result else {
+            self.balance.note_answer(&endpoint);
+            return Ok(());
+        };
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        self.balance.note_loss(&endpoint);
+        self.forget(&call.target, &endpoint);
+        match lease {
+            Some(lease) => match lease.fate().await {
+                Ok(fate) => Err(error.with_container_fate(&lease.info.image, &fate)),
+                Err(_) => Err(error),
+            },
+            None => Err(error),
+        }
+    }
+}
+
+/// Whether who listens there is another user, who can neither write nor shorten what belongs to this one (`docs/protocol.md`
+/// §7.6).
+fn is_of_another_user(endpoint: &Endpoint, lease: &Lease) -> bool {
+    let Endpoint::JsonUnix(path) = endpoint else { return false };
+    let socket = UnixSocket::new(path, &lease.credentials());
+    let me = Uid::effective().as_raw();
+    // Not of what a link points to, which anybody may choose.
+    lease.info.user != Some(me) && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
+}
+
+impl std::fmt::Debug for Connections {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connections").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,339 @@
+//! One stream of batches to one function, as the engine's thread sees it: what is out, what came back out of turn, and which
+//! rows were sent once for several.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, mpsc as std_mpsc};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use udf_types::signature::FunctionKind;
+use udf_types::transport_name::TransportName;
+use udf_types::{Advice, Error, Result};
+
+use crate::arena::{self, Arenas};
+use crate::budget::Budget;
+use crate::dispatch::Call;
+use crate::duplicates::{Folded, Folding};
+use crate::folder::Folder;
+use crate::host::Host;
+use crate::inbox::{Event, Reply};
+use crate::outbox::Outgoing;
+use crate::waiter::Waiter;
+
+/// What a map function's server did.
+#[derive(Debug)]
+pub enum MapEvent {
+    /// It took a batch.
+    Taken,
+    /// It gave results.
+    Results(Reply),
+    /// It has no more results.
+    End,
+}
+
+/// Tells the manager, if there is one, that a server did not answer in time.
+pub(crate) struct ReportTimeout(pub(crate) Box<dyn Fn() + Send>);
+
+impl std::fmt::Debug for ReportTimeout {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ReportTimeout")
+    }
+}
+
+/// One stream of batches to one function. Dropping it cancels what is still out.
+#[derive(Debug)]
+pub struct Exchange {
+    // for the exchange
+    call: Arc<Call>,
+    arenas: Arc<Arenas>,
+    /// The folder of the server's segments, if columns may be written into those; known once it was reached.
+    directory: Option<Folder>,
+    waiter: Waiter,
+    /// None once the engine has closed its side.
+    sender: Option<mpsc::UnboundedSender<Outgoing>>,
+    receiver: std_mpsc::Receiver<Result<Event>>,
+    room: Arc<Semaphore>,
+    budget: Arc<Budget>,
+    cancel: Option<oneshot::Sender<()>>,
+    report_timeout: ReportTimeout,
+    // for the batches in flight
+    /// Replies and failures that overtook an earlier batch's.
+    early: BTreeMap<u64, Result<Reply>>,
+    sent_at: HashMap<u64, Instant>,
+    /// The batches of which only the distinct rows were sent.
+    folded: HashMap<u64, Folded>,
+    folding: Folding,
+    next_number: u64,
+    /// A map function's batches that its server did not take yet.
+    untaken: usize,
+    /// How often a server was reached.
+    attempts: u64,
+    transport: Option<TransportName>,
+    takes_constants: bool,
+    /// When the server was reached or last answered; before that it had no time for the next batch. None before it was
+    /// reached.
+    ready_at: Option<Instant>,
+    /// Once failed, always failed.
+    failure: Option<Error>,
+}
+
+impl Exchange {
+    /// An exchange whose ends are `sender`, `receiver`, `room` and `budget` for this side, and `cancel` for its task.
+    /// `report_timeout` is called when it waited in vain.
+    pub(crate) fn new(
+        call: Arc<Call>,
+        arenas: Arc<Arenas>,
+        waiter: Waiter,
+        sender: mpsc::UnboundedSender<Outgoing>,
+        (receiver, room, budget): (std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>, Arc<Budget>),
+        (cancel, report_timeout): (oneshot::Sender<()>, ReportTimeout),
+    ) -> Exchange {
+        Exchange {
+            call,
+            arenas,
+            directory: None,
+            waiter,
+            sender: Some(sender),
+            receiver,
+            room,
+            budget,
+            cancel: Some(cancel),
+            report_timeout,
+            early: BTreeMap::new(),
+            sent_at: HashMap::new(),
+            folded: HashMap::new(),
+            folding: Folding::default(),
+            next_number: 0,
+            untaken: 0,
+            attempts: 0,
+            transport: None,
+            takes_constants: false,
+            ready_at: None,
+            failure: None,
+        }
+    }
+
+    /// Sends a batch, without waiting. The caller bounds how many are in flight.
+    pub fn send(&mut self, batch: impl Into<Outgoing>) {
+        let mut outgoing = batch.into();
+        if Folding::is_for(&self.call.signature, self.call.volatility)
+            && let Some((distinct, folded)) = self.folding.fold(&outgoing.batch)
+        {
+            outgoing.batch.columns = distinct;
+            outgoing.arena = None;
+            self.folded.insert(outgoing.number, folded);
+        }
+        if self.call.signature.kind == FunctionKind::Map {
+            self.untaken += 1;
+        } else {
+            self.sent_at.insert(outgoing.number, Instant::now());
+        }
+        if let Some(arena) = &outgoing.arena {
+            self.arenas.keep(arena);
+        }
+        // A closed queue means that the exchange has failed; receive says how.
+        if let Some(sender) = &self.sender {
+            let _ = sender.send(outgoing);
+        }
+        detect_processor();
+    }
+
+    /// Memory for the columns of a batch, of at least so many bytes: what the server maps, if there is such.
+    pub fn arena(&self, bytes: usize) -> arena::Writer {
+        self.arenas.writer(self.directory.as_ref(), bytes)
+    }
+
+    /// How often the exchange reached a server again, the same or another, after one was lost or busy.
+    pub fn retries(&self) -> u64 {
+        self.attempts.saturating_sub(1)
+    }
+
+    /// Says that no batch will follow.
+    pub fn close(&mut self) {
+        self.sender = None;
+    }
+
+    /// A map function's batches that its server did not take yet.
+    pub fn untaken(&self) -> usize {
+        self.untaken
+    }
+
+    /// Waits until a map function's server took a batch, or gave results, or ended.
+    pub fn receive_from_map(&mut self, host: &dyn Host) -> Result<MapEvent> {
+        // Until the server is reached, it has the time to start as well.
+        let start_timeout = if self.transport.is_some() { Duration::ZERO } else { self.call.start_timeout };
+        let mut deadline = Instant::now() + start_timeout + self.call.batch_timeout;
+        loop {
+            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
+                Some(Event::Reached { transport, takes_constants, .. }) => {
+                    self.note_reached(transport, takes_constants);
+                    deadline = Instant::now() + self.call.batch_timeout;
+                }
+                Some(Event::Taken) => {
+                    self.untaken = self.untaken.saturating_sub(1);
+                    return Ok(MapEvent::Taken);
+                }
+                Some(Event::Reply(mut reply)) => {
+                    self.room.add_permits(1);
+                    reply.share = None;
+                    // A server that has nothing to say, however often, has its time until it says something.
+                    if reply.columns.num_rows() == 0 {
+                        if Instant::now() >= deadline {
+                            return Err(self.timeout());
+                        }
+                        continue;
+                    }
+                    return Ok(MapEvent::Results(reply));
+                }
+                Some(Event::End) => return Ok(MapEvent::End),
+                Some(Event::Failure(_, error)) => return Err(error),
+                None => return Err(self.timeout()),
+            }
+        }
+    }
+
+    fn timeout(&self) -> Error {
+        (self.report_timeout.0)();
+        let what = format!("container function \"{}\"", self.call.signature.function);
+        Error::timeout(&what, self.call.batch_timeout.as_millis()).with_advice(Advice::BatchTimeout)
+    }
+
+    fn note_reached(&mut self, transport: TransportName, takes_constants: bool) {
+        self.attempts += 1;
+        self.transport = Some(transport);
+        self.takes_constants = takes_constants;
+    }
+
+    /// How batches travel; known once a server was reached.
+    pub fn transport(&self) -> Option<TransportName> {
+        self.transport
+    }
+
+    /// Whether constants travel once. As long as that is not known, they count in every row of a batch.
+    pub fn takes_constants(&self) -> bool {
+        self.takes_constants
+    }
+
+    /// Batches sent and not yet received.
+    pub fn in_flight(&self) -> usize {
+        self.sent_at.len()
+    }
+
+    /// Waits for the reply to the oldest batch in flight, or for the next part of it.
+    pub fn receive(&mut self, host: &dyn Host) -> Result<Reply> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let outcome = self.wait_for_rows(host).and_then(|reply| self.unfold(reply)).map_err(|error| self.place(error));
+        match &outcome {
+            Ok(reply) => {
+                self.room.add_permits(1);
+                if reply.is_last {
+                    self.sent_at.remove(&reply.number);
+                    self.next_number += 1;
+                    self.budget.expect(self.next_number);
+                }
+                self.ready_at = Some(Instant::now());
+            }
+            Err(error) => self.failure = Some(error.clone()),
+        }
+        outcome
+    }
+
+    /// The reply for all rows of its batch. From now on it is the engine's.
+    fn unfold(&mut self, mut reply: Reply) -> Result<Reply> {
+        reply.share = None;
+        let rows = reply.columns.num_rows();
+        self.folding.note(rows, reply.compute_us);
+        if let Some(folded) = self.folded.remove(&reply.number) {
+            let function = &self.call.signature.function;
+            reply.columns = folded.unfold(&reply.columns, self.budget.limit()).map_err(|unreadable| {
+                unreadable.into_error(function, self.budget.limit(), |fact| Error::bad_result(function, fact))
+            })?;
+            reply.repeated = reply.columns.num_rows() - rows;
+        }
+        Ok(reply)
+    }
+
+    /// An error whose row is one of the batch that the engine sent.
+    fn place(&self, error: Error) -> Error {
+        let folded = self.folded.get(&self.next_number);
+        match (error.row(), folded) {
+            (Some(row), Some(folded)) => match folded.first(row) {
+                Some(first) => error.with_row(first),
+                None => error,
+            },
+            _ => error,
+        }
+    }
+
+    /// Waits for the next reply, or part of one, that has rows or is the last. Parts without rows do not prolong the wait.
+    fn wait_for_rows(&mut self, host: &dyn Host) -> Result<Reply> {
+        let mut since = Instant::now();
+        loop {
+            let (attempts, reply) = (self.attempts, self.wait_for_next(host)?);
+            if attempts != self.attempts {
+                // It took until now to reach the server.
+                since = Instant::now();
+            }
+            if reply.is_last || reply.columns.num_rows() > 0 {
+                return Ok(reply);
+            }
+            self.room.add_permits(1);
+            if since.elapsed() >= self.call.batch_timeout {
+                return Err(self.timeout());
+            }
+        }
+    }
+
+    fn wait_for_next(&mut self, host: &dyn Host) -> Result<Reply> {
+        let timeout = self.call.batch_timeout;
+        loop {
+            if let Some(outcome) = self.early.remove(&self.next_number) {
+                return outcome;
+            }
+            let sent_at = self.sent_at.get(&self.next_number).copied().unwrap_or_else(Instant::now);
+            let deadline = match self.ready_at {
+                Some(ready_at) => sent_at.max(ready_at) + timeout,
+                // Starting a replica has a deadline of its own in dispatch; this one is behind it.
+                None => sent_at + self.call.start_timeout + timeout,
+            };
+            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
+                Some(Event::Reached { transport, directory, takes_constants }) => {
+                    self.note_reached(transport, takes_constants);
+                    self.directory = directory;
+                    self.ready_at = Some(Instant::now());
+                }
+                // Parts of one answer come one after the other.
+                Some(Event::Reply(reply)) if reply.number == self.next_number => return Ok(reply),
+                Some(Event::Reply(reply)) => {
+                    self.early.insert(reply.number, Ok(reply));
+                }
+                Some(Event::Failure(number, error)) => {
+                    self.early.insert(number, Err(error));
+                }
+                Some(Event::Taken | Event::End) => {}
+                None => return Err(self.timeout()),
+            }
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // With nothing in flight, closing the queue ends the stream in good order.
+        if (!self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map)
+            && let Some(cancel) = self.cancel.take()
+        {
+            let _ = cancel.send(());
+        }
+    }
+}
+
+/// Has the standard library find out what the processor can do, which it does once in a process, when somebody first asks. In
+/// a virtual machine that takes 50 µs, since each instruction that tells it leaves the machine: better while the server works
+/// than while its answer is waited for.
+fn detect_processor() {
+    #[cfg(target_arch = "x86_64")]
+    let _ = std::arch::is_x86_feature_detected!("avx2");
+}

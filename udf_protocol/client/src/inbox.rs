@@ -1,0 +1,133 @@
+//! Replies on their way to the engine: its queue, and the doorbell that wakes it.
+
+use std::sync::{Arc, mpsc as std_mpsc};
+
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use tokio::sync::Semaphore;
+use udf_types::transport_name::TransportName;
+use udf_types::{Error, Result};
+
+use crate::budget::{Budget, DEFAULT_REPLY_BYTES, Share};
+use crate::doorbell::Doorbell;
+use crate::folder::Folder;
+
+/// One reply on its way to the engine.
+#[derive(Debug)]
+pub struct Reply {
+    /// The number of the batch it answers.
+    pub number: u64,
+    /// The columns of [`Signature::reply_types`](udf_types::signature::Signature::reply_types).
+    pub columns: RecordBatch,
+    /// Whether this ends the answer: a table function may answer a batch in parts.
+    pub is_last: bool,
+    /// Bytes of the request: those of its data, of JSON all.
+    pub bytes_sent: usize,
+    /// Bytes of the reply, counted likewise.
+    pub bytes_received: usize,
+    /// Bytes that reading the reply needed at once, at most: what came, what was made of it on the way, and the columns. By
+    /// this batches are made smaller before their replies need more than they may.
+    pub bytes_needed: usize,
+    /// How long the server says that it computed, in microseconds; 0 if it does not say it.
+    pub compute_us: u64,
+    /// Rows that were not sent, since they equal others of the batch.
+    pub repeated: usize,
+    /// What it holds of its exchange's budget, until the engine takes it.
+    pub share: Option<Share>,
+}
+
+impl Reply {
+    /// The whole answer to a batch, of a server that does not say how long it computed.
+    pub(crate) fn whole(number: u64, columns: RecordBatch, bytes_sent: usize, bytes_received: usize) -> Reply {
+        Reply {
+            number,
+            columns,
+            is_last: true,
+            bytes_sent,
+            bytes_received,
+            bytes_needed: bytes_received,
+            compute_us: 0,
+            repeated: 0,
+            share: None,
+        }
+    }
+}
+
+/// Bytes of a column's values, however much larger the memory is in which they lie.
+pub(crate) fn bytes_of_column(column: &ArrayRef) -> usize {
+    column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
+}
+
+/// The same of all columns of a batch.
+pub(crate) fn bytes_of(columns: &RecordBatch) -> usize {
+    columns.columns().iter().map(bytes_of_column).fold(0, usize::saturating_add)
+}
+
+/// What an engine finds in its queue.
+#[derive(Debug)]
+pub enum Event {
+    /// A server was reached: from now on it has its time to answer.
+    Reached {
+        /// By which transport.
+        transport: TransportName,
+        /// Where columns may be written into segments.
+        directory: Option<Folder>,
+        /// Whether constants are known to travel as one row.
+        takes_constants: bool,
+    },
+    /// A reply.
+    Reply(Reply),
+    /// A map function's server took another batch.
+    Taken,
+    /// A map function's stream of results has ended.
+    End,
+    /// The batch of this number failed. Replies to earlier batches may still be on their way.
+    Failure(u64, Error),
+}
+
+/// Where replies go: the engine's queue, and a doorbell that wakes it.
+#[derive(Debug, Clone)]
+pub struct Inbox {
+    sender: std_mpsc::Sender<Result<Event>>,
+    doorbell: Arc<Doorbell>,
+    /// How many further replies the engine has room for.
+    room: Arc<Semaphore>,
+    budget: Arc<Budget>,
+}
+
+/// Replies that may wait for the engine. Servers that have more to say are held up by HTTP/2's flow control.
+const ROOM: usize = 8;
+
+impl Inbox {
+    /// An inbox that rings `doorbell`.
+    pub fn new(doorbell: Arc<Doorbell>) -> (Inbox, std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>) {
+        let (sender, receiver) = std_mpsc::channel();
+        let room = Arc::new(Semaphore::new(ROOM));
+        let budget = Budget::new(DEFAULT_REPLY_BYTES);
+        (Inbox { sender, doorbell, room: room.clone(), budget }, receiver, room)
+    }
+
+    /// The same within another budget.
+    pub(crate) fn within(self, budget: Arc<Budget>) -> Inbox {
+        Inbox { budget, ..self }
+    }
+
+    /// What replies may hold until the engine takes them.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        &self.budget
+    }
+
+    /// Waits until the engine has room for a reply; it makes room by taking one.
+    pub async fn wait_for_room(&self) {
+        // The semaphore is never closed.
+        let _ = self.room.acquire().await;
+    }
+
+    /// Delivers and rings. An engine that is gone misses it, which is what it wants.
+    pub fn deliver(&self, event: Result<Event>) {
+        if matches!(event, Ok(Event::Reply(_))) {
+            self.room.forget_permits(1);
+        }
+        let _ = self.sender.send(event);
+        self.doorbell.ring();
+    }
+}

@@ -1,0 +1,707 @@
+//! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
+
+use std::error::Error as _;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use arrow_array::RecordBatch;
+use arrow_flight::flight_service_client::FlightServiceClient;
+use arrow_flight::{Action, FlightData, FlightDescriptor};
+use arrow_schema::{Schema, SchemaRef};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use hyper_util::rt::TokioIo;
+use serde::{Deserialize, Serialize};
+use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, mpsc};
+use tonic::codec::CompressionEncoding;
+use tonic::metadata::{KeyAndValueRef, MetadataMap};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status, Streaming};
+use udf_codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_described_schema, decode_schema, encode_schema};
+use udf_codec::batch::{AggregateStep, CallBatch};
+use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError, shorten};
+use udf_project::endpoint::Endpoint;
+use udf_types::signature::{FunctionKind, Signature};
+use udf_types::{Error, Kind, Result};
+
+use crate::inbox::{Event, Inbox, Reply, bytes_of};
+use crate::outbox::{Outbox, Outgoing};
+use crate::transport::check::{check_reply, check_types};
+use crate::transport::credentials::Credentials;
+use crate::transport::foreign::{
+    adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs,
+};
+use crate::transport::tcp::Tcp;
+use crate::transport::tls::Tls;
+use crate::transport::unix::UnixSocket;
+use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Transport, innermost};
+
+/// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
+/// while the one before is still being read.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// Between two questions whether a server is still there, while it is busy. gRPC's servers take a client that asks more often
+/// than every five minutes for a nuisance.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(330);
+/// Longest wait for the answer to that.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Streams of scalar functions that one client has open at a time. Each takes a thread of servers that gRPC's C++ library runs,
+/// and of them a container has about a hundred. The others wait in the order in which they came.
+const MAX_STREAMS: usize = 32;
+/// How long a stream of a scalar function stays open with nothing to do. The next batch opens another.
+const STREAM_IDLE: Duration = Duration::from_secs(1);
+
+/// With which gRPC's servers refuse a stream for want of a thread.
+const NO_THREAD: &str = "Server Threadpool Exhausted";
+/// How the library begins its own words for messages that are not gRPC's.
+const NOT_GRPC: [&str; 6] = [
+    "protocol error: ",
+    "Error decompressing: ",
+    "Unexpected EOF decoding stream",
+    "Missing response message",
+    "failed to decode Protobuf message",
+    "grpc-status header missing",
+];
+
+/// A Flight server.
+#[derive(Debug)]
+pub struct Flight {
+    endpoint: Endpoint,
+    channel: Channel,
+    secrets: Secrets,
+    compression: bool,
+    /// Whether the server may be one that does not speak this protocol.
+    may_be_foreign: bool,
+    /// The protocol's version that the server said, once it was asked.
+    protocol: OnceCell<u32>,
+    streams: Streams,
+}
+
+/// The streams of scalar functions, which hold no state between two batches: who has none waits for one that has nothing to do.
+#[derive(Debug)]
+struct Streams {
+    free: Semaphore,
+    /// How many wait for one.
+    waiting: AtomicUsize,
+    wanted: Notify,
+}
+
+impl Streams {
+    fn new() -> Streams {
+        Streams { free: Semaphore::new(MAX_STREAMS), waiting: AtomicUsize::new(0), wanted: Notify::new() }
+    }
+
+    /// Waits until another stream may be opened.
+    async fn take(&self) -> Option<SemaphorePermit<'_>> {
+        if let Ok(permit) = self.free.try_acquire() {
+            return Some(permit);
+        }
+        // An exchange that is dropped waits no longer.
+        let _waiting = Waiting::among(&self.waiting);
+        self.wanted.notify_waiters();
+        // It is never closed.
+        self.free.acquire().await.ok()
+    }
+
+    /// Waits until a stream that has nothing to do should end.
+    async fn wait_while_idle(&self) {
+        let is_wanted = async {
+            loop {
+                let mut wanted = pin!(self.wanted.notified());
+                // Before the look, so that nobody is missed between the look and the wait.
+                wanted.as_mut().enable();
+                if self.waiting.load(Relaxed) > 0 {
+                    return;
+                }
+                wanted.await;
+            }
+        };
+        let _ = tokio::time::timeout(STREAM_IDLE, is_wanted).await;
+    }
+}
+
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Waiting<'_> {
+    fn among(count: &AtomicUsize) -> Waiting<'_> {
+        count.fetch_add(1, Relaxed);
+        Waiting(count)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// For how much of an exchange a stream is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamFor {
+    /// All of it.
+    Exchange,
+    /// One batch.
+    Batch,
+    /// Until there is nothing to do.
+    Now,
+}
+
+/// A function of a server that does not speak this protocol.
+struct Foreign {
+    signature: Signature,
+    /// The arguments, as the server wants them.
+    arguments: SchemaRef,
+}
+
+/// Adds a token and other secret headers, if there are any, to each request.
+#[derive(Debug, Clone)]
+pub(super) struct Secrets(MetadataMap);
+
+impl Interceptor for Secrets {
+    fn call(&mut self, mut request: Request<()>) -> std::result::Result<Request<()>, Status> {
+        for pair in self.0.iter() {
+            if let KeyAndValueRef::Ascii(name, value) = pair {
+                request.metadata_mut().insert(name, value.clone());
+            }
+        }
+        Ok(request)
+    }
+}
+
+/// What `app_metadata` of a batch of calls carries, `docs/protocol.md` §4.
+#[derive(Debug, Serialize)]
+struct CallMetadata {
+    batch: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step: Option<AggregateStep>,
+}
+
+/// What `app_metadata` of a reply carries, `docs/protocol.md` §4 and §5.
+#[derive(Debug, Default, Deserialize)]
+struct ReplyMetadata {
+    batch: Option<u64>,
+    #[serde(default)]
+    more: bool,
+    #[serde(default)]
+    micros: u64,
+    #[serde(default)]
+    error: Option<WireError>,
+}
+
+impl Flight {
+    /// A client of the server at `endpoint`, which is not connected to yet, and may speak one of the protocols of arrow-udf
+    /// and Databend.
+    pub fn of_any(endpoint: Endpoint, credentials: &Credentials) -> Flight {
+        Flight { may_be_foreign: true, ..Flight::new(endpoint, credentials) }
+    }
+
+    /// A client of the server at `endpoint`, which is not connected to yet, and speaks this protocol.
+    pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Flight {
+        let authority = match &endpoint {
+            Endpoint::FlightTcp(authority) => format!("http://{authority}"),
+            Endpoint::FlightTls(authority) => format!("https://{authority}"),
+            // gRPC wants an authority where a Unix socket has none.
+            _ => "http://localhost".to_string(),
+        };
+        let builder = tonic::transport::Endpoint::try_from(authority)
+            .expect("Endpoint::parse has checked the authority")
+            .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(STREAM_WINDOW_BYTES)
+            .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+        let channel = match &endpoint {
+            Endpoint::FlightUnix(path) => {
+                let socket = UnixSocket::new(path, credentials);
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let socket = socket.clone();
+                    async move { socket.connect().await.map(TokioIo::new) }
+                }))
+            }
+            Endpoint::FlightTls(authority) => {
+                let tls = Tls::new(authority, credentials, "h2");
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let tls = tls.clone();
+                    async move { tls.connect().await.map(TokioIo::new) }
+                }))
+            }
+            Endpoint::FlightTcp(authority) => {
+                let tcp = Tcp::new(authority, credentials);
+                builder.connect_with_connector_lazy(tower::service_fn(move |_| {
+                    let tcp = tcp.clone();
+                    async move { tcp.connect().await.map(TokioIo::new) }
+                }))
+            }
+            _ => builder.connect_lazy(),
+        };
+        Flight {
+            endpoint,
+            channel,
+            secrets: Secrets(MetadataMap::from_headers(credentials.headers())),
+            compression: credentials.compression,
+            may_be_foreign: false,
+            protocol: OnceCell::new(),
+            streams: Streams::new(),
+        }
+    }
+
+    /// A client that takes messages of at most so many bytes.
+    pub(super) fn client(&self, most: usize) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
+        let client = FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
+            .max_decoding_message_size(most)
+            .max_encoding_message_size(usize::MAX);
+        if !self.compression {
+            return client;
+        }
+        client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip)
+    }
+
+    pub(super) async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
+        let action = Action { r#type: name.to_string(), body: Default::default() };
+        let mut results = self.client(MAX_ASIDE_BYTES).do_action(action).await?.into_inner();
+        let first = results.message().await?;
+        Ok(first.map(|result| result.body.to_vec()).unwrap_or_default())
+    }
+
+    fn read_greeting(body: &[u8]) -> Result<ServerInfo> {
+        let info: ServerInfo = serde_json::from_slice(body)
+            .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
+        // docs/protocol.md §2: "a client refuses a version that it does not know".
+        if info.protocol > PROTOCOL_VERSION {
+            return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
+        }
+        Ok(info)
+    }
+
+    async fn say_hello(&self) -> Result<ServerInfo> {
+        match self.action("transship.hello").await {
+            Ok(body) => Flight::read_greeting(&body),
+            Err(status) if is_transport_failure(&status) => {
+                Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
+            }
+            Err(status) if is_denial(&status) => {
+                Err(Error::refused(&format!("the server at \"{}\"", self.endpoint), words_of(&status)))
+            }
+            Err(status) if is_of_transport(&status) => Err(status_error("", &status)),
+            // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
+            Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), ..ServerInfo::default() }),
+        }
+    }
+
+    async fn describe(&self, function: &str) -> Result<(Signature, Option<Foreign>)> {
+        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let info = match self.client(MAX_ASIDE_BYTES).get_flight_info(descriptor).await {
+            Ok(info) => info.into_inner(),
+            Err(status) if is_transport_failure(&status) => {
+                return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
+            }
+            Err(status) if is_of_transport(&status) => return Err(status_error(function, &status)),
+            Err(status) if status.code() == Code::NotFound => {
+                let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
+                return Err(Error::function_not_found(
+                    function,
+                    &format!("the server at \"{}\"", self.endpoint),
+                    &offered,
+                ));
+            }
+            Err(status) => {
+                return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message())));
+            }
+        };
+        let total = info.total_records;
+        let schema = decode_described_schema(&info.schema)
+            .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
+        if self.is_foreign(function).await? {
+            let inputs = foreign_inputs(&schema, total);
+            let signature = match first_arrow_udf_schema(&schema, total) {
+                Some(first) if !self.says_arrow_udf_version(function).await? => {
+                    Signature::from_foreign_schema(function, &first, inputs)?
+                }
+                _ => Signature::from_foreign_schema(function, &schema, inputs)?,
+            };
+            let arguments = Arc::new(Schema::new(schema.fields()[..inputs].to_vec()));
+            return Ok((signature.clone(), Some(Foreign { signature, arguments })));
+        }
+        let inputs = usize::try_from(total)
+            .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;
+        Ok((Signature::from_schema(function, &schema, inputs)?, None))
+    }
+
+    /// Whether the server does not speak this protocol; it is asked once.
+    async fn is_foreign(&self, function: &str) -> Result<bool> {
+        let ask = async || match self.action("transship.hello").await {
+            Ok(body) => Flight::read_greeting(&body).map(|info| info.protocol),
+            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
+            Err(_) => Ok(0),
+        };
+        Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
+    }
+
+    /// Whether an arrow-udf server is newer than version 1 of its protocol, which has no such action.
+    async fn says_arrow_udf_version(&self, function: &str) -> Result<bool> {
+        match self.action("protocol_version").await {
+            Ok(_) => Ok(true),
+            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
+            Err(_) => Ok(false),
+        }
+    }
+
+    async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+        let foreign = if self.is_foreign(&signature.function).await? {
+            self.describe(&signature.function).await?.1
+        } else {
+            None
+        };
+        let foreign = foreign.as_ref();
+        if let Some(foreign) = foreign {
+            // The columns would not fit what the server says it takes.
+            signature.check_against(&foreign.signature, &format!("the server at \"{}\"", self.endpoint))?;
+        }
+        // docs/protocol.md §4: a server of the arrow-udf family marks no end of a batch's results but the stream's.
+        if signature.kind == FunctionKind::Table && foreign.is_some() {
+            while self.run_stream(signature, foreign, outbox, inbox, StreamFor::Batch).await? {}
+            return Ok(());
+        }
+        if signature.kind != FunctionKind::Scalar {
+            return self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await.map(|_| ());
+        }
+        while outbox.wait_for_more().await {
+            let _permit = self.streams.take().await;
+            if !self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// One `DoExchange`, for all batches or for some. Whether there may be more.
+    async fn run_stream(
+        &self,
+        signature: &Signature,
+        foreign: Option<&Foreign>,
+        outbox: &mut Outbox,
+        inbox: &Inbox,
+        stream_for: StreamFor,
+    ) -> Result<bool> {
+        let outcome = self.talk(signature, foreign, outbox, inbox, stream_for).await;
+        if outcome.as_ref().is_err_and(Error::is_busy) {
+            // Nobody has seen the stream.
+            outbox.rewind();
+        }
+        outcome
+    }
+
+    async fn talk(
+        &self,
+        signature: &Signature,
+        foreign: Option<&Foreign>,
+        outbox: &mut Outbox,
+        inbox: &Inbox,
+        stream_for: StreamFor,
+    ) -> Result<bool> {
+        let function = signature.function.as_str();
+        let is_single = stream_for == StreamFor::Batch;
+        // A server that does not read leaves the batches in the engine, not in this queue.
+        let (wire, mut queue) = mpsc::channel::<FlightData>(1);
+        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let call_schema = foreign.map_or_else(|| signature.call_schema(), |foreign| foreign.arguments.clone());
+        let opening = encode_schema(&call_schema).with_descriptor(descriptor);
+        let first = if is_single { outbox.next().await } else { None };
+        if is_single && first.is_none() {
+            return Ok(false);
+        }
+        // The receiver is in scope and the queue empty, so sending cannot fail.
+        let _ = wire.try_send(opening);
+        let mut wire = Some(wire);
+        let most = inbox.budget().share_of_message(0).limit();
+        let mut client = self.client(most);
+        // A server may send its headers only with its first reply, so calls go out before the stream is open.
+        let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
+        let mut replies: Option<Streaming<FlightData>> = None;
+        let mut encoder = BatchEncoder::default();
+        let mut reply_schema: Option<SchemaRef> = None;
+        let mut bytes_sent = std::collections::HashMap::new();
+        let mut first = first;
+        let lost = |status: Status| reply_error(function, &status, most);
+        let (mut is_closing, mut is_parking) = (false, false);
+        loop {
+            if is_closing {
+                wire = None;
+            }
+            let is_idle = stream_for == StreamFor::Now && wire.is_some() && outbox.is_quiet();
+            tokio::select! {
+                // A stream has nothing to do only if there is neither a batch nor a reply.
+                biased;
+                stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
+                batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
+                    Some((place, batch)) => {
+                        let batch = batch.batch.with_repeated_constants(signature)?;
+                        let metadata = CallMetadata { batch: batch.number, step: batch.step };
+                        let columns = match foreign {
+                            Some(foreign) => adapt_columns(&batch.columns, foreign.arguments.clone())
+                                .map_err(|fact| Error::new(Kind::OutOfRange, format!("container function \"{function}\" cannot take a value")).with_detail(fact))?,
+                            None => batch.columns,
+                        };
+                        let message = encoder
+                            .encode(&columns)
+                            .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?
+                            .with_app_metadata(serde_json::to_vec(&metadata).expect("a number is JSON"));
+                        let bytes = message.data_body.len() + message.data_header.len();
+                        place.send(message);
+                        if signature.kind == FunctionKind::Map {
+                            outbox.answer(batch.number);
+                            inbox.deliver(Ok(Event::Taken));
+                        } else {
+                            bytes_sent.insert(batch.number, bytes);
+                        }
+                    }
+                    None => is_closing = true,
+                },
+                message = next_message(&mut replies, inbox), if replies.is_some() => {
+                    let Some(message) = message.map_err(lost)? else {
+                        if signature.kind == FunctionKind::Map && wire.is_none() {
+                            inbox.deliver(Ok(Event::End));
+                            return Ok(false);
+                        }
+                        if is_single && wire.is_none() {
+                            let schema = reply_schema.unwrap_or_else(|| Arc::new(Schema::empty()));
+                            let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
+                            let number = call.map(|call| call.number).unwrap_or_default();
+                            let columns = RecordBatch::new_empty(schema);
+                            inbox.deliver(Ok(Event::Reply(Reply::whole(number, columns, 0, 0))));
+                            return Ok(true);
+                        }
+                        if wire.is_none() && outbox.awaited() == 0 {
+                            return Ok(is_parking);
+                        }
+                        return Err(Error::connection_lost(function, "The server ended the exchange early"));
+                    };
+                    let metadata = read_metadata(function, &message)?;
+                    if let Some(error) = metadata.error {
+                        return Err(error.into_error(function));
+                    }
+                    if message.data_header.is_empty() {
+                        continue;
+                    }
+                    let Some(schema) = &reply_schema else {
+                        let schema = decode_schema(&message)
+                            .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
+                        reply_schema = Some(schema);
+                        continue;
+                    };
+                    let bytes_received = message.data_body.len() + message.data_header.len();
+                    let number = match signature.kind {
+                        // All of its results have the number 0, and none is waited for before the others.
+                        FunctionKind::Map => u64::MAX,
+                        _ => outbox.oldest_sent().unwrap_or_default(),
+                    };
+                    let mut share = inbox.budget().share_of_message(number);
+                    share.grow(function, bytes_received).await?;
+                    share.make_room(2 * bytes_received).await;
+                    // Only now: an error says more than the schema that comes before it.
+                    let (columns, bytes_made) =
+                        read_columns(signature, foreign.is_some(), schema, &message, share.left(), most)?;
+                    share.hold(bytes_received.max(bytes_made));
+                    let bytes_needed = bytes_received + bytes_made;
+                    if signature.kind == FunctionKind::Map {
+                        let call = CallBatch::new(0, RecordBatch::new_empty(signature.call_schema()));
+                        check_reply(signature, &call, &columns)?;
+                        inbox.deliver(Ok(Event::Reply(Reply { is_last: false, bytes_needed, compute_us: metadata.micros, share: Some(share), ..Reply::whole(0, columns, 0, bytes_received) })));
+                        continue;
+                    }
+                    // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
+                    let Some(expected) = outbox.oldest_sent() else {
+                        return Err(Error::protocol(function, "It sent a reply that no call asked for."));
+                    };
+                    if metadata.batch.is_some_and(|number| number != expected) {
+                        return Err(Error::protocol(
+                            function,
+                            format!("It answered batch {} when batch {expected} was due.", metadata.batch.unwrap_or_default()),
+                        ));
+                    }
+                    let is_part = is_single || (metadata.more && signature.kind == FunctionKind::Table);
+                    let is_last = !is_part;
+                    let call = outbox.answer_partly().expect("oldest_sent names a sent batch");
+                    check_reply(signature, call, &columns)?;
+                    if is_last {
+                        outbox.answer(expected);
+                    }
+                    let bytes_sent = bytes_sent.remove(&expected).unwrap_or_default();
+                    inbox.deliver(Ok(Event::Reply(Reply {
+                        is_last,
+                        bytes_needed,
+                        compute_us: metadata.micros,
+                        share: Some(share),
+                        ..Reply::whole(expected, columns, bytes_sent, bytes_received)
+                    })));
+                }
+                () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
+            }
+        }
+    }
+}
+
+/// The columns of a message, with the fields of this protocol, and the bytes that were made for that; `left` may be made, of
+/// `most` that a reply may have. Types are checked before values are read, which other types could make many of few bytes.
+pub(super) fn read_columns(
+    signature: &Signature,
+    is_foreign: bool,
+    schema: &SchemaRef,
+    message: &FlightData,
+    left: usize,
+    most: usize,
+) -> Result<(RecordBatch, usize)> {
+    let function = signature.function.as_str();
+    match is_foreign {
+        true => check_foreign_types(signature, schema.fields())?,
+        false => check_types(signature, schema.fields(), false)?,
+    }
+    let columns = decode_batch_within(message, schema.clone(), left).map_err(|unreadable| {
+        unreadable
+            .into_error(function, most, |fact| Error::protocol(function, format!("A reply cannot be read: {fact}.")))
+    })?;
+    if !is_foreign {
+        return Ok((columns, 0));
+    }
+    let adapted = adapt_reply(signature, &columns, left)
+        .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
+    let bytes_made = bytes_of(&adapted);
+    Ok((adapted, bytes_made))
+}
+
+/// The next batch to send, and its place in the queue.
+async fn next_batch<'a>(
+    wire: &'a Option<mpsc::Sender<FlightData>>,
+    first: &mut Option<Outgoing>,
+    outbox: &mut Outbox,
+    is_single: bool,
+) -> Option<(mpsc::Permit<'a, FlightData>, Outgoing)> {
+    // The queue is gone only if the server ended the stream; reading its end says why.
+    let place = match wire.as_ref()?.reserve().await {
+        Ok(place) => place,
+        Err(_) => std::future::pending().await,
+    };
+    match is_single {
+        true => Some((place, first.take()?)),
+        false => Some((place, outbox.next().await?)),
+    }
+}
+
+async fn next_message(
+    replies: &mut Option<Streaming<FlightData>>,
+    inbox: &Inbox,
+) -> std::result::Result<Option<FlightData>, Status> {
+    inbox.wait_for_room().await;
+    match replies {
+        Some(replies) => replies.message().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> {
+    if message.app_metadata.is_empty() {
+        return Ok(ReplyMetadata::default());
+    }
+    serde_json::from_slice(&message.app_metadata)
+        .map_err(|cause| Error::protocol(function, format!("A reply's metadata cannot be read: {cause}.")))
+}
+
+/// Whether a status was made on this side because the bytes did not travel, or says the server is not there.
+/// Statuses that a server sent have no source. Their codes say nothing reliable about the user's code
+/// (a Python KeyError arrives as NOT_FOUND), so they are not interpreted further.
+fn is_transport_failure(status: &Status) -> bool {
+    status.source().is_some() || status.code() == Code::Unavailable
+}
+
+/// Whether a status says nothing of the function, whoever made it.
+fn is_of_transport(status: &Status) -> bool {
+    is_transport_failure(status) || is_denial(status) || is_refusal(status) || is_not_grpc(status)
+}
+
+/// Whether the server, or a gateway before it, does not let this client in. Handlers do not end so by mistake: Arrow's servers
+/// have these codes for exceptions of their own alone, and a Python PermissionError arrives as UNKNOWN.
+fn is_denial(status: &Status) -> bool {
+    status.source().is_none() && matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
+}
+
+/// What a server said beside the code of its status.
+fn words_of(status: &Status) -> String {
+    match status.message().trim_end_matches('.') {
+        "" => format!("Its gRPC status is {:?}", status.code()),
+        words => {
+            let mut words = words.to_string();
+            shorten(&mut words);
+            format!("It said: {words}")
+        }
+    }
+}
+
+fn is_refusal(status: &Status) -> bool {
+    status.code() == Code::ResourceExhausted && status.message() == NO_THREAD
+}
+
+fn is_not_grpc(status: &Status) -> bool {
+    status.source().is_none() && NOT_GRPC.iter().any(|words| status.message().starts_with(words))
+}
+
+/// The error of a stream whose messages may have `most` bytes.
+pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error {
+    // The library's own words; a server that says them is no better off.
+    let words = ["message length too large", "exceeded while decompressing"];
+    match words.iter().any(|words| status.message().contains(words)) {
+        true => Error::reply_too_large(function, most),
+        false => status_error(function, status),
+    }
+}
+
+pub(super) fn status_error(function: &str, status: &Status) -> Error {
+    if is_transport_failure(status) {
+        return Error::connection_lost(function, say(status));
+    }
+    if is_denial(status) {
+        return Error::refused(&format!("the server of container function \"{function}\""), words_of(status));
+    }
+    if is_refusal(status) {
+        return Error::busy(function, "The server has no thread left for another stream.");
+    }
+    if is_not_grpc(status) {
+        let message = status.message().trim_end_matches('.');
+        return Error::protocol(function, format!("Its answer is not gRPC: {message}."));
+    }
+    // Arrow's Python servers append the traceback to the message.
+    let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {
+        Some((message, traceback)) => (message, Some(traceback.to_string())),
+        None => (status.message(), None),
+    };
+    Error::user_code(function, message, None, traceback)
+}
+
+/// The innermost cause: "connection refused" rather than "transport error".
+fn say(status: &Status) -> String {
+    status.source().map_or_else(|| status.message().to_string(), innermost)
+}
+
+impl Transport for Flight {
+    fn hello(&self) -> BoxFuture<'_, Result<ServerInfo>> {
+        Box::pin(self.say_hello())
+    }
+
+    fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>> {
+        Box::pin(async move { Ok(self.describe(function).await?.0) })
+    }
+
+    fn exchange<'a>(
+        &'a self,
+        signature: &'a Signature,
+        outbox: &'a mut Outbox,
+        inbox: &'a Inbox,
+    ) -> BoxFuture<'a, Result<()>> {
+        Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}

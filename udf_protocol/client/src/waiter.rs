@@ -1,0 +1,41 @@
+//! How the engine's thread waits: through the host, which may end the wait, for what the client's thread puts into a queue.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use udf_types::{Error, Kind, Result};
+
+use crate::doorbell::Doorbell;
+use crate::host::Host;
+
+/// Longest single wait before the deadline is looked at again.
+const WAIT_SLICE: Duration = Duration::from_millis(500);
+
+/// How the engine's thread waits for the client's.
+#[derive(Debug, Clone)]
+pub struct Waiter {
+    /// Rung once there is something in a queue.
+    pub doorbell: Arc<Doorbell>,
+    /// Why the client's thread ended, if it did so by itself.
+    pub failure: Arc<OnceLock<Error>>,
+}
+
+impl Waiter {
+    /// Waits for the next thing in a queue; none when the deadline passed first.
+    pub fn wait_for<T>(&self, host: &dyn Host, receiver: &mpsc::Receiver<T>, deadline: Instant) -> Result<Option<T>> {
+        let look =
+            || match receiver.try_recv() {
+                Ok(item) => Ok(Some(item)),
+                Err(mpsc::TryRecvError::Empty) => Ok(None),
+                Err(mpsc::TryRecvError::Disconnected) => Err(self.failure.get().cloned().unwrap_or_else(|| {
+                    Error::new(Kind::Unreachable, "the client of container functions stopped working")
+                })),
+            };
+        let wait = |doorbell: BorrowedFd<'_>| match deadline.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Ok(None),
+            left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),
+        };
+        self.doorbell.wait_for(look, wait)
+    }
+}

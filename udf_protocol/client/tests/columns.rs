@@ -1,0 +1,566 @@
+//! Columns in memory against a scripted server: what travels, and what becomes of answers that lie about it.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Int32Type, Int64Type};
+use arrow_array::{Int64Array, RecordBatch, StringArray};
+use arrow_buffer::ScalarBuffer;
+use serde_json::{Value, json};
+use udf_client::client::Client;
+use udf_client::dispatch::{Call, Target};
+use udf_client::exchange::Exchange;
+use udf_client::host::PlainHost;
+use udf_client::outbox::Outgoing;
+use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
+use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
+use udf_types::{Kind, Origin, Result};
+
+fn signature() -> Signature {
+    Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8)
+}
+
+fn batches(count: usize, rows: i64) -> Vec<CallBatch> {
+    let mut builder = BatchBuilder::new(&signature());
+    let mut make = |first| {
+        for value in first..first + rows {
+            let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };
+            column.append_value(value);
+            builder.finish_row();
+        }
+        builder.finish_batch()
+    };
+    (0..count as i64).map(|number| make(number * rows)).collect()
+}
+
+/// The server's side of a connection.
+struct Peer {
+    stream: UnixStream,
+    reader: BufReader<UnixStream>,
+    segments: PathBuf,
+}
+
+/// A request: its header, and its values wherever they lie.
+struct Asked {
+    header: Value,
+    values: Vec<i64>,
+}
+
+impl Peer {
+    /// The next request; none at the end of the connection.
+    fn read(&mut self) -> Option<Asked> {
+        let mut line = String::new();
+        let mut length = 0;
+        while self.reader.read_line(&mut line).ok()? > 2 {
+            let lower = line.to_ascii_lowercase();
+            if let Some(value) = lower.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if let Some(value) = lower.strip_prefix("content-type:") {
+                assert_eq!(value.trim(), "application/vnd.transship.columns");
+            }
+            line.clear();
+        }
+        if length == 0 {
+            return None;
+        }
+        let mut body = vec![0; length];
+        self.reader.read_exact(&mut body).ok()?;
+        let end = 4 + u32::from_le_bytes(body[..4].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&body[4..end]).unwrap();
+        let data = match header["segment"].as_str() {
+            Some(name) => std::fs::read(self.segments.join(name)).unwrap(),
+            None => body.split_off(end.next_multiple_of(8)),
+        };
+        let place = |i: usize| header["buffers"][i].as_u64().unwrap() as usize;
+        let values = data[place(2)..place(2) + place(3)].chunks(8);
+        let values = values.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect();
+        Some(Asked { header, values })
+    }
+
+    fn write(&mut self, status: &str, content_type: &str, body: &[u8]) {
+        let head =
+            format!("HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\n\r\n", body.len());
+        self.write_raw(&[head.as_bytes(), body].concat());
+    }
+
+    fn write_raw(&mut self, bytes: &[u8]) {
+        let _ = self.stream.write_all(bytes);
+    }
+
+    fn write_columns(&mut self, header: &Value, data: &[u8]) {
+        let text = header.to_string();
+        let mut body = (text.len() as u32).to_le_bytes().to_vec();
+        body.extend_from_slice(text.as_bytes());
+        if !data.is_empty() {
+            body.resize(body.len().next_multiple_of(8), 0);
+            body.extend_from_slice(data);
+        }
+        self.write("200 OK", "application/vnd.transship.columns", &body);
+    }
+
+    /// Answers with ten times the values, through the segment that was offered, or in the reply.
+    fn answer(&mut self, asked: &Asked, more: Value) {
+        let data: Vec<u8> = asked.values.iter().flat_map(|value| (value * 10).to_le_bytes()).collect();
+        let mut header =
+            json!({"batch": asked.header["batch"], "rows": asked.values.len(), "buffers": [0, 0, 0, data.len()]});
+        header.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap_or_default());
+        match asked.header["reply_segment"].as_str() {
+            Some(name) => {
+                header["segment"] = json!(name);
+                std::fs::OpenOptions::new()
+                    .write(true)
+                    .open(self.segments.join(name))
+                    .unwrap()
+                    .write_all(&data)
+                    .unwrap();
+                self.write_columns(&header, &[]);
+            }
+            None => self.write_columns(&header, &data),
+        }
+    }
+}
+
+/// A manager that leases one server, which answers each connection by a script.
+struct Stage {
+    client: Client,
+    folder: tempfile::TempDir,
+}
+
+impl Stage {
+    fn new(script: impl Fn(Peer) + Send + Sync + 'static) -> Stage {
+        let folder = tempfile::tempdir().unwrap();
+        let segments = folder.path().join("segments");
+        std::fs::create_dir(&segments).unwrap();
+        let server = UnixListener::bind(folder.path().join("http.sock")).unwrap();
+        let (script, peers) = (Arc::new(script), segments.clone());
+        std::thread::spawn(move || {
+            for stream in server.incoming() {
+                let stream = stream.unwrap();
+                let reader = BufReader::new(stream.try_clone().unwrap());
+                let (script, peer) = (script.clone(), Peer { stream, reader, segments: peers.clone() });
+                std::thread::spawn(move || script(peer));
+            }
+        });
+        let manager = UnixListener::bind(folder.path().join("manager.sock")).unwrap();
+        let json = format!("http+unix:{}", folder.path().join("http.sock").display());
+        std::thread::spawn(move || {
+            for stream in manager.incoming() {
+                let (mut stream, json, segments) = (stream.unwrap(), json.clone(), segments.clone());
+                std::thread::spawn(move || {
+                    let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+                    for line in lines.map_while(std::io::Result::ok) {
+                        let response = if line.contains("report_failure") {
+                            json!({"response": "fate", "fate": "exited with status 3"})
+                        } else {
+                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true})
+                        };
+                        writeln!(stream, "{response}").unwrap();
+                    }
+                });
+            }
+        });
+        Stage { client: Client::start().unwrap(), folder }
+    }
+
+    fn segments(&self) -> PathBuf {
+        self.folder.path().join("segments")
+    }
+
+    fn open(&self, volatility: Volatility) -> Exchange {
+        self.open_over(TransportName::Shm, volatility)
+    }
+
+    fn open_over(&self, transport: TransportName, volatility: Volatility) -> Exchange {
+        self.open_as(transport, volatility, signature())
+    }
+
+    fn open_as(&self, transport: TransportName, volatility: Volatility, signature: Signature) -> Exchange {
+        self.client.open(Arc::new(Call {
+            target: Target::Image { manager: self.folder.path().join("manager.sock"), digest: "sha256:0".to_string() },
+            transport,
+            signature,
+            volatility,
+            batch_timeout: Duration::from_secs(10),
+            start_timeout: Duration::from_secs(10),
+        }))
+    }
+}
+
+fn receive(exchange: &mut Exchange) -> Result<Vec<i64>> {
+    let reply = exchange.receive(&PlainHost)?;
+    Ok(reply.columns.column(0).as_primitive::<Int64Type>().values().to_vec())
+}
+
+fn count_files(directory: &Path) -> usize {
+    std::fs::read_dir(directory).unwrap().count()
+}
+
+#[test]
+fn batches_travel_through_segments_before_the_first_is_answered() {
+    let stage = Stage::new(|mut peer| {
+        // All have come on one connection before any is answered.
+        let asked: Vec<Asked> = (0..3).map_while(|_| peer.read()).collect();
+        let names: std::collections::HashSet<_> =
+            asked.iter().map(|asked| asked.header["segment"].to_string()).collect();
+        assert_eq!(names.len(), 3);
+        asked.iter().for_each(|asked| peer.answer(asked, json!({"micros": 5})));
+        // A segment is used again once its batch was answered.
+        while let Some(asked) = peer.read() {
+            assert!(names.contains(&asked.header["segment"].to_string()));
+            peer.answer(&asked, json!({}));
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    let mut sent = batches(6, 1000).into_iter();
+    sent.by_ref().take(3).for_each(|batch| exchange.send(batch));
+    let expected = |number: i64| (number * 1000..number * 1000 + 1000).map(|value| value * 10).collect::<Vec<_>>();
+    for number in 0..3 {
+        assert_eq!(receive(&mut exchange).unwrap(), expected(number));
+    }
+    assert_eq!(exchange.transport(), Some(TransportName::Shm));
+    for (number, batch) in (3..).zip(sent) {
+        exchange.send(batch);
+        assert_eq!(receive(&mut exchange).unwrap(), expected(number));
+    }
+    assert_eq!(count_files(&stage.segments()), 6);
+    let segments = stage.segments();
+    drop(exchange);
+    stage.client.stop();
+    assert_eq!(count_files(&segments), 0);
+}
+
+#[test]
+fn segments_that_a_handler_keeps_are_not_written_again() {
+    let stage = Stage::new(|mut peer| {
+        let mut kept: Vec<(String, Vec<u8>)> = Vec::new();
+        while let Some(asked) = peer.read() {
+            let name = asked.header["segment"].as_str().unwrap().to_string();
+            let file = peer.segments.join(&name);
+            assert!(kept.iter().all(|(other, _)| *other != name));
+            kept.push((name, std::fs::read(file).unwrap()));
+            peer.answer(&asked, json!({"retained": true}));
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    for batch in batches(3, 4) {
+        exchange.send(batch);
+        receive(&mut exchange).unwrap();
+    }
+}
+
+#[test]
+fn columns_that_were_written_in_place_are_not_copied() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            let more = json!({"retained": asked.values.first() == Some(&30)});
+            peer.answer(&asked, more);
+        }
+    });
+    // Only where the server is another user, which root alone can pretend.
+    let another = std::os::unix::fs::chown(stage.folder.path().join("http.sock"), Some(65534), None);
+    let in_place = usize::from(another.is_ok());
+    let mut exchange = stage.open(Volatility::Volatile);
+    let send = |exchange: &mut Exchange, number: usize, first: i64| {
+        let mut writer = exchange.arena(1000);
+        let values = [first, first + 1, first + 2];
+        writer.bytes()[64..88].copy_from_slice(&values.map(i64::to_le_bytes).concat());
+        let arena = writer.finish();
+        let column = Int64Array::new(ScalarBuffer::new(arena.buffer().slice_with_length(64, 24), 0, 3), None);
+        let mut batch = batches(number + 1, 3).remove(number);
+        batch.columns = RecordBatch::try_new(batch.columns.schema(), vec![Arc::new(column)]).unwrap();
+        exchange.send(Outgoing { batch, arena: Some(arena) });
+        receive(exchange).unwrap()
+    };
+    // Before the server was reached, the memory is the process's own, and copied.
+    assert_eq!(send(&mut exchange, 0, 10), [100, 110, 120]);
+    assert_eq!(count_files(&stage.segments()), 2);
+    for (number, first) in [(1, 20), (2, 30), (3, 40), (4, 50)] {
+        assert_eq!(send(&mut exchange, number, first), [10 * first, 10 * first + 10, 10 * first + 20]);
+        // The third was kept by the server, so the fourth went through another.
+        assert_eq!(count_files(&stage.segments()), 2 + in_place, "{number}");
+    }
+    let segments = stage.segments();
+    drop(exchange);
+    stage.client.release();
+    stage.client.stop();
+    assert_eq!(count_files(&segments), 0);
+}
+
+#[test]
+fn small_batches_go_with_the_request_where_that_may_be_chosen() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header.get("segment").is_some(), asked.values.len() > 4096);
+            assert_eq!(asked.header.get("reply_segment").is_some(), asked.values.len() > 4096);
+            peer.answer(&asked, json!({}));
+        }
+    });
+    let mut exchange = stage.open_over(TransportName::Auto, Volatility::Volatile);
+    let mut send = |number: usize, rows: i64, files: usize| {
+        exchange.send(batches(number + 1, rows).remove(number));
+        let first = number as i64 * rows;
+        assert_eq!(receive(&mut exchange).unwrap(), (first..first + rows).map(|value| value * 10).collect::<Vec<_>>());
+        assert_eq!(count_files(&stage.segments()), files);
+        assert_eq!(exchange.transport(), Some(TransportName::Shm));
+    };
+    send(0, 3, 0);
+    send(1, 4096, 0);
+    send(2, 4097, 2);
+    send(3, 3, 2);
+}
+
+#[test]
+fn data_goes_with_the_request_where_no_segment_can_be_made() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header.get("segment"), None);
+            peer.answer(&asked, json!({}));
+        }
+    });
+    std::fs::remove_dir(stage.segments()).unwrap();
+    let mut exchange = stage.open(Volatility::Volatile);
+    for (number, batch) in (0..).zip(batches(3, 2)) {
+        exchange.send(batch);
+        assert_eq!(receive(&mut exchange).unwrap(), [number * 20, number * 20 + 10]);
+    }
+}
+
+#[test]
+fn results_that_are_arguments_come_back_as_references() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header["may_alias"], json!(true));
+            // All values of the first batch; of the second all but the first.
+            let cut = 8 * asked.header["batch"].as_u64().unwrap();
+            let place = |i: usize| asked.header["buffers"][i].as_u64().unwrap();
+            let buffers = json!([0, 0, place(2) + cut, place(3) - cut]);
+            peer.write_columns(&json!({"rows": asked.values.len(), "buffers": buffers, "aliases": [1]}), &[]);
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    batches(2, 5).into_iter().for_each(|batch| exchange.send(batch));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 1, 2, 3, 4]);
+    let error = receive(&mut exchange).unwrap_err();
+    assert_eq!(error.kind(), Kind::BadResult);
+    assert!(error.to_string().contains("has 32 bytes, not 40"), "{error}");
+}
+
+#[test]
+fn texts_come_as_dictionaries_where_that_is_taken() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            assert_eq!(asked.header["may_encode"], json!(true));
+            // The second answer refers to a text that there is not.
+            let last = asked.header["batch"].as_i64().unwrap() as u8 + 1;
+            let header = json!({"rows": 3, "buffers": [0, 1, 8, 12, 24, 12, 40, 3], "dictionaries": [0, 2]});
+            let mut data = [0; 43];
+            (data[0], data[8], data[16], data[28], data[32]) = (0b101, 1, last, 1, 3);
+            data[40..].copy_from_slice(b"abb");
+            peer.write_columns(&header, &data);
+        }
+    });
+    let signature = Signature { result: Type::Text, ..signature() };
+    let mut exchange = stage.open_as(TransportName::Shm, Volatility::Volatile, signature);
+    for batch in batches(2, 3) {
+        exchange.send(CallBatch { takes_dictionaries: true, ..batch });
+    }
+    let reply = exchange.receive(&PlainHost).unwrap().columns;
+    let texts = reply.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
+    assert_eq!(texts.into_iter().collect::<Vec<_>>(), [Some("bb"), None, Some("bb")]);
+    assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), Kind::BadResult);
+}
+
+#[test]
+fn lies_are_errors() {
+    type Lie = fn(&mut Peer, &Asked);
+    let lies: [(&str, Kind, Lie); 25] = [
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 24], "aliases": [1]}), &[0; 24]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 4, 8], "aliases": [1]}), &[]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, u64::MAX - 7, 16], "aliases": [1]}), &[]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 8, u64::MAX - 7], "aliases": [1, 1, 9]}), &[]);
+        }),
+        ("segment is too short", Kind::ProtocolViolation, |peer, asked| {
+            peer.write_columns(
+                &json!({"rows": 2, "segment": asked.header["reply_segment"], "buffers": [0, 0, 0, 16]}),
+                &[],
+            );
+        }),
+        ("larger than 1 GiB", Kind::ProtocolViolation, |peer, asked| {
+            peer.write_columns(&json!({"rows": 2, "segment": asked.header["reply_segment"], "buffers": [0, 0, 1_u64 << 62, 1_u64 << 62]}), &[]);
+        }),
+        ("larger than 1 GiB", Kind::ProtocolViolation, |peer, asked| {
+            peer.write_columns(
+                &json!({"rows": 2, "segment": asked.header["reply_segment"], "buffers": [0, 0, u64::MAX, 16]}),
+                &[],
+            );
+        }),
+        ("not the one that was offered", Kind::ProtocolViolation, |peer, asked| {
+            peer.write_columns(&json!({"rows": 2, "segment": asked.header["segment"], "buffers": [0, 0, 0, 16]}), &[]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 16]}), &[0; 8]);
+        }),
+        ("where no buffer can be", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 4, 16]}), &[0; 32]);
+        }),
+        ("has 8 bytes, not 16", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 8]}), &[0; 8]);
+        }),
+        ("too many rows", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": u64::MAX / 4, "buffers": [0, 0, 0, 8]}), &[0; 8]);
+        }),
+        ("fewer buffers", Kind::BadResult, |peer, _| peer.write_columns(&json!({"rows": 2, "buffers": [0, 0]}), &[])),
+        ("fewer buffers", Kind::BadResult, |peer, _| peer.write_columns(&json!({"rows": 2, "buffers": [0]}), &[])),
+        ("more buffers", Kind::BadResult, |peer, _| {
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 16, 0, 16]}), &[0; 16]);
+        }),
+        ("a dictionary that was not asked for", Kind::ProtocolViolation, |peer, asked| {
+            assert_eq!(asked.header.get("may_encode"), None);
+            peer.write_columns(&json!({"rows": 2, "buffers": [0, 0, 0, 16], "dictionaries": [0, 1]}), &[0; 16]);
+        }),
+        ("3 rows", Kind::ProtocolViolation, |peer, _| {
+            peer.write_columns(&json!({"rows": 3, "buffers": [0, 0, 0, 24]}), &[0; 24]);
+        }),
+        ("another batch", Kind::ProtocolViolation, |peer, _| {
+            peer.write_columns(&json!({"batch": 9, "rows": 2, "buffers": [0, 0, 0, 16]}), &[0; 16]);
+        }),
+        ("header is cut off", Kind::ProtocolViolation, |peer, _| {
+            peer.write("200 OK", "application/vnd.transship.columns", &[255, 255, 255, 255, b'{']);
+        }),
+        ("not of the form", Kind::ProtocolViolation, |peer, _| {
+            peer.write("200 OK", "application/json", b"{\"columns\": [[1, 2]]}");
+        }),
+        ("HTTP status 500", Kind::ProtocolViolation, |peer, _| peer.write("500 Oh", "text/html", b"<html>")),
+        // A gateway's words.
+        ("HTTP status 401", Kind::NotAllowed, |peer, _| peer.write("401 Unauthorized", "text/html", b"<html>")),
+        ("not HTTP", Kind::ProtocolViolation, |peer, _| peer.write_raw(b"\x00\x01\x02\x03 hello\r\n\r\n")),
+        ("its length", Kind::ProtocolViolation, |peer, _| {
+            peer.write_raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n");
+        }),
+        ("head is too long", Kind::ProtocolViolation, |peer, _| {
+            peer.write_raw(format!("HTTP/1.1 200 OK\r\nX: {}", "x".repeat(40_000)).as_bytes());
+        }),
+    ];
+    for (fact, kind, lie) in lies {
+        let stage = Stage::new(move |mut peer| {
+            if let Some(asked) = peer.read() {
+                lie(&mut peer, &asked);
+                // The connection stays, so that the answer alone says what is wrong.
+                let _ = peer.read();
+            }
+        });
+        let mut exchange = stage.open(Volatility::Volatile);
+        exchange.send(batches(1, 2).remove(0));
+        let error = receive(&mut exchange).unwrap_err();
+        assert_eq!(error.kind(), kind, "{fact}: {error}");
+        let said = format!("{} {}", error.message(), error.detail().unwrap_or_default());
+        assert!(said.contains(fact), "{fact}: {said}");
+        assert!(said.contains("\"f\""), "{said}");
+    }
+}
+
+#[test]
+fn a_batch_that_a_gateway_lost_is_sent_again_unless_it_must_not() {
+    for (volatility, connections) in [(Volatility::Immutable, 2), (Volatility::Volatile, 1)] {
+        let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counter = count.clone();
+        let stage = Stage::new(move |mut peer| {
+            let is_first = counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            while let Some(asked) = peer.read() {
+                match is_first {
+                    true => peer.write("502 Bad Gateway", "text/html", b"<html>"),
+                    false => peer.answer(&asked, json!({})),
+                }
+            }
+        });
+        let mut exchange = stage.open(volatility);
+        exchange.send(batches(1, 2).remove(0));
+        match receive(&mut exchange) {
+            Ok(values) => assert_eq!((volatility, values), (Volatility::Immutable, vec![0, 10])),
+            Err(error) => {
+                assert_eq!((volatility, error.origin()), (Volatility::Volatile, Origin::Container), "{error}")
+            }
+        }
+        assert_eq!(count.load(std::sync::atomic::Ordering::SeqCst), connections);
+    }
+}
+
+#[test]
+fn more_answers_than_calls_are_an_error() {
+    let stage = Stage::new(|mut peer| {
+        let asked = peer.read().unwrap();
+        peer.answer(&asked, json!({}));
+        std::thread::sleep(Duration::from_millis(100));
+        peer.answer(&asked, json!({}));
+        let _ = peer.read();
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    let mut sent = batches(2, 2).into_iter();
+    exchange.send(sent.next().unwrap());
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 10]);
+    std::thread::sleep(Duration::from_millis(200));
+    exchange.send(sent.next().unwrap());
+    assert_eq!(receive(&mut exchange).unwrap_err().kind(), Kind::ProtocolViolation);
+}
+
+#[test]
+fn a_handlers_exception_names_its_row_and_later_batches_are_answered() {
+    let stage = Stage::new(|mut peer| {
+        while let Some(asked) = peer.read() {
+            if asked.header["batch"] == json!(1) {
+                let error = json!({"error": {"kind": "user_code", "message": "ValueError: no", "row": 1}});
+                peer.write("500 Internal Server Error", "application/json", error.to_string().as_bytes());
+            } else {
+                peer.answer(&asked, json!({}));
+            }
+        }
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    batches(3, 2).into_iter().for_each(|batch| exchange.send(batch));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 10]);
+    let error = receive(&mut exchange).unwrap_err();
+    assert_eq!((error.kind(), error.row()), (Kind::UserCode, Some(1)));
+}
+
+#[test]
+fn a_server_that_dies_is_replaced_unless_the_function_is_volatile() {
+    for (volatility, is_answered) in [(Volatility::Immutable, true), (Volatility::Volatile, false)] {
+        let lives = std::sync::atomic::AtomicUsize::new(0);
+        let stage = Stage::new(move |mut peer| {
+            let is_first = lives.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+            while let Some(asked) = peer.read() {
+                if is_first && asked.header["batch"] == json!(1) {
+                    return;
+                }
+                peer.answer(&asked, json!({}));
+            }
+        });
+        let mut exchange = stage.open(volatility);
+        batches(3, 1).into_iter().for_each(|batch| exchange.send(batch));
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        let second = receive(&mut exchange);
+        if is_answered {
+            assert_eq!(second.unwrap(), [10]);
+            assert_eq!(receive(&mut exchange).unwrap(), [20]);
+            assert_eq!(exchange.retries(), 1);
+        } else {
+            let error = second.unwrap_err();
+            assert_eq!(error.kind(), Kind::ContainerFailed);
+            assert!(error.detail().unwrap().contains("exited with status 3"), "{error}");
+        }
+    }
+}

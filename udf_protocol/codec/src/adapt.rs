@@ -1,0 +1,209 @@
+//! Columns of one Arrow type as another that holds the same values: what foreign servers of the Flight family use for the
+//! types of `docs/types.md` (`docs/dialects.md`).
+
+use std::sync::Arc;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_cast::{CastOptions, cast_with_options};
+use arrow_schema::DataType;
+
+use crate::unreadable::Unreadable;
+
+/// Refuses types none of whose values [`adapt`] would take, or of which a few bytes may stand for any number of values.
+pub fn check_type(found: &DataType, wanted: &DataType) -> Result<(), String> {
+    use DataType::{Dictionary, FixedSizeBinary, FixedSizeList, LargeList, List, Map, RunEndEncoded, Struct, Union};
+    match (found, wanted) {
+        (Struct(parts), Struct(fields)) if parts.len() != fields.len() => {
+            Err(format!("It has {} attributes, not {}.", parts.len(), fields.len()))
+        }
+        (Struct(parts), Struct(fields)) => {
+            parts.iter().zip(fields).try_for_each(|(part, field)| check_type(part.data_type(), field.data_type()))
+        }
+        (List(item) | LargeList(item), List(element)) => check_type(item.data_type(), element.data_type()),
+        (FixedSizeList(item, size), List(element)) if *size > 0 => check_type(item.data_type(), element.data_type()),
+        (Dictionary(..) | RunEndEncoded(..) | Union(..) | Map(..) | FixedSizeBinary(..=0), _) => {
+            Err(format!("Values of {found} are not taken."))
+        }
+        _ if !found.is_nested() && !wanted.is_nested() => Ok(()),
+        _ => Err(format!("Values of {found} do not fit {wanted}.")),
+    }
+}
+
+/// As [`adapt`], of a column that nobody has checked, into at most `most` bytes.
+pub fn adapt_within(column: &ArrayRef, wanted: &DataType, most: usize) -> Result<ArrayRef, Unreadable> {
+    check_type(column.data_type(), wanted)?;
+    if adapted_bytes(column, wanted) > most {
+        return Err(Unreadable::TooLarge);
+    }
+    Ok(adapt(column, wanted)?)
+}
+
+/// Longest text of a value of fixed width, in bytes: an interval. No decimal of 256 bits without a scale has more.
+const MAX_TEXT_BYTES: usize = 96;
+
+/// Bytes that a column takes as `wanted`, at most.
+fn adapted_bytes(column: &ArrayRef, wanted: &DataType) -> usize {
+    use DataType::{Binary, FixedSizeBinary, LargeBinary, LargeUtf8, Utf8};
+    let found = column.data_type();
+    if found == wanted {
+        return 0;
+    }
+    let offsets = column.len().saturating_add(1).saturating_mul(8);
+    let bytes = match (found, wanted) {
+        (DataType::Struct(_), DataType::Struct(fields)) => {
+            let parts = column.as_struct().columns().iter().zip(fields);
+            parts.map(|(part, field)| adapted_bytes(part, field.data_type())).fold(0, usize::saturating_add)
+        }
+        (DataType::List(_), DataType::List(field)) => {
+            adapted_bytes(column.as_list::<i32>().values(), field.data_type())
+        }
+        (DataType::LargeList(_), DataType::List(field)) => {
+            adapted_bytes(column.as_list::<i64>().values(), field.data_type())
+        }
+        (DataType::FixedSizeList(..), DataType::List(field)) => {
+            adapted_bytes(column.as_fixed_size_list().values(), field.data_type())
+        }
+        (DataType::Utf8View, _) => viewed_bytes(column.as_string_view().views()),
+        (DataType::BinaryView, _) => viewed_bytes(column.as_binary_view().views()),
+        (Utf8 | LargeUtf8 | Binary | LargeBinary | FixedSizeBinary(_), wanted) => {
+            let width = wanted.primitive_width().unwrap_or_default();
+            let there = column.to_data().get_slice_memory_size().unwrap_or(usize::MAX);
+            there.saturating_add(column.len().saturating_mul(width))
+        }
+        _ => column.len().saturating_mul(wanted.primitive_width().unwrap_or(MAX_TEXT_BYTES + zeros_of(found))),
+    };
+    bytes.saturating_add(offsets)
+}
+
+/// Zeros that a decimal of this type may be written with, for its scale.
+fn zeros_of(found: &DataType) -> usize {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    match found {
+        Decimal32(_, scale) | Decimal64(_, scale) | Decimal128(_, scale) | Decimal256(_, scale) => {
+            usize::from(scale.unsigned_abs())
+        }
+        _ => 0,
+    }
+}
+
+/// Bytes of texts that views stand for. Each begins with its length.
+fn viewed_bytes(views: &[u128]) -> usize {
+    views.iter().fold(0, |sum, view| sum.saturating_add((*view & u128::from(u32::MAX)) as usize))
+}
+
+/// The column as `wanted`; the error says what it cannot hold. Nothing is rounded and nothing becomes NULL.
+pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
+    let found = column.data_type();
+    if found == wanted {
+        return Ok(column.clone());
+    }
+    // Names and NULL rules of parts carry no meaning, but their order does.
+    if let (DataType::Struct(_), DataType::Struct(fields)) = (found, wanted) {
+        let parts = column.as_struct();
+        if parts.num_columns() != fields.len() {
+            return Err(format!("It has {} attributes, not {}.", parts.num_columns(), fields.len()));
+        }
+        let adapted: Result<Vec<ArrayRef>, String> =
+            parts.columns().iter().zip(fields).map(|(part, field)| adapt(part, field.data_type())).collect();
+        return StructArray::try_new(fields.clone(), adapted?, parts.nulls().cloned())
+            .map(|array| Arc::new(array) as ArrayRef)
+            .map_err(|cause| format!("{cause}."));
+    }
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    let adapted = cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))?;
+    // A cast may round: then the way back leads elsewhere.
+    let may_round = found.is_floating()
+        || wanted.is_floating()
+        || found.is_temporal()
+        || matches!(wanted, DataType::Decimal128(..) | DataType::Decimal256(..));
+    if may_round {
+        let back = cast_with_options(&adapted, found, &options).map_err(|cause| format!("{cause}."))?;
+        let is_same = back.to_data() == column.to_data() || is_same_number(&back, column);
+        if !is_same {
+            return Err(format!("Values of {found} do not fit {wanted}."));
+        }
+    }
+    Ok(adapted)
+}
+
+/// Texts of equal decimals may have different zeros at the end.
+fn is_same_number(a: &ArrayRef, b: &ArrayRef) -> bool {
+    let (Some(a), Some(b)) = (a.as_string_opt::<i32>(), b.as_string_opt::<i32>()) else { return false };
+    let plain = |text: &str| -> String {
+        let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text };
+        let digits = text.trim_start_matches(['-', '+']).trim_start_matches('0');
+        let sign = if text.starts_with('-') && !digits.is_empty() { "-" } else { "" };
+        format!("{sign}{}", digits.trim_start_matches('0'))
+    };
+    a.iter().zip(b.iter()).all(|(a, b)| a.map(plain) == b.map(plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{Decimal128Array, Float64Array, Int32Array, Int64Array, LargeStringArray, StringArray};
+
+    fn column(array: impl Array + 'static) -> ArrayRef {
+        Arc::new(array)
+    }
+
+    #[test]
+    fn values_are_kept_or_refused() {
+        let texts = column(StringArray::from(vec![Some("1.50"), Some("-0.25"), None]));
+        let decimals = adapt(&texts, &DataType::Decimal128(10, 2)).unwrap();
+        assert_eq!(
+            decimals.as_ref(),
+            &Decimal128Array::from(vec![Some(150), Some(-25), None]).with_precision_and_scale(10, 2).unwrap()
+        );
+        assert!(adapt(&texts, &DataType::Decimal128(10, 1)).is_err());
+        let large = adapt(&texts, &DataType::LargeUtf8).unwrap();
+        assert_eq!(large.as_ref(), &LargeStringArray::from(vec![Some("1.50"), Some("-0.25"), None]));
+        assert_eq!(adapt(&large, &DataType::Utf8).unwrap().as_ref(), texts.as_ref());
+        let integers = column(Int64Array::from(vec![1, i64::from(i32::MAX)]));
+        assert_eq!(adapt(&integers, &DataType::Int32).unwrap().as_ref(), &Int32Array::from(vec![1, i32::MAX]));
+        assert!(adapt(&column(Int64Array::from(vec![1 << 40])), &DataType::Int32).is_err());
+        assert!(adapt(&column(Float64Array::from(vec![1.5])), &DataType::Int32).is_err());
+        assert!(adapt(&column(Float64Array::from(vec![2.0])), &DataType::Int32).is_ok());
+    }
+
+    #[test]
+    fn what_may_stand_for_any_number_of_values_is_refused() {
+        let item = |ty: DataType| Arc::new(arrow_schema::Field::new("item", ty, true));
+        let encoded = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
+        let list = |ty: &DataType| DataType::List(item(ty.clone()));
+        for (found, wanted, is_taken) in [
+            (DataType::Utf8View, DataType::Utf8, true),
+            (DataType::Decimal128(10, 2), DataType::Utf8, true),
+            (DataType::LargeList(item(DataType::Int8)), list(&DataType::Int16), true),
+            (DataType::FixedSizeList(item(DataType::Int8), 3), list(&DataType::Int16), true),
+            (DataType::FixedSizeList(item(DataType::Int8), 0), list(&DataType::Int16), false),
+            (DataType::ListView(item(DataType::Int8)), list(&DataType::Int16), false),
+            (DataType::FixedSizeBinary(0), DataType::Binary, false),
+            // What pandas makes of a column without values; how many there may be is bounded by what they take.
+            (DataType::Null, DataType::Utf8, true),
+            (DataType::Null, list(&DataType::Int16), false),
+            (encoded.clone(), DataType::Utf8, false),
+            (list(&encoded), list(&DataType::Utf8), false),
+            (DataType::Int8, list(&DataType::Int8), false),
+        ] {
+            assert_eq!(check_type(&found, &wanted).is_ok(), is_taken, "{found} as {wanted}");
+        }
+    }
+
+    #[test]
+    fn what_grows_too_large_is_not_adapted() {
+        let bits = column(arrow_array::BooleanArray::from(vec![true; 1000]));
+        assert_eq!(adapt_within(&bits, &DataType::Utf8, 10_000).unwrap_err(), Unreadable::TooLarge);
+        assert_eq!(adapt_within(&bits, &DataType::Utf8, 110_000).unwrap().len(), 1000);
+        let texts = column(arrow_array::StringViewArray::from(vec!["x".repeat(1000); 10]));
+        assert_eq!(adapt_within(&texts, &DataType::Utf8, 10_000).unwrap_err(), Unreadable::TooLarge);
+        assert_eq!(adapt_within(&texts, &DataType::Utf8, 11_000).unwrap().len(), 10);
+        let nothing = column(arrow_array::NullArray::new(usize::MAX >> 8));
+        assert_eq!(adapt_within(&nothing, &DataType::Int64, 1 << 30).unwrap_err(), Unreadable::TooLarge);
+        let nothing = column(arrow_array::NullArray::new(1000));
+        assert_eq!(adapt_within(&nothing, &DataType::Int64, 1 << 20).unwrap().null_count(), 1000);
+        // What is taken as it is costs nothing.
+        assert!(adapt_within(&bits, &DataType::Boolean, 0).is_ok());
+    }
+}

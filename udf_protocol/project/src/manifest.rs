@@ -1,0 +1,676 @@
+//! The two TOML texts a user writes: the manifest (`transship.toml`) of a UDF project, and the body of a function
+//! (`LANGUAGE container`, `@script`). Keys, defaults and bounds are defined here once; unknown keys are refused.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::types::Type;
+use udf_types::{Advice, Error, Result};
+
+use crate::dialect::Dialect;
+use crate::reference::{ImageReference, is_digest, is_name, is_tag};
+use crate::remote::Remote;
+use udf_types::transport_name::TransportName;
+
+/// The name of images that are built from inline code.
+pub const INLINE_REPOSITORY: &str = "transship-inline";
+
+/// Pairs of a function body that may stand on the line of another. There are fewer keys.
+const MAX_SHARED_LINES: usize = 100;
+
+/// The label under which an image carries its manifest, as JSON.
+pub const MANIFEST_LABEL: &str = "org.transship.manifest";
+
+/// `transship.toml`: the one description of a UDF project.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Name of the image, without tag.
+    pub name: String,
+    /// Tag of the image.
+    #[serde(default = "default_version")]
+    pub version: String,
+    /// The template: a folder of `container_templates/`.
+    pub template: String,
+    /// File with the user's code, relative to the project.
+    #[serde(default = "default_handler")]
+    pub handler: String,
+    /// Packages of the template's language, as its package manager writes them.
+    #[serde(default)]
+    pub requirements: Vec<String>,
+    /// Packages of the image's operating system.
+    #[serde(default)]
+    pub system_packages: Vec<String>,
+    /// Further files for the image (models, data), relative to the project.
+    #[serde(default)]
+    pub files: Vec<String>,
+    /// The image's functions.
+    pub functions: Vec<FunctionEntry>,
+    /// What each container may use.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Most containers of this image at a time; 1 to 64.
+    #[serde(default = "default_replicas")]
+    pub replicas: u32,
+    /// Containers kept running before the first call; 0 to `replicas`.
+    #[serde(default)]
+    pub prewarm: u32,
+    /// Whether containers that nobody uses are paused: they keep their memory and get no processor until the next call.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pause: bool,
+}
+
+/// One function of a manifest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionEntry {
+    /// Its name in the handler and in SQL.
+    pub name: String,
+    /// Arguments, each `"name type"` or `"type"`. Left out: taken from the handler's annotations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<Vec<String>>,
+    /// Result type. Left out: taken from the handler's annotations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub returns: Option<String>,
+    /// What it makes of its calls.
+    #[serde(default)]
+    pub kind: FunctionKind,
+    /// Whether an aggregate function can merge states; the handler says it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub merges: bool,
+    /// How the handler takes its arguments.
+    #[serde(default)]
+    pub batch: BatchForm,
+    /// Whether a NULL argument makes the result NULL without a call.
+    #[serde(default)]
+    pub strict: bool,
+    /// How often the result may change.
+    #[serde(default)]
+    pub volatility: Volatility,
+}
+
+/// How a handler takes its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchForm {
+    /// One call per row, with plain values of the language.
+    #[default]
+    Row,
+    /// One call per batch, with arrays of the language's plain values.
+    Columns,
+    /// One call per batch, with Arrow arrays.
+    Arrow,
+    /// One call per batch, with NumPy arrays.
+    Numpy,
+    /// One call per batch, with pandas series.
+    Pandas,
+}
+
+/// What a container may use.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Limits {
+    /// Memory in MiB; 32 to 1,048,576.
+    pub memory_mb: u64,
+    /// Processor cores; 0.1 to 256.
+    pub cpus: f64,
+    /// Processes and threads; 8 to 32,768.
+    pub pids: u32,
+    /// Whether the container has a network. Off, it has nothing but its socket directory.
+    pub network: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { memory_mb: 1024, cpus: 1.0, pids: 128, network: false }
+    }
+}
+
+fn default_version() -> String {
+    "latest".to_string()
+}
+
+fn default_handler() -> String {
+    "handler.py".to_string()
+}
+
+fn default_replicas() -> u32 {
+    1
+}
+
+impl Manifest {
+    /// Reads and checks `transship.toml`.
+    pub fn parse(text: &str) -> Result<Manifest> {
+        let manifest: Manifest = toml::from_str(text).map_err(|cause| malformed("transship.toml", &cause))?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// Reads the manifest that an image's label carries.
+    pub fn from_label(text: &str) -> Result<Manifest> {
+        let manifest: Manifest = serde_json::from_str(text).map_err(|cause| {
+            Error::invalid_definition(format!("label \"{MANIFEST_LABEL}\" of the image is malformed: {cause}"))
+        })?;
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// With the arguments, results and abilities that the image's handler says its functions have, as JSON. All else stays
+    /// as it is: the handler is not asked what it may use.
+    pub fn with_described(&self, text: &str) -> Result<Manifest> {
+        let described = Manifest::from_label(text)?;
+        let mut manifest = self.clone();
+        let known: HashMap<&str, &FunctionEntry> =
+            described.functions.iter().map(|found| (found.name.as_str(), found)).collect();
+        for function in &mut manifest.functions {
+            let found = known.get(function.name.as_str()).ok_or_else(|| {
+                Error::invalid_definition(format!("the handler does not describe function \"{}\"", function.name))
+            })?;
+            function.arguments = found.arguments.clone().or(function.arguments.take());
+            function.returns = found.returns.clone().or(function.returns.take());
+            function.merges = found.merges;
+        }
+        manifest.check()?;
+        Ok(manifest)
+    }
+
+    /// The text of the label.
+    pub fn to_label(&self) -> String {
+        serde_json::to_string(self).expect("a manifest holds nothing that JSON cannot")
+    }
+
+    /// `name:version`, by which SQL names the image.
+    pub fn image(&self) -> String {
+        format!("{}:{}", self.name, self.version)
+    }
+
+    /// The name by which lists of allowed images know the image.
+    pub fn listed_name(&self) -> String {
+        if self.name == INLINE_REPOSITORY { format!("inline:{}", self.template) } else { self.image() }
+    }
+
+    /// Whether the image gives itself this name, which may lack its tag.
+    pub fn is_named(&self, name: &str) -> bool {
+        let listed = self.listed_name();
+        name == listed || listed.strip_suffix(":latest").is_some_and(|untagged| name == untagged)
+    }
+
+    fn check(&self) -> Result<()> {
+        if !(self.name.len() <= 200 && is_name(&self.name)) {
+            return Err(bad_value(
+                "name",
+                &self.name,
+                "lower-case letters and digits, with \"-\", \"_\", \".\" or \"/\" between them",
+            ));
+        }
+        if !is_tag(&self.version) {
+            return Err(bad_value("version", &self.version, "letters, digits, \"-\", \"_\" and \".\""));
+        }
+        if !is_template_name(&self.template) {
+            return Err(bad_value("template", &self.template, "the name of a folder of container_templates"));
+        }
+        for path in self.files.iter().chain([&self.handler]) {
+            if !is_inside(path) {
+                return Err(bad_value("files", path, "a path inside the project"));
+            }
+        }
+        for requirement in self.requirements.iter().chain(&self.system_packages) {
+            // A package manager takes a word that begins with a dash for an option.
+            let has_option = requirement.split_whitespace().any(|word| word.starts_with('-'));
+            let is_trimmed = !requirement.is_empty() && requirement.trim() == requirement;
+            if has_option || !is_trimmed || requirement.contains(char::is_control) {
+                return Err(bad_value("requirements", requirement, "a package name, with a version if you like"));
+            }
+        }
+        check_bounds("limits.memory_mb", self.limits.memory_mb as f64, 32.0, 1_048_576.0)?;
+        check_bounds("limits.cpus", self.limits.cpus, 0.1, 256.0)?;
+        check_bounds("limits.pids", f64::from(self.limits.pids), 8.0, 32_768.0)?;
+        check_bounds("replicas", f64::from(self.replicas), 1.0, 64.0)?;
+        check_bounds("prewarm", f64::from(self.prewarm), 0.0, f64::from(self.replicas))?;
+        if self.functions.is_empty() {
+            return Err(Error::invalid_definition("a UDF project needs at least one function"));
+        }
+        let mut names = HashSet::new();
+        for function in &self.functions {
+            if function.name.is_empty() || !names.insert(function.name.as_str()) {
+                return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
+            }
+            function.check_types()?;
+        }
+        Ok(())
+    }
+}
+
+impl FunctionEntry {
+    /// A function of which nothing is known but its name.
+    pub fn named(name: &str) -> FunctionEntry {
+        FunctionEntry {
+            name: name.to_string(),
+            arguments: None,
+            returns: None,
+            kind: FunctionKind::default(),
+            merges: false,
+            batch: BatchForm::default(),
+            strict: false,
+            volatility: Volatility::default(),
+        }
+    }
+
+    /// A function as an engine declares it.
+    pub fn declared(signature: &Signature) -> FunctionEntry {
+        let arguments = signature.arguments.iter().enumerate().map(|(position, argument)| {
+            let name = if argument.name.is_empty() { format!("arg{}", position + 1) } else { argument.name.clone() };
+            format!("{name} {}", argument.ty)
+        });
+        FunctionEntry {
+            arguments: Some(arguments.collect()),
+            returns: Some(signature.result.to_string()),
+            kind: signature.kind,
+            ..FunctionEntry::named(&signature.function)
+        }
+    }
+
+    /// Refuses types that there are not, among those that are given.
+    pub fn check_types(&self) -> Result<()> {
+        self.arguments.iter().flatten().try_for_each(|text| parse_argument(text).map(drop))?;
+        self.returns.iter().try_for_each(|text| Type::from_name(text).map(drop))
+    }
+
+    /// The signature, if the manifest gives all of it; otherwise the handler's annotations do.
+    pub fn signature(&self) -> Result<Option<Signature>> {
+        let (Some(arguments), Some(returns)) = (&self.arguments, &self.returns) else {
+            return Ok(None);
+        };
+        let mut parsed = Vec::with_capacity(arguments.len());
+        for text in arguments {
+            parsed.push(parse_argument(text)?);
+        }
+        Ok(Some(Signature {
+            function: self.name.clone(),
+            kind: self.kind,
+            arguments: parsed,
+            result: Type::from_name(returns)?,
+        }))
+    }
+}
+
+/// `"name type"` or `"type"`; a type may itself have two words.
+fn parse_argument(text: &str) -> Result<Argument> {
+    if let Ok(ty) = Type::from_name(text) {
+        return Ok(Argument { name: String::new(), ty });
+    }
+    let (name, ty) = text.trim().split_once(char::is_whitespace).unwrap_or(("", text));
+    Ok(Argument { name: name.to_string(), ty: Type::from_name(ty)? })
+}
+
+/// The body of a function: which container answers it, and how it is called.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FunctionBody {
+    /// The image's digest at the time when the function was created; written by the engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// The digest that was called before; written by the engine, for a rollback.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
+    /// The image, `name:tag`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// A server that runs already, instead of an image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// What the server at the endpoint speaks, if it is not this protocol.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dialect: Option<Dialect>,
+    /// A server that runs already, as the engine knows it by name, with its credentials.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// Inline code: its template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
+    /// Inline code: its packages.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub requirements: Vec<String>,
+    /// Inline code: its text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// Inline code: how the handler takes its arguments.
+    #[serde(default)]
+    pub batch: BatchForm,
+    /// The function's name in the container, if it is not the SQL name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<String>,
+    /// What the function makes of its calls, where its declaration in SQL does not say it: only `"map"`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<FunctionKind>,
+    /// How batches travel; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<TransportName>,
+    /// Longest wait for the answer to one batch, in milliseconds; 1 to 86,400,000; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout_ms: Option<u64>,
+    /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_batch_rows: Option<usize>,
+}
+
+impl FunctionBody {
+    /// Reads and checks a function body.
+    pub fn parse(text: &str) -> Result<FunctionBody> {
+        FunctionBody::from_table(FunctionBody::read_table(text)?)
+    }
+
+    /// Reads the text's keys. Pairs may share a line, as SQL is often written: `image = "a:1" function = "b"`.
+    pub fn read_table(text: &str) -> Result<toml::Table> {
+        let first = match toml::from_str(text) {
+            Ok(table) => return Ok(table),
+            Err(cause) => cause,
+        };
+        let mut broken = text.to_string();
+        let mut cause = first.clone();
+        // A new line goes where a value ends and TOML wants one; that place moves on each time. All of the text is read again
+        // then, so it cannot be done for any number of pairs.
+        let mut last_break = 0;
+        for _ in 0..MAX_SHARED_LINES {
+            let Some(end) = end_of_value(&broken, &cause).filter(|end| *end > last_break) else { break };
+            broken.insert(end, '\n');
+            last_break = end + 1;
+            cause = match toml::from_str(&broken) {
+                Ok(table) => return Ok(table),
+                Err(cause) => cause,
+            };
+        }
+        Err(malformed("the function body", &first))
+    }
+
+    /// Checks what the keys say.
+    pub fn from_table(table: toml::Table) -> Result<FunctionBody> {
+        let body: FunctionBody = table.try_into().map_err(|cause| malformed("the function body", &cause))?;
+        let places = [body.image.is_some(), body.endpoint.is_some(), body.server.is_some(), body.source.is_some()];
+        if places.iter().filter(|given| **given).count() != 1 {
+            return Err(Error::invalid_definition(
+                "a container function needs exactly one of the keys \"image\", \"source\", \"server\" and \"endpoint\"",
+            )
+            .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
+        }
+        if body.source.is_some() != body.template.is_some() {
+            return Err(Error::invalid_definition("the keys \"template\" and \"source\" go together"));
+        }
+        if let Some(template) = body.template.as_ref().filter(|template| !is_template_name(template)) {
+            return Err(bad_value("template", template, "the name of a folder of container_templates"));
+        }
+        if !body.requirements.is_empty() && body.source.is_none() {
+            return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
+        }
+        if body.kind.is_some_and(|kind| kind != FunctionKind::Map) {
+            return Err(Error::invalid_definition("the key \"kind\" of a function body can only be \"map\""));
+        }
+        if body.dialect.is_some() && body.endpoint.is_none() {
+            return Err(Error::invalid_definition("the key \"dialect\" needs the key \"endpoint\"")
+                .with_advice(Advice::ServerDialect));
+        }
+        body.remote()?;
+        body.image.as_deref().map(ImageReference::parse).transpose()?;
+        for (key, digest) in [("digest", &body.digest), ("previous", &body.previous)] {
+            let Some(digest) = digest else { continue };
+            if !is_digest(digest) {
+                return Err(bad_value(key, digest, "sha256: and 64 hexadecimal digits"));
+            }
+        }
+        if let Some(timeout_ms) = body.timeout_ms {
+            check_bounds("timeout_ms", timeout_ms as f64, 1.0, 86_400_000.0)?;
+        }
+        if let Some(rows) = body.max_batch_rows {
+            check_bounds("max_batch_rows", rows as f64, 1.0, 1_000_000.0)?;
+        }
+        Ok(body)
+    }
+
+    /// The server at the endpoint, if the body names one.
+    pub fn remote(&self) -> Result<Option<Remote>> {
+        let dialect = self.dialect.unwrap_or_default();
+        self.endpoint.as_deref().map(|endpoint| Remote::parse(endpoint, dialect)).transpose()
+    }
+
+    /// What EXPLAIN and errors call the place that answers.
+    pub fn place(&self) -> String {
+        let named = [&self.image, &self.endpoint, &self.server].into_iter().flatten().next();
+        named.cloned().unwrap_or_else(|| "inline source".to_string())
+    }
+
+    /// The body's text with `digest` as its first key: before any table, so that the text stays valid TOML.
+    pub fn pin_digest(text: &str, digest: &str) -> String {
+        let mut pinned = String::with_capacity(text.len() + digest.len() + 16);
+        let _ = write!(pinned, "\ndigest = \"{digest}\"");
+        if !text.starts_with('\n') {
+            pinned.push('\n');
+        }
+        pinned.push_str(text);
+        pinned
+    }
+
+    /// The project that inline code stands for: one function.
+    pub fn inline_manifest(&self, function: FunctionEntry) -> Option<Manifest> {
+        let (Some(template), Some(_)) = (&self.template, &self.source) else {
+            return None;
+        };
+        Some(Manifest {
+            name: "inline".to_string(),
+            version: default_version(),
+            template: template.clone(),
+            handler: default_handler(),
+            requirements: self.requirements.clone(),
+            system_packages: Vec::new(),
+            files: Vec::new(),
+            functions: vec![FunctionEntry { batch: self.batch, ..function }],
+            limits: Limits::default(),
+            replicas: default_replicas(),
+            prewarm: 0,
+            pause: false,
+        })
+    }
+}
+
+/// Where another pair may start on the line of a pair, if that is what `cause` is about.
+fn end_of_value(text: &str, cause: &toml::de::Error) -> Option<usize> {
+    let end = cause.span().filter(|_| cause.message().contains("expected newline"))?.start;
+    let (before, after) = text.split_at_checked(end)?;
+    if !after.starts_with('=') {
+        return Some(end);
+    }
+    // A number takes the next key for a part of itself.
+    let key = before.trim_end().trim_end_matches(|c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    Some(key.len())
+}
+
+fn malformed(what: &str, cause: &toml::de::Error) -> Error {
+    let said = cause.message().replace("unknown field", "unrecognized key").replace('`', "\"");
+    let error = Error::invalid_definition(format!("{what} is not valid: {said}"));
+    // Of a table that is read already, the error's text alone says where.
+    let shown = cause.to_string();
+    if let Some(key) = shown.lines().find_map(|line| line.strip_prefix("in `")?.strip_suffix('`')) {
+        return error.with_detail(format!("The error is in the value of key \"{key}\"."));
+    }
+    match cause.span() {
+        Some(span) => error.with_detail(format!("The error is at byte {}.", span.start)),
+        None => error,
+    }
+}
+
+fn bad_value(key: &str, value: &str, expected: &str) -> Error {
+    Error::invalid_definition(format!("invalid value for key \"{key}\": \"{value}\""))
+        .with_detail(format!("Expected {expected}."))
+}
+
+fn check_bounds(key: &str, value: f64, min: f64, max: f64) -> Result<()> {
+    if value >= min && value <= max {
+        return Ok(());
+    }
+    Err(bad_value(key, &value.to_string(), &format!("a number from {min} to {max}")))
+}
+
+fn is_template_name(name: &str) -> bool {
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}
+
+fn is_inside(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each break reads all of the text again.
+    #[test]
+    fn endless_lines_and_lists_take_no_time() {
+        let begun = std::time::Instant::now();
+        let line: String = (0..20_000).map(|number| format!("a{number} = 1 ")).collect();
+        assert!(FunctionBody::parse(&line).is_err());
+        assert!(FunctionBody::parse(&"[".repeat(1 << 20)).is_err());
+        assert!(FunctionBody::parse(&format!("image = {}", "[".repeat(1 << 20))).is_err());
+        let functions: Vec<String> = (0..100_000).map(|number| format!("{{\"name\":\"f{number:06}\"}}")).collect();
+        let label = format!("{{\"name\":\"a\",\"template\":\"t\",\"functions\":[{}]}}", functions.join(","));
+        let manifest = Manifest::from_label(&label).unwrap();
+        assert_eq!(manifest.with_described(&label).as_ref(), Ok(&manifest));
+        assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
+    }
+
+    const PROJECT: &str = r#"
+        name = "flights"
+        version = "1.0"
+        template = "python"
+        requirements = ["numpy"]
+        files = ["model.pkl"]
+        [[functions]]
+        name = "arrival_delay"
+        arguments = ["distance float8", "departure timestamp with time zone", "text"]
+        returns = "float8"
+        batch = "numpy"
+        volatility = "immutable"
+    "#;
+
+    #[test]
+    fn a_handler_says_what_its_functions_take_and_no_more() {
+        let manifest = Manifest::parse(PROJECT).unwrap();
+        let mut described = manifest.clone();
+        described.limits = Limits { network: true, memory_mb: 1 << 20, ..Limits::default() };
+        (described.replicas, described.prewarm, described.pause) = (64, 64, true);
+        described.name = "other".to_string();
+        described.files = vec!["more".to_string()];
+        let function = &mut described.functions[0];
+        (function.volatility, function.strict, function.merges) = (Volatility::Immutable, true, true);
+        function.arguments = Some(vec!["x int8".to_string()]);
+        function.returns = Some("text".to_string());
+        let mut expected = manifest.clone();
+        expected.functions[0].merges = true;
+        expected.functions[0].arguments = Some(vec!["x int8".to_string()]);
+        expected.functions[0].returns = Some("text".to_string());
+        assert_eq!(manifest.with_described(&described.to_label()).unwrap(), expected);
+        described.functions[0].name = "unknown".to_string();
+        let error = manifest.with_described(&described.to_label()).unwrap_err();
+        assert!(error.message().contains(&manifest.functions[0].name), "{error}");
+    }
+
+    #[test]
+    fn a_template_is_a_name_and_no_path() {
+        let parse = |template: &str| FunctionBody::parse(&format!("template = '{template}'\nsource = 'x'"));
+        assert!(parse("python").is_ok());
+        for template in ["", "../x", "/tmp/x", "python/..", "a b"] {
+            assert!(parse(template).is_err(), "{template:?}");
+        }
+    }
+
+    #[test]
+    fn requirements_are_packages_and_no_options() {
+        let with = |requirement: &str| PROJECT.replace("[\"numpy\"]", &format!("[\"{requirement}\"]"));
+        for requirement in ["numpy", "numpy==2.*", "numpy >= 2 ; python_version > '3'"] {
+            assert!(Manifest::parse(&with(requirement)).is_ok(), "{requirement}");
+        }
+        for requirement in ["", " ", " --index-url=x", "-r x", "numpy --config-settings=x", "numpy ", "\\tnumpy"] {
+            assert!(Manifest::parse(&with(requirement)).is_err(), "{requirement}");
+        }
+    }
+
+    #[test]
+    fn manifest_round_trips_through_the_label() {
+        let manifest = Manifest::parse(PROJECT).unwrap();
+        assert_eq!(Manifest::from_label(&manifest.to_label()).unwrap(), manifest);
+        let signature = manifest.functions[0].signature().unwrap().unwrap();
+        assert_eq!(signature.to_string(), "arrival_delay(float8, timestamptz, text) returns float8");
+        assert_eq!(signature.arguments[1].name, "departure");
+    }
+
+    #[test]
+    fn manifest_refuses_what_it_does_not_know() {
+        for (from, to, word) in [
+            ("version", "versoin", "versoin"),
+            ("flights", "Flights", "Flights"),
+            ("model.pkl", "../model.pkl", "../model.pkl"),
+            ("\"numpy\"]", "\"--index\"]", "--index"),
+            ("float8\"", "flaot8\"", "flaot8"),
+        ] {
+            let error = Manifest::parse(&PROJECT.replacen(from, to, 1)).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn body_names_one_place() {
+        assert_eq!(FunctionBody::parse("image = \"a:1\"").unwrap().place(), "a:1");
+        assert!(FunctionBody::parse("").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\nendpoint = \"grpc://h:1\"").is_err());
+        assert!(FunctionBody::parse("source = 'x'").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\ntimeout_ms = 0").is_err());
+        assert!(FunctionBody::parse("image = \"a\"\nimagee = \"b\"").unwrap_err().message().contains("imagee"));
+    }
+
+    #[test]
+    fn pairs_may_share_a_line() {
+        let body = FunctionBody::parse(
+            "image = 'i' function = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1",
+        )
+        .unwrap();
+        assert_eq!(
+            (body.max_batch_rows, body.timeout_ms, body.transport),
+            (Some(7), Some(5), Some(TransportName::Json))
+        );
+        for text in ["image = a b", "image = 'a' 'b'", "image = 'a' b", "image = 'a' max_batch_rows = 1 000", "= ="] {
+            assert!(FunctionBody::parse(text).unwrap_err().message().contains("not valid"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_value_of_the_wrong_type_is_told_with_its_key() {
+        let error = FunctionBody::parse("image = 5").unwrap_err();
+        assert_eq!(error.detail(), Some("The error is in the value of key \"image\"."), "{error}");
+    }
+
+    #[test]
+    fn lists_know_images_by_the_names_that_these_give_themselves() {
+        let mut manifest =
+            Manifest::parse("name = \"team/flights\"\ntemplate = \"python\"\n[[functions]]\nname = \"f\"").unwrap();
+        assert!(manifest.is_named("team/flights") && manifest.is_named("team/flights:latest"));
+        assert!(
+            !manifest.is_named("flights:latest") && !manifest.is_named("team/flights:1.0") && !manifest.is_named("")
+        );
+        manifest.version = "1.0".to_string();
+        assert!(manifest.is_named("team/flights:1.0") && !manifest.is_named("team/flights"));
+        manifest.name = INLINE_REPOSITORY.to_string();
+        assert!(manifest.is_named("inline:python") && !manifest.is_named("inline:go"));
+        assert!(!manifest.is_named("transship-inline:1.0"));
+    }
+
+    #[test]
+    fn pinned_body_is_still_the_same_body() {
+        let digest = format!("sha256:{}", "0".repeat(64));
+        for text in ["image = \"a:1\"", "\nimage = \"a:1\"\n"] {
+            let pinned = FunctionBody::parse(&FunctionBody::pin_digest(text, &digest)).unwrap();
+            assert_eq!(pinned.digest.as_deref(), Some(digest.as_str()));
+            assert_eq!(pinned.image.as_deref(), Some("a:1"));
+        }
+    }
+}
