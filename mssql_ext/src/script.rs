@@ -189,8 +189,8 @@ mod tests {
 
     #[test]
     fn each_address_is_a_place() {
-        let script = parse("endpoint = 'http://a:1, http://b:2/f'\nfunction = 'f'").unwrap();
-        assert_eq!(script.places(), ["endpoint:http://a:1", "endpoint:http://b:2/f"]);
+        let script = parse("endpoint = 'http://a:1, http://b:2'\nfunction = 'f'").unwrap();
+        assert_eq!(script.places(), ["endpoint:http://a:1", "endpoint:http://b:2"]);
     }
 
     #[test]
