@@ -302,6 +302,10 @@ impl Groups {
             self.flush();
             self.step = step;
         }
+        if self.builder.rows() == 0 {
+            // How large the batch may be is known once it may be sent.
+            self.wait_for_turn();
+        }
         let ColumnBuilder::Int8(column) = self.builder.column(0) else { unreachable!("a group's number is int8") };
         column.append_value(number);
     }
@@ -325,13 +329,23 @@ impl Groups {
         }
     }
 
-    /// Sends the rows so far, without waiting for more than the window asks.
+    /// Waits until a batch may be sent. Groups are asked about without knowing what their rows have taken.
+    fn wait_for_turn(&mut self) {
+        let may_send = |groups: &Groups| match groups.step {
+            AggregateStep::Accumulate | AggregateStep::Merge => groups.driver.may_send(),
+            AggregateStep::State | AggregateStep::Finish | AggregateStep::Forget => {
+                groups.driver.out() < groups.driver.pace().first_window()
+            }
+        };
+        while !may_send(self) {
+            self.receive();
+        }
+    }
+
+    /// Sends the rows so far, without waiting.
     fn flush(&mut self) {
         if self.builder.rows() == 0 {
             return;
-        }
-        while !self.driver.may_send() {
-            self.receive();
         }
         let bytes = self.builder.bytes();
         let mut batch = self.builder.finish_batch();
