@@ -149,6 +149,8 @@ def test_disk_full(case, small_disk):
         assert running.answer() == answers(150)
         # Its only container is stopped, whose log finds no room.
         wait_until("the idle one is stopped", lambda: not manager.replicas(""))
+        # Its record left some room.
+        ballast = fill(manager.state_dir)
         said = session.fail(query("add_one_volatile(x)", 10), "08006", r'could not start a container of image "faults:1.0"')
         assert "No space left on device" in said.message_detail
         assert manager.containers() == []

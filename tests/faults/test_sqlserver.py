@@ -47,7 +47,9 @@ def expected(count):
 @pytest.mark.parametrize("call", CALLS)
 def test_killed_at_a_call(case, job, call):
     """Whatever it has just done: nothing is left of it, and the next one works."""
-    parameters = ", @params = N'@ms bigint, @seen bigint OUTPUT', @ms = 1, @seen = 0"
+    parameters = (
+        ", @params = N'@ms bigint, @seen bigint OUTPUT, @r_rowsPerRead int', @ms = 1, @seen = 0, @r_rowsPerRead = 8"
+    )
     done = job(NAP, range(1, 21), "--kill-at", call, parameters=parameters)
     assert done.stdout == KILLED, done.stdout + done.stderr
     assert job(ADD_ONE, range(1, 21)).stdout == expected(20)

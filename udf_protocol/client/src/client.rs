@@ -30,6 +30,9 @@ use crate::inbox::Inbox;
 use crate::outbox::Outbox;
 use crate::waiter::Waiter;
 
+/// How long a thread that has encoded a large batch is kept for the next one.
+const SPARE_THREAD_LIFE: Duration = Duration::from_secs(1);
+
 /// What the thread does.
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
@@ -228,7 +231,7 @@ impl Client {
 
 /// What the thread runs, until the client is dropped.
 fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter) {
-    match Builder::new_current_thread().enable_all().build() {
+    match Builder::new_current_thread().enable_all().thread_keep_alive(SPARE_THREAD_LIFE).build() {
         Ok(runtime) => {
             runtime.block_on(async {
                 while let Some(task) = tasks.recv().await {

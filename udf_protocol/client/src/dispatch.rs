@@ -159,12 +159,24 @@ impl Connections {
         Ok(lease)
     }
 
-    /// To tell the manager that who answers `target` did not do so in time. The next exchange gets a lease of its own.
+    /// To tell the manager that who answers `target` did not do so in time. The next exchange gets a lease of its own, and
+    /// connections of its own to a server elsewhere: the way there may be cut without anybody having been told.
     pub fn report_timeout(&self, target: &Target) -> Option<impl Future<Output = ()> + Send + 'static> {
-        let lease = self.leases.lock().expect("no holder panics").remove(target)?;
-        Some(async move {
-            // A manager that does not hear of it finds out when it asks the replica itself.
-            let _ = tokio::time::timeout(REPORT_TIMEOUT, lease.report_timeout()).await;
+        let lease = self.leases.lock().expect("no holder panics").remove(target);
+        let left: Vec<_> = match target {
+            Target::Image { .. } => Vec::new(),
+            Target::Remote { remote, .. } => {
+                let is_there = |way: &Way| remote.endpoints.contains(&way.0.endpoints[0]);
+                self.transports.lock().expect("no holder panics").extract_if(|way, _| is_there(way)).collect()
+            }
+        };
+        (lease.is_some() || !left.is_empty()).then(|| async move {
+            // Connections belong to the runtime's thread.
+            drop(left);
+            if let Some(lease) = lease {
+                // A manager that does not hear of it finds out when it asks the replica itself.
+                let _ = tokio::time::timeout(REPORT_TIMEOUT, lease.report_timeout()).await;
+            }
         })
     }
 
