@@ -14,13 +14,17 @@ trap stop_all EXIT
 # Nothing is built twice here, and what that would need fills small disks.
 export CARGO_INCREMENTAL=0
 
+last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/self/status; }
+
 # begin NAME COMMAND...: runs it beside what follows, in a session of its own, behind whatever else wants a processor.
 begin() {
   local name=$1
   shift
   mkdir -p "$ROOT/target/beside"
-  # Linux shares processors among sessions first, and by nice values within one.
-  setsid bash -c '{ echo 19 > /proc/self/autogroup; } 2> /dev/null || true; exec nice -n 19 "$@"' "$name" "$@" \
+  # Linux shares processors among sessions first, and by nice values within one. PostgreSQL's processes have sessions of their own,
+  # which share alike with all others, so all of it gets one processor at most.
+  setsid bash -c '{ echo 19 > /proc/self/autogroup; } 2> /dev/null || true; exec nice -n 19 taskset --cpu-list "$@"' \
+    "$name" "$(last_processor)" "$@" \
     > "$ROOT/target/beside/$name.log" 2>&1 < /dev/null &
   beside[$name]=$!
 }
@@ -49,9 +53,6 @@ run() {
   "$@"
 }
 
-# One processor at most: PostgreSQL's processes have sessions of their own, which share alike with all others.
-last_processor() { sed -n 's/^Cpus_allowed_list:.*[^0-9]\([0-9]*\)$/\1/p' /proc/self/status; }
-
 # What the tests ask for, at once: nothing is installed beside them.
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates \
   valgrind gcc libc6-dev unixodbc-dev util-linux procps binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
@@ -61,13 +62,11 @@ begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects v
 find_docker
 
 "$ROOT/tests/lifted_regression.sh" --build
-RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway'
 run "$ROOT/scripts/install.sh"
-LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted taskset --cpu-list "$(last_processor)" "$ROOT/tests/lifted_regression.sh"
 finish environments
+RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway && scripts/mssql.sh'
+LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted "$ROOT/tests/lifted_regression.sh"
 crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases)
-begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
-begin package "$ROOT/scripts/mssql.sh"
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
@@ -75,13 +74,13 @@ say "Testing the comparison of PostgreSQL's tests"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet tests/lifted
 say "Testing the Go template"
 run go test -C container_templates/go ./server
-run "$ROOT/tests/conformance_faults.sh"
 export RUNTIME=process
 run "$ROOT/tests/installcheck.sh"
 run "$ROOT/tests/mssqlcheck.sh"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/small_shm.sh"
-finish images
+finish images lifted
+begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 export RUNTIME=docker
 run "$ROOT/tests/installcheck.sh"
 # What valgrind sees is the extension's own process: it has run it above, and runs the packaged one below.
@@ -93,14 +92,13 @@ run "$ROOT/tests/versions.sh"
 run "$ROOT/tests/deploy.sh"
 run "$ROOT/tests/spark.sh"
 run "$ROOT/tests/registry.sh"
-finish package
 say "Testing the packaged extension, which is linked otherwise"
 EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 run "$ROOT/tests/differential.sh" 500
 finish form
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
-finish lifted
+run "$ROOT/tests/conformance_faults.sh"
 say "Running the demo on Docker"
 run "$ROOT/scripts/demo.sh"
 say "All tests passed"

@@ -11,9 +11,13 @@
 source "$(dirname "$0")/../scripts/environment.sh"
 
 if [ "${1:-}" = --all-forms ]; then
-  for form in "--rows 3" "--rows 0 --parallel" "--rows 1 --parallel" "--rows 0" "--rows 1" "--rows 1 --level user" "--rows 3 --level user --parallel"; do
-    # shellcheck disable=SC2086
-    "$0" $form
+  for level in all user; do
+    for rows in 3 0 1; do
+      for parallel in "" --parallel; do
+        # shellcheck disable=SC2086
+        "$0" --level $level --rows $rows $parallel
+      done
+    done
   done
   exit
 fi
