@@ -8,8 +8,8 @@ import pytest
 from conftest import RUNTIME, Manager, answers, build, create_functions, docker_only, query, run, wait_until
 
 LOST = r'connection to the container of function "{}" was lost'
-# Each test calls `tell` with values that no other has.
-FIRST = itertools.count(1_000_000, 1_000_000)
+# Each test calls `tell` with values that no other has, nor one of an earlier run, whose logs are kept.
+FIRST = itertools.count(int(time.time()) * 1_000_000, 1_000_000)
 
 
 def lost(name):

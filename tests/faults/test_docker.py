@@ -141,20 +141,24 @@ def test_killed(daemon, own, session):
 
 def test_frozen(daemon, own, session):
     """What runs goes on, leases of what runs included; a container's start is waited for until the deadline."""
-    create_functions(session, names=["add_one"])
     with contextlib.closing(Session()) as other:
-        other.set(transship__manager_socket=own.socket)
+        other.set(transship__manager_socket=own.socket, transship__start_timeout="2s")
         running = session.start(query("nap_volatile(x, 10)", 200))
         own.leased()
         daemon.process.send_signal(signal.SIGSTOP)
         try:
             assert running.answer() == answers(200)
             assert session.ask(query("add_one(x)", 1000), within=5) == answers(1000)
-            # A second replica would have to be started.
-            both = [each.start(query("nap_volatile(x, 10)", 100)) for each in (session, other)]
-            session.connection.cancel()
-            for each in both:
-                each.wait(within=20)
+            # For a second session at a time a second container would have to be started.
+            running = session.start(query("nap_volatile(x, 10)", 300))
+            own.leased()
+            other.fail(
+                query("nap_volatile(x, 10)", 10),
+                "08006",
+                r'the container of function "nap" did not answer within 2000 ms',
+                within=5,
+            )
+            assert running.answer() == answers(300)
         finally:
             daemon.process.send_signal(signal.SIGCONT)
 

@@ -170,7 +170,7 @@ impl Connections {
                 self.transports.lock().expect("no holder panics").extract_if(|way, _| is_there(way)).collect()
             }
         };
-        (lease.is_some() || !left.is_empty()).then(|| async move {
+        (lease.is_some() || !left.is_empty()).then_some(async move {
             // Connections belong to the runtime's thread.
             drop(left);
             if let Some(lease) = lease {
