@@ -87,7 +87,6 @@ run "$ROOT/tests/installcheck.sh"
 run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/templates.sh"
-run "$ROOT/tests/faults.sh" --short
 run "$ROOT/tests/versions.sh"
 run "$ROOT/tests/deploy.sh"
 run "$ROOT/tests/spark.sh"

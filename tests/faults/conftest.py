@@ -134,7 +134,8 @@ class Manager:
     def kill_replica(self, name):
         """Kills a replica's processes from outside."""
         if RUNTIME == "docker":
-            run("docker", "kill", name, env=self.env)
+            # It may be the one that was killed before, and has gone since.
+            run("docker", "kill", name, check=False, env=self.env)
             return
         record = json.loads((self.state_dir / "replicas" / name / "process.json").read_text())
         os.kill(record["pid"], signal.SIGKILL)
