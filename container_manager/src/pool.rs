@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use udf_client::client::LINGER;
 use udf_client::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_client::names::random_name;
 use udf_client::transport::connect;
@@ -49,6 +50,8 @@ const ASK_INTERVAL: Duration = Duration::from_secs(15);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// A silent replica has missed at least so many greetings before it is stopped.
 const LEAST_MISSED: u32 = 3;
+/// Longest wait for the end of leases that nobody uses.
+const LEASE_PATIENCE: Duration = LINGER.saturating_mul(2);
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -445,8 +448,16 @@ impl Pool {
 
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
         self.note_use(digest).await;
+        let begun = Instant::now();
         loop {
-            let (name, mut watch) = match self.choose(digest)? {
+            let choice = match self.choose(digest) {
+                // What sessions keep for a moment after their last calls may be about to make room.
+                Err(error) if error.kind() == Kind::Busy && begun.elapsed() < LEASE_PATIENCE => {
+                    Choice::After(PROBE_INTERVAL)
+                }
+                choice => choice?,
+            };
+            let (name, mut watch) = match choice {
                 Choice::Replica(name, watch) => (name, watch),
                 Choice::After(pause) => {
                     tokio::time::sleep(pause).await;
@@ -1126,9 +1137,9 @@ async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u3
     let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
     let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
     // By name, so that what a greeting says anew is not lost here.
-    let ServerInfo { protocol, pipelining, constants, server: _, functions: _, transports: _ } = info;
+    let ServerInfo { protocol, pipelining, constants, keep_alive, server: _, functions: _, transports: _ } = info;
     let (server, functions) = Default::default();
-    Ok((ServerInfo { protocol, server, functions, transports, pipelining, constants }, user))
+    Ok((ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive }, user))
 }
 
 async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {
@@ -1165,8 +1176,8 @@ async fn find_user(socket_dir: &Path) -> Result<u32> {
         let path = socket_dir.join(name);
         let connecting = tokio::time::timeout(PROBE_TIMEOUT, unix::connect(&path, None));
         let connected = connecting.await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
-        match connected.and_then(|stream| stream.peer_cred()) {
-            Ok(peer) => return Ok(peer.uid()),
+        match connected.and_then(|stream| unix::user_of_peer(&stream)) {
+            Ok(user) => return Ok(user),
             Err(cause) => refusal = refusal.or(Some(Error::unreachable(&path.to_string_lossy(), cause))),
         }
     }

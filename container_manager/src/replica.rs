@@ -185,6 +185,7 @@ impl Replica {
             parquet: self.server.offers(TransportName::Parquet),
             pipelining: self.server.pipelining.unwrap_or(true),
             constants: self.server.constants,
+            keep_alive: self.server.keep_alive,
             user: self.user,
             prefix: String::new(),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),

@@ -3,9 +3,14 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use pgrx::pg_sys;
 use udf_client::host::Host;
 use udf_types::Result;
+
+/// How long a wait may be before the latch is waited for as well, in milliseconds: preparing that takes as long as a short call.
+const SHORT_WAIT_MS: u8 = 1;
 
 /// A backend.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +20,12 @@ impl Host for Backend {
     /// Waits on the process latch as well as the doorbell. Cancel, statement_timeout and shutdown raise PostgreSQL's
     /// own error from here, which unwinds the caller; what it holds is dropped on the way, and that cancels the calls.
     fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
+        let short = PollTimeout::from(SHORT_WAIT_MS);
+        // A signal ends it, and says what it is about below.
+        if matches!(poll(&mut [PollFd::new(doorbell, PollFlags::POLLIN)], short), Ok(1..) | Err(Errno::EINTR)) {
+            pg_sys::check_for_interrupts!();
+            return Ok(());
+        }
         let events =
             pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
         // At least a millisecond, so that a last fraction of one does not become a busy loop.

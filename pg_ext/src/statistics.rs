@@ -308,9 +308,18 @@ impl Drop for Meter {
 fn start_running(key: u64, now: u64) -> Option<&'static RunningExchange> {
     // SAFETY: reads a process-wide variable.
     let pid = u64::try_from(unsafe { pg_sys::MyProcPid }).ok()?;
-    let entry = shared()?.running.iter().find(|entry| {
-        let holder = entry.pid.load(Relaxed);
-        (holder == 0 || !is_alive(holder)) && entry.pid.compare_exchange(holder, pid, Relaxed, Relaxed).is_ok()
+    let running = &shared()?.running;
+    // Each backend begins elsewhere, so that it finds its own place free.
+    let start = pid.wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize % RUNNING;
+    let entries = || (0..RUNNING).map(|i| &running[(start + i) % RUNNING]);
+    let takes = |entry: &&RunningExchange, holder| entry.pid.compare_exchange(holder, pid, Relaxed, Relaxed).is_ok();
+    let free = entries().find(|entry| entry.pid.load(Relaxed) == 0 && takes(entry, 0));
+    let entry = free.or_else(|| {
+        // Of a backend that has died; asking takes long.
+        entries().find(|entry| {
+            let holder = entry.pid.load(Relaxed);
+            !is_alive(holder) && takes(entry, holder)
+        })
     })?;
     entry.key.store(key, Relaxed);
     entry.started.store(now, Relaxed);

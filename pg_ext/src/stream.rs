@@ -42,6 +42,11 @@ impl Stream {
         self.exchange.exchange.takes_constants()
     }
 
+    /// Whether another exchange would run on this thread, as this one does not.
+    pub fn may_be_nearer(&self) -> bool {
+        self.exchange.exchange.may_be_nearer()
+    }
+
     /// Batches sent and not yet answered.
     pub fn in_flight(&self) -> usize {
         self.exchange.exchange.in_flight()

@@ -74,7 +74,7 @@ def ordered(before, after):
 
 
 def unordered(before, after):
-    """Rows of one result may come in any order, but stay between the number of rows of the result before and their own."""
+    """Rows of one result may come in any order, but stay between their statement and their number."""
     pieces = [list(results(text)) for text in (before, after)]
     keys = [[tuple(sorted(piece)) for piece in each] for each in pieces]
     for kind, i, j, k, l in difflib.SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
@@ -91,11 +91,11 @@ def unordered(before, after):
 
 
 def results(lines):
-    """The lines up to each number of rows."""
+    """The lines up to each number of rows, and up to the end of each statement that is echoed."""
     piece = []
     for line in lines:
         piece.append(line)
-        if COUNT.match(line):
+        if COUNT.match(line) or line.endswith(";"):
             yield piece
             piece = []
     yield piece

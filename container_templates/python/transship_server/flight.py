@@ -166,4 +166,4 @@ def greeting(functions):
     transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
     answer = {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
-    return answer | {"constants": True}
+    return answer | {"constants": True, "keep_alive": True}

@@ -14,7 +14,7 @@ import typing
 
 import pyarrow as pa
 
-from . import constants, types
+from . import constants, small, types
 from .errors import CallError, from_exception
 
 # Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
@@ -50,6 +50,11 @@ class Function:
         return self.arguments
 
     @functools.cached_property
+    def small_codec(self):
+        """What reads and writes its small batches; None if they are not plain."""
+        return small.Codec.of(self)
+
+    @functools.cached_property
     def reply_columns(self):
         """(name, Type) of each column of a reply."""
         return [(self.name, self.result)]
@@ -72,7 +77,7 @@ class Function:
         """One Arrow array with a result per row of batch. Raises CallError, or Cancelled."""
         batch = self.check_arguments(batch, keeps_constants=True)
         if self.form == "row":
-            return self.column_of(self._call_rows(batch, is_cancelled))
+            return self.column_of(self.call_rows(self.rows(batch), is_cancelled))
         answers = []
         for _, piece in constants.pieces(batch, self.arguments):
             answers.append(self._call_columns(piece, may_encode and piece.num_rows == batch.num_rows))
@@ -126,14 +131,15 @@ class Function:
             return [column.to_pandas() for column in batch.columns]
         return batch.columns
 
-    def _call_rows(self, batch, is_cancelled):
+    def call_rows(self, rows, is_cancelled):
+        """The handler's values for rows, which are tuples. Raises CallError, or Cancelled."""
         target = self.target
         results = []
         append = results.append
         pace = Pace(is_cancelled)
         due = pace.due
         try:
-            for row in self.rows(batch):
+            for row in rows:
                 append(target(*row))
                 if len(results) >= due:
                     due = pace.check(len(results))

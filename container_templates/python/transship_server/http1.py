@@ -5,6 +5,7 @@ megabytes of memory in every container. It also keeps a thread for each connecti
 client, for the next request, for the rest of one, or for room for an answer, is an object and no more.
 """
 
+import functools
 import http
 import re
 import select
@@ -29,6 +30,11 @@ class _Refused(Exception):
         self.status = status
 
 
+@functools.lru_cache
+def _head_of(status, content_type):
+    return f"HTTP/1.1 {int(status)} {http.HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n".encode("latin-1")
+
+
 class Handler:
     """Answers the requests of one connection by its methods do_GET, do_POST and do_DELETE, until either side closes it. They
     find the request in method, path and headers, whose names are in lower case, and what was posted in body: None if it
@@ -46,6 +52,8 @@ class Handler:
         # What has come, and how much of it was read.
         self._data, self._position = b"", 0
         self._unsent = []
+        # The head of the last request, if the next one may be the same, and the length of its body.
+        self._known_head, self._known_length = None, 0
         self._steps = self._answer_all()
 
     def advance(self):
@@ -92,10 +100,15 @@ class Handler:
         # All of it has come, mostly.
         end = self._data.find(b"\r\n\r\n", self._position) + 4
         head = self._data[self._position : end]
+        if head == self._known_head:
+            self._position = end
+            return True
         match = len(head) <= _SHORT_HEAD_BYTES and _HEAD.fullmatch(head.decode("latin-1"))
         if match and head.count(b"\n") <= _MAX_HEADERS + 2:
             self._position = end
+            self._known_head = head
         else:
+            self._known_head = None
             match = yield from self._read_long_head()
             if not match:
                 return False
@@ -143,6 +156,11 @@ class Handler:
             self.close_connection = True
         if headers.get("expect", "").lower() == "100-continue":
             self._write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        length = headers.get("content-length", "") if self.method == "POST" else ""
+        is_plain = re.fullmatch("[0-9]{1,5}", length) and "expect" not in headers and not self.close_connection
+        self._known_length = int(length) if is_plain else 0
+        if not is_plain:
+            self._known_head = None
 
     def _receive(self, most=_BUFFER_BYTES):
         """What the client sends next; nothing once it has closed its side."""
@@ -184,6 +202,10 @@ class Handler:
         return b"".join(pieces)
 
     def _read_body(self):
+        end = self._position + self._known_length
+        if self._known_length and end <= len(self._data):
+            self.body, self._position = self._data[self._position : end], end
+            return
         self.body, self.body_error = None, None
         if "transfer-encoding" in self.headers:
             try:
@@ -227,10 +249,7 @@ class Handler:
     def send(self, status, content_type, body, fields=""):
         """Sends an answer. fields are further lines of its head, each with its end."""
         closing = "Connection: close\r\n" if self.close_connection else ""
-        head = (
-            f"HTTP/1.1 {int(status)} {http.HTTPStatus(status).phrase}\r\nContent-Type: {content_type}\r\n"
-            f"{fields}{closing}Content-Length: {len(body)}\r\n\r\n"
-        ).encode("latin-1")
+        head = _head_of(status, content_type) + f"{fields}{closing}Content-Length: {len(body)}\r\n\r\n".encode("latin-1")
         # The head and a short body travel together.
         if len(body) < 65536:
             self._write(head + body)

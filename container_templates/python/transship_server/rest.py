@@ -23,7 +23,6 @@ from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
 from .function import Cancelled
-from .turns import Turns
 
 _PREFIX = "/v1/functions/"
 # How long an exchange of an aggregate function is kept that nobody asks for.
@@ -36,16 +35,16 @@ _LEAST_GZIP_BYTES = 1024
 _BACKLOG = 128
 # Between two attempts to accept a connection that failed.
 _ACCEPT_PAUSE_S = 0.02
-# Threads that wait for something to do, and all threads: each takes 8 MiB of a limit on a process's address space.
+# Threads that wait to lead, and all threads: each takes 8 MiB of a limit on a process's address space.
 _SPARE_THREADS = 4
 _MOST_THREADS = 64
-# How long requests wait before there are more threads for them, and before they are told that the server is busy.
-_THREAD_PATIENCE_S = 0.01
+# How long the thread that leads may be busy with one call, and how long a thread may take to start.
+_PATIENCE_S = 0.01
 _START_PATIENCE_S = 1
+# How long requests wait for a thread before they are told that the server is busy.
 _QUEUE_PATIENCE_S = 30
-# How long a thread stays with a connection for its next request.
-_LINGER_MS = 5
-_QUEUE_STEP_MS = 50
+# Connections that are taken at a time.
+_MOST_READY = 64
 # The share of the descriptors that this process may have that connections get; those beyond it are told the same.
 _CONNECTIONS_SHARE = 2
 _MOST_CONNECTIONS = 4096
@@ -62,9 +61,7 @@ class _Handler(http1.Handler):
         super().__init__(connection, server)
         self.segments = columns.Segments(server.segment_directory)
         self.json_reader = json_columns.Reader()
-        self.soon = select.poll()
-        self.soon.register(connection, select.POLLIN)
-        # Whether calls are refused; since when it waits for its client; since when for a thread, if all are busy.
+        # Whether calls are refused; since when it waits for its client; since when for a thread.
         self.is_refused, self.waits_since, self.queued_since = False, None, None
 
     def close(self):
@@ -94,8 +91,7 @@ class _Handler(http1.Handler):
             body = self._decode_body(self.body)
         except CallError as error:
             return self._fail(error)
-        with self.server.turns.turn():
-            return self._answer_call(body)
+        return self._answer_call(body)
 
     def _answer_call(self, body):
         try:
@@ -104,6 +100,8 @@ class _Handler(http1.Handler):
                 return self._send(status, "application/json", exact_json.dumps(answer).encode())
             function = self._find()
             if self.headers.get("content-type") == columns.CONTENT_TYPE:
+                if function.small_codec is not None and (call := function.small_codec.read(body)) is not None:
+                    return self._answer_small(function, call, body)
                 request = columns.Request(body, self.segments)
                 batch = request.batch(function.call_columns)
                 reply, micros = self._call(function, request.header, batch, request.may_encode)
@@ -125,6 +123,18 @@ class _Handler(http1.Handler):
             return None
         answer = {"batch": body.get("batch", 0), "rows": reply.num_rows, "micros": micros, "columns": encoded}
         return self._send(200, "application/json", json_columns.write(answer))
+
+    def _answer_small(self, function, call, body):
+        start = time.perf_counter_ns()
+        values = function.call_rows(call.rows, self._is_cancelled)
+        micros = (time.perf_counter_ns() - start) // 1000
+        reply = function.small_codec.write(call, values, micros)
+        if reply is None:
+            request = columns.Request(body, self.segments)
+            answer = pa.RecordBatch.from_arrays([function.column_of(values)], schema=function.reply_schema)
+            request.write(answer, function.reply_columns)
+            reply = request.body(micros)
+        return self._send(200, columns.CONTENT_TYPE, reply)
 
     def _call(self, function, request, batch, may_encode=False):
         """The reply as one batch, and the microseconds that it took."""
@@ -269,15 +279,17 @@ def _joined(batches, schema):
 
 class _Server:
     """Few threads for many connections. A connection that waits for its client takes no thread: the kernel has them all in a
-    list (epoll), and gives those that are ready to the threads that wait for something to do, the first first.
+    list (epoll). One thread leads: it takes those that are ready, and answers one after the other, since threads that compute
+    at the same time hand the interpreter's lock to one another at each library call, which takes longer than a short call.
 
-    A few threads always wait. Where all are busy and a connection is ready, there will be more of them; where there are as
-    many as there may be, connections queue up, and those that have waited for _QUEUE_PATIENCE_S are told that the server is
-    busy. So a request never waits for an answer that somebody else does not fetch, nor for the end of another exchange.
-    What is running when the server is shut down is finished."""
+    Who leads is looked after. A call that takes longer than _PATIENCE_S, which may wait for something itself, goes on beside
+    the others: the next thread leads. A few threads always wait for that. Where none does and a connection is ready, there
+    will be more of them; where there are as many as there may be, connections queue up, and those that have waited for
+    _QUEUE_PATIENCE_S are told that the server is busy. So a request never waits for an answer that somebody else does not
+    fetch, nor for the end of another exchange. What is running when the server is shut down is finished."""
 
     def __init__(self, listener, functions):
-        self.functions, self.exchanges, self.turns = functions, _Exchanges(), Turns()
+        self.functions, self.exchanges = functions, _Exchanges()
         self.segment_directory = os.environ.get("TRANSSHIP_SEGMENT_DIR")
         descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = max(min(descriptors // _CONNECTIONS_SHARE, _MOST_CONNECTIONS), 1)
@@ -288,10 +300,13 @@ class _Server:
         self._threads = self._waiting = self._open = 0
         # Threads that were started and do not run yet, and since when.
         self._starting = {}
-        # Set when no thread waits for something to do.
-        self._is_short = threading.Event()
-        self._is_short.set()
-        # What has waited for a thread since somebody looked.
+        # Held for the thread that leads, and given back for it if it takes too long.
+        self._lead = threading.Lock()
+        # What stands for the thread that leads, and since when it has been answering; None while it waits for connections.
+        self._leader = self._busy_since = None
+        # Set when something was answered, so that somebody looks how long it takes.
+        self._is_active = threading.Event()
+        # Connections that are ready.
         self._queue = collections.deque()
         # Connections that wait for their clients, by descriptor. Each is reported once, and then armed again.
         self._parked = {}
@@ -299,7 +314,7 @@ class _Server:
         self._poll.register(listener, select.EPOLLIN | select.EPOLLONESHOT)
         self._ready = select.poll()
         self._ready.register(self._poll, select.POLLIN)
-        # Its end wakes the threads that wait.
+        # Its end wakes the thread that leads.
         self._end, self._woken = socket.socketpair()
         self._poll.register(self._woken, select.EPOLLIN)
 
@@ -308,37 +323,34 @@ class _Server:
         self._start_threads(_SPARE_THREADS)
         swept = time.monotonic()
         while not self._stopped.is_set():
-            is_short = self._is_short.wait(_SWEEP_S)
+            # While nothing happens, nobody is looked after, but that there is somebody.
+            if self._is_active.wait(_SWEEP_S if self._is_led() else _START_PATIENCE_S):
+                self._is_active.clear()
+                self._stopped.wait(_PATIENCE_S)
+            self._look_after()
             if time.monotonic() - swept >= _SWEEP_S:
                 swept = time.monotonic()
                 self._close_idle(swept - _IDLE_S)
-            # Somebody is ready, and still is after a while.
-            if is_short and self._ready.poll(_QUEUE_STEP_MS) and not self._stopped.wait(_THREAD_PATIENCE_S):
-                is_short = self._waiting == 0 and self._ready.poll(0)
-                if is_short and not self._start_threads(1 + self._threads // 2):
-                    self._queue_up()
-            elif self._queue:
-                self._queue_up()
-            with self._lock:
-                if self._waiting and not self._queue:
-                    self._is_short.clear()
 
     def shutdown(self):
         """Takes no more connections, and waits for the calls that are running."""
         self._stopped.set()
-        self._is_short.set()
+        self._is_active.set()
         self._end.close()
         self._listener.close()
         deadline = time.monotonic() + _STOP_PATIENCE_S
         while self._is_running() and time.monotonic() < deadline:
             time.sleep(_STOP_STEP_S)
             # No thread is left for the rest of an answer.
-            if (handler := self._next(0)) is not None and handler.has_unsent:
-                handler.close_connection = True
-                self._advance(handler)
+            self._gather(0)
+            while self._queue:
+                handler = self._queue.popleft()
+                if handler.has_unsent:
+                    handler.close_connection = True
+                    self._advance(handler)
 
     def _is_running(self):
-        return self._waiting < self._threads or any(handler.has_unsent for handler in list(self._parked.values()))
+        return self._threads > 0 or any(handler.has_unsent for handler in list(self._parked.values()))
 
     def _start_threads(self, count):
         """Whether there will be more threads."""
@@ -365,44 +377,78 @@ class _Server:
             self._starting.pop(token, None)
             self._threads += 1
         try:
-            while self._work():
-                pass
+            while self._wait_to_lead():
+                self._answer_as_leader()
         finally:
             with self._lock:
                 self._threads -= 1
-            self._is_short.set()
 
-    def _work(self):
-        """Does one thing, and says whether there are too few threads for another to end."""
+    def _wait_to_lead(self):
+        """Whether this thread leads now; False if others are enough."""
         with self._lock:
-            if self._queue:
-                handler = self._queue.popleft()
-            elif self._stopped.is_set() or self._waiting >= _SPARE_THREADS:
+            if self._stopped.is_set() or self._waiting >= _SPARE_THREADS:
                 return False
-            else:
-                handler = None
-                self._waiting += 1
-        if handler is None:
-            try:
-                handler = self._next()
-            finally:
-                with self._lock:
-                    self._waiting -= 1
-                    if self._waiting == 0 and not self._is_short.is_set():
-                        self._is_short.set()
-        if handler is not None:
-            self._advance(handler)
+            self._waiting += 1
+        self._lead.acquire()
+        with self._lock:
+            self._waiting -= 1
         return True
 
-    def _next(self, timeout_s=None):
-        """A connection that is ready, once there is one; None now and then."""
-        for descriptor, _ in self._poll.poll(timeout_s, 1):
+    def _answer_as_leader(self):
+        me = self._leader = object()
+        try:
+            while self._leader is me and not self._stopped.is_set():
+                if not self._queue:
+                    self._busy_since = None
+                    self._gather()
+                    if not self._is_active.is_set():
+                        self._is_active.set()
+                    continue
+                self._busy_since = time.monotonic()
+                self._advance(self._queue.popleft())
+        finally:
+            with self._lock:
+                if self._leader is me:
+                    self._give_lead_back()
+
+    def _give_lead_back(self):
+        self._leader = self._busy_since = None
+        self._lead.release()
+
+    def _is_led(self):
+        with self._lock:
+            return self._leader is not None or self._waiting > 0
+
+    def _look_after(self):
+        """Lets another thread lead if the one that does has been answering for long, and sees to it that there is another."""
+        if not self._is_led():
+            self._start_threads(_SPARE_THREADS)
+        now = time.monotonic()
+        with self._lock:
+            since = self._busy_since
+            if since is None and not self._queue:
+                return
+            self._is_active.set()
+            if since is None or now - since < _PATIENCE_S:
+                return
+            if self._waiting:
+                return self._give_lead_back()
+        if (self._queue or self._ready.poll(0)) and not self._start_threads(1 + self._threads // 2):
+            self._queue_up(now)
+
+    def _gather(self, timeout_s=None):
+        """Puts what is ready into the queue, once there is something."""
+        now = None
+        for descriptor, _ in self._poll.poll(timeout_s, _MOST_READY):
+            if descriptor == self._listener.fileno():
+                self._accept()
             # Whoever closed it may have been faster.
-            is_new = descriptor == self._listener.fileno()
-            return self._accept() if is_new else self._parked.pop(descriptor, None)
-        return None
+            elif (handler := self._parked.pop(descriptor, None)) is not None:
+                now = handler.queued_since = now or time.monotonic()
+                self._queue.append(handler)
 
     def _accept(self):
+        """Accepts a connection, which waits for its client like any other from then on."""
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -413,30 +459,26 @@ class _Server:
         if not self._stopped.is_set():
             self._poll.modify(self._listener, select.EPOLLIN | select.EPOLLONESHOT)
         if connection is None:
-            return None
+            return
         try:
             handler = _Handler(connection, self)
             self._poll.register(connection, select.EPOLLONESHOT)
         except OSError:
             connection.close()
-            return None
+            return
         with self._lock:
             self._open += 1
             excess = self._open - self._most_connections
         handler.is_refused = excess > 0
         if excess > _MOST_REFUSED:
             self._close(handler)
-            return None
-        return handler
+        else:
+            self._park(handler, select.EPOLLIN)
 
     def _advance(self, handler):
         """Does what a connection is ready for, and has it wait again."""
-        handler.queued_since = None
         try:
             events = handler.advance()
-            # A client that has had an answer often asks again: while others find a thread, this one waits for it.
-            while events == select.EPOLLIN and self._waiting and handler.soon.poll(_LINGER_MS):
-                events = handler.advance()
             if events:
                 self._park(handler, events)
                 return
@@ -465,41 +507,17 @@ class _Server:
             if handler.waits_since < before and self._parked.pop(descriptor, None) is not None:
                 self._close(handler)
 
-    def _queue_up(self):
-        """Takes what is ready while all threads are busy, and refuses what has waited for too long."""
-        now = time.monotonic()
-        while self._take_ready(now):
-            pass
+    def _queue_up(self, now):
+        """Queues what is ready while all threads are busy, and refuses what has waited for too long."""
+        self._gather(0)
         while True:
             with self._lock:
-                if self._waiting:
-                    # All in their order, before anything that comes later.
-                    while self._queue:
-                        self._park(self._queue.popleft(), select.EPOLLIN | select.EPOLLOUT)
-                # A thread that has become free takes the first itself.
+                # The thread that leads takes the first itself once it is done.
                 if not self._queue or now - self._queue[0].queued_since < _QUEUE_PATIENCE_S:
                     return
                 handler = self._queue.popleft()
             handler.is_refused = True
             self._advance(handler)
-
-
-    def _take_ready(self, now):
-        """Queues one that is ready, if there is one and nobody waits for it."""
-        # A thread waits only while the queue is empty, and looks under this lock: so none takes a later one first.
-        with self._lock:
-            if self._waiting or len(self._queue) >= self._most_connections:
-                return False
-            handler = self._next(0)
-            if handler is None:
-                return False
-            if handler.waits_since is None:
-                # A new connection has a place in the queue once it has asked for something.
-                self._park(handler, select.EPOLLIN)
-            else:
-                handler.queued_since = handler.queued_since or now
-                self._queue.append(handler)
-            return True
 
 
 class TcpServer(_Server):

@@ -36,7 +36,8 @@ unsafe fn as_calls(expression: *mut pg_sys::Node) -> *mut pg_sys::Node {
         nodes::replace(expression, &mut |node| match nodes::tag(node) {
             // A test of a subplan is an operator where it is hashed; what is looked for in a row of a view's is the same.
             pg_sys::NodeTag::T_SubPlan => Some(node),
-            pg_sys::NodeTag::T_OpExpr => {
+            // One that is not lifted is shown as it was written.
+            pg_sys::NodeTag::T_OpExpr if super::may_lift((*node.cast::<pg_sys::OpExpr>()).opfuncid) => {
                 let operator = node.cast::<pg_sys::OpExpr>();
                 let call = nodes::make::<pg_sys::FuncExpr>(pg_sys::NodeTag::T_FuncExpr);
                 (*call).funcid = (*operator).opfuncid;

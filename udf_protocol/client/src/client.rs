@@ -7,13 +7,13 @@
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, mpsc as std_mpsc};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
 use udf_types::signature::Signature;
 use udf_types::transport_name::TransportName;
@@ -25,6 +25,7 @@ use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
 use crate::doorbell::Doorbell;
 use crate::exchange::{Exchange, ReportTimeout};
+use crate::foreground::{Foreground, Runner};
 use crate::host::Host;
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
@@ -34,7 +35,10 @@ use crate::waiter::Waiter;
 const SPARE_THREAD_LIFE: Duration = Duration::from_secs(1);
 
 /// What the thread does.
-type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// How long leases last in which nothing happens: a session that calls now and then does not pay for one each time.
+pub const LINGER: Duration = Duration::from_secs(1);
 
 /// A session's client. Dropping it ends its thread, its exchanges and its leases.
 #[derive(Debug)]
@@ -42,12 +46,22 @@ pub struct Client {
     /// Closing it ends the thread.
     tasks: mpsc::UnboundedSender<Task>,
     waiter: Waiter,
+    /// Of the thread's runtime, once it runs.
+    runtime: Arc<OnceLock<Handle>>,
     connections: Arc<Connections>,
-    /// Since the last release.
-    has_prepared: AtomicBool,
+    lingering: Arc<Mutex<Lingering>>,
     arenas: Arc<Arenas>,
     max_reply_bytes: AtomicUsize,
     thread: thread::JoinHandle<()>,
+}
+
+/// What becomes of leases that nobody uses.
+#[derive(Debug, Default)]
+struct Lingering {
+    /// Since when nobody does; none while somebody may.
+    since: Option<Instant>,
+    /// Whether the thread will look.
+    is_watched: bool,
 }
 
 impl Client {
@@ -58,14 +72,16 @@ impl Client {
         let (tasks, queue) = mpsc::unbounded_channel();
         // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| not_started(&cause))?;
-        let threads_waiter = waiter.clone();
-        let thread =
-            thread::Builder::new().name("transship".to_string()).spawn(move || run_tasks(queue, &threads_waiter));
+        let runtime = Arc::<OnceLock<Handle>>::default();
+        let (threads_waiter, threads_runtime) = (waiter.clone(), runtime.clone());
+        let thread = thread::Builder::new()
+            .name("transship".to_string())
+            .spawn(move || run_tasks(queue, &threads_waiter, &threads_runtime));
         mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
         let thread = thread.map_err(|cause| not_started(&cause))?;
-        let (connections, arenas, has_prepared) = Default::default();
+        let (connections, arenas, lingering) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
-        Ok(Client { tasks, waiter, connections, has_prepared, arenas, max_reply_bytes, thread })
+        Ok(Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread })
     }
 
     /// Whether its thread runs. If not, another client may have more luck.
@@ -87,13 +103,22 @@ impl Client {
 
     /// Opens an exchange, and begins to reach who answers: a replica may be started before the first batch is sent.
     pub fn open(&self, call: Arc<Call>) -> Exchange {
+        self.note_use();
         let (sender, outbox) = Outbox::new();
         let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
         let budget = Budget::new(self.max_reply_bytes.load(Relaxed));
         let inbox = inbox.within(budget.clone());
         let connections = self.connections.clone();
         let task_call = call.clone();
-        let cancel = self.spawn(async move { connections.run(&task_call, outbox, &inbox).await });
+        let (task, cancel) =
+            cancellable(async move { connections.run(&task_call, outbox, &inbox).await });
+        let runner = match self.runtime.get().filter(|_| self.connections.is_near(&call)) {
+            Some(runtime) => Some(Foreground::new(task, runtime.clone())),
+            None => {
+                self.hand_over(task);
+                None
+            }
+        };
         let (connections, tasks, target) = (self.connections.clone(), self.tasks.downgrade(), call.target.clone());
         let report_timeout = ReportTimeout(Box::new(move || {
             // If the thread has ended, so have its leases.
@@ -103,13 +128,14 @@ impl Client {
                 let _ = tasks.send(Box::pin(report));
             }
         }));
+        let runner = Runner { foreground: runner, tasks: self.tasks.clone(), cancel: Some(cancel) };
         Exchange::new(
             call,
             self.arenas.clone(),
             self.waiter.clone(),
             sender,
             (receiver, room, budget),
-            (cancel, report_timeout),
+            (runner, report_timeout),
         )
     }
 
@@ -179,20 +205,32 @@ impl Client {
         self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
     }
 
-    /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`].
+    /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`]; there is
+    /// nothing to do while a lease is held.
     pub fn prepare(&self, manager: PathBuf) {
-        self.has_prepared.store(true, Relaxed);
-        let connections = self.connections.clone();
-        self.spawn(async move { connections.prepare(&manager).await });
+        self.note_use();
+        if self.connections.is_empty() {
+            let connections = self.connections.clone();
+            self.spawn(async move { connections.prepare(&manager).await });
+        }
     }
 
-    /// Ends the leases that no exchange is using; for the end of a transaction.
+    fn note_use(&self) {
+        self.lingering.lock().expect("no holder panics").since = None;
+    }
+
+    /// Ends the leases that no exchange is using, unless they are used again within [`LINGER`]; for the end of a transaction.
     pub fn release(&self) {
         self.arenas.clear();
-        if self.has_prepared.swap(false, Relaxed) || !self.connections.is_empty() {
-            // Connections belong to the runtime's thread, so they are closed there.
-            let connections = self.connections.clone();
-            self.spawn(async move { connections.release().await });
+        self.connections.close_idle();
+        let is_watched = {
+            let mut lingering = self.lingering.lock().expect("no holder panics");
+            lingering.since = Some(Instant::now());
+            std::mem::replace(&mut lingering.is_watched, true)
+        };
+        if !is_watched {
+            let (connections, lingering) = (self.connections.clone(), self.lingering.clone());
+            self.spawn(async move { release_unused(&connections, &lingering).await });
         }
     }
 
@@ -216,23 +254,56 @@ impl Client {
 
     /// Has the thread do something, which a message through what is returned ends early.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> oneshot::Sender<()> {
-        let (cancel, mut cancelled) = oneshot::channel();
-        let task = async move {
-            tokio::select! {
-                () = work => {}
-                Ok(()) = &mut cancelled => {}
+        let (task, cancel) = cancellable(work);
+        self.hand_over(task);
+        cancel
+    }
+
+    fn hand_over(&self, task: Task) {
+        // If the thread has ended, the task is dropped with its end of a queue, and who waits for it is told.
+        let _ = self.tasks.send(task);
+    }
+}
+
+/// Work that a message through what comes with it ends early.
+fn cancellable(work: impl Future<Output = ()> + Send + 'static) -> (Task, oneshot::Sender<()>) {
+    let (cancel, mut cancelled) = oneshot::channel();
+    let task = async move {
+        tokio::select! {
+            () = work => {}
+            Ok(()) = &mut cancelled => {}
+        }
+    };
+    (Box::pin(task), cancel)
+}
+
+/// Ends leases once nobody has used them for [`LINGER`]. If somebody does, the next [`Client::release`] has them watched again.
+async fn release_unused(connections: &Connections, lingering: &Mutex<Lingering>) {
+    loop {
+        let left = {
+            let mut lingering = lingering.lock().expect("no holder panics");
+            match lingering.since {
+                Some(since) if since.elapsed() < LINGER => LINGER - since.elapsed().min(LINGER),
+                since => {
+                    lingering.is_watched = false;
+                    // Under the lock, so that nobody who begins now is given what ends.
+                    if since.is_some() {
+                        connections.release();
+                    }
+                    return;
+                }
             }
         };
-        // If the thread has ended, the task is dropped with its end of a queue, and who waits for it is told.
-        let _ = self.tasks.send(Box::pin(task));
-        cancel
+        tokio::time::sleep(left).await;
     }
 }
 
 /// What the thread runs, until the client is dropped.
-fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter) {
+fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter, handle: &OnceLock<Handle>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(SPARE_THREAD_LIFE).build() {
         Ok(runtime) => {
+            // Nobody else sets it.
+            let _ = handle.set(runtime.handle().clone());
             runtime.block_on(async {
                 while let Some(task) = tasks.recv().await {
                     tokio::spawn(task);

@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use base64::Engine as _;
+use nix::unistd::Uid;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
@@ -29,6 +31,7 @@ use crate::transport::connect;
 use crate::transport::credentials::Credentials;
 use crate::transport::pipeline::Takes;
 use crate::transport::rest::Form;
+use crate::transport::unix::UnixSocket;
 
 /// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
 const MOST_DESCRIPTORS: usize = 2;
@@ -210,6 +213,9 @@ pub struct LeaseInfo {
     /// Whether it takes columns of one row that stand for all.
     #[serde(default)]
     pub constants: bool,
+    /// Whether connections may be kept that no exchange uses.
+    #[serde(default)]
+    pub keep_alive: bool,
     /// The user that its server runs as. No other is taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
@@ -423,6 +429,7 @@ pub struct Lease {
     /// ends when it likes.
     transports: Mutex<HashMap<(TransportName, TransportName), Arc<dyn Transport>>>,
     connection: tokio::sync::Mutex<Connection>,
+    is_of_another_user: OnceLock<bool>,
 }
 
 impl Lease {
@@ -442,7 +449,8 @@ impl Lease {
                 let segments =
                     info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
                 let connection = tokio::sync::Mutex::new(connection);
-                Ok(Lease { info, sockets, segments, transports: Mutex::default(), connection })
+                let (transports, is_of_another_user) = Default::default();
+                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user })
             }
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
         }
@@ -451,6 +459,19 @@ impl Lease {
     /// The folder of the replica's segments, if it takes those.
     pub fn segments(&self) -> Option<&Folder> {
         self.segments.as_ref()
+    }
+
+    /// Whether its server is another user than this one, who can neither write nor shorten what belongs to this one
+    /// (`docs/protocol.md` §7.6).
+    pub(crate) fn is_of_another_user(&self) -> bool {
+        *self.is_of_another_user.get_or_init(|| {
+            let Ok(Endpoint::JsonUnix(path)) = Endpoint::parse(&self.info.json) else { return false };
+            let socket = UnixSocket::new(&path, &self.credentials());
+            let me = Uid::effective().as_raw();
+            // Not of what a link points to, which anybody may choose.
+            self.info.user != Some(me)
+                && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
+        })
     }
 
     /// How its sockets are reached, and who must listen there.
@@ -468,6 +489,14 @@ impl Lease {
         let made = connect::to_endpoint_in(&Endpoint::parse(self.info.endpoint(name))?, form, &self.credentials());
         transports.insert((name, wanted), made.clone());
         Ok(made)
+    }
+
+    /// Closes the connections that no exchange is using, unless the server has said that they may be kept.
+    pub(crate) fn close_idle(&self) {
+        if !self.info.keep_alive {
+            let transports = self.transports.lock().expect("no holder panics");
+            transports.values().for_each(|transport| transport.close_idle());
+        }
     }
 
     /// What became of the replica, as a phrase that follows "The container".

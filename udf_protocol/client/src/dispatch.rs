@@ -5,12 +5,10 @@
 //! lost, at most [`MAX_ATTEMPTS`] times in all, after a pause. What a server had no room for is sent again likewise.
 
 use std::collections::HashMap;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use nix::unistd::Uid;
 use udf_project::dialect::Dialect;
 use udf_project::endpoint::Endpoint;
 use udf_project::remote::Remote;
@@ -26,7 +24,6 @@ use crate::outbox::Outbox;
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
-use crate::transport::unix::UnixSocket;
 
 /// Replicas tried for one exchange before the error is the caller's.
 const MAX_ATTEMPTS: u32 = 3;
@@ -117,11 +114,29 @@ impl Connections {
     }
 
     /// Ends all leases that no exchange is using, and forgets their connections.
-    pub async fn release(&self) {
-        *self.spare.lock().await = None;
+    pub fn release(&self) {
+        // Whoever holds the lock is about to lease.
+        if let Ok(mut spare) = self.spare.try_lock() {
+            *spare = None;
+        }
         self.leases.lock().expect("no holder panics").clear();
         self.leasing.lock().expect("no holder panics").clear();
         self.transports.lock().expect("no holder panics").clear();
+    }
+
+    /// Closes the connections that no exchange is using, of the servers that would rather not keep them.
+    pub fn close_idle(&self) {
+        self.leases.lock().expect("no holder panics").values().for_each(|lease| lease.close_idle());
+    }
+
+    /// Whether a call needs no more to be sent than a connection to a server that is known, which is made at once.
+    pub fn is_near(&self, call: &Call) -> bool {
+        let leases = self.leases.lock().expect("no holder panics");
+        call.signature.kind == FunctionKind::Scalar
+            && leases.get(&call.target).is_some_and(|lease| {
+                matches!(lease.info.choose(call.transport, FunctionKind::Scalar), TransportName::Shm | TransportName::Socket)
+                    && !lease.is_lost()
+            })
     }
 
     /// Whether no lease is held.
@@ -271,7 +286,7 @@ impl Connections {
             self.forget(&call.target, &endpoint);
             return Err(error);
         }
-        let may_map = |lease: &&Arc<Lease>| name == TransportName::Shm && is_of_another_user(&endpoint, lease);
+        let may_map = |lease: &&Arc<Lease>| name == TransportName::Shm && lease.is_of_another_user();
         let directory = lease.as_ref().filter(may_map).and_then(|lease| lease.segments().cloned());
         let is_columns = matches!(name, TransportName::Shm | TransportName::Socket);
         let takes_constants = is_columns && lease.as_ref().is_some_and(|lease| lease.info.constants);
@@ -294,16 +309,6 @@ impl Connections {
             None => Err(error),
         }
     }
-}
-
-/// Whether who listens there is another user, who can neither write nor shorten what belongs to this one (`docs/protocol.md`
-/// §7.6).
-fn is_of_another_user(endpoint: &Endpoint, lease: &Lease) -> bool {
-    let Endpoint::JsonUnix(path) = endpoint else { return false };
-    let socket = UnixSocket::new(path, &lease.credentials());
-    let me = Uid::effective().as_raw();
-    // Not of what a link points to, which anybody may choose.
-    lease.info.user != Some(me) && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
 }
 
 impl std::fmt::Debug for Connections {

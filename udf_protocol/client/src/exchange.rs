@@ -2,23 +2,28 @@
 //! rows were sent once for several.
 
 use std::collections::{BTreeMap, HashMap};
+use std::os::fd::AsFd;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc};
 use udf_types::signature::FunctionKind;
 use udf_types::transport_name::TransportName;
 use udf_types::{Advice, Error, Result};
 
 use crate::arena::{self, Arenas};
 use crate::budget::Budget;
-use crate::dispatch::Call;
+use crate::dispatch::{Call, Target};
 use crate::duplicates::{Folded, Folding};
 use crate::folder::Folder;
+use crate::foreground::Runner;
 use crate::host::Host;
-use crate::inbox::{Event, Reply};
+use crate::inbox::{Event, Reply, bytes_of};
 use crate::outbox::Outgoing;
-use crate::waiter::Waiter;
+use crate::waiter::{WAIT_SLICE, Waiter};
+
+/// Sending more than this takes long enough for another thread.
+const MOST_BYTES_HERE: usize = 64 << 10;
 
 /// What a map function's server did.
 #[derive(Debug)]
@@ -54,7 +59,7 @@ pub struct Exchange {
     receiver: std_mpsc::Receiver<Result<Event>>,
     room: Arc<Semaphore>,
     budget: Arc<Budget>,
-    cancel: Option<oneshot::Sender<()>>,
+    runner: Runner,
     report_timeout: ReportTimeout,
     // for the batches in flight
     /// Replies and failures that overtook an earlier batch's.
@@ -78,7 +83,7 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// An exchange whose ends are `sender`, `receiver`, `room` and `budget` for this side, and `cancel` for its task.
+    /// An exchange whose ends are `sender`, `receiver`, `room` and `budget` for this side, and which `runner` runs.
     /// `report_timeout` is called when it waited in vain.
     pub(crate) fn new(
         call: Arc<Call>,
@@ -86,7 +91,7 @@ impl Exchange {
         waiter: Waiter,
         sender: mpsc::UnboundedSender<Outgoing>,
         (receiver, room, budget): (std_mpsc::Receiver<Result<Event>>, Arc<Semaphore>, Arc<Budget>),
-        (cancel, report_timeout): (oneshot::Sender<()>, ReportTimeout),
+        (runner, report_timeout): (Runner, ReportTimeout),
     ) -> Exchange {
         Exchange {
             call,
@@ -97,7 +102,7 @@ impl Exchange {
             receiver,
             room,
             budget,
-            cancel: Some(cancel),
+            runner,
             report_timeout,
             early: BTreeMap::new(),
             sent_at: HashMap::new(),
@@ -123,6 +128,10 @@ impl Exchange {
             outgoing.arena = None;
             self.folded.insert(outgoing.number, folded);
         }
+        if !self.sent_at.is_empty() || bytes_of(&outgoing.columns) > MOST_BYTES_HERE {
+            // While one is sent or computed, the engine makes the next.
+            self.runner.move_away();
+        }
         if self.call.signature.kind == FunctionKind::Map {
             self.untaken += 1;
         } else {
@@ -135,7 +144,14 @@ impl Exchange {
         if let Some(sender) = &self.sender {
             let _ = sender.send(outgoing);
         }
+        self.runner.step();
         detect_processor();
+    }
+
+    /// Whether another exchange of the same call would begin on the engine's own thread, where this one is not.
+    pub fn may_be_nearer(&self) -> bool {
+        let is_on_socket = matches!(self.transport, Some(TransportName::Shm | TransportName::Socket));
+        is_on_socket && matches!(self.call.target, Target::Image { .. }) && !self.runner.is_here()
     }
 
     /// Memory for the columns of a batch, of at least so many bytes: what the server maps, if there is such.
@@ -151,6 +167,7 @@ impl Exchange {
     /// Says that no batch will follow.
     pub fn close(&mut self) {
         self.sender = None;
+        self.runner.step();
     }
 
     /// A map function's batches that its server did not take yet.
@@ -164,7 +181,7 @@ impl Exchange {
         let start_timeout = if self.transport.is_some() { Duration::ZERO } else { self.call.start_timeout };
         let mut deadline = Instant::now() + start_timeout + self.call.batch_timeout;
         loop {
-            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
+            match self.next_event(host, deadline)?.transpose()? {
                 Some(Event::Reached { transport, takes_constants, .. }) => {
                     self.note_reached(transport, takes_constants);
                     deadline = Instant::now() + self.call.batch_timeout;
@@ -286,6 +303,25 @@ impl Exchange {
         }
     }
 
+    /// Waits for the next thing that happens; none when the deadline passed first.
+    fn next_event(&mut self, host: &dyn Host, deadline: Instant) -> Result<Option<Result<Event>>> {
+        loop {
+            if let Ok(event) = self.receiver.try_recv() {
+                return Ok(Some(event));
+            }
+            let Some(socket) = self.runner.step() else {
+                return self.waiter.wait_for(host, &self.receiver, deadline);
+            };
+            if let Ok(event) = self.receiver.try_recv() {
+                return Ok(Some(event));
+            }
+            match deadline.saturating_duration_since(Instant::now()) {
+                Duration::ZERO => return Ok(None),
+                left => host.wait(socket.as_fd(), left.min(WAIT_SLICE))?,
+            }
+        }
+    }
+
     fn wait_for_next(&mut self, host: &dyn Host) -> Result<Reply> {
         let timeout = self.call.batch_timeout;
         loop {
@@ -298,7 +334,7 @@ impl Exchange {
                 // Starting a replica has a deadline of its own in dispatch; this one is behind it.
                 None => sent_at + self.call.start_timeout + timeout,
             };
-            match self.waiter.wait_for(host, &self.receiver, deadline)?.transpose()? {
+            match self.next_event(host, deadline)?.transpose()? {
                 Some(Event::Reached { transport, directory, takes_constants }) => {
                     self.note_reached(transport, takes_constants);
                     self.directory = directory;
@@ -321,11 +357,12 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // With nothing in flight, closing the queue ends the stream in good order.
-        if (!self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map)
-            && let Some(cancel) = self.cancel.take()
-        {
-            let _ = cancel.send(());
+        if !self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map {
+            self.runner.cancel();
+        } else {
+            // With nothing in flight, closing the queue ends the stream in good order.
+            self.sender = None;
+            self.runner.step();
         }
     }
 }

@@ -10,6 +10,7 @@ use udf_types::{Error, Result};
 use crate::budget::{Budget, DEFAULT_REPLY_BYTES, Share};
 use crate::doorbell::Doorbell;
 use crate::folder::Folder;
+use crate::foreground::is_in_foreground;
 
 /// One reply on its way to the engine.
 #[derive(Debug)]
@@ -128,6 +129,9 @@ impl Inbox {
             self.room.forget_permits(1);
         }
         let _ = self.sender.send(event);
-        self.doorbell.ring();
+        // The engine's own thread looks when it has done what it can.
+        if !is_in_foreground() {
+            self.doorbell.ring();
+        }
     }
 }

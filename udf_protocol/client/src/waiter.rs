@@ -10,7 +10,7 @@ use crate::doorbell::Doorbell;
 use crate::host::Host;
 
 /// Longest single wait before the deadline is looked at again.
-const WAIT_SLICE: Duration = Duration::from_millis(500);
+pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(500);
 
 /// How the engine's thread waits for the client's.
 #[derive(Debug, Clone)]

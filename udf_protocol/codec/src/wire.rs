@@ -34,6 +34,9 @@ pub struct ServerInfo {
     /// Whether it takes columns of one row that stand for all (§7.11).
     #[serde(default)]
     pub constants: bool,
+    /// Whether connections that no exchange uses take no threads of it, so that clients may keep them (§7.12).
+    #[serde(default)]
+    pub keep_alive: bool,
 }
 
 impl ServerInfo {

@@ -100,6 +100,11 @@ impl Http {
         })
     }
 
+    /// Closes the connections that no request is using.
+    pub(crate) fn close_idle(&self) {
+        self.idle.lock().expect("no holder panics").clear();
+    }
+
     /// The value of the header `Host`.
     pub(crate) fn host(&self) -> &str {
         match &self.endpoint {

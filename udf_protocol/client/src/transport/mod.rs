@@ -47,6 +47,9 @@ pub trait Transport: Send + Sync {
     /// The signature of one function (§3).
     fn signature<'a>(&'a self, function: &'a str) -> BoxFuture<'a, Result<Signature>>;
 
+    /// Closes the connections that no exchange is using, as far as it has any.
+    fn close_idle(&self) {}
+
     /// Runs one exchange (§4): sends every batch of the outbox, delivers every reply, returns when the outbox is
     /// closed and everything is answered. After an error, what is unanswered is still in the outbox.
     fn exchange<'a>(

@@ -31,6 +31,7 @@ use udf_types::{Error, Result};
 use crate::arena::Arena;
 use crate::budget::Share;
 use crate::folder::Folder;
+use crate::foreground::forget_read;
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::segment::{Segment, Segments, has_room};
@@ -127,6 +128,11 @@ impl Pipelines {
         Pipelines { segments, takes: OnceCell::new_with(takes), encoding, idle: Mutex::default() }
     }
 
+    /// Closes the connections that no exchange is using.
+    pub(crate) fn close_idle(&self) {
+        self.idle.lock().expect("no holder panics").clear();
+    }
+
     /// Asks the server what it takes, unless that is known.
     pub(crate) async fn learn(&self, ask: impl Future<Output = Result<Takes>>) -> Result<()> {
         self.takes.get_or_try_init(|| ask).await.map(drop)
@@ -199,7 +205,9 @@ impl Pipeline {
 
     /// Whether the server has not closed it while nobody was looking. It has nothing to say either.
     fn is_alive(&mut self) -> bool {
-        self.reader.read_buf(&mut self.received).now_or_never().is_none()
+        let is_silent = self.reader.read_buf(&mut self.received).now_or_never().is_none();
+        forget_read();
+        is_silent
     }
 }
 

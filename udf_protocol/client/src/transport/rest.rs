@@ -254,6 +254,13 @@ impl Transport for Rest {
         Box::pin(self.get_signature(function))
     }
 
+    fn close_idle(&self) {
+        self.http.close_idle();
+        if let Some(pipelines) = &self.pipelines {
+            pipelines.close_idle();
+        }
+    }
+
     fn exchange<'a>(
         &'a self,
         signature: &'a Signature,

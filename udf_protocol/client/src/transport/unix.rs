@@ -8,13 +8,15 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
-use tokio::net::UnixStream;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::folder::Folder;
+use crate::foreground::SocketStream;
 use crate::transport::CONNECT_TIMEOUT;
 use crate::transport::credentials::Credentials;
 
@@ -43,13 +45,14 @@ impl UnixSocket {
     }
 
     /// Connects to it.
-    pub(crate) async fn connect(&self) -> io::Result<UnixStream> {
-        connect(&self.path(), self.user).await
+    pub(crate) async fn connect(&self) -> io::Result<SocketStream> {
+        connect(&self.path(), self.user).await.map(SocketStream::new)
     }
 }
 
 /// Connects to the socket at a path, whose server must run as `user` if one is given. A server whose queue of connections is
-/// full is tried again, for as long as connecting may take: the kernel does not wait for it, as it does over TCP.
+/// full is tried again, for as long as connecting may take: the kernel does not wait for it, as it does over TCP. The stream does
+/// not block.
 pub async fn connect(path: &Path, user: Option<u32>) -> io::Result<UnixStream> {
     let flags = (OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC).bits();
     let deadline = Instant::now() + CONNECT_TIMEOUT;
@@ -60,14 +63,14 @@ pub async fn connect(path: &Path, user: Option<u32>) -> io::Result<UnixStream> {
             return Err(refused("it is not a socket"));
         }
         let same = PathBuf::from(format!("/proc/self/fd/{}", socket.as_raw_fd()));
-        let stream = match UnixStream::connect(same).await {
+        let stream = match connect_at_once(&same) {
             Err(cause) if cause.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
             outcome => outcome?,
         };
-        let found = stream.peer_cred()?.uid();
+        let found = user_of_peer(&stream)?;
         return match user {
             Some(user) if user != found => {
                 Err(refused(&format!("its server runs as user {found}, not as user {user}")))
@@ -77,14 +80,28 @@ pub async fn connect(path: &Path, user: Option<u32>) -> io::Result<UnixStream> {
     }
 }
 
+/// A Unix socket is connected at once or not at all.
+fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
+}
+
+/// The user that the other end of a connection runs as.
+pub fn user_of_peer(stream: &UnixStream) -> io::Result<u32> {
+    Ok(rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw())
+}
+
 fn refused(fact: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, fact)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use nix::unistd::Uid;
-    use tokio::net::UnixListener;
 
     use super::*;
 

@@ -1,0 +1,2 @@
+def add_one(x: float) -> float:
+    return x + 1
