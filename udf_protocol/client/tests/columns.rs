@@ -4,17 +4,18 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Int32Type, Int64Type};
 use arrow_array::{Int64Array, RecordBatch, StringArray};
 use arrow_buffer::ScalarBuffer;
 use serde_json::{Value, json};
-use udf_client::client::Client;
+use udf_client::client::{Client, LINGER};
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;
-use udf_client::host::PlainHost;
+use udf_client::host::{Host, PlainHost};
 use udf_client::outbox::Outgoing;
 use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 use udf_types::signature::{Argument, Signature, Volatility};
@@ -131,18 +132,27 @@ impl Peer {
 struct Stage {
     client: Client,
     folder: tempfile::TempDir,
+    /// Leases, connections to the server, and leases that have ended.
+    counts: Arc<[AtomicUsize; 3]>,
 }
 
 impl Stage {
     fn new(script: impl Fn(Peer) + Send + Sync + 'static) -> Stage {
+        Stage::of_server(false, script)
+    }
+
+    /// The same of a server whose connections may be kept, or not.
+    fn of_server(keep_alive: bool, script: impl Fn(Peer) + Send + Sync + 'static) -> Stage {
+        let counts = Arc::<[AtomicUsize; 3]>::default();
         let folder = tempfile::tempdir().unwrap();
         let segments = folder.path().join("segments");
         std::fs::create_dir(&segments).unwrap();
         let server = UnixListener::bind(folder.path().join("http.sock")).unwrap();
-        let (script, peers) = (Arc::new(script), segments.clone());
+        let (script, peers, counted) = (Arc::new(script), segments.clone(), counts.clone());
         std::thread::spawn(move || {
             for stream in server.incoming() {
                 let stream = stream.unwrap();
+                counted[1].fetch_add(1, Relaxed);
                 let reader = BufReader::new(stream.try_clone().unwrap());
                 let (script, peer) = (script.clone(), Peer { stream, reader, segments: peers.clone() });
                 std::thread::spawn(move || script(peer));
@@ -150,23 +160,45 @@ impl Stage {
         });
         let manager = UnixListener::bind(folder.path().join("manager.sock")).unwrap();
         let json = format!("http+unix:{}", folder.path().join("http.sock").display());
+        let counted = counts.clone();
         std::thread::spawn(move || {
             for stream in manager.incoming() {
                 let (mut stream, json, segments) = (stream.unwrap(), json.clone(), segments.clone());
+                let counted = counted.clone();
                 std::thread::spawn(move || {
                     let lines = BufReader::new(stream.try_clone().unwrap()).lines();
                     for line in lines.map_while(std::io::Result::ok) {
                         let response = if line.contains("report_failure") {
                             json!({"response": "fate", "fate": "exited with status 3"})
                         } else {
-                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true})
+                            counted[0].fetch_add(1, Relaxed);
+                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true, "keep_alive": keep_alive})
                         };
                         writeln!(stream, "{response}").unwrap();
                     }
+                    counted[2].fetch_add(1, Relaxed);
                 });
             }
         });
-        Stage { client: Client::start().unwrap(), folder }
+        Stage { client: Client::start().unwrap(), folder, counts }
+    }
+
+    /// Leases, connections to the server, and leases that have ended.
+    fn counts(&self) -> [usize; 3] {
+        [0, 1, 2].map(|i| self.counts[i].load(Relaxed))
+    }
+
+    /// An exchange that began on this thread, since the server is known.
+    fn open_here(&self, transport: TransportName, volatility: Volatility) -> Exchange {
+        let is_known = self.counts()[0] > 0;
+        let mut first = self.open_over(transport, volatility);
+        first.send(batches(1, 1).remove(0));
+        assert_eq!(receive(&mut first).unwrap(), [0]);
+        assert_eq!(first.may_be_nearer(), !is_known);
+        drop(first);
+        let exchange = self.open_over(transport, volatility);
+        assert!(!exchange.may_be_nearer());
+        exchange
     }
 
     fn segments(&self) -> PathBuf {
@@ -182,14 +214,18 @@ impl Stage {
     }
 
     fn open_as(&self, transport: TransportName, volatility: Volatility, signature: Signature) -> Exchange {
-        self.client.open(Arc::new(Call {
+        self.client.open(Arc::new(Call { signature, ..self.call(transport, volatility) }))
+    }
+
+    fn call(&self, transport: TransportName, volatility: Volatility) -> Call {
+        Call {
             target: Target::Image { manager: self.folder.path().join("manager.sock"), digest: "sha256:0".to_string() },
             transport,
-            signature,
+            signature: signature(),
             volatility,
             batch_timeout: Duration::from_secs(10),
             start_timeout: Duration::from_secs(10),
-        }))
+        }
     }
 }
 
@@ -563,4 +599,242 @@ fn a_server_that_dies_is_replaced_unless_the_function_is_volatile() {
             assert!(error.detail().unwrap().contains("exited with status 3"), "{error}");
         }
     }
+}
+
+/// Answers until the client is gone.
+fn answer_all(mut peer: Peer) {
+    while let Some(asked) = peer.read() {
+        peer.answer(&asked, json!({}));
+    }
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn batches_that_are_sent_one_by_one_stay_on_this_thread() {
+    for transport in [TransportName::Auto, TransportName::Shm, TransportName::Socket] {
+        let stage = Stage::of_server(true, answer_all);
+        let mut exchange = stage.open_here(transport, Volatility::Volatile);
+        for (number, batch) in (0..).zip(batches(50, 3)) {
+            exchange.send(batch);
+            let first = number * 3;
+            assert_eq!(receive(&mut exchange).unwrap(), [first * 10, first * 10 + 10, first * 10 + 20]);
+        }
+        assert!(!exchange.may_be_nearer(), "{transport:?}");
+        drop(exchange);
+        // One lease has served them all, and one connection but for the first, which another thread may not have given back.
+        let [leases, connections, ended] = stage.counts();
+        assert!(leases == 1 && connections <= 2 && ended == 0, "{transport:?}: {:?}", stage.counts());
+    }
+}
+
+#[test]
+fn several_batches_move_to_the_clients_thread_and_keep_their_order() {
+    let stage = Stage::of_server(true, answer_all);
+    for round in 0..20 {
+        let mut exchange = stage.open_here(TransportName::Shm, Volatility::Volatile);
+        let count = 2 + round % 7;
+        batches(count, 5).into_iter().for_each(|batch| exchange.send(batch));
+        for number in 0..count as i64 {
+            let expected: Vec<i64> = (number * 5..number * 5 + 5).map(|value| value * 10).collect();
+            assert_eq!(receive(&mut exchange).unwrap(), expected);
+        }
+        assert!(exchange.may_be_nearer());
+    }
+}
+
+#[test]
+fn a_batch_moves_while_another_waits_for_its_answer() {
+    // The first is answered only once the second has come.
+    let stage = Stage::new(|mut peer| {
+        while let Some(first) = peer.read() {
+            if first.values.len() == 1 {
+                peer.answer(&first, json!({}));
+                continue;
+            }
+            let second = peer.read().unwrap();
+            peer.answer(&first, json!({}));
+            peer.answer(&second, json!({}));
+        }
+    });
+    let mut exchange = stage.open_here(TransportName::Socket, Volatility::Volatile);
+    batches(2, 2).into_iter().for_each(|batch| exchange.send(batch));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 10]);
+    assert_eq!(receive(&mut exchange).unwrap(), [20, 30]);
+}
+
+#[test]
+fn a_large_batch_moves_to_the_clients_thread() {
+    let stage = Stage::new(answer_all);
+    let mut exchange = stage.open_here(TransportName::Socket, Volatility::Volatile);
+    let rows = 200_000;
+    exchange.send(batches(1, rows).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap(), (0..rows).map(|value| value * 10).collect::<Vec<_>>());
+    assert!(exchange.may_be_nearer());
+}
+
+#[test]
+fn a_server_that_is_lost_is_asked_again_unless_the_function_is_volatile() {
+    for (volatility, is_repeated) in [(Volatility::Immutable, true), (Volatility::Volatile, false)] {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = calls.clone();
+        let stage = Stage::of_server(true, move |mut peer| {
+            while let Some(asked) = peer.read() {
+                // It goes away in the midst of the second batch.
+                if asked.values.len() > 1 && counted.fetch_add(1, Relaxed) == 0 {
+                    return peer.write_raw(b"HTTP/1.1 200 OK\r\nContent-Length: 50");
+                }
+                peer.answer(&asked, json!({}));
+            }
+        });
+        let mut exchange = stage.open_here(TransportName::Shm, volatility);
+        exchange.send(batches(1, 2).remove(0));
+        let outcome = receive(&mut exchange);
+        if is_repeated {
+            assert_eq!(outcome.unwrap(), [0, 10]);
+            assert_eq!((calls.load(Relaxed), exchange.retries()), (2, 1));
+        } else {
+            let error = outcome.unwrap_err();
+            assert_eq!((error.kind(), calls.load(Relaxed)), (Kind::ContainerFailed, 1));
+            assert!(error.detail().unwrap().contains("exited with status 3"), "{error}");
+        }
+        drop(exchange);
+        // What follows is answered.
+        let mut next = stage.open(volatility);
+        next.send(batches(1, 3).remove(0));
+        assert_eq!(receive(&mut next).unwrap(), [0, 10, 20]);
+    }
+}
+
+#[test]
+fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
+    // Each connection is good for one request.
+    let stage = Stage::of_server(true, |mut peer| {
+        if let Some(asked) = peer.read() {
+            peer.answer(&asked, json!({}));
+        }
+    });
+    for number in 1..=20 {
+        let mut exchange = stage.open(Volatility::Volatile);
+        exchange.send(batches(1, 1).remove(0));
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        drop(exchange);
+        // Its end is here before the next exchange begins.
+        wait_until(|| stage.counts()[1] == number);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(stage.counts()[0], 1);
+    // Nor one that is closed between two batches of an exchange.
+    let mut exchange = stage.open(Volatility::Volatile);
+    for batch in batches(5, 1) {
+        let expected = batch.number as i64 * 10;
+        exchange.send(batch);
+        assert_eq!(receive(&mut exchange).unwrap(), [expected]);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!((stage.counts(), exchange.retries()), ([1, 25, 0], 0));
+}
+
+#[test]
+fn who_does_not_answer_in_time_is_left() {
+    let stage = Stage::of_server(true, |mut peer| {
+        while let Some(asked) = peer.read() {
+            if asked.values.len() == 2 {
+                // In pieces that never make an answer.
+                peer.write_raw(b"HTTP/1.1 200 OK\r\nServer: ");
+                for _ in 0..100 {
+                    peer.write_raw(b"x");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                return;
+            }
+            peer.answer(&asked, json!({}));
+        }
+    });
+    drop(stage.open_here(TransportName::Shm, Volatility::Immutable));
+    let call = Call { batch_timeout: Duration::from_millis(300), ..stage.call(TransportName::Shm, Volatility::Immutable) };
+    let mut exchange = stage.client.open(Arc::new(call));
+    let begun = Instant::now();
+    exchange.send(batches(1, 2).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap_err().kind(), Kind::Timeout);
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    drop(exchange);
+    let mut next = stage.open(Volatility::Immutable);
+    next.send(batches(1, 3).remove(0));
+    assert_eq!(receive(&mut next).unwrap(), [0, 10, 20]);
+}
+
+/// An engine whose user gives up.
+struct Cancelled;
+
+impl Host for Cancelled {
+    fn wait(&self, _: std::os::fd::BorrowedFd<'_>, _: Duration) -> Result<()> {
+        Err(udf_types::Error::new(Kind::Cancelled, "cancelled"))
+    }
+}
+
+#[test]
+fn a_wait_that_was_cancelled_ends_the_connection_and_nothing_else() {
+    let stage = Stage::of_server(true, |mut peer| {
+        while let Some(asked) = peer.read() {
+            // The client goes while this one is computed, and its answer is nobody's.
+            std::thread::sleep(Duration::from_millis(if asked.values.len() == 2 { 200 } else { 0 }));
+            peer.answer(&asked, json!({}));
+        }
+    });
+    let mut exchange = stage.open_here(TransportName::Auto, Volatility::Volatile);
+    exchange.send(batches(1, 2).remove(0));
+    assert_eq!(exchange.receive(&Cancelled).unwrap_err().kind(), Kind::Cancelled);
+    drop(exchange);
+    let mut next = stage.open(Volatility::Volatile);
+    next.send(batches(1, 3).remove(0));
+    assert_eq!(receive(&mut next).unwrap(), [0, 10, 20]);
+}
+
+#[test]
+fn leases_last_for_a_moment_after_they_were_used() {
+    for keep_alive in [true, false] {
+        let stage = Stage::of_server(keep_alive, answer_all);
+        for _ in 0..5 {
+            let mut exchange = stage.open(Volatility::Volatile);
+            exchange.send(batches(1, 1).remove(0));
+            assert_eq!(receive(&mut exchange).unwrap(), [0]);
+            drop(exchange);
+            // What the end of a transaction does.
+            stage.client.release();
+        }
+        let [leases, connections, ended] = stage.counts();
+        // The first exchange is another thread's, which may not have given its connection back.
+        let expected = if keep_alive { 1..=2 } else { 5..=5 };
+        assert!(leases == 1 && expected.contains(&connections) && ended == 0, "{:?}", stage.counts());
+        let begun = Instant::now();
+        wait_until(|| stage.counts()[2] == 1);
+        assert!(begun.elapsed() < 10 * LINGER);
+        let mut exchange = stage.open(Volatility::Volatile);
+        exchange.send(batches(1, 1).remove(0));
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        assert_eq!(stage.counts()[..2], [2, connections + 1]);
+    }
+}
+
+#[test]
+fn leases_that_are_used_again_in_time_are_kept() {
+    let stage = Stage::of_server(true, answer_all);
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * LINGER {
+        let mut exchange = stage.open(Volatility::Volatile);
+        exchange.send(batches(1, 1).remove(0));
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        drop(exchange);
+        stage.client.release();
+        std::thread::sleep(LINGER / 10);
+    }
+    // A machine that stands still for a while may make one of the pauses long.
+    assert!(stage.counts()[0] <= 2, "{:?}", stage.counts());
 }

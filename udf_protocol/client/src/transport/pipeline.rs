@@ -154,7 +154,6 @@ impl Pipelines {
         let lost = |error: Error| {
             if error.is_retryable() { Error::connection_lost(&signature.function, error.message()) } else { error }
         };
-        let mut pipeline = self.take(http).await.map_err(lost)?;
         let call = PipelinedCall {
             signature,
             head: head_of(http, path),
@@ -166,13 +165,23 @@ impl Pipelines {
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };
-        call.run(&mut pipeline, outbox, inbox).await?;
-        if pipeline.is_reusable {
-            // What a large reply has made large is not kept.
-            pipeline.received = BytesMut::new();
-            self.idle.lock().expect("no holder panics").push(pipeline);
+        loop {
+            let mut pipeline = self.take(http).await.map_err(lost)?;
+            match call.run(&mut pipeline, outbox, inbox).await? {
+                Ended::Whole => {
+                    if pipeline.is_reusable {
+                        // What a large reply has made large is not kept.
+                        pipeline.received = BytesMut::new();
+                        pipeline.is_kept = true;
+                        self.idle.lock().expect("no holder panics").push(pipeline);
+                    }
+                    return Ok(());
+                }
+                // Another connection serves what comes later.
+                Ended::Closed if outbox.wait_for_more().await => {}
+                Ended::Closed => return Ok(()),
+            }
         }
-        Ok(())
     }
 
     async fn take(&self, http: &Http) -> Result<Pipeline> {
@@ -186,6 +195,14 @@ impl Pipelines {
     }
 }
 
+/// How an exchange left its connection.
+enum Ended {
+    /// Everything was sent, and answered.
+    Whole,
+    /// The server closed it while nothing was out, as it may.
+    Closed,
+}
+
 /// A connection, with the segments through which its batches go.
 struct Pipeline {
     reader: ReadHalf<Stream>,
@@ -195,12 +212,14 @@ struct Pipeline {
     segments: Vec<Segments>,
     /// Whether the server will answer another request on it.
     is_reusable: bool,
+    /// Whether an exchange before this one has used it.
+    is_kept: bool,
 }
 
 impl Pipeline {
     fn new(stream: Stream) -> Pipeline {
         let (reader, writer) = tokio::io::split(stream);
-        Pipeline { reader, writer, received: BytesMut::new(), segments: Vec::new(), is_reusable: true }
+        Pipeline { reader, writer, received: BytesMut::new(), segments: Vec::new(), is_reusable: true, is_kept: false }
     }
 
     /// Whether the server has not closed it while nobody was looking. It has nothing to say either.
@@ -267,7 +286,7 @@ impl PipelinedCall<'_> {
         &self.signature.function
     }
 
-    async fn run(&self, pipeline: &mut Pipeline, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
+    async fn run(&self, pipeline: &mut Pipeline, outbox: &mut Outbox, inbox: &Inbox) -> Result<Ended> {
         let lost = |cause: std::io::Error| Error::connection_lost(self.function(), innermost(&cause));
         let mut awaited: VecDeque<Awaited> = VecDeque::new();
         let mut sending = Sending::default();
@@ -303,6 +322,9 @@ impl PipelinedCall<'_> {
                 },
                 read = pipeline.reader.read_buf(&mut pipeline.received) => {
                     if read.map_err(lost)? == 0 {
+                        if pipeline.is_kept && awaited.is_empty() && sending.is_done() {
+                            return Ok(Ended::Closed);
+                        }
                         return Err(Error::connection_lost(self.function(), "the server closed it"));
                     }
                     loop {
@@ -343,11 +365,13 @@ impl PipelinedCall<'_> {
                         };
                         outbox.answer(number);
                         inbox.deliver(Ok(event));
+                        // It has answered, so that it may close its connection now.
+                        pipeline.is_kept = true;
                     }
                 }
             }
         }
-        Ok(())
+        Ok(Ended::Whole)
     }
 
     /// Writes a batch's data to where it travels, unless it lies there already, and its request to `sending`.
