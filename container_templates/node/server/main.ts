@@ -41,7 +41,7 @@ function serve(functions: Map<string, UserFunction>): void {
   async function answer(message: IncomingMessage, read: Promise<Buffer>, isCancelled: () => boolean): Promise<object | Buffer> {
     const path = message.url ?? "";
     if (message.method === "GET" && path === "/v1") {
-      return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports };
+      return { protocol: 1, server: "transship-node/0.2.0", functions: [...functions.keys()], transports, keep_alive: true };
     }
     if (message.method === "DELETE" && path.startsWith(EXCHANGES)) {
       exchanges.delete(decodeURIComponent(path.slice(EXCHANGES.length)));

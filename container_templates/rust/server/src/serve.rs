@@ -63,7 +63,7 @@ pub(crate) fn run(functions: Functions) -> Result<(), String> {
         transports.push("shm");
     }
     let server = concat!("transship-rust/", env!("CARGO_PKG_VERSION"));
-    let greeting = json!({"protocol": 1, "server": server, "functions": names, "transports": transports});
+    let greeting = json!({"protocol": 1, "server": server, "functions": names, "transports": transports, "keep_alive": true});
     install_panic_hook();
     let container = Arc::new(Container { functions, greeting: greeting.to_string(), exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
