@@ -128,9 +128,12 @@ impl Exchange {
             outgoing.arena = None;
             self.folded.insert(outgoing.number, folded);
         }
-        if !self.sent_at.is_empty() || bytes_of(&outgoing.columns) > MOST_BYTES_HERE {
+        if self.runner.is_here() && (!self.sent_at.is_empty() || bytes_of(&outgoing.columns) > MOST_BYTES_HERE) {
             // While one is sent or computed, the engine makes the next.
             self.runner.move_away();
+        } else if self.transport.is_some() {
+            // Nobody has looked since the last batch: a connection that was closed meanwhile is not used.
+            self.runner.step();
         }
         if self.call.signature.kind == FunctionKind::Map {
             self.untaken += 1;
@@ -357,7 +360,10 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if !self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map {
+        let is_unused = self.runner.is_here() && self.transport.is_none();
+        let is_out = !self.sent_at.is_empty() || self.call.signature.kind == FunctionKind::Map;
+        // What has panicked must not be polled again.
+        if is_out || is_unused || std::thread::panicking() {
             self.runner.cancel();
         } else {
             // With nothing in flight, closing the queue ends the stream in good order.

@@ -24,9 +24,15 @@ use crate::client::Task;
 struct Waits {
     /// A socket that has nothing to read yet.
     socket: Option<Arc<net::UnixStream>>,
-    /// Whether a socket has no room for more.
-    is_full: bool,
+    /// Whether it waits for more than that: a socket that has no room, or its turn.
+    is_other: bool,
+    /// How often it has read.
+    reads: u32,
 }
+
+/// How often a future may read before another thread goes on: an answer that is large, or comes in small pieces without an end,
+/// would keep the engine's thread from hearing that its user gives up.
+const MOST_READS: u32 = 64;
 
 thread_local! {
     /// Of the future that this thread polls in the foreground; none at other times.
@@ -41,6 +47,17 @@ pub(crate) fn is_in_foreground() -> bool {
 /// Notes something that the future waits for.
 fn note(note: impl FnOnce(&mut Waits)) {
     WAITS.with_borrow_mut(|waits| waits.as_mut().map(note));
+}
+
+/// Counts a read, and says whether there may be another before it is somebody else's turn.
+fn may_read() -> bool {
+    WAITS.with_borrow_mut(|waits| {
+        waits.as_mut().is_some_and(|waits| {
+            waits.reads += 1;
+            waits.is_other |= waits.reads > MOST_READS;
+            !waits.is_other
+        })
+    })
 }
 
 /// Notes that the future does not wait for what it has just tried to read.
@@ -79,7 +96,7 @@ impl Foreground {
             return Step::Done;
         }
         match WAITS.take() {
-            Some(Waits { socket: Some(socket), is_full: false }) => Step::Waits(socket),
+            Some(Waits { socket: Some(socket), is_other: false, .. }) => Step::Waits(socket),
             _ => Step::Moves,
         }
     }
@@ -215,6 +232,9 @@ impl AsyncRead for SocketStream {
         if !is_in_foreground() {
             return self.registered()?.poll_read(context, room);
         }
+        if !may_read() {
+            return Poll::Pending;
+        }
         let socket = self.bare()?;
         let read = attempt(|| (&**socket).read(room.initialize_unfilled()));
         if read.is_pending() {
@@ -234,7 +254,7 @@ impl AsyncWrite for SocketStream {
         // Without SIGPIPE, as the standard library's processes have it ignored, but not the engine's.
         let written = attempt(|| Ok(rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)?));
         if written.is_pending() {
-            note(|waits| waits.is_full = true);
+            note(|waits| waits.is_other = true);
         }
         written
     }

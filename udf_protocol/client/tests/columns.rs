@@ -838,3 +838,24 @@ fn leases_that_are_used_again_in_time_are_kept() {
     // A machine that stands still for a while may make one of the pauses long.
     assert!(stage.counts()[0] <= 2, "{:?}", stage.counts());
 }
+
+#[test]
+fn an_answer_in_pieces_without_an_end_does_not_keep_the_engines_thread() {
+    let stage = Stage::of_server(true, |mut peer| {
+        while let Some(asked) = peer.read() {
+            if asked.values.len() == 2 {
+                peer.write_raw(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000\r\n\r\n");
+                // There is always another byte to read.
+                while peer.stream.write_all(b" ").is_ok() {}
+                return;
+            }
+            peer.answer(&asked, json!({}));
+        }
+    });
+    let mut exchange = stage.open_here(TransportName::Auto, Volatility::Volatile);
+    exchange.send(batches(1, 2).remove(0));
+    let outcome = receive(&mut exchange);
+    // Either it ended before the million bytes were there, or they are no reply.
+    assert_eq!(outcome.unwrap_err().kind(), Kind::ProtocolViolation);
+    assert!(exchange.may_be_nearer());
+}
