@@ -166,6 +166,10 @@ impl Pipelines {
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };
+        if call.takes_constants {
+            // Of a server elsewhere, nobody knew it before.
+            inbox.deliver(Ok(Event::TakesConstants));
+        }
         call.run(&mut pipeline, outbox, inbox).await?;
         if pipeline.is_reusable {
             // What a large reply has made large is not kept.
