@@ -79,11 +79,25 @@ SELECT transship.stat_reset();
 PREPARE bytes(bytea) AS SELECT sum(byte_of($1, x * 100)) FROM numbers WHERE x <= 2000;
 EXECUTE bytes(decode(repeat('0a', 2000000), 'hex'));
 SELECT bytes_sent < 30000000 AS is_sent_once, batches > 40 AS has_batches FROM transship.stat_functions WHERE name = 'byte_of';
+-- A model of 17 MB over each transport: where it is repeated in each row, batches are short, and the backend needs memory for some rows
+-- at a time. In all rows of a batch of 50 it would take 850 MB.
+CREATE FUNCTION sum_of_bytes(model bytea, transport text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE total bigint;
+BEGIN
+  PERFORM set_config('transship.transport', transport, true);
+  SELECT sum(byte_of(model, x * 100)) INTO total FROM numbers WHERE x <= 50;
+  RETURN total;
+END
+$$;
+CREATE FUNCTION peak_megabytes() RETURNS bigint LANGUAGE sql
+AS $$ SELECT substring(pg_read_file('/proc/self/status') FROM 'VmHWM:\s+(\d+) kB')::bigint / 1024 $$;
+SELECT transport, sum_of_bytes(decode(repeat('0a', 17000000), 'hex'), transport), peak_megabytes() < 600 AS is_bounded
+FROM unnest(ARRAY['shm', 'socket', 'flight', 'json']) transport;
 SET transship.batching = off;
 SELECT sum(add_volatile(5, x)), sum(add_volatile(x, -5)) FROM numbers WHERE x <= 33;
 RESET transship.batching;
 RESET transship.batch_rows;
-DROP FUNCTION add_volatile, add_strict, add_stable, sums, words_of, byte_of, wrong_rows;
+DROP FUNCTION add_volatile, add_strict, add_stable, sums, words_of, byte_of, sum_of_bytes, peak_megabytes, wrong_rows;
 DO $$
 DECLARE entry constants;
 BEGIN

@@ -245,6 +245,23 @@ SELECT format('SELECT s1, s70, n1600 FROM (SELECT c1, %s, %s FROM wide GROUP BY 
   string_agg(format('count(c%s) AS n%s', i, i), ', ') FILTER (WHERE i > 10)) AS statement FROM generate_series(1, 1600) i \gset
 :statement;
 RESET enable_hashagg;
+-- The condition of an index scan counts as well: here it draws from a sequence between two calls.
+CREATE TABLE places AS SELECT id::bigint FROM generate_series(1, 100) id;
+CREATE UNIQUE INDEX places_id ON places (id);
+SET enable_seqscan = off;
+SET enable_bitmapscan = off;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+SET enable_material = off;
+SELECT setval('drawn', 1);
+EXPLAIN (COSTS OFF) SELECT n.x, n.c, p.id FROM (SELECT x, add_one_volatile(currval('drawn')) AS c FROM numbers WHERE x <= 4 OFFSET 0) n, places p WHERE p.id = (SELECT nextval('drawn') + n.x);
+SELECT n.x, n.c, p.id FROM (SELECT x, add_one_volatile(currval('drawn')) AS c FROM numbers WHERE x <= 4 OFFSET 0) n, places p WHERE p.id = (SELECT nextval('drawn') + n.x);
+RESET enable_seqscan;
+RESET enable_bitmapscan;
+RESET enable_hashjoin;
+RESET enable_mergejoin;
+RESET enable_material;
+DROP TABLE places;
 DROP TABLE small, lines, written, taken, wide;
 DROP SEQUENCE drawn, turn;
 DROP AGGREGATE drawing_sum (bigint);

@@ -13,6 +13,19 @@ if [ -z "${LIFTED:-}" ]; then
   bring_up
   "$ROOT/scripts/python.sh"
   build_image sql/functions
+  # The server of which security_context asks what token it was sent.
+  python=$ROOT/target/venv/bin/python socket=$PRIVATE/m/misbehaving.sock
+  export MISBEHAVING_ENDPOINT=unix:$socket
+  "$ROOT/tests/certificates.sh" "$ROOT/target/tls"
+  port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  rm -f "$socket" "$socket.silent"
+  (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$port" "$ROOT/target/tls") &
+  server=$!
+  trap 'kill "$server"' EXIT
+  for _ in $(seq 600); do
+    [ ! -S "$socket" ] || break
+    sleep 0.1
+  done
 fi
 "$ROOT/scripts/packages.sh" mmdebstrap ca-certificates
 sysroot=$(rustc --print sysroot) cargo_home=${CARGO_HOME:-$HOME/.cargo}
@@ -33,6 +46,6 @@ for version in "${versions[@]}"; do
   docker run --rm --init --network host --workdir "$ROOT" \
     --volume "$ROOT:$ROOT" --volume "$PRIVATE:$PRIVATE" --volume "$sysroot:$sysroot:ro" --volume "$cargo_home:$cargo_home" \
     --env PATH="$sysroot/bin:/usr/bin:/bin:/usr/sbin:/sbin" --env CARGO_HOME="$cargo_home" --env HOME=/root \
-    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env LIFTED="${LIFTED:-}" \
+    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env MISBEHAVING_ENDPOINT --env LIFTED="${LIFTED:-}" \
     "$image" bash tests/test_matrix_inside.sh "$version"
 done

@@ -32,17 +32,22 @@ shared_buffers = 256MB
 CONF
 as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
 
-# Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, tls, dba.
-tests=(language batching guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update vector)
+# Tests that need servers of their own on the host are left to the host's version: errors, arrow_udf, dialects, tls, dba.
+tests=(language batching surgery guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update)
+tests+=(security_context aggregate_states null_rows row_types statistics many_calls constants vector)
 # expected/VERSION/ has what this version says otherwise.
 rm -rf "$target/input" && mkdir -p "$target/input/expected"
-cp -r sql "$target/input/sql"
+cp -r sql specs "$target/input/"
 cp expected/*.out "$target/input/expected/"
 if [ -d "expected/$version" ]; then cp "expected/$version"/*.out "$target/input/expected/"; fi
 export PGHOST=$socket PGPORT=5432 PGUSER=postgres PG_REGRESS_DIFF_OPTS=-u PGOPTIONS="-c statement_timeout=120s"
 status=0
 "$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/regress/pg_regress" --inputdir="$target/input" --expecteddir="$target/input" --outputdir="$target/results" \
   --bindir="$bin" --dbname=transship_regression --load-extension=transship setup "${tests[@]}" || status=$?
+mkdir -p "$target/isolation"
+"$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/isolation/pg_isolation_regress" --inputdir="$target/input" --expecteddir="$target/input" \
+  --outputdir="$target/isolation" --bindir="$bin" --dbname=transship_regression --use-existing \
+  concurrent_update replace_function lateral_set || status=$?
 as_server "$bin/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop
-[ $status = 0 ] || cat "$target/results/regression.diffs" >&2
+[ $status = 0 ] || cat "$target"/{results,isolation}/regression.diffs >&2 2> /dev/null || true
 exit $status

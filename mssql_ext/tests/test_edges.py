@@ -91,15 +91,17 @@ def test_a_value_of_the_wrong_type_names_its_key(call):
     assert 'in the value of key "image"' in run.err
 
 
-def test_a_model_of_many_megabytes_goes_to_every_row(host, tmp_path):
-    rows, size = 150, 17_000_000
+# Where a transport repeats it in every row, batches have few rows.
+@pytest.mark.parametrize(("transport", "rows"), [("auto", 150), ("flight", 150), ("json", 40)])
+def test_a_model_of_many_megabytes_goes_to_every_row(host, tmp_path, transport, rows):
+    size = 17_000_000
     model = "0x" + "07" * size
     inserts = "".join(f"INSERT INTO t VALUES ({row});\n" for row in range(rows))
     job = tmp_path / "model.sql"
     job.write_text(f"""
 CREATE TABLE t (x bigint);
 {inserts}
-EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "byte_of"',
+EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "byte_of" transport = "{transport}"',
   @input_data_1 = N'SELECT x FROM t', @params = N'@bytes varbinary(max)', @bytes = {model};
 """)
     run = host(job)

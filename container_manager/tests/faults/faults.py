@@ -14,7 +14,7 @@ import threading
 import server
 
 # What may be skipped: types of which the server has no echo, and map functions over HTTP, which has no form for them.
-ECHOES = "int4|float8|text|bytea"
+ECHOES = "int4|float8|text|numeric|bytea"
 MAY_SKIP = {"flight": rf"keeps every value of (?!({ECHOES}),)[a-z0-9(]+\)?, and NULL: the server has no function"}
 MAY_SKIP["json"] = MAY_SKIP["socket"] = MAY_SKIP["flight"] + "|streams a map function|says that \"running_sum\" is of kind map"
 AGGREGATES = [
@@ -35,6 +35,7 @@ COMMON = [
     ("attributes lost", "1", "keeps every value of (a int4, b text), and NULL"),
     ("long values cut", "1", "takes and gives 1 MiB of text"),
     ("long values cut", "1", "takes and gives 1 MiB of bytes"),
+    ("decimals with exponents", "1", "writes decimals as digits"),
     ("one result for no arguments", "1", "answers a function without arguments once per row"),
     ("other numbers", "4.3", "answers batches in order, and rows in order"),
     ("rows reversed", "4.3", "answers batches in order, and rows in order"),
@@ -60,6 +61,12 @@ FLIGHT = [
     ("no row", "3", 'says that "repeat" is of kind table'),
     ("no kind of a map function", "3", 'says that "running_sum" is of kind map'),
     ("another type given", "4.3", "answers batches in order, and rows in order"),
+    ("large offsets refused", "4.1", "takes large offsets, and answers with them, of text"),
+    ("large offsets refused", "4.1", "takes large offsets, and answers with them, of int4[]"),
+    ("views refused", "4.1", "takes views, and answers with them, of bytea"),
+    ("another layout given", "4.1", "takes views, and answers with them, of text"),
+    ("another layout given", "4.1", "takes large offsets, and answers with them, of bytea"),
+    ("the unknown without batches", "5", "refuses an exchange of an unrecognized function that has no batches"),
     ("parts unmarked", "4.5", "gives a table function's results with their rows"),
     ("sums start again", "4.6", "streams a map function"),
     ("going on after an error", "5", "ends the exchange with an error"),
@@ -77,6 +84,7 @@ JSON = [
     ("unchecked: exchange", "6", "refuses to go on with an exchange that it does not know"),
     ("DELETE ignored", "6", "forgets an exchange that is deleted"),
     ("white space in base64 refused", "6", "reads base64 with white space"),
+    ("decimals rounded", "6", "reads decimals as numbers, to the last digit"),
     ("numbers as strings refused", "6", "reads numbers as strings, and integral floats"),
     ("integral floats refused", "6", "reads numbers as strings, and integral floats"),
     *((fault, "6", case) for fault, case in AGGREGATES),

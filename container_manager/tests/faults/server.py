@@ -5,6 +5,7 @@ It has the functions of docs/conformance.md that take part in a clause. A fault 
 
 import base64
 import contextlib
+import decimal
 import http.server
 import json
 import select
@@ -24,13 +25,14 @@ ARROW = {
     "int8": pa.int64(),
     "float8": pa.float64(),
     "text": pa.string(),
+    "numeric": pa.string(),
     "bytea": pa.binary(),
     "int4[]": pa.list_(pa.field("item", pa.int32())),
     "(a int4, b text)": pa.struct([("a", pa.int32()), ("b", pa.string())]),
 }
 FIXED = {"int4": ("i", 4), "int8": ("q", 8), "float8": ("d", 8)}
 ATTRIBUTES = {"a": "int4", "b": "text"}
-ECHOES = {"echo_int4": "int4", "echo_float8": "float8", "echo_text": "text", "echo_bytea": "bytea"}
+ECHOES = {name: name.removeprefix("echo_") for name in ("echo_int4", "echo_float8", "echo_text", "echo_numeric", "echo_bytea")}
 ECHOES |= {"echo_array": "int4[]", "echo_composite": "(a int4, b text)"}
 # name: kind, arguments, result
 FUNCTIONS = {name: ("scalar", [ty], ty) for name, ty in ECHOES.items()} | {
@@ -65,6 +67,23 @@ class Cancelled(Exception):
 
 def violation(message, check):
     return Failure("protocol_violation", message, check=check)
+
+
+# What a field's metadata says of types beyond Arrow's.
+EXTENSIONS = {"numeric": {"ARROW:extension:name": "arrowudf.decimal"}}
+
+# Layouts that a client may have (§4.1), and the one that stands for them.
+LAYOUTS = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.large_list(pa.field("item", pa.int32())): pa.list_(pa.field("item", pa.int32())),
+}
+
+
+def field(name, ty, arrow=None):
+    return pa.field(name, arrow or ARROW[ty], metadata=EXTENSIONS.get(ty))
 
 
 def call_types(name):
@@ -140,6 +159,8 @@ class Functions:
             return first | {"b": None}
         if self.has("long values cut") and name in ("echo_text", "echo_bytea") and first:
             return first[:65535]
+        if self.has("decimals with exponents") and name == "echo_numeric" and first:
+            return str(decimal.Decimal(first))
         if self.has("not a number lost") and name == "echo_float8" and first != first:
             return None
         return first
@@ -213,10 +234,10 @@ class FlightServer(flight.FlightServerBase):
 
     def describe(self, name):
         has, (kind, arguments, result) = self.functions.has, FUNCTIONS[name]
-        fields = [pa.field(f"arg{number}", ARROW[ty]) for number, ty in enumerate(arguments)]
+        fields = [field(f"arg{number}", ty) for number, ty in enumerate(arguments)]
         if kind == "table" and not has("no row"):
             fields.append(pa.field("row", pa.int32()))
-        fields.append(pa.field("result", ARROW[result]))
+        fields.append(field("result", result))
         metadata = {"transship.kind": kind} if kind in ("map", "aggregate") and not has(f"no kind of a {kind} function") else None
         descriptor = flight.FlightDescriptor.for_path(name)
         endpoints = [flight.FlightEndpoint(b"x", ["grpc://127.0.0.1:1"])] if has("endpoints described") else []
@@ -245,11 +266,25 @@ class FlightServer(flight.FlightServerBase):
         types = [ARROW[ty] for ty in reply_types(name)] if name in FUNCTIONS else [pa.null()]
         if has("another type given") and name == "add":
             types = [pa.int32()]
-        writer.begin(pa.schema(list(zip(names, types))))
+        laid_out = {}
+        for ty in reader.schema.types:
+            is_taken = not has("views refused" if "view" in str(ty) else "large offsets refused")
+            if ty in LAYOUTS and is_taken and not has("another layout given"):
+                laid_out[LAYOUTS[ty]] = ty
+        types = [laid_out.get(ty, ty) for ty in types]
+        kinds = reply_types(name) if name in FUNCTIONS else [None]
+        writer.begin(pa.schema([field(*words) for words in zip(names, kinds, types)]))
         groups, sum_so_far, expected = {}, 0, 0
+        count = 0
         with contextlib.suppress(StopIteration, Cancelled):
             while True:
-                chunk = reader.read_chunk()
+                try:
+                    chunk = reader.read_chunk()
+                except StopIteration:
+                    if name not in FUNCTIONS and count == 0 and not has("the unknown without batches"):
+                        raise KeyError(name) from None
+                    raise
+                count += 1
                 metadata = json.loads(chunk.app_metadata.to_pybytes()) if chunk.app_metadata else {"batch": expected}
                 number, expected = metadata["batch"], metadata["batch"] + 1
                 columns = [column.to_pylist() for column in (chunk.data.columns if chunk.data.num_columns else [])]
@@ -258,6 +293,8 @@ class FlightServer(flight.FlightServerBase):
                     if name not in FUNCTIONS:
                         raise Failure("function_not_found", f"there is no {name}")
                     found = [column.type for column in chunk.data.columns]
+                    takes = lambda ty: not has("views refused" if "view" in str(ty) else "large offsets refused")
+                    found = [LAYOUTS.get(ty, ty) if takes(ty) else ty for ty in found]
                     if found != [ARROW[ty] for ty in call_types(name)] and not has("other types taken"):
                         raise violation("the arguments have other types", "types")
                     if kind == "map":
@@ -295,6 +332,10 @@ class FlightServer(flight.FlightServerBase):
             yield self.functions.aggregate(groups, metadata.get("step"), columns, rows)
 
 
+class Token(decimal.Decimal):
+    """A number with a point or an exponent, with all digits that it has in JSON."""
+
+
 def read_json(ty, value, has):
     """A value as the table of types writes it."""
     try:
@@ -303,6 +344,7 @@ def read_json(ty, value, has):
         if ty in ("int4", "int8"):
             if isinstance(value, str) and has("numbers as strings refused"):
                 raise ValueError("a string is no number")
+            value = float(value) if isinstance(value, Token) else value
             if isinstance(value, float) and (has("integral floats refused") or value != int(value)):
                 raise ValueError("a float is no integer")
             return int(value)
@@ -311,6 +353,8 @@ def read_json(ty, value, has):
         if ty == "bytea":
             text = value if has("white space in base64 refused") else "".join(value.split())
             return base64.b64decode(text, validate=True)
+        if ty == "numeric" and isinstance(value, (int, float, Token)):
+            return f"{value:f}" if isinstance(value, Token) else str(value)
         if ty == "int4[]":
             return [read_json("int4", element, has) for element in value]
         if ty == "(a int4, b text)":
@@ -385,7 +429,7 @@ def read_column(ty, rows, buffers):
             raise violation("offsets point outside", "offsets outside")
     parts = [values[start:end] if is_valid(row) else None for row, (start, end) in enumerate(zip(ends, ends[1:]))]
     try:
-        return [None if part is None else bytes(part).decode() for part in parts] if ty == "text" else parts
+        return [None if part is None else bytes(part).decode() for part in parts] if ty in ("text", "numeric") else parts
     except UnicodeDecodeError:
         raise violation("text is not UTF-8", "other text") from None
 
@@ -404,7 +448,7 @@ def write_column(ty, values):
         parts = [(part, [None if value is None else value[name] for value in values]) for name, part in ATTRIBUTES.items()]
         return [validity, *(buffer for part, column in parts for buffer in write_column(part, column))]
     parts = [value if value is not None else () for value in values]
-    if ty == "text":
+    if ty in ("text", "numeric"):
         parts = [value.encode() if value else b"" for value in parts]
     ends = [0]
     for part in parts:
@@ -600,7 +644,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def read_call(self, types, body):
         has = self.server.functions.has
         try:
-            call = json.loads(body)
+            call = json.loads(body, parse_float=float if has("decimals rounded") else Token)
         except ValueError:
             raise violation("it is no JSON", "JSON") from None
         if not isinstance(call, dict) or "rows" not in call or not isinstance(call.get("columns"), list):

@@ -98,6 +98,20 @@ func TestColumnsGiveBackWhatTheyTook(t *testing.T) {
 	}
 }
 
+func TestDecimalsAreReadToTheLastDigit(t *testing.T) {
+	for _, token := range []string{"12345678901234567890.12", "-0.1000000000000000000000001", "0.10", "7"} {
+		if found := textOf(typeOf("numeric"), arrayOf(t, typeOf("numeric"), []string{token})); found != `"`+token+`" ` {
+			t.Errorf("%s became %s", token, found)
+		}
+	}
+	for kind, value := range map[string]string{"numeric": "true", "text": "1.5", "inet": "7"} {
+		builder := array.NewBuilder(memory.DefaultAllocator, typeOf(kind).Arrow())
+		if appendJSON(builder, typeOf(kind), json.RawMessage(value)) == nil {
+			t.Errorf("%s was taken as %s", value, kind)
+		}
+	}
+}
+
 func TestDamagedColumnsAreRefusedOrRead(t *testing.T) {
 	random := rand.New(rand.NewSource(1))
 	for kind, values := range columnsOf() {

@@ -135,6 +135,10 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	if err := reader.Err(); err != nil && !errors.Is(err, io.EOF) {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
+	if !isKnown {
+		// There was no batch to answer with the error.
+		return statusOf(unknownFunction(name))
+	}
 	return nil
 }
 

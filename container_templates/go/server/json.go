@@ -187,7 +187,8 @@ func appendJSON(builder array.Builder, t *Type, raw json.RawMessage) error {
 		builder.Append(value)
 		return err
 	case *array.StringBuilder:
-		if !isString {
+		isNumber := t.Type == "numeric" && (raw[0] == '-' || unicode.IsDigit(rune(raw[0])))
+		if !isString && !isNumber {
 			return errForm
 		}
 		builder.Append(text)

@@ -88,7 +88,9 @@ final class Producer extends NoOpFlightProducer {
         try (VectorSchemaRoot reply = VectorSchemaRoot.create(schema, allocator)) {
             writer.start(reply);
             Groups groups = new Groups(function);
+            boolean hasCalls = false;
             for (long next = 0; reader.next(); next++) {
+                hasCalls = true;
                 JsonNode metadata = metadata(reader);
                 next = metadata.path("batch").asLong(next);
                 try {
@@ -104,6 +106,10 @@ final class Producer extends NoOpFlightProducer {
                     writer.putMetadata(buffer(wire));
                     break;
                 }
+            }
+            if (function == null && !hasCalls) {
+                writer.error(statusOf(CallError.unknownFunction(name)));
+                return;
             }
             writer.completed();
         } catch (UserFunction.Cancelled cancelled) {

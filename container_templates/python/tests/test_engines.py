@@ -20,6 +20,7 @@ HANDLER = """
 def same(x): return x
 def flip(x): return not x
 def upper(x): return x.upper()
+def word(n): return "w" * n
 """
 KINDS = {
     "t": "text", "b": "bytea", "n": "numeric", "j": "json", "ts": "text[]", "bs": "bytea[]", "i": "int8",
@@ -34,6 +35,7 @@ def functions(tmp_path_factory):
     entries = [{"name": f"same_{name}", "arguments": [f"x {kind}"], "returns": kind} for name, kind in KINDS.items()]
     entries += [{"name": "flip", "arguments": ["x bool"], "returns": "bool"}]
     entries += [{"name": "upper", "arguments": ["x text"], "returns": "text"}]
+    entries += [{"name": "word", "arguments": ["n int8"], "returns": "text"}]
     return function.load({"handler": "handler.py", "functions": entries}, str(folder))
 
 
@@ -93,6 +95,20 @@ def test_functions_are_found_as_engines_write_their_names(address):
     # The header may be lost on the way; then the rows are known by their numbers.
     assert post(address, "/upper", {"data": [[0, "x"], [1, "y"]]}) == (200, {"data": [[0, "X"], [1, "Y"]]})
     assert post(address, "/upper", {"data": [["x"], ["y"]]}) == (200, ["X", "Y"])
+    # Only the end of the path counts.
+    assert post(address, "/api/v2/upper", {"data": [["x"]]}) == (200, ["X"])
+
+
+def test_exceptions_are_told_as_each_engine_reads_them(address, client):
+    text = "AttributeError: 'NoneType' object has no attribute 'upper'"
+    for headers, body in [(snowflake("upper"), {"data": [[0, None]]}), ({}, {"calls": [[None]]}), ({}, {"inputs": {"x": [None]}})]:
+        status, answer = post(address, "/upper", body, headers)
+        assert status >= 400 and text in answer.values(), answer
+    # Redshift takes a failure with status 200.
+    status, answer = post(address, "/", {"external_function": "upper", "arguments": [[None]]})
+    assert (status, answer["success"], answer["error_msg"]) == (200, False, text)
+    with pytest.raises(pa.ArrowException, match=r"(?s)AttributeError.*in upper"):
+        exchange(client, "upper", pa.array([None], pa.string()))
 
 
 def test_bodies_may_be_compressed_and_chunked(address):
@@ -195,6 +211,8 @@ def _values(value):
     ("name", "array", "expected"),
     [
         ("same_t", pa.array(["a", None, "a"]).dictionary_encode(), ["a", None, "a"]),
+        ("same_ts", pa.ListArray.from_arrays([0, 2, 3], pa.array(["a", None, "a"]).dictionary_encode()), [["a", None], ["a"]]),
+        ("same_c", pa.StructArray.from_arrays([pa.array(["x"]).dictionary_encode(), pa.array([1])], ["a", "b"]), [{"a": "x", "b": 1}]),
         ("same_ts", pa.array([["a"], None], pa.list_(pa.string(), 1)), [["a"], None]),
         ("same_ts", pa.array([["a"], None, []], pa.list_view(pa.string())), [["a"], None, []]),
         ("same_c", pa.array([{"": "x"}, None], pa.struct([("", pa.string())])), None),
@@ -210,6 +228,11 @@ def test_layouts_that_hold_the_same_are_taken(client, name, array, expected):
             exchange(client, name, array)
     else:
         assert exchange(client, name, array).to_pylist() == expected
+
+
+def test_texts_have_small_offsets_where_no_argument_says_otherwise(client):
+    answer = exchange(client, "word", pa.array([3, 0]))
+    assert answer.type == pa.string() and answer.to_pylist() == ["www", ""]
 
 
 def test_nameless_parts_stand_for_attributes_by_their_order(client):

@@ -247,7 +247,24 @@ pub unsafe fn expressions(plan: *mut pg_sys::Plan) -> Vec<*mut pg_sys::Node> {
                     (*writing).onConflictWhere,
                     (*writing).mergeActionLists.cast(),
                 ]);
+                // What tells rows that match from rows that do not, where MERGE asks about both.
+                #[cfg(not(feature = "pg15"))]
+                found.push((*writing).mergeJoinConditions.cast());
             }
+            T_SampleScan => found.push((*plan.cast::<pg_sys::SampleScan>()).tablesample.cast()),
+            T_IndexScan => {
+                let scan = plan.cast::<pg_sys::IndexScan>();
+                found.extend([(*scan).indexqual.cast::<pg_sys::Node>(), (*scan).indexorderby.cast()]);
+            }
+            T_IndexOnlyScan => {
+                let scan = plan.cast::<pg_sys::IndexOnlyScan>();
+                found.extend([(*scan).indexqual.cast::<pg_sys::Node>(), (*scan).indexorderby.cast()]);
+            }
+            T_BitmapIndexScan => found.push((*plan.cast::<pg_sys::BitmapIndexScan>()).indexqual.cast()),
+            T_TidScan => found.push((*plan.cast::<pg_sys::TidScan>()).tidquals.cast()),
+            T_TidRangeScan => found.push((*plan.cast::<pg_sys::TidRangeScan>()).tidrangequals.cast()),
+            T_ForeignScan => found.push((*plan.cast::<pg_sys::ForeignScan>()).fdw_exprs.cast()),
+            T_Memoize => found.push((*plan.cast::<pg_sys::Memoize>()).param_exprs.cast()),
             T_FunctionScan => found.push((*plan.cast::<pg_sys::FunctionScan>()).functions.cast()),
             T_ValuesScan => found.push((*plan.cast::<pg_sys::ValuesScan>()).values_lists.cast()),
             T_TableFuncScan => found.push((*plan.cast::<pg_sys::TableFuncScan>()).tablefunc.cast()),

@@ -205,6 +205,9 @@ impl Watcher {
                     T_XmlExpr => Effects::READS,
                     #[cfg(not(feature = "pg15"))]
                     T_JsonConstructorExpr => Effects::READS,
+                    // JSON_VALUE and its like: texts with times mean what the session's time zone says.
+                    #[cfg(not(feature = "pg15"))]
+                    T_JsonExpr => Effects::READS,
                     T_Aggref => self.of_aggregate((*node.cast::<pg_sys::Aggref>()).aggfnoid),
                     T_WindowFunc if (*node.cast::<pg_sys::WindowFunc>()).winagg => {
                         self.of_aggregate((*node.cast::<pg_sys::WindowFunc>()).winfnoid)

@@ -132,6 +132,16 @@ mod tests {
         assert!((0..6).all(|_| balance.choose_of(&servers) == servers[2]));
     }
 
+    #[test]
+    fn a_lost_server_is_skipped_for_longer_each_time() {
+        let (balance, servers) = (Balance::default(), endpoints(1));
+        for expected in [1, 2, 4, 8, 16, 32, 60, 60] {
+            balance.note_loss(&servers[0]);
+            let left = balance.lost.lock().unwrap()[&servers[0]].until - Instant::now();
+            assert!((expected * 1000 - 500..=expected * 1000).contains(&(left.as_millis() as u64)), "{left:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_name_of_one_server_stays_a_name() {
         let balance = Balance::default();

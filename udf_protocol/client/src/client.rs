@@ -110,8 +110,7 @@ impl Client {
         let inbox = inbox.within(budget.clone());
         let connections = self.connections.clone();
         let task_call = call.clone();
-        let (task, cancel) =
-            cancellable(async move { connections.run(&task_call, outbox, &inbox).await });
+        let (task, cancel) = cancellable(async move { connections.run(&task_call, outbox, &inbox).await });
         let runner = match self.runtime.get().filter(|_| self.connections.is_near(&call)) {
             Some(runtime) => Some(Foreground::new(task, runtime.clone())),
             None => {

@@ -134,8 +134,10 @@ impl Connections {
         let leases = self.leases.lock().expect("no holder panics");
         call.signature.kind == FunctionKind::Scalar
             && leases.get(&call.target).is_some_and(|lease| {
-                matches!(lease.info.choose(call.transport, FunctionKind::Scalar), TransportName::Shm | TransportName::Socket)
-                    && !lease.is_lost()
+                matches!(
+                    lease.info.choose(call.transport, FunctionKind::Scalar),
+                    TransportName::Shm | TransportName::Socket
+                ) && !lease.is_lost()
             })
     }
 

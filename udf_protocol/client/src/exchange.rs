@@ -189,6 +189,7 @@ impl Exchange {
                     self.note_reached(transport, takes_constants);
                     deadline = Instant::now() + self.call.batch_timeout;
                 }
+                Some(Event::TakesConstants) => self.takes_constants = true,
                 Some(Event::Taken) => {
                     self.untaken = self.untaken.saturating_sub(1);
                     return Ok(MapEvent::Taken);
@@ -351,6 +352,7 @@ impl Exchange {
                 Some(Event::Failure(number, error)) => {
                     self.early.insert(number, Err(error));
                 }
+                Some(Event::TakesConstants) => self.takes_constants = true,
                 Some(Event::Taken | Event::End) => {}
                 None => return Err(self.timeout()),
             }

@@ -77,6 +77,8 @@ pub enum Event {
     },
     /// A reply.
     Reply(Reply),
+    /// The greeting of the server that was reached says that constants may travel as one row.
+    TakesConstants,
     /// A map function's server took another batch.
     Taken,
     /// A map function's stream of results has ended.

@@ -758,7 +758,8 @@ fn who_does_not_answer_in_time_is_left() {
         }
     });
     drop(stage.open_here(TransportName::Shm, Volatility::Immutable));
-    let call = Call { batch_timeout: Duration::from_millis(300), ..stage.call(TransportName::Shm, Volatility::Immutable) };
+    let call =
+        Call { batch_timeout: Duration::from_millis(300), ..stage.call(TransportName::Shm, Volatility::Immutable) };
     let mut exchange = stage.client.open(Arc::new(call));
     let begun = Instant::now();
     exchange.send(batches(1, 2).remove(0));

@@ -229,9 +229,12 @@ fn over_tcp_constants_travel_with_every_batch() {
     let server = Server::over_tcp(greeting(true));
     let model = model(1);
     let mut exchange = server.open();
+    assert!(!exchange.takes_constants());
     for number in 0..3 {
         exchange.send(batch(number, &[1, 2], &model));
         assert_eq!(receive(&mut exchange).unwrap(), [SIZE + 1, SIZE + 2]);
+        // From now on they need not count in every row of a batch.
+        assert!(exchange.takes_constants());
     }
     for (header, bytes) in server.asked.try_iter() {
         assert_eq!((&header["constants"], &header["same_constants"]), (&json!([1]), &Value::Null));
@@ -246,6 +249,7 @@ fn a_server_that_does_not_take_constants_gets_whole_columns() {
     for number in 0..3 {
         exchange.send(batch(number, &[1, 2], &model(1)));
         assert_eq!(receive(&mut exchange).unwrap(), [SIZE + 1, SIZE + 2]);
+        assert!(!exchange.takes_constants());
     }
     assert!(
         server.asked.try_iter().all(|(header, bytes)| header.get("constants").is_none() && bytes > 2 * MODEL_BYTES)

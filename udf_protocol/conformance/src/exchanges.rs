@@ -239,6 +239,24 @@ impl Judge {
             Ok(_) => Err("it answered".to_string()),
         };
         self.note("5", "refuses to call an unrecognized function", finding);
+        if self.transport == TransportName::Flight {
+            let finding = self.expect_refusal_without_batches(&unknown);
+            self.note("5", "refuses an exchange of an unrecognized function that has no batches", finding);
+        }
+    }
+
+    /// The exchange of an unrecognized function fails even if nothing is called.
+    fn expect_refusal_without_batches(&self, unknown: &Signature) -> Finding {
+        let schema = unknown.call_schema();
+        match block_on(async { self.flight().converse(&unknown.function, &schema, &[]).await }) {
+            Err(error) if error.kind() == Kind::FunctionNotFound => Ok(()),
+            Err(error) => Err(format!("it is of kind {:?}: {}", error.kind(), say(&error))),
+            Ok(found) => match found.iter().find_map(|metadata| metadata.pointer("/error/kind")) {
+                Some(kind) if kind == "function_not_found" => Ok(()),
+                Some(kind) => Err(format!("it is of kind {kind}")),
+                None => Err("it ended as if all were well".to_string()),
+            },
+        }
     }
 
     /// Of three batches, of which the second fails, the first is answered, and the last is not.
@@ -247,7 +265,8 @@ impl Judge {
             let column: ArrayRef = Arc::new(Int64Array::from(vec![value]));
             batch(signature, 0, 1, vec![column], None).columns
         });
-        let found = block_on(async { self.flight().converse(&signature.function, &columns).await });
+        let schema = signature.call_schema();
+        let found = block_on(async { self.flight().converse(&signature.function, &schema, &columns).await });
         let found = found.map_err(|error| say(&error))?;
         let batches: Vec<_> = found.iter().map(|metadata| metadata["batch"].as_u64()).collect();
         if batches != [Some(0), Some(1)] || found[1].get("error").is_none() {

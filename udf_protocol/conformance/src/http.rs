@@ -60,6 +60,17 @@ impl Judge {
             }
             Err(format!("the status is {status}, the answer {answer}"))
         });
+        let decimals = ["12345678901234567890.12", "99999999999999.9999", "-0.1000000000000000000000001", "0.10"];
+        self.with("6", "reads decimals as numbers, to the last digit", unary("echo_numeric", Type::Numeric), |_, _| {
+            let rows = decimals.len();
+            let body = format!(r#"{{"batch": 0, "rows": {rows}, "columns": [[{}]]}}"#, decimals.join(", "));
+            let (status, answer) = post("/v1/functions/echo_numeric", body)?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            if status == 200 && answer["columns"] == json!([decimals]) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
         self.with("6", "reads numbers as strings, and integral floats", binary("add"), |_, _| {
             let body = json!({"batch": 3, "rows": 2, "columns": [["1", 2.0], ["9007199254740993", null]]});
             let (status, answer) = post("/v1/functions/add", body.to_string())?;

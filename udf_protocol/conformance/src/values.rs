@@ -1,6 +1,13 @@
 //! §1 of `docs/protocol.md`: values of every type, NULL, and batches of every shape.
 
+use arrow_array::ListArray;
+use arrow_schema::{DataType, Field, Schema};
+use udf_codec::adapt::adapt;
+
 use super::*;
+
+/// Decimals for which many languages have an exponent, and that all can hold.
+const DECIMALS: [&str; 4] = ["0.00000001", "-0.0000000000000000000012", "120000000000000000000000000", "0.10"];
 
 impl Judge {
     pub(super) fn judge_values(&mut self) {
@@ -29,6 +36,12 @@ impl Judge {
         self.with("1", "takes and gives 1 MiB of bytes", unary("echo_bytea", Type::Bytea), |judge, signature| {
             judge.expect_same(signature, &(Arc::new(bytes) as ArrayRef))
         });
+        self.with("1", "writes decimals as digits", unary("echo_numeric", Type::Numeric), |judge, signature| {
+            judge.expect_same(signature, &(Arc::new(StringArray::from(DECIMALS.to_vec())) as ArrayRef))
+        });
+        if self.transport == TransportName::Flight {
+            self.judge_layouts();
+        }
         let constant = Signature::scalar("constant", Vec::new(), Type::Int4);
         self.with("1", "answers a function without arguments once per row", constant, |judge, signature| {
             let answers = judge.call(signature, vec![(3, Vec::new())])?;
@@ -56,6 +69,56 @@ impl Judge {
         });
     }
 
+    /// Columns in the layouts that other engines have come back as they went.
+    fn judge_layouts(&mut self) {
+        let text: ArrayRef = Arc::new(StringArray::from(vec![Some("größer als zwölf Bytes"), None, Some("")]));
+        let bytes: ArrayRef = Arc::new(BinaryArray::from(vec![Some(&b"\0\xff"[..]), None, Some(&[7; 20][..])]));
+        let lists: ArrayRef = Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>([
+            Some(vec![Some(1), None, Some(-3)]),
+            None,
+            Some(vec![]),
+        ]));
+        let large_list = DataType::LargeList(Arc::new(Field::new("item", DataType::Int32, true)));
+        for (case, layouts) in [
+            (
+                "takes large offsets, and answers with them",
+                vec![
+                    ("echo_text", Type::Text, &text, DataType::LargeUtf8),
+                    ("echo_bytea", Type::Bytea, &bytes, DataType::LargeBinary),
+                    ("echo_array", array_of_int4(), &lists, large_list),
+                ],
+            ),
+            (
+                "takes views, and answers with them",
+                vec![
+                    ("echo_text", Type::Text, &text, DataType::Utf8View),
+                    ("echo_bytea", Type::Bytea, &bytes, DataType::BinaryView),
+                ],
+            ),
+        ] {
+            for (function, ty, column, layout) in layouts {
+                let case = format!("{case}, of {ty}");
+                self.with("4.1", &case, unary(function, ty), |judge, signature| {
+                    judge.expect_layout(signature, column, &layout)
+                });
+            }
+        }
+    }
+
+    fn expect_layout(&self, signature: &Signature, column: &ArrayRef, layout: &DataType) -> Finding {
+        let sent = adapt(column, layout).map_err(|fact| format!("the suite is wrong: {fact}"))?;
+        let schema = Arc::new(Schema::new(vec![Field::new("", layout.clone(), true)]));
+        let batch = RecordBatch::try_new(schema, vec![sent]).map_err(|cause| format!("the suite is wrong: {cause}"))?;
+        let answer = block_on(async { self.flight().answer(&signature.function, &batch).await });
+        let answer = answer.map_err(|error| say(&error))?;
+        let found = answer.columns().first().ok_or("it answered without a column")?;
+        if found.data_type() != layout {
+            return Err(format!("it answered with {} to {layout}", found.data_type()));
+        }
+        let found = adapt(found, column.data_type()).map_err(|fact| format!("its answer cannot be read: {fact}"))?;
+        expect(&signature.result, &found, column)
+    }
+
     /// A column comes back as it went, and so does one without rows.
     pub(super) fn expect_same(&self, signature: &Signature, column: &ArrayRef) -> Finding {
         let empty = column.slice(0, 0);
@@ -66,4 +129,8 @@ impl Judge {
         }
         Ok(())
     }
+}
+
+fn array_of_int4() -> Type {
+    Type::from_name("int4[]").expect("the suite's types are types")
 }

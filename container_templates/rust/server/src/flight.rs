@@ -194,7 +194,11 @@ async fn run_exchange(
         }
         number += 1;
     }
-    Ok(())
+    // There was no batch to answer with the error.
+    match container.find(&name) {
+        Err(error) if number == 0 => Err(status_of(&error)),
+        _ => Ok(()),
+    }
 }
 
 /// The error as clients know it that send no metadata, such as RisingWave's.

@@ -661,6 +661,70 @@ mod tests {
         }
     }
 
+    #[test]
+    fn every_dialect_reads_what_servers_write_in_its_place() {
+        for dialect in JSON_DIALECTS {
+            for (ty, token, expected) in [
+                (Type::Float8, "NaN", Value::from("NaN")),
+                (Type::Float8, "Infinity", Value::from("Infinity")),
+                (Type::Float4, "-Infinity", Value::from("-Infinity")),
+                (Type::Int8, "\"9007199254740993\"", Value::from("9007199254740993")),
+                (Type::Bool, "1", Value::from(true)),
+                (Type::Bool, "0", Value::from(false)),
+                (Type::Int8, "{\"p\": 7}", Value::from(7)),
+                (Type::Int8, "{\"g\": 2, \"f\": 1}", Value::from(1)),
+                (Type::Int8, "NaN", Value::Null),
+                (Type::Bytea, "\"AP\\n8=\"", Value::from("AP8=")),
+            ] {
+                if dialect == Dialect::Snowflake && ty == Type::Bytea {
+                    continue;
+                }
+                let read = reply(dialect, ty.clone(), 1, 200, &body_of(dialect, &[token])).unwrap();
+                let read = decode_column(&ty, &read);
+                assert_eq!(read.as_ref(), decode_column(&ty, &[expected]).as_ref(), "{} {ty} {token}", dialect.name());
+            }
+        }
+    }
+
+    #[test]
+    fn batches_have_an_identity_and_a_path() {
+        for (dialect, member) in
+            [(Dialect::Redshift, "\"request_id\":\"id:0\""), (Dialect::Bigquery, "\"requestId\":\"id:0\"")]
+        {
+            assert!(request(dialect, &[("a", Type::Int8)], &["[1]"]).contains(member), "{}", dialect.name());
+        }
+        for (dialect, path) in [
+            (Dialect::Snowflake, "/"),
+            (Dialect::Singlestore, "/invoke"),
+            (Dialect::Redshift, "/2015-03-31/functions/function/invocations"),
+            (Dialect::Bigquery, "/"),
+            (Dialect::Mlflow, "/invocations"),
+            (Dialect::MlflowRecords, "/invocations"),
+            (Dialect::MlflowInputs, "/invocations"),
+            (Dialect::MlflowSplit, "/invocations"),
+            (Dialect::Array, "/api/f"),
+            (Dialect::AzureMl, "/score"),
+        ] {
+            for (given, expected) in [("", path), ("/mine", "/mine")] {
+                let endpoint = Endpoint::JsonTcp("h:1".to_string());
+                let envelope = Envelope::new(endpoint, given, dialect, &Credentials::default());
+                assert_eq!(envelope.path_of("f"), expected, "{}", dialect.name());
+            }
+        }
+    }
+
+    #[test]
+    fn only_scalar_functions_are_called() {
+        for dialect in JSON_DIALECTS.into_iter().chain([Dialect::PutGet]) {
+            for kind in [FunctionKind::Table, FunctionKind::Map, FunctionKind::Aggregate] {
+                let other = Signature { kind, ..signature(&[], Type::Int8) };
+                let error = check_scalar(dialect, &other).unwrap_err();
+                assert!(error.message().ends_with(&format!("dialect \"{}\"", dialect.name())), "{error}");
+            }
+            assert!(check_scalar(dialect, &signature(&[], Type::Int8)).is_ok());
+        }
+    }
+
     proptest::proptest! {
         /// Decimals go out and come back in each dialect without a change, as the number or string that the dialect writes.
         #[test]
@@ -692,7 +756,7 @@ mod tests {
             assert_eq!(error.kind(), udf_types::error::Kind::UserCode, "{body}");
             assert!(error.message().contains(words), "{error}");
         }
-        for status in [429, 502, 503, 504] {
+        for status in [408, 429, 502, 503, 504] {
             assert!(reply(Dialect::Bigquery, Type::Int8, 1, status, "busy").unwrap_err().is_retryable());
         }
         for status in [401, 403] {

@@ -165,6 +165,10 @@ impl Pipelines {
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };
+        if call.takes_constants {
+            // Of a server elsewhere, nobody knew it before.
+            inbox.deliver(Ok(Event::TakesConstants));
+        }
         loop {
             let mut pipeline = self.take(http).await.map_err(lost)?;
             match call.run(&mut pipeline, outbox, inbox).await? {

@@ -1,11 +1,12 @@
 //! Flight's messages as they come, for those who judge servers: what the client proper refuses or never asks for is shown.
 
 use arrow_array::RecordBatch;
-use arrow_flight::{Criteria, FlightDescriptor, FlightInfo};
+use arrow_flight::{Criteria, FlightData, FlightDescriptor, FlightInfo};
 use arrow_schema::Schema;
 use futures_util::stream;
 use serde_json::Value;
-use udf_codec::arrow_ipc::{BatchEncoder, decode_described_schema, decode_schema, encode_schema};
+use tonic::{Code, Status};
+use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_described_schema, decode_schema, encode_schema};
 use udf_types::{Error, Result};
 
 use crate::transport::MAX_ASIDE_BYTES;
@@ -61,32 +62,71 @@ impl Flight {
 
     /// Sends batches at once, numbered from 0, and gives the metadata of every message that comes back; null if it has none.
     /// The message with the schema of the replies is left out.
-    pub async fn converse(&self, function: &str, batches: &[RecordBatch]) -> Result<Vec<Value>> {
-        let failed = |status| status_error(function, &status);
-        let mut encoder = BatchEncoder::default();
-        let mut messages = Vec::new();
-        for (number, batch) in batches.iter().enumerate() {
-            if number == 0 {
-                let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
-                messages.push(encode_schema(&batch.schema()).with_descriptor(descriptor));
+    pub async fn converse(&self, function: &str, schema: &Schema, batches: &[RecordBatch]) -> Result<Vec<Value>> {
+        let (messages, end) = self.exchange_messages(function, schema, batches).await?;
+        let mut found = Vec::new();
+        for message in messages {
+            // The schema comes first; some libraries write the first answer's metadata beside it as well.
+            let is_schema = message.app_metadata.is_empty() || decode_schema(&message).is_ok();
+            if !found.is_empty() || !is_schema {
+                found.push(serde_json::from_slice(&message.app_metadata).unwrap_or_default());
             }
+        }
+        // docs/protocol.md §5: "a gRPC status ends an exchange as well".
+        match end {
+            Some(error) if found.is_empty() => Err(error),
+            _ => Ok(found),
+        }
+    }
+
+    /// Sends one batch, and gives the columns that come back, in whatever layout they have.
+    pub async fn answer(&self, function: &str, batch: &RecordBatch) -> Result<RecordBatch> {
+        let (messages, end) = self.exchange_messages(function, &batch.schema(), std::slice::from_ref(batch)).await?;
+        let unreadable =
+            |cause: &dyn std::fmt::Display| Error::protocol(function, format!("A reply cannot be read: {cause}."));
+        let mut messages = messages.into_iter();
+        let schema = match (messages.next(), end) {
+            (Some(message), _) => decode_schema(&message).map_err(|cause| unreadable(&cause))?,
+            (None, Some(error)) => return Err(error),
+            (None, None) => return Err(unreadable(&"there is none")),
+        };
+        match messages.find(|message| !message.data_header.is_empty()) {
+            Some(message) => decode_batch(&message, schema).map_err(|cause| unreadable(&cause)),
+            None => Err(unreadable(&"it has no columns")),
+        }
+    }
+
+    /// What comes back to an exchange with these batches, and the status that ends it, if that is an error.
+    async fn exchange_messages(
+        &self,
+        function: &str,
+        schema: &Schema,
+        batches: &[RecordBatch],
+    ) -> Result<(Vec<FlightData>, Option<Error>)> {
+        let failed = |status: Status| match status.code() {
+            Code::NotFound => Error::function_not_found(function, "the server", &[]),
+            _ => status_error(function, &status),
+        };
+        let mut encoder = BatchEncoder::default();
+        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let mut messages = vec![encode_schema(schema).with_descriptor(descriptor)];
+        for (number, batch) in batches.iter().enumerate() {
             let message = encoder
                 .encode(batch)
                 .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?;
             messages.push(message.with_app_metadata(format!("{{\"batch\": {number}}}")));
         }
         let mut client = self.client(MAX_ASIDE_BYTES);
-        let mut replies = client.do_exchange(stream::iter(messages)).await.map_err(failed)?.into_inner();
+        let mut replies = match client.do_exchange(stream::iter(messages)).await {
+            Ok(replies) => replies.into_inner(),
+            Err(status) => return Ok((Vec::new(), Some(failed(status)))),
+        };
         let mut found = Vec::new();
         loop {
             match replies.message().await {
-                // The schema comes first; some libraries write the first answer's metadata beside it as well.
-                Ok(Some(message))
-                    if found.is_empty() && (message.app_metadata.is_empty() || decode_schema(&message).is_ok()) => {}
-                Ok(Some(message)) => found.push(serde_json::from_slice(&message.app_metadata).unwrap_or_default()),
-                // docs/protocol.md §5: "a gRPC status ends an exchange as well".
-                Err(status) if found.is_empty() => return Err(failed(status)),
-                Ok(None) | Err(_) => return Ok(found),
+                Ok(Some(message)) => found.push(message),
+                Ok(None) => return Ok((found, None)),
+                Err(status) => return Ok((found, Some(failed(status)))),
             }
         }
     }
