@@ -98,6 +98,7 @@ finish form
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
 run "$ROOT/tests/conformance_faults.sh"
+run "$ROOT/tests/faults.sh" --short
 say "Running the demo on Docker"
 run "$ROOT/scripts/demo.sh"
 say "All tests passed"

@@ -100,4 +100,35 @@ docker image tag debian:bookworm-slim "$reference:plain"
 docker push --quiet "$reference:plain" > /dev/null
 expect "is not a UDF image" "$(fails "$transship" pull "$reference:plain")"
 docker image rm --force "$reference:plain" > /dev/null
+
+# A base that is pinned by its registry's digest is pulled and built on, whatever its tag names.
+mkdir -p "$place/templates/tiny" "$place/tiny"
+printf 'project = ["transship.toml", "handler.py"]\n' > "$place/templates/tiny/template.toml"
+cat > "$place/templates/tiny/Dockerfile" <<'DOCKERFILE'
+ARG BASE=debian:bookworm-slim
+FROM ${BASE}
+COPY manifest.json /
+ENTRYPOINT ["/bin/sh", "-c", "cat /manifest.json"]
+DOCKERFILE
+cat > "$place/tiny/transship.toml" <<TOML
+name = "pinned"
+template = "tiny"
+handler = "handler.py"
+functions = [{ name = "f", arguments = ["int8"], returns = "int8" }]
+TOML
+touch "$place/tiny/handler.py"
+docker build --quiet --tag "$reference:base" - <<< "FROM debian:bookworm-slim
+RUN echo '$model' > /base" > /dev/null
+docker push --quiet "$reference:base" > /dev/null
+base=$(docker image inspect --format '{{index .RepoDigests 0}}' "$reference:base")
+first_layers=$(docker image inspect --format '{{json .RootFS.Layers}}' "$base")
+docker image rm --force "$(id_of "$reference:base")" > /dev/null
+build_pinned() { TRANSSHIP_TEMPLATES=$place/templates "$transship" --base-image "debian:bookworm-slim=$1" build "$place/tiny" 2>&1; }
+pinned=$(build_pinned "$base" | tail -n 1 | cut -d' ' -f2)
+[ "$(docker run --rm --entrypoint cat "$pinned" /base)" = "$model" ]
+expect "${first_layers%]}" "$(docker image inspect --format '{{json .RootFS.Layers}}' "$pinned")"
+# One that the registry does not have ends the build, which leaves the image as it was.
+expect "could not build image" "$(fails build_pinned "$reference@sha256:$(printf '0%.0s' $(seq 64))")"
+[ "$(id_of pinned:latest)" = "$pinned" ]
+docker image rm --force "$pinned" > /dev/null
 echo "Pushed, removed and pulled $digest"

@@ -17,6 +17,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use udf_client::control::{MAX_LINE_BYTES, Request, Response, send};
+use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::{Cancel, cancel};
@@ -350,6 +351,11 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             if held.leases.len() >= MOST_LEASES {
                 let message = format!("this connection has {MOST_LEASES} leases already");
                 return Err(Error::new(Kind::NotAllowed, message));
+            }
+            // A name may stand for another image a moment later, and limits are counted by digest.
+            if !is_digest(&digest) {
+                let message = format!("\"{digest}\" is not the digest of an image");
+                return Err(Error::new(Kind::InvalidDefinition, message).with_hint("Resolve the image's name first."));
             }
             pool.image_of(&digest, is_operator).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };

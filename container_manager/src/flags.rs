@@ -53,8 +53,8 @@ pub struct DaemonFlags {
     /// Write a line for each lease that is acquired and that ends: its user and process, the replica and the image.
     #[arg(long)]
     pub log_leases: bool,
-    /// Maximum sum of the memory limits of all containers, in megabytes. Default: the host's memory. One container may always
-    /// start.
+    /// Maximum sum of the memory limits of all containers, in megabytes, and so the most that one container gets. Default: the
+    /// host's memory.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_memory_mb: Option<u64>,
 }

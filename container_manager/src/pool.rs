@@ -15,7 +15,7 @@ use udf_client::transport::unix;
 use udf_codec::wire::ServerInfo;
 use udf_project::allow_list::allows;
 use udf_project::endpoint::Endpoint;
-use udf_project::manifest::{INLINE_REPOSITORY, Manifest};
+use udf_project::manifest::{INLINE_REPOSITORY, Limits, Manifest};
 use udf_project::reference::ImageReference;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
@@ -103,11 +103,17 @@ impl PoolState {
         self.circuits.entry(digest.to_string()).or_default().note_ending(lived, was_in_use, last);
     }
 
-    /// Whether `more` megabytes for another container are within the limits. The only container may have as much as it wants.
+    /// What a container of an image may use: no container gets more memory than all together.
+    fn limits_of(&self, config: &Config, digest: &str) -> Limits {
+        let limits = self.images.get(digest).map(|manifest| manifest.limits.clone()).unwrap_or_default();
+        Limits { memory_mb: limits.memory_mb.min(config.max_memory_mb), ..limits }
+    }
+
+    /// Whether `more` megabytes for another container are within the limits.
     fn has_room(&self, config: &Config, more: u64) -> bool {
         let all = || self.replicas.values().chain(self.leaving.values());
         let used: u64 = all().map(|replica| replica.memory_mb).sum();
-        all().count() < config.max_containers && (used == 0 || used.saturating_add(more) <= config.max_memory_mb)
+        all().count() < config.max_containers && used.saturating_add(more) <= config.max_memory_mb
     }
 
     /// The replica that has been unused for longest.
@@ -183,7 +189,7 @@ impl Pool {
                 replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
                 replica.server = server;
                 replica.user = Some(user);
-                replica.memory_mb = manifest.limits.memory_mb;
+                replica.memory_mb = manifest.limits.memory_mb.min(self.config.max_memory_mb);
                 // The leases on it went with the earlier manager, not so the batches that it runs.
                 replica.in_use_until = (!found.is_paused).then(|| Instant::now() + self.config.adopted_grace);
                 replica.become_state(State::Ready)?;
@@ -567,7 +573,7 @@ impl Pool {
                  may reach it, with --network transship.",
             ));
         }
-        let memory_mb = manifest.map_or(0, |manifest| manifest.limits.memory_mb);
+        let memory_mb = state.limits_of(&self.config, digest).memory_mb;
         if !state.has_room(&self.config, memory_mb) {
             if let Some(unused) = state.longest_unused() {
                 return Ok(Choice::Without(unused));
@@ -809,7 +815,7 @@ impl Pool {
         let name = format!("transship-{short}-{}", &random[..8]);
         let socket_dir = self.config.place.run_dir.join(random);
         let mut replica = Replica::new(name, image, digest.to_string(), socket_dir);
-        replica.memory_mb = state.images.get(digest).map_or(0, |manifest| manifest.limits.memory_mb);
+        replica.memory_mb = state.limits_of(&self.config, digest).memory_mb;
         Ok(replica)
     }
 
@@ -824,7 +830,7 @@ impl Pool {
         let (digest, image, socket_dir, limits) = {
             let state = self.lock();
             let Some(replica) = state.replicas.get(&name) else { return };
-            let limits = state.images.get(&replica.digest).map(|manifest| manifest.limits.clone()).unwrap_or_default();
+            let limits = state.limits_of(&self.config, &replica.digest);
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone(), limits)
         };
         let kept_dir = socket_dir.clone();
@@ -1087,7 +1093,7 @@ impl Pool {
             }
         }
         for digest in missing {
-            let memory_mb = state.images.get(&digest).map_or(0, |manifest| manifest.limits.memory_mb);
+            let memory_mb = state.limits_of(&self.config, &digest).memory_mb;
             if !state.has_room(&self.config, memory_mb) {
                 return;
             }

@@ -333,3 +333,114 @@ fn what_killed_builds_left_is_removed() {
         run_engine(&engine, &["image", "rm", &future, &other]);
     }
 }
+
+/// An image on this base that says what functions it has.
+const DESCRIBED: &str = "ARG BASE=debian:bookworm-slim\nFROM ${BASE}\nCOPY manifest.json /\nENTRYPOINT [\"/bin/sh\", \"-c\", \"cat /manifest.json\"]\n";
+
+/// A project of the template "slow" by this name.
+fn write_project(stage: &Stage, name: &str) -> PathBuf {
+    let project = stage.path("project");
+    fs::create_dir_all(&project).unwrap();
+    let functions = "functions = [{ name = 'f', arguments = ['int8'], returns = 'int8' }]";
+    let text = format!("name = '{name}'\nversion = '1'\ntemplate = 'slow'\nhandler = 'handler.py'\n{functions}\n");
+    fs::write(project.join("transship.toml"), text).unwrap();
+    fs::write(project.join("handler.py"), "x = 1\n").unwrap();
+    project
+}
+
+/// Runs `transship build`; the image's digest, and what the build said.
+fn build_project(stage: &Stage, project: &Path, flags: &[&str]) -> (String, String) {
+    let output = stage.command(env!("CARGO_BIN_EXE_transship")).args(flags).arg("build").arg(project).output().unwrap();
+    let (printed, said) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{said}");
+    (printed.split_whitespace().last().unwrap().to_string(), said.into_owned())
+}
+
+fn id_of(engine: &str, image: &str) -> String {
+    let id = run_engine(engine, &["image", "inspect", "--format", "{{.Id}}", image]);
+    format!("sha256:{}", id.trim_start_matches("sha256:"))
+}
+
+/// The layers of an image.
+fn layers_of(engine: &str, image: &str) -> Vec<String> {
+    let layers = run_engine(engine, &["image", "inspect", "--format", "{{json .RootFS.Layers}}", image]);
+    serde_json::from_str(&layers).unwrap()
+}
+
+/// Makes an image of a Dockerfile, without files.
+fn make_image(engine: &str, name: &str, dockerfile: &str) -> String {
+    let mut command = Command::new(engine);
+    command.args(["build", "--quiet", "--tag", name, "-"]).stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(dockerfile.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    id_of(engine, name)
+}
+
+#[test]
+fn a_pinned_base_is_built_on_whatever_its_tag_names() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = std::process::id();
+        let (base, name) = (format!("transship-test-base:{random}"), format!("pinned{random}"));
+        let on = |text: &str| format!("FROM debian:bookworm-slim\nRUN echo {text} {random} > /base\n");
+        let pinned = make_image(&engine, &base, &on("first"));
+        let stage = Stage::new(&engine, &DESCRIBED.replace("debian:bookworm-slim", &base));
+        let project = write_project(&stage, &name);
+        // The tag moves on, and the pin stays.
+        let moved = make_image(&engine, &base, &on("second"));
+        let option = format!("{base}={pinned}");
+        let (built, _) = build_project(&stage, &project, &["--base-image", &option]);
+        assert!(layers_of(&engine, &built).starts_with(&layers_of(&engine, &pinned)), "{built} on {pinned}");
+        // Both are images of the same files, but none is taken for the other.
+        let (other, _) = build_project(&stage, &project, &[]);
+        assert!(layers_of(&engine, &other).starts_with(&layers_of(&engine, &moved)), "{other} on {moved}");
+        assert_eq!(build_project(&stage, &project, &["--base-image", &option]).0, built);
+        // Nothing is built a second time.
+        assert_eq!(build_project(&stage, &project, &["--base-image", &option]), (built.clone(), String::new()));
+        run_engine(&engine, &["image", "rm", "--force", &built, &other, &pinned, &moved]);
+    }
+}
+
+/// An image with the labels of another.
+fn forge(engine: &str, image: &str) -> String {
+    let labels = run_engine(engine, &["image", "inspect", "--format", "{{json .Config.Labels}}", image]);
+    let labels: serde_json::Map<String, Value> = serde_json::from_str(&labels).unwrap();
+    let labels = labels.iter().map(|(name, value)| format!("LABEL {name}={}\n", json!(value.as_str().unwrap())));
+    let text: String = labels.collect();
+    make_image(engine, image, &format!("FROM debian:bookworm-slim\n{}", text.replace('$', "\\$")))
+}
+
+#[test]
+fn labels_do_not_make_an_image_the_one_of_a_build() {
+    let _turn = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
+    for engine in container_engines() {
+        let random = std::process::id();
+        let mut stage = Stage::new(&engine, DESCRIBED);
+        let name = format!("forged{random}");
+        let project = write_project(&stage, &name);
+        let image = format!("{name}:1");
+        let (built, _) = build_project(&stage, &project, &[]);
+        assert_eq!(build_project(&stage, &project, &[]), (built.clone(), String::new()));
+        let forged = forge(&engine, &image);
+        assert_ne!(forged, built);
+        assert_eq!(build_project(&stage, &project, &[]).0, built);
+        assert_eq!(id_of(&engine, &image), built);
+        // The same for inline code, whose image an engine asks for.
+        stage.start(&[]);
+        let mut request = build_of(&[]);
+        request["source"] = json!(format!("x = {random}\n"));
+        let first = stage.ask(&request);
+        assert_eq!(first["response"], "image", "{first}");
+        let manifest = &first["manifest"];
+        let inline = format!("{}:{}", manifest["name"].as_str().unwrap(), manifest["version"].as_str().unwrap());
+        let forged_inline = forge(&engine, &inline);
+        assert_ne!(forged_inline, first["digest"]);
+        for _ in 0..2 {
+            assert_eq!(stage.ask(&request)["digest"], first["digest"]);
+        }
+        assert_eq!(id_of(&engine, &inline), first["digest"]);
+        let inline_digest = first["digest"].as_str().unwrap();
+        run_engine(&engine, &["image", "rm", "--force", &built, inline_digest, &forged, &forged_inline]);
+    }
+}

@@ -350,3 +350,27 @@ fn images_and_containers_of_others_are_left_alone() {
         run_engine(&engine, &["image", "rm", "transship-test-doors:1"]);
     }
 }
+
+#[test]
+fn leases_and_names_stand_for_whole_digests() {
+    for runtime in container_engines().into_iter().chain(["process".to_string()]) {
+        let stage = Stage::started(&runtime);
+        let built = stage.build("def f(x):\n    return x\n");
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let image = stage.ask(&json!({"request": "resolve", "image": "doors:1.0"}));
+        let digest = image["digest"].as_str().unwrap();
+        // Engines take these for the image's digest, whatever a list of names says.
+        let digits = &digest["sha256:".len()..];
+        for beginning in [&digits[..6], &digits[..12], &digits[..63]] {
+            let refused = stage.ask(&json!({"request": "resolve", "image": beginning}));
+            assert_eq!(refused["kind"], "image_not_found", "{runtime} {beginning}: {refused}");
+        }
+        // A container of a name would have limits that are not the image's, and count for no memory.
+        for name in ["doors:1.0", &digits[..12], &format!("doors:1.0@{digest}")] {
+            let refused = stage.ask(&json!({"request": "acquire", "digest": name}));
+            assert_eq!(refused["kind"], "invalid_definition", "{runtime} {name}: {refused}");
+        }
+        let leased = stage.ask(&json!({"request": "acquire", "digest": digest}));
+        assert_eq!(leased["response"], "lease", "{runtime}: {leased}");
+    }
+}

@@ -407,6 +407,20 @@ fn all_containers_together_have_a_limit() {
 }
 
 #[test]
+fn no_container_gets_more_memory_than_all_together() {
+    let mut stage = Stage::new();
+    let digest = stage.build("greedy", "limits = { memory_mb = 100000 }", "");
+    stage.start(&["--max-memory-mb", "700"]);
+    let (_connection, lease) = stage.lease(&digest);
+    assert_eq!(lease["response"], "lease", "{lease}");
+    let record = stage.path("state/replicas").join(lease["replica"].as_str().unwrap()).join("process.json");
+    let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", record["pid"])).unwrap();
+    let data = limits.lines().find(|line| line.starts_with("Max data size")).unwrap();
+    assert_eq!(data.split_whitespace().nth(3), Some((700_u64 << 20).to_string().as_str()), "{limits}");
+}
+
+#[test]
 fn the_log_of_a_replica_outlives_it_and_is_bounded() {
     let mut stage = Stage::new();
     let handler = "import os, threading, time\ndef leave():\n    time.sleep(2)\n    print('y' * 1000000)\n    print('last words', flush=True)\n    os._exit(3)\nthreading.Thread(target=leave).start()\n";

@@ -11,7 +11,7 @@ import tempfile
 import time
 
 import pytest
-from conftest import BUILD, RUNTIME, Manager, Session, answers, build, create_functions, query, run, wait_until
+from conftest import BUILD, RUNTIME, Manager, Session, answers, build, create_functions, long, query, run, wait_until
 
 pytestmark = pytest.mark.skipif(
     RUNTIME != "docker" or os.getuid() != 0 or shutil.which("dockerd") is None,
@@ -179,7 +179,7 @@ def test_replica_ends_while_frozen(daemon, own, session):
         daemon.process.send_signal(signal.SIGCONT)
 
 
-@pytest.mark.long
+@long
 def test_frozen_manager_ends(daemon, own, session):
     """A manager ends all the same, and its successor cleans up."""
     daemon.process.send_signal(signal.SIGSTOP)

@@ -5,7 +5,7 @@ import signal
 import time
 
 import pytest
-from conftest import RUNTIME, Manager, answers, docker_only, query, run, wait_until
+from conftest import RUNTIME, Manager, answers, docker_only, long, query, run, wait_until
 
 UNREACHABLE = r'could not reach the container manager at ".*/transshipd.sock"'
 
@@ -169,6 +169,7 @@ def test_disk_full(case, small_disk):
         shutil.rmtree(manager.shm_dir)
 
 
+@long
 @docker_only
 def test_ends_while_it_starts_a_container(case):
     """Killed in the middle of a start, it leaves nothing that its successor does not find."""

@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import BUILD, ROOT, answers, query, wait_until
+from conftest import BUILD, ROOT, answers, long, query, wait_until
 
 EXTENSION = os.environ.get("EXTHOST_EXTENSION", str(BUILD / "libtransship_mssql.so"))
 # In the order of a session.
@@ -44,7 +44,10 @@ def expected(count):
     return "column1\n" + "".join(f"{x + 1}\n" for x in range(1, count + 1))
 
 
-@pytest.mark.parametrize("call", CALLS)
+SHORT = {"InitSession", "Execute", "Execute:2", "GetResults", "CleanupSession"}
+
+
+@pytest.mark.parametrize("call", [call if call in SHORT else pytest.param(call, marks=long) for call in CALLS])
 def test_killed_at_a_call(case, job, call):
     """Whatever it has just done: nothing is left of it, and the next one works."""
     parameters = (

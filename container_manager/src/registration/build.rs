@@ -99,13 +99,14 @@ pub fn build_inline(
 }
 
 /// The image of a manifest whose version is made from its content, unless it has to be built. An error if the runtime does not
-/// say whether it is there.
+/// say whether it is there. An image that was not built here may be anything, whatever its name and labels say.
 pub fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
     match runtime.resolve(&manifest.image()) {
         Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
         // One that is of no use, or is another in spite of its name, is built over. The handler has said what its functions take.
         found => Ok(found.ok().filter(|found| {
-            manifest.with_described(&found.manifest.to_label()).is_ok_and(|wanted| wanted == found.manifest)
+            runtime.was_built_here(&found.digest)
+                && manifest.with_described(&found.manifest.to_label()).is_ok_and(|wanted| wanted == found.manifest)
         })),
     }
 }
@@ -252,6 +253,129 @@ fn staging_failed(cause: std::io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::runtime::{FoundReplica, ReplicaSpec, ReplicaStatus, image_not_found};
+
+    /// A runtime that knows one image, or why it cannot say; and whether it was built here.
+    struct Known(Result<ImageInfo>, bool);
+
+    impl Runtime for Known {
+        fn name(&self) -> &str {
+            "known"
+        }
+
+        fn resolve(&self, _: &str) -> Result<ImageInfo> {
+            self.0.clone()
+        }
+
+        fn was_built_here(&self, digest: &str) -> bool {
+            assert_eq!(digest, self.0.as_ref().unwrap().digest);
+            self.1
+        }
+
+        fn check(&self) -> Result<String> {
+            unimplemented!()
+        }
+
+        fn images(&self) -> Result<Vec<ImageInfo>> {
+            unimplemented!()
+        }
+
+        fn build(&self, _: &Path, _: &Manifest, _: &Template, _: &BuildOptions) -> Result<ImageInfo> {
+            unimplemented!()
+        }
+
+        fn remove_image(&self, _: &ImageInfo) -> Result<()> {
+            unimplemented!()
+        }
+
+        fn push(&self, _: &str, _: &str) -> Result<String> {
+            unimplemented!()
+        }
+
+        fn pull(&self, _: &str, _: bool) -> Result<ImageInfo> {
+            unimplemented!()
+        }
+
+        fn start(&self, _: &ReplicaSpec) -> Result<()> {
+            unimplemented!()
+        }
+
+        fn status(&self, _: &str) -> Result<ReplicaStatus> {
+            unimplemented!()
+        }
+
+        fn pause(&self, _: &str) -> Result<()> {
+            unimplemented!()
+        }
+
+        fn resume(&self, _: &str) -> Result<()> {
+            unimplemented!()
+        }
+
+        fn stop(&self, _: &str) -> Result<()> {
+            unimplemented!()
+        }
+
+        fn logs(&self, _: &str) -> Result<String> {
+            unimplemented!()
+        }
+
+        fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
+            unimplemented!()
+        }
+    }
+
+    fn manifest_of(more: &str) -> Manifest {
+        let functions = "functions = [{ name = 'f', arguments = ['x int8'], returns = 'int8' }, { name = 'g' }]";
+        Manifest::parse(&format!("name = 'a'\nversion = '1'\ntemplate = 'python'\n{functions}\n{more}")).unwrap()
+    }
+
+    /// What a build makes of `manifest_of`: the handler has said what `g` takes.
+    fn described(more: &str) -> Manifest {
+        let mut manifest = manifest_of(more);
+        (manifest.functions[1].arguments, manifest.functions[1].returns) =
+            (Some(vec!["text".to_string()]), Some("text".to_string()));
+        manifest
+    }
+
+    #[test]
+    fn an_image_is_found_if_it_was_built_here_of_this_manifest() {
+        let digest = format!("sha256:{}", "5e".repeat(32));
+        let find = |manifest: Manifest, is_built: bool| {
+            let image = ImageInfo { digest: digest.clone(), manifest };
+            find_built(&Known(Ok(image), is_built), &manifest_of("")).unwrap().map(|image| image.manifest)
+        };
+        assert_eq!(find(described(""), true), Some(described("")));
+        // Labels say nothing of an image that came from elsewhere.
+        assert_eq!(find(described(""), false), None);
+        // One with limits, a network or containers of its own is another, in spite of its name.
+        for more in ["replicas = 2", "prewarm = 1", "pause = true", "limits = { network = true }"] {
+            assert_eq!(find(described(more), true), None, "{more}");
+        }
+        for change in [
+            |manifest: &mut Manifest| manifest.name = "b".to_string(),
+            |manifest: &mut Manifest| manifest.limits.memory_mb *= 2,
+            |manifest: &mut Manifest| manifest.requirements.push("numpy".to_string()),
+            |manifest: &mut Manifest| manifest.functions[0].name = "h".to_string(),
+            |manifest: &mut Manifest| manifest.functions[0].strict = true,
+            |manifest: &mut Manifest| manifest.functions.truncate(1),
+            |manifest: &mut Manifest| manifest.functions.swap(0, 1),
+            |manifest: &mut Manifest| manifest.functions.push(described("").functions[1].clone()),
+        ] {
+            let mut manifest = described("");
+            change(&mut manifest);
+            assert_eq!(find(manifest.clone(), true), None, "{manifest:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_is_missing_only_if_the_engine_says_so() {
+        let find = |error: Error| find_built(&Known(Err(error), true), &manifest_of(""));
+        assert_eq!(find(image_not_found("a:1")).unwrap(), None);
+        // One whose label nobody can read is built over.
+        assert_eq!(find(Error::invalid_definition("it is no UDF image")).unwrap(), None);
+        assert!(find(Error::new(Kind::ContainerFailed, "the engine hangs")).is_err());
+    }
 
     #[test]
     fn content_is_told_by_paths_modes_and_bytes() {

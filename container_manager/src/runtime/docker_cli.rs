@@ -29,6 +29,7 @@ use crate::config::make_dir;
 use crate::flags::{BaseImage, PlaceFlags};
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::registration::build::{code_of, content_of};
+use crate::registration::is_built_for_engines;
 use crate::registration::template::Template;
 use crate::sandbox::{Owner, container_arguments};
 
@@ -314,7 +315,12 @@ impl DockerCli {
 
     /// The manifest with the signatures that the image's handler has.
     fn describe(&self, building: &Building, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
-        let limits = Limits { network: false, ..manifest.limits.clone() };
+        let mut limits = Limits { network: false, ..manifest.limits.clone() };
+        // Who may send a project to be built has no word on what builds take of the host.
+        if is_built_for_engines(&manifest.name) {
+            limits.memory_mb = limits.memory_mb.min(self.build_memory_mb);
+            limits.cpus = limits.cpus.min(self.build_cpus as f64);
+        }
         // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
         let name = format!("transship-describe-{}", random_hex()?);
         let mut command = self.command(["run", "--rm", "--name", &name]);
@@ -412,7 +418,13 @@ impl Runtime for DockerCli {
     }
 
     fn resolve(&self, image: &str) -> Result<ImageInfo> {
-        self.inspect_image(image)?.udf_image(image)
+        let reference = ImageReference::parse(image)?;
+        // Engines take a name of hexadecimal digits for the beginning of a digest, unless it has a tag.
+        let found = match (&reference.tag, &reference.digest) {
+            (None, None) => self.find_image(&format!("{image}:latest"))?,
+            _ => self.find_image(image)?,
+        };
+        found.ok_or_else(|| image_not_found(image))?.udf_image(image)
     }
 
     fn images(&self) -> Result<Vec<ImageInfo>> {

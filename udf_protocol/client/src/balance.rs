@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use udf_project::endpoint::Endpoint;
 
+use crate::transport::tcp::look_up;
+
 /// How long a server is left alone after it was first lost, twice as long each further time, up to the last.
 const FIRST_EJECTION: Duration = Duration::from_secs(1);
 const LAST_EJECTION: Duration = Duration::from_secs(60);
@@ -88,9 +90,9 @@ impl Balance {
         {
             return addresses.clone();
         }
-        let found = tokio::time::timeout(NAME_TIMEOUT, tokio::net::lookup_host(authority)).await;
+        let found = tokio::time::timeout(NAME_TIMEOUT, look_up(authority)).await;
         let mut addresses: Vec<Endpoint> = match found {
-            Ok(Ok(found)) => found.map(|address| make(address.to_string())).collect(),
+            Ok(Ok(found)) => found.into_iter().map(|address| make(address.to_string())).collect(),
             // Connecting to the name will say what is wrong with it.
             _ => Vec::new(),
         };

@@ -17,7 +17,7 @@ pub mod proxy;
 mod put_get;
 pub mod rest;
 mod status;
-mod tcp;
+pub(crate) mod tcp;
 mod tls;
 pub mod unix;
 

@@ -3,9 +3,12 @@
 //!
 //! Replies in JSON may come out of order: [`crate::exchange::Exchange`] restores it.
 
+use std::thread;
+
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use tokio::sync::oneshot;
 use udf_codec::batch::CallBatch;
 use udf_codec::columns::fixed_bytes;
 use udf_codec::json;
@@ -229,15 +232,23 @@ fn text_bytes(types: &[Type], rows: usize) -> Option<usize> {
 /// Writing more values than this to JSON takes longer than handing them to another thread.
 const MOST_VALUES_AT_ONCE: usize = 4096;
 
-/// The body of a batch's request. What takes long is written by another thread, so that this one goes on sending.
+/// The body of a batch's request. What takes long is written by another thread, so that this one goes on sending; but by this
+/// one if the process can have no more threads.
 async fn encode(signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<String> {
-    if batch.columns.num_rows() * batch.columns.num_columns() <= MOST_VALUES_AT_ONCE {
-        return Ok(json::encode_call(signature, batch, exchange));
+    if batch.columns.num_rows() * batch.columns.num_columns() > MOST_VALUES_AT_ONCE {
+        let (sender, encoded) = oneshot::channel();
+        let (signature, batch, exchange) = (signature.clone(), batch.clone(), exchange.to_string());
+        let function = signature.function.clone();
+        // Not `spawn_blocking`, which panics without a thread.
+        let encoding = thread::Builder::new().name("transship-json".to_string()).spawn(move || {
+            // Nobody may wait any more.
+            let _ = sender.send(json::encode_call(&signature, &batch, &exchange));
+        });
+        if encoding.is_ok() {
+            return encoded.await.map_err(|_| Error::connection_lost(&function, "the client is ending"));
+        }
     }
-    let (signature, batch, exchange) = (signature.clone(), batch.clone(), exchange.to_string());
-    let function = signature.function.clone();
-    let encoding = tokio::task::spawn_blocking(move || json::encode_call(&signature, &batch, &exchange));
-    encoding.await.map_err(|_| Error::connection_lost(&function, "the client is ending"))
+    Ok(json::encode_call(signature, batch, exchange))
 }
 
 /// Where a function is.

@@ -1,13 +1,16 @@
 //! A TCP connection to a server, straight or through a proxy.
 
 use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::Duration;
 
 use base64::Engine as _;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 use crate::transport::CONNECT_TIMEOUT;
 use crate::transport::credentials::Credentials;
@@ -76,9 +79,25 @@ impl Tcp {
     }
 }
 
+/// The addresses of a host and port. A name is looked up in a thread of its own: tokio's own function panics if the process can
+/// have no more threads.
+pub(crate) async fn look_up(authority: &str) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = authority.parse() {
+        return Ok(vec![address]);
+    }
+    let (sender, found) = oneshot::channel();
+    let name = authority.to_string();
+    let thread = thread::Builder::new().name("transship-name".to_string()).spawn(move || {
+        // Nobody may wait any more.
+        let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
+    });
+    thread.map_err(|cause| explain("could not start a thread to look up the name", cause))?;
+    found.await.unwrap_or_else(|_| Err(io::Error::other("the lookup of the name ended")))
+}
+
 async fn open(authority: &str) -> io::Result<TcpStream> {
     static TURN: AtomicUsize = AtomicUsize::new(0);
-    let mut addresses: Vec<_> = lookup_host(authority).await?.collect();
+    let mut addresses = look_up(authority).await?;
     if !addresses.is_empty() {
         // Processes begin anywhere, so that they do not all begin with the same server.
         let turn = TURN.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id() as usize);
