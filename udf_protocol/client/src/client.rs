@@ -127,7 +127,7 @@ impl Client {
                 let _ = tasks.send(Box::pin(report));
             }
         }));
-        let runner = Runner { foreground: runner, tasks: self.tasks.clone(), cancel: Some(cancel) };
+        let runner = Runner { foreground: runner, tasks: self.tasks.downgrade(), cancel: Some(cancel) };
         Exchange::new(
             call,
             self.arenas.clone(),

@@ -106,7 +106,8 @@ impl Foreground {
 pub(crate) struct Runner {
     /// None once it is the client's thread, and when the work is done.
     pub(crate) foreground: Option<Foreground>,
-    pub(crate) tasks: mpsc::UnboundedSender<Task>,
+    /// The queue of the client's thread, which ends with the client.
+    pub(crate) tasks: mpsc::WeakUnboundedSender<Task>,
     /// Ends the work.
     pub(crate) cancel: Option<oneshot::Sender<()>>,
 }
@@ -130,9 +131,9 @@ impl Runner {
 
     /// Has the client's thread go on.
     pub(crate) fn move_away(&mut self) {
-        if let Some(foreground) = self.foreground.take() {
-            // If the thread has ended, the work is dropped with its end of a queue, and who waits for it is told.
-            let _ = self.tasks.send(foreground.work);
+        // If the thread has ended, the work is dropped with its end of a queue, and who waits for it is told.
+        if let (Some(foreground), Some(tasks)) = (self.foreground.take(), self.tasks.upgrade()) {
+            let _ = tasks.send(foreground.work);
         }
     }
 

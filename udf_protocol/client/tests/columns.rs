@@ -860,3 +860,15 @@ fn an_answer_in_pieces_without_an_end_does_not_keep_the_engines_thread() {
     assert_eq!(outcome.unwrap_err().kind(), Kind::ProtocolViolation);
     assert!(exchange.may_be_nearer());
 }
+
+#[test]
+fn a_client_ends_although_there_is_an_exchange() {
+    let stage = Stage::of_server(true, answer_all);
+    let mut exchange = stage.open_here(TransportName::Auto, Volatility::Volatile);
+    exchange.send(batches(1, 2).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 10]);
+    stage.client.stop();
+    // A large batch would be the thread's.
+    exchange.send(batches(1, 100_000).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap_err().kind(), Kind::Unreachable);
+}
