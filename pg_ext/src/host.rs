@@ -7,6 +7,8 @@ use pgrx::pg_sys;
 use udf_client::host::Host;
 use udf_types::Result;
 
+use crate::pg::reserve;
+
 /// A backend.
 #[derive(Debug, Clone, Copy)]
 pub struct Backend;
@@ -33,6 +35,7 @@ impl Host for Backend {
             }
         }
         pg_sys::check_for_interrupts!();
-        Ok(())
+        // An allocation that would have ended the process has used it up.
+        reserve::keep()
     }
 }
