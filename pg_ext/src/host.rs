@@ -9,6 +9,8 @@ use pgrx::pg_sys;
 use udf_client::host::Host;
 use udf_types::Result;
 
+use crate::pg::reserve;
+
 /// How long a wait may be before the latch is waited for as well, in milliseconds: preparing that takes as long as a short call.
 const SHORT_WAIT_MS: u8 = 1;
 
@@ -22,28 +24,30 @@ impl Host for Backend {
     fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
         let short = PollTimeout::from(SHORT_WAIT_MS);
         // A signal ends it, and says what it is about below.
-        if matches!(poll(&mut [PollFd::new(doorbell, PollFlags::POLLIN)], short), Ok(1..) | Err(Errno::EINTR)) {
-            pg_sys::check_for_interrupts!();
-            return Ok(());
-        }
-        let events =
-            pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-        // At least a millisecond, so that a last fraction of one does not become a busy loop.
-        let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
-        // SAFETY: MyLatch is the process's own latch, and the doorbell stays open while it is borrowed.
-        unsafe {
-            let happened = pg_sys::WaitLatchOrSocket(
-                pg_sys::MyLatch,
-                events as i32,
-                doorbell.as_raw_fd(),
-                milliseconds,
-                pg_sys::PG_WAIT_EXTENSION,
-            );
-            if happened & pg_sys::WL_LATCH_SET as i32 != 0 {
-                pg_sys::ResetLatch(pg_sys::MyLatch);
-            }
+        if !matches!(poll(&mut [PollFd::new(doorbell, PollFlags::POLLIN)], short), Ok(1..) | Err(Errno::EINTR)) {
+            wait_on_latch(doorbell, timeout);
         }
         pg_sys::check_for_interrupts!();
-        Ok(())
+        // An allocation that would have ended the process has used it up.
+        reserve::keep()
+    }
+}
+
+fn wait_on_latch(doorbell: BorrowedFd<'_>, timeout: Duration) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_SOCKET_READABLE | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    // At least a millisecond, so that a last fraction of one does not become a busy loop.
+    let milliseconds = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).max(1);
+    // SAFETY: MyLatch is the process's own latch, and the doorbell stays open while it is borrowed.
+    unsafe {
+        let happened = pg_sys::WaitLatchOrSocket(
+            pg_sys::MyLatch,
+            events as i32,
+            doorbell.as_raw_fd(),
+            milliseconds,
+            pg_sys::PG_WAIT_EXTENSION,
+        );
+        if happened & pg_sys::WL_LATCH_SET as i32 != 0 {
+            pg_sys::ResetLatch(pg_sys::MyLatch);
+        }
     }
 }

@@ -6,6 +6,7 @@ use pgrx::{pg_guard, pg_sys};
 use udf_client::client::Client;
 use udf_types::Result;
 
+use crate::pg::reserve;
 use crate::{report, settings, single_call};
 
 thread_local! {
@@ -31,6 +32,7 @@ pub fn prepare() {
 }
 
 fn try_client() -> Result<&'static Client> {
+    reserve::keep()?;
     CLIENT.with(|cell| {
         let earlier = cell.get();
         if let Some(client) = earlier.filter(|client| client.is_running()) {

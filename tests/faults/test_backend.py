@@ -200,3 +200,21 @@ def test_backend_out_of_memory(case, transport, more):
         prlimit(session, "--as=unlimited:")
         # Nobody else has lost anything.
         assert beside.value("SELECT 1") == 1
+
+
+@pytest.mark.parametrize("transport", ["auto", "flight", "json"])
+def test_memory_ends_anywhere(case, transport):
+    """Whichever allocation is the first to fail, the session has one error, and the server goes on."""
+    beside = case.session(is_warm=False)
+    for quarters in range(1, 41, 3):
+        with contextlib.closing(Session()) as session:
+            session.set(transship__transport=transport, jit="off")
+            case.check(session)
+            session.ask("CREATE TEMP TABLE t AS SELECT x FROM generate_series(1::bigint, 200000) x")
+            limit_memory(session, quarters << 18)
+            running = session.start("SELECT sum(add_one(x)), length(string_agg(repeat('x', 100), '')) FROM t")
+            running.wait(within=20)
+            assert running.error is None or running.error.sqlstate in ("53200", "53000", "08006"), running.error
+            assert session.is_open(), running.error
+    # Nobody else has lost anything.
+    assert beside.value("SELECT 1") == 1

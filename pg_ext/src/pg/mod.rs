@@ -6,4 +6,5 @@ pub mod list;
 pub mod memory;
 pub mod nodes;
 pub mod raw;
+pub mod reserve;
 pub mod text;
