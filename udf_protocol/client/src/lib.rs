@@ -19,6 +19,7 @@ pub mod driver;
 mod duplicates;
 pub mod exchange;
 pub mod folder;
+mod helper;
 pub mod host;
 pub mod inbox;
 pub mod names;
