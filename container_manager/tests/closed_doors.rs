@@ -123,7 +123,7 @@ fn a_reference_leads_to_no_other_file() {
         assert!(answer["message"].as_str().unwrap().contains("is not a reference of an image"), "{answer}");
     }
     let answer = stage.ask(&json!({"request": "acquire", "digest": "sha256:../../state"}));
-    assert!(answer["message"].as_str().unwrap().contains("is not a reference of an image"), "{answer}");
+    assert!(answer["message"].as_str().unwrap().contains("is not the digest of an image"), "{answer}");
 }
 
 #[test]

@@ -412,6 +412,12 @@ class Case:
         assert session.ask(query("add_one(x)", 1000)) == answers(1000)
         assert session.ask(query("add_one_volatile(x)", 10)) == answers(10)
 
+    def wait_for_replies(self, count):
+        """Until so many statements have had a reply each, so that nothing of their start is under way."""
+        query = "SELECT count(*) FROM transship.progress WHERE batches_received > 0"
+        with contextlib.closing(Session()) as session:
+            wait_until(f"{count} have a reply", lambda: session.value(query) == count)
+
     def note(self):
         self.held = descriptors(self.manager.process.pid)
 

@@ -16,8 +16,7 @@ def test_killed_and_restarted(case, volatility):
     session, other = case.session(), case.session()
     running = [each.start(query(f"nap{volatility}(x, 10)", 300)) for each in (session, other)]
     name = case.manager.leased()
-    wait_until("both are at work", lambda: [each["state"] for each in case.manager.replicas()] == ["ready"] * 2)
-    time.sleep(0.3)
+    case.wait_for_replies(2)
     before = {each["name"] for each in case.manager.replicas()}
     case.manager.end(signal.SIGKILL)
     assert all(each.is_running() for each in running)
@@ -34,14 +33,14 @@ def test_killed_and_restarted(case, volatility):
 
 def test_killed_and_restarted_again_and_again(case):
     sessions = [case.session(is_warm=False) for _ in range(4)]
-    running = [session.start(query("nap_volatile(x, 10)", 400)) for session in sessions]
-    case.manager.leased()
+    running = [session.start(query("nap_volatile(x, 10)", 600)) for session in sessions]
+    case.wait_for_replies(4)
     for _ in range(4):
         case.manager.end(signal.SIGKILL)
         case.manager.start()
     case.note()
     for each in running:
-        assert each.answer(within=40) == answers(400)
+        assert each.answer(within=40) == answers(600)
 
 
 def test_killed_and_gone(case):

@@ -20,6 +20,7 @@ mod duplicates;
 pub mod exchange;
 pub mod folder;
 mod foreground;
+mod helper;
 pub mod host;
 pub mod inbox;
 pub mod names;

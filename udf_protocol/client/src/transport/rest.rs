@@ -3,8 +3,6 @@
 //!
 //! Replies in JSON may come out of order: [`crate::exchange::Exchange`] restores it.
 
-use std::thread;
-
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
@@ -20,6 +18,7 @@ use udf_types::types::Type;
 use udf_types::{Advice, Error, Kind, Result};
 
 use crate::folder::Folder;
+use crate::helper;
 use crate::inbox::{Event, Inbox, Reply};
 use crate::names::{percent_encoded, random_name};
 use crate::outbox::Outbox;
@@ -132,7 +131,7 @@ impl Rest {
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
         let batch = &batch.clone().with_repeated_constants(signature)?;
-        let body = encode(signature, batch, exchange).await?;
+        let body = encode(signature, batch, exchange).await;
         let bytes_sent = body.len();
         let rows = Some(batch.columns.num_rows()).filter(|_| signature.kind == FunctionKind::Scalar);
         let mut share = inbox.budget().share_of_text(batch.number);
@@ -234,21 +233,23 @@ const MOST_VALUES_AT_ONCE: usize = 4096;
 
 /// The body of a batch's request. What takes long is written by another thread, so that this one goes on sending; but by this
 /// one if the process can have no more threads.
-async fn encode(signature: &Signature, batch: &CallBatch, exchange: &str) -> Result<String> {
+async fn encode(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
+    if batch.number == 1 {
+        // Others follow, which are larger: the thread is started while there is more memory.
+        helper::write(|| ());
+    }
     if batch.columns.num_rows() * batch.columns.num_columns() > MOST_VALUES_AT_ONCE {
         let (sender, encoded) = oneshot::channel();
         let (signature, batch, exchange) = (signature.clone(), batch.clone(), exchange.to_string());
-        let function = signature.function.clone();
-        // Not `spawn_blocking`, which panics without a thread.
-        let encoding = thread::Builder::new().name("transship-json".to_string()).spawn(move || {
+        helper::write(move || {
             // Nobody may wait any more.
             let _ = sender.send(json::encode_call(&signature, &batch, &exchange));
         });
-        if encoding.is_ok() {
-            return encoded.await.map_err(|_| Error::connection_lost(&function, "the client is ending"));
+        if let Ok(text) = encoded.await {
+            return text;
         }
     }
-    Ok(json::encode_call(signature, batch, exchange))
+    json::encode_call(signature, batch, exchange)
 }
 
 /// Where a function is.

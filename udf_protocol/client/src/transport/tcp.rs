@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -12,6 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
+use crate::helper;
 use crate::transport::CONNECT_TIMEOUT;
 use crate::transport::credentials::Credentials;
 use crate::transport::proxy::Proxy;
@@ -87,11 +87,11 @@ pub(crate) async fn look_up(authority: &str) -> io::Result<Vec<SocketAddr>> {
     }
     let (sender, found) = oneshot::channel();
     let name = authority.to_string();
-    let thread = thread::Builder::new().name("transship-name".to_string()).spawn(move || {
+    let looking = helper::start("transship-name", move || {
         // Nobody may wait any more.
         let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
     });
-    thread.map_err(|cause| explain("could not start a thread to look up the name", cause))?;
+    looking.map_err(|cause| explain("could not start a thread to look up the name", cause))?;
     found.await.unwrap_or_else(|_| Err(io::Error::other("the lookup of the name ended")))
 }
 

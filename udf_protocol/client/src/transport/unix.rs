@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::folder::Folder;
@@ -90,7 +92,8 @@ fn connect_at_once(path: &Path) -> io::Result<UnixStream> {
 
 /// The user that the other end of a connection runs as.
 pub fn user_of_peer(stream: &UnixStream) -> io::Result<u32> {
-    Ok(rustix::net::sockopt::socket_peercred(stream)?.uid.as_raw())
+    // Not by rustix, whose process numbers are never 0: of a process outside of this one's namespace, it is.
+    Ok(getsockopt(stream, PeerCredentials)?.uid())
 }
 
 fn refused(fact: &str) -> io::Error {
