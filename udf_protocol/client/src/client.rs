@@ -6,7 +6,6 @@
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, mpsc as std_mpsc};
 use std::thread;
@@ -25,7 +24,7 @@ use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
 use crate::doorbell::Doorbell;
 use crate::exchange::{Exchange, ReportTimeout};
-use crate::foreground::{Foreground, Runner};
+use crate::foreground::{Foreground, Runner, Task};
 use crate::host::Host;
 use crate::inbox::Inbox;
 use crate::outbox::Outbox;
@@ -33,9 +32,6 @@ use crate::waiter::Waiter;
 
 /// How long a thread that has encoded a large batch is kept for the next one.
 const SPARE_THREAD_LIFE: Duration = Duration::from_secs(1);
-
-/// What the thread does.
-pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How long leases last in which nothing happens: a session that calls now and then does not pay for one each time.
 pub const LINGER: Duration = Duration::from_secs(1);

@@ -17,7 +17,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::client::Task;
+/// What a thread does.
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// What a future waits for that was polled in the foreground.
 #[derive(Default)]
