@@ -412,6 +412,12 @@ class Case:
         assert session.ask(query("add_one(x)", 1000)) == answers(1000)
         assert session.ask(query("add_one_volatile(x)", 10)) == answers(10)
 
+    def wait_for_end_of_lease(self, session):
+        """Until a session, which has kept its lease for a moment after its last call, has none."""
+        wait_until("its lease has ended", lambda: session.pid not in [
+            holder["pid"] for each in self.manager.replicas() for holder in each.get("holders", [])
+        ])  # fmt: skip
+
     def wait_for_replies(self, count):
         """Until so many statements have had a reply each, so that nothing of their start is under way."""
         query = "SELECT count(*) FROM transship.progress WHERE batches_received > 0"

@@ -87,27 +87,29 @@ def test_started_twice(case):
 def test_socket_removed(case):
     """Queries that have their replica end well, and a new start takes over."""
     session, other = case.session(), case.session()
-    running = session.start(query("nap_volatile(x, 10)", 200))
+    running = session.start(query("nap_volatile(x, 10)", 400))
     name = case.manager.leased()
+    case.wait_for_end_of_lease(other)
     case.manager.socket.unlink()
     other.fail(query("add_one(x)", 10), "08006", UNREACHABLE, within=5)
     case.manager.end(signal.SIGKILL)
     case.manager.start()
     case.note()
     assert name in {each["name"] for each in case.manager.replicas()}
-    assert running.answer() == answers(200)
+    assert running.answer() == answers(400)
 
 
 def test_frozen(case):
     """One that stands still keeps nobody for longer than transship.start_timeout."""
     session, other = case.session(), case.session()
-    running = session.start(query("nap_volatile(x, 10)", 150))
+    running = session.start(query("nap_volatile(x, 10)", 300))
     case.manager.leased()
+    case.wait_for_end_of_lease(other)
     other.set(transship__start_timeout="1s")
     case.manager.process.send_signal(signal.SIGSTOP)
     try:
         other.fail(query("add_one(x)", 10), "08006", r'the container of function "add_one" did not answer within 1000 ms', within=4)
-        assert running.answer() == answers(150)
+        assert running.answer() == answers(300)
     finally:
         case.manager.process.send_signal(signal.SIGCONT)
 
