@@ -67,6 +67,11 @@ def latencies(script, sessions):
     return times, rate
 
 
+def whole(values):
+    """Median, least and most, of numbers that need no fractions."""
+    return f"{statistics.median(values):,.0f} [{min(values):,.0f}-{max(values):,.0f}]"
+
+
 def p99(times):
     return sorted(times)[len(times) * 99 // 100]
 
@@ -81,13 +86,13 @@ def measure(query):
             if number:
                 rates[name, sessions].append(rate)
                 slowest[name, sessions].append(p99(times))
-    lines = [f"| {query} | " + " | ".join(f"{sessions} sessions, queries/s | of PL/Python | p99, ms" for sessions in SESSIONS) + " |"]
+    lines = [f"| {query} | " + " | ".join(f"{sessions} session{'s' * (sessions > 1)}, queries/s | of PL/Python | p99, ms" for sessions in SESSIONS) + " |"]
     lines.append("|---|" + "---|---|---|" * len(SESSIONS))
     for name in CONTENDERS:
         cells = []
         for sessions in SESSIONS:
             own, base = rates[name, sessions], rates["PL/Python", sessions]
-            cells.append(f"{spread(own)} | {ratio(own, base):.2f} | {statistics.median(slowest[name, sessions]) * 1000:.3g}")
+            cells.append(f"{whole(own)} | {ratio(own, base):.2f} | {statistics.median(slowest[name, sessions]) * 1000:.3g}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     plots.lines(
         f"small-{query.replace(' ', '-')}", f"Queries of {query}", "sessions", "queries per second",
