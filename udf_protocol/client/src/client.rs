@@ -107,7 +107,7 @@ impl Client {
         let connections = self.connections.clone();
         let task_call = call.clone();
         let (task, cancel) = cancellable(async move { connections.run(&task_call, outbox, &inbox).await });
-        let runner = match self.runtime.get().filter(|_| self.connections.is_near(&call)) {
+        let foreground = match self.runtime.get().filter(|_| self.connections.is_near(&call)) {
             Some(runtime) => Some(Foreground::new(task, runtime.clone())),
             None => {
                 self.hand_over(task);
@@ -123,7 +123,7 @@ impl Client {
                 let _ = tasks.send(Box::pin(report));
             }
         }));
-        let runner = Runner { foreground: runner, tasks: self.tasks.downgrade(), cancel: Some(cancel) };
+        let runner = Runner { foreground, tasks: self.tasks.downgrade(), cancel: Some(cancel) };
         Exchange::new(
             call,
             self.arenas.clone(),
@@ -220,6 +220,10 @@ impl Client {
         self.connections.close_idle();
         let is_watched = {
             let mut lingering = self.lingering.lock().expect("no holder panics");
+            if lingering.since.is_some() {
+                // Nobody has called since the last time, which keeps nothing for longer.
+                return;
+            }
             lingering.since = Some(Instant::now());
             std::mem::replace(&mut lingering.is_watched, true)
         };

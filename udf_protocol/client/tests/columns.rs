@@ -872,3 +872,17 @@ fn a_client_ends_although_there_is_an_exchange() {
     exchange.send(batches(1, 100_000).remove(0));
     assert_eq!(receive(&mut exchange).unwrap_err().kind(), Kind::Unreachable);
 }
+
+#[test]
+fn transactions_without_calls_keep_no_lease() {
+    let stage = Stage::of_server(true, answer_all);
+    let mut exchange = stage.open(Volatility::Volatile);
+    exchange.send(batches(1, 1).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap(), [0]);
+    drop(exchange);
+    // A session that goes on with other things.
+    wait_until(|| {
+        stage.client.release();
+        stage.counts()[2] == 1
+    });
+}

@@ -18,10 +18,10 @@ use udf_types::types::Type;
 use udf_types::{Advice, Error, Kind, Result};
 
 use crate::folder::Folder;
-use crate::helper;
 use crate::inbox::{Event, Inbox, Reply};
 use crate::names::{percent_encoded, random_name};
 use crate::outbox::Outbox;
+use crate::threads;
 use crate::transport::check::check_reply;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::{Answer, Http, Most};
@@ -236,12 +236,12 @@ const MOST_VALUES_AT_ONCE: usize = 4096;
 async fn encode(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     if batch.number == 1 {
         // Others follow, which are larger: the thread is started while there is more memory.
-        helper::write(|| ());
+        threads::write(|| ());
     }
     if batch.columns.num_rows() * batch.columns.num_columns() > MOST_VALUES_AT_ONCE {
         let (sender, encoded) = oneshot::channel();
         let (signature, batch, exchange) = (signature.clone(), batch.clone(), exchange.to_string());
-        helper::write(move || {
+        threads::write(move || {
             // Nobody may wait any more.
             let _ = sender.send(json::encode_call(&signature, &batch, &exchange));
         });

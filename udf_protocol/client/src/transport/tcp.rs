@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use crate::helper;
+use crate::threads;
 use crate::transport::CONNECT_TIMEOUT;
 use crate::transport::credentials::Credentials;
 use crate::transport::proxy::Proxy;
@@ -87,7 +87,7 @@ pub(crate) async fn look_up(authority: &str) -> io::Result<Vec<SocketAddr>> {
     }
     let (sender, found) = oneshot::channel();
     let name = authority.to_string();
-    let looking = helper::start("transship-name", move || {
+    let looking = threads::start("transship-name", move || {
         // Nobody may wait any more.
         let _ = sender.send(name.to_socket_addrs().map(Iterator::collect));
     });
