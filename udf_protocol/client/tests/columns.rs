@@ -727,7 +727,7 @@ fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
         drop(exchange);
         // Its end is here before the next exchange begins.
         wait_until(|| stage.counts()[1] == number);
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(stage.counts()[0], 1);
     // Nor one that is closed between two batches of an exchange.
@@ -736,7 +736,7 @@ fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
         let expected = batch.number as i64 * 10;
         exchange.send(batch);
         assert_eq!(receive(&mut exchange).unwrap(), [expected]);
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!((stage.counts(), exchange.retries()), ([1, 25, 0], 0));
 }
