@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::sync::{Semaphore, mpsc};
 use udf_types::signature::FunctionKind;
 use udf_types::transport_name::TransportName;
@@ -20,6 +22,7 @@ use crate::foreground::Runner;
 use crate::host::Host;
 use crate::inbox::{Event, Reply, bytes_of};
 use crate::outbox::Outgoing;
+use crate::spin;
 use crate::waiter::{WAIT_SLICE, Waiter};
 
 /// Sending more than this takes long enough for another thread.
@@ -321,7 +324,10 @@ impl Exchange {
             }
             match deadline.saturating_duration_since(Instant::now()) {
                 Duration::ZERO => return Ok(None),
-                left => host.wait(socket.as_fd(), left.min(WAIT_SLICE))?,
+                left => {
+                    spin::look_for(|| is_readable(&socket));
+                    host.wait(socket.as_fd(), left.min(WAIT_SLICE))?;
+                }
             }
         }
     }
@@ -373,6 +379,10 @@ impl Drop for Exchange {
             self.runner.step();
         }
     }
+}
+
+fn is_readable(socket: &UnixStream) -> bool {
+    !matches!(poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO), Ok(0))
 }
 
 /// Has the standard library find out what the processor can do, which it does once in a process, when somebody first asks. In

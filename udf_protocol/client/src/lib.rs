@@ -26,6 +26,7 @@ pub mod names;
 pub mod outbox;
 pub mod pace;
 mod segment;
+mod spin;
 mod threads;
 pub mod transport;
 mod waiter;
