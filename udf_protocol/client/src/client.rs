@@ -218,6 +218,10 @@ impl Client {
     pub fn release(&self) {
         self.arenas.clear();
         self.connections.close_idle();
+        // A session that goes on calling something else keeps nothing for that.
+        if let Some(unused) = self.connections.take_unused(LINGER) {
+            self.spawn(async move { drop(unused) });
+        }
         let is_watched = {
             let mut lingering = self.lingering.lock().expect("no holder panics");
             if lingering.since.is_some() {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use udf_project::dialect::Dialect;
 use udf_project::endpoint::Endpoint;
@@ -32,6 +32,9 @@ const MAX_ATTEMPTS: u32 = 3;
 /// out, so that those who were lost together do not come back together.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_GROWTH: u32 = 8;
+
+/// How long a lease may take before the session gives back what it does not use: the manager may be waiting for just that.
+const LEASE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Longest time that telling the manager of a timeout may take.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -92,11 +95,24 @@ struct Reached {
     lease: Option<Arc<Lease>>,
 }
 
+/// A lease, and when it was last asked for.
+struct Held {
+    lease: Arc<Lease>,
+    used: Instant,
+}
+
+impl Held {
+    /// Whether no exchange is using it.
+    fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.lease) == 1
+    }
+}
+
 /// Leases, and connections to other servers, that the exchanges of one session share. Leases last until [`Connections::release`].
 #[derive(Default)]
 pub struct Connections {
     transports: Mutex<HashMap<Way, Arc<dyn Transport>>>,
-    leases: Mutex<HashMap<Target, Arc<Lease>>>,
+    leases: Mutex<HashMap<Target, Held>>,
     /// One at a time leases a replica of an image, and the others share what it got.
     leasing: Mutex<HashMap<Target, Arc<tokio::sync::Mutex<()>>>>,
     /// A connection to the manager for the next lease.
@@ -126,14 +142,23 @@ impl Connections {
 
     /// Closes the connections that no exchange is using, of the servers that would rather not keep them.
     pub fn close_idle(&self) {
-        self.leases.lock().expect("no holder panics").values().for_each(|lease| lease.close_idle());
+        self.leases.lock().expect("no holder panics").values().for_each(|held| held.lease.close_idle());
+    }
+
+    /// Ends the leases that no exchange is using and that nobody has asked for within `linger`. They are ended when what is returned
+    /// is dropped, on the runtime's thread; none if there are none.
+    pub fn take_unused(&self, linger: Duration) -> Option<impl Send + 'static> {
+        let mut leases = self.leases.lock().expect("no holder panics");
+        let is_unused = |held: &Held| held.is_idle() && held.used.elapsed() >= linger;
+        let unused: Vec<_> = leases.extract_if(|_, held| is_unused(held)).map(|(_, held)| held.lease).collect();
+        (!unused.is_empty()).then_some(unused)
     }
 
     /// Whether a call needs no more to be sent than a connection to a server that is known, which is made at once.
     pub fn is_near(&self, call: &Call) -> bool {
         let leases = self.leases.lock().expect("no holder panics");
         call.signature.kind == FunctionKind::Scalar
-            && leases.get(&call.target).is_some_and(|lease| {
+            && leases.get(&call.target).is_some_and(|Held { lease, .. }| {
                 matches!(
                     lease.info.choose(call.transport, FunctionKind::Scalar),
                     TransportName::Shm | TransportName::Socket
@@ -155,25 +180,41 @@ impl Connections {
         let _turn = turn.lock().await;
         {
             let mut leases = self.leases.lock().expect("no holder panics");
-            match leases.get(target) {
+            match leases.get_mut(target) {
                 // A manager that was started anew would take the replica for idle.
-                Some(lease) if lease.is_lost() => drop(leases.remove(target)),
-                Some(lease) => return Ok(lease.clone()),
+                Some(held) if held.lease.is_lost() => drop(leases.remove(target)),
+                Some(held) => {
+                    held.used = Instant::now();
+                    return Ok(held.lease.clone());
+                }
                 None => {}
             }
         }
+        let acquiring = self.acquire(manager, digest);
+        tokio::pin!(acquiring);
+        let lease = match tokio::time::timeout(LEASE_PATIENCE, &mut acquiring).await {
+            Ok(outcome) => outcome?,
+            Err(_) => {
+                drop(self.take_unused(Duration::ZERO));
+                acquiring.await?
+            }
+        };
+        let lease = Arc::new(lease);
+        let held = Held { lease: lease.clone(), used: Instant::now() };
+        self.leases.lock().expect("no holder panics").insert(target.clone(), held);
+        Ok(lease)
+    }
+
+    async fn acquire(&self, manager: &Path, digest: &str) -> Result<Lease> {
         let spare = self.spare.lock().await.take().filter(|connection| connection.socket() == manager);
-        let lease = match spare {
+        match spare {
             Some(connection) => match Lease::acquire_on(connection, digest).await {
                 // The manager was started anew since.
                 Err(error) if error.kind() == Kind::Unreachable => Lease::acquire(manager, digest).await,
                 outcome => outcome,
             },
             None => Lease::acquire(manager, digest).await,
-        }?;
-        let lease = Arc::new(lease);
-        self.leases.lock().expect("no holder panics").insert(target.clone(), lease.clone());
-        Ok(lease)
+        }
     }
 
     /// To tell the manager that who answers `target` did not do so in time. The next exchange gets a lease of its own, and
@@ -190,7 +231,7 @@ impl Connections {
         (lease.is_some() || !left.is_empty()).then_some(async move {
             // Connections belong to the runtime's thread.
             drop(left);
-            if let Some(lease) = lease {
+            if let Some(Held { lease, .. }) = lease {
                 // A manager that does not hear of it finds out when it asks the replica itself.
                 let _ = tokio::time::timeout(REPORT_TIMEOUT, lease.report_timeout()).await;
             }

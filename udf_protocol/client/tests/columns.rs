@@ -171,6 +171,10 @@ impl Stage {
                         let response = if line.contains("report_failure") {
                             json!({"response": "fate", "fate": "exited with status 3"})
                         } else {
+                            if line.contains("scarce") {
+                                // There is no room beside other leases.
+                                wait_until(|| counted[2].load(Relaxed) == counted[0].load(Relaxed));
+                            }
                             counted[0].fetch_add(1, Relaxed);
                             json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true, "keep_alive": keep_alive})
                         };
@@ -215,6 +219,17 @@ impl Stage {
 
     fn open_as(&self, transport: TransportName, volatility: Volatility, signature: Signature) -> Exchange {
         self.client.open(Arc::new(Call { signature, ..self.call(transport, volatility) }))
+    }
+
+    /// A call of one image's function, in a transaction of its own.
+    fn call_once(&self, digest: &str) {
+        let mut call = self.call(TransportName::Shm, Volatility::Volatile);
+        call.target = Target::Image { manager: self.folder.path().join("manager.sock"), digest: digest.to_string() };
+        let mut exchange = self.client.open(Arc::new(call));
+        exchange.send(batches(1, 1).remove(0));
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        drop(exchange);
+        self.client.release();
     }
 
     fn call(&self, transport: TransportName, volatility: Volatility) -> Call {
@@ -838,6 +853,25 @@ fn leases_that_are_used_again_in_time_are_kept() {
     }
     // A machine that stands still for a while may make one of the pauses long.
     assert!(stage.counts()[0] <= 2, "{:?}", stage.counts());
+}
+
+#[test]
+fn a_session_that_goes_on_with_another_image_keeps_no_lease_on_the_first() {
+    let stage = Stage::of_server(true, answer_all);
+    stage.call_once("sha256:1");
+    wait_until(|| {
+        stage.call_once("sha256:2");
+        stage.counts()[2] == 1
+    });
+}
+
+#[test]
+fn a_session_gives_back_what_it_does_not_use_where_another_lease_has_to_wait() {
+    let stage = Stage::of_server(true, answer_all);
+    for digest in ["sha256:1", "sha256:2", "sha256:scarce"] {
+        stage.call_once(digest);
+    }
+    assert_eq!(stage.counts()[2], 2);
 }
 
 #[test]
