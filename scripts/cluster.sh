@@ -17,6 +17,7 @@ session_preload_libraries = 'transship'
 transship.manager_socket = '$TRANSSHIP_SOCKET'
 fsync = off
 shared_buffers = 1GB
+max_connections = 300
 max_wal_size = 4GB
 CONF
     fi

@@ -327,6 +327,7 @@ FUNCTIONS = {
     "fill": "x bigint, bad bigint, folder text",
     "fork": "x bigint, bad bigint",
     "hang_up": "x bigint, bad bigint",
+    "refuse": "x bigint, bad bigint",
 }
 
 

@@ -25,6 +25,16 @@ def tell(x: int, ms: int) -> int:
     return x + 1
 
 
+def refuse(x: int, bad: int) -> int:
+    if x == bad:
+        raise ValueError(f"row {x} is bad")
+    return x + 1
+
+
+def same(b: bytes) -> bytes:
+    return b
+
+
 def leave(x: int, bad: int) -> int:
     if x == bad:
         os._exit(9)
