@@ -1143,9 +1143,11 @@ async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u3
     let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
     let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
     // By name, so that what a greeting says anew is not lost here.
-    let ServerInfo { protocol, pipelining, constants, keep_alive, server: _, functions: _, transports: _ } = info;
+    let ServerInfo { protocol, pipelining, constants, keep_alive, row_errors, server: _, functions: _, transports: _ } =
+        info;
     let (server, functions) = Default::default();
-    Ok((ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive }, user))
+    let kept = ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive, row_errors };
+    Ok((kept, user))
 }
 
 async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {

@@ -216,6 +216,9 @@ pub struct LeaseInfo {
     /// Whether connections may be kept that no exchange uses.
     #[serde(default)]
     pub keep_alive: bool,
+    /// Whether it goes on after a row on which the handler raises an error.
+    #[serde(default)]
+    pub row_errors: bool,
     /// The user that its server runs as. No other is taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,

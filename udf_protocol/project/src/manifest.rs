@@ -293,6 +293,7 @@ impl FunctionEntry {
             kind: self.kind,
             arguments: parsed,
             result: Type::from_name(returns)?,
+            row_errors: None,
         }))
     }
 }
@@ -355,6 +356,22 @@ pub struct FunctionBody {
     /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_batch_rows: Option<usize>,
+    /// What becomes of a row on which the handler raises an error.
+    #[serde(default)]
+    pub on_error: OnError,
+}
+
+/// What becomes of a row on which the handler raises an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// The query fails.
+    #[default]
+    Fail,
+    /// Its result is NULL.
+    Null,
+    /// Its result says the error: the declared type is `(value T, error text)`.
+    Report,
 }
 
 impl FunctionBody {
