@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use udf_client::client::LINGER;
-use udf_client::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
+use udf_client::control::{CircuitInfo, ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_client::names::random_name;
 use udf_client::transport::connect;
 use udf_client::transport::credentials::Credentials;
@@ -745,6 +745,16 @@ impl Pool {
             state.replicas.values().chain(state.leaving.values()).map(Replica::info).collect();
         replicas.sort_by(|a, b| a.name.cmp(&b.name));
         replicas
+    }
+
+    /// The images whose replicas ended of late.
+    pub fn circuits(&self) -> Vec<CircuitInfo> {
+        let state = self.lock();
+        let image = |digest: &str| state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
+        let mut circuits: Vec<CircuitInfo> =
+            state.circuits.iter().map(|(digest, circuit)| circuit.info(&image(digest), digest)).collect();
+        circuits.sort_by(|a, b| (&a.image, &a.digest).cmp(&(&b.image, &b.digest)));
+        circuits
     }
 
     /// The last lines that a replica wrote; it may have ended.

@@ -593,6 +593,20 @@ mod tests {
     }
 
     #[test]
+    fn errors_of_rows_end_the_query_unless_the_body_says_otherwise() {
+        let parse = |keys: &str| FunctionBody::parse(&format!("image = 'a:1'\n{keys}")).map(|body| body.on_error);
+        assert_eq!(parse(""), Ok(OnError::Fail));
+        let known = [("fail", OnError::Fail), ("null", OnError::Null), ("report", OnError::Report)];
+        for (name, on_error) in known {
+            assert_eq!(parse(&format!("on_error = '{name}'")), Ok(on_error));
+        }
+        for wrong in ["'ignore'", "'Null'", "''", "true"] {
+            let error = parse(&format!("on_error = {wrong}")).unwrap_err();
+            assert!(error.to_string().contains("on_error") || error.to_string().contains("report"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
     fn a_template_is_a_name_and_no_path() {
         let parse = |template: &str| FunctionBody::parse(&format!("template = '{template}'\nsource = 'x'"));
         assert!(parse("python").is_ok());
