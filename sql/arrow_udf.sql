@@ -23,9 +23,9 @@ END
 $$;
 SELECT make_scaled('scaled_stable', 'STABLE', :'endpoint'), make_scaled('scaled_volatile', 'VOLATILE', :'endpoint');
 SELECT x, (r).value, split_part((r).error, E'\n', 1) AS error
-FROM (SELECT x, scaled_stable(x, CASE WHEN x % 3 = 0 THEN '{}' ELSE '{"factor": 2}' END) AS r FROM numbers WHERE x <= 7 OFFSET 0) s ORDER BY x;
-SELECT sum((r).value), count((r).error) FROM (SELECT scaled_stable(x, CASE WHEN x % 100 = 0 THEN '{}' ELSE '{"factor": 2}' END) AS r FROM numbers WHERE x <= 2000 OFFSET 0) s;
-SELECT sum((r).value), count((r).error) FROM (SELECT scaled_volatile(x, CASE WHEN x % 20 = 0 THEN '{}' ELSE '{"factor": 2}' END) AS r FROM numbers WHERE x <= 100 OFFSET 0) s;
+FROM (SELECT x, scaled_stable(x, CASE WHEN x % 3 = 0 THEN '{}'::json ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 7 OFFSET 0) s ORDER BY x;
+SELECT sum((r).value), count((r).error) FROM (SELECT scaled_stable(x, CASE WHEN x % 100 = 0 THEN '{}' ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 2000 OFFSET 0) s;
+SELECT sum((r).value), count((r).error) FROM (SELECT scaled_volatile(x, CASE WHEN x % 20 = 0 THEN '{}' ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 100 OFFSET 0) s;
 DROP FUNCTION make_scaled, scaled_stable, scaled_volatile;
 -- Signatures are checked.
 \x on

@@ -143,8 +143,10 @@ pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
 
 /// The error for a function that reports errors, and has no place for them in its result.
 fn not_reported() -> Error {
-    Error::invalid_definition("a function with on_error = \"report\" must return (value T, error text), for some type T")
-        .with_hint("Declare OUT value T, OUT error text, or a composite type that has these two columns.")
+    Error::invalid_definition(
+        "a function with on_error = \"report\" must return (value T, error text), for some type T",
+    )
+    .with_hint("Declare OUT value T, OUT error text, or a composite type that has these two columns.")
 }
 
 fn unknown(oid: pg_sys::Oid) -> Error {

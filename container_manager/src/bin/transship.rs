@@ -118,7 +118,8 @@ fn run(flags: CliFlags) -> Result<bool> {
                 println!("{}", line.trim_end());
             }
             for CircuitInfo { image, state, endings, wait_s, last, .. } in circuits {
-                let refused = if state == "closed" { String::new() } else { format!(", none is started for {wait_s} s") };
+                let refused =
+                    if state == "closed" { String::new() } else { format!(", none is started for {wait_s} s") };
                 // It may quote what the container has written.
                 println!("{}", printable(&format!("{image}: the last {endings} ended by themselves{refused}. {last}")));
             }

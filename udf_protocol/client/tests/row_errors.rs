@@ -112,7 +112,11 @@ impl Stage {
     }
 
     /// The results and errors of batches of these values.
-    fn ask(&self, volatility: Volatility, batches: &[Vec<i64>]) -> Vec<Result<(Vec<Option<i64>>, Vec<Option<String>>)>> {
+    fn ask(
+        &self,
+        volatility: Volatility,
+        batches: &[Vec<i64>],
+    ) -> Vec<Result<(Vec<Option<i64>>, Vec<Option<String>>)>> {
         let mut exchange = self.open(volatility);
         let mut builder = BatchBuilder::new(&plain());
         batches.iter().for_each(|values| exchange.send(batch_of(&mut builder, values)));
@@ -148,9 +152,9 @@ fn expected(values: &[i64], divisor: i64) -> (Vec<Option<i64>>, Vec<Option<Strin
 fn rows_without_errors_are_asked_again_where_that_may_be() {
     for names in [Names::Row, Names::Nothing] {
         for (divisor, batches) in [
-            (4, vec![(0..13).collect::<Vec<i64>>(), vec![5, 6, 7], (4..5).collect()]),
-            (1, vec![(0..9).collect(), vec![3]]),
-            (1000, vec![vec![1000], (1..40).collect(), (960..1001).collect()]),
+            (4, vec![(0..13).collect::<Vec<i64>>(), vec![13, 14, 15], vec![16]]),
+            (1, vec![(0..9).collect(), vec![9]]),
+            (1000, vec![vec![1000], (1..40).collect(), (1960..2001).collect()]),
         ] {
             let stage = Stage::raising(divisor, names);
             for (answer, values) in stage.ask(Volatility::Immutable, &batches).into_iter().zip(&batches) {
@@ -158,7 +162,7 @@ fn rows_without_errors_are_asked_again_where_that_may_be() {
             }
             if matches!(names, Names::Row) {
                 // Those before one that fails, and no others, are run again.
-                assert!(stage.most_runs() <= 2 + usize::from(divisor == 1000), "{:?}", stage.runs);
+                assert!(stage.most_runs() <= 2, "{:?}", stage.runs);
             }
         }
     }
