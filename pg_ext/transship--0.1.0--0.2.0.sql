@@ -138,6 +138,20 @@ SELECT * FROM json_to_recordset(@extschema@.manager_replicas())
 
 GRANT SELECT ON replicas TO pg_monitor;
 
+CREATE FUNCTION manager_circuits() RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_manager_circuits';
+
+REVOKE EXECUTE ON FUNCTION manager_circuits() FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION manager_circuits() TO pg_monitor;
+
+-- The images whose containers ended by themselves of late, and the functions that are called there.
+CREATE VIEW circuits AS
+SELECT c.*, ARRAY(SELECT f.funcid::regprocedure FROM @extschema@.functions f WHERE f.digest = c.digest ORDER BY f.funcid) AS functions
+FROM json_to_recordset(@extschema@.manager_circuits())
+  AS c (image text, digest text, state text, endings int, wait_s bigint, last text);
+
+GRANT SELECT ON circuits TO pg_monitor;
+
 CREATE FUNCTION statistics() RETURNS json
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_statistics';
 

@@ -14,6 +14,19 @@ SELECT reversed_text('abc'), reversed_text(NULL), scaled(1.5, '{"factor": 3}'), 
 SELECT max(reversed_text(t)), sum(forty()), sum(scaled(x, '{"factor": 2}')) FROM numbers WHERE x <= 1000;
 -- Its exceptions arrive with their traceback, not as a missing function.
 SELECT code, message, detail ~ 'KeyError: 1' AS has_traceback, context FROM failure('SELECT missing(x::int) FROM numbers');
+-- Errors of rows: such a server is asked again, in halves; of a VOLATILE function row by row.
+CREATE FUNCTION make_scaled(name text, volatility text, endpoint text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format('CREATE FUNCTION %I(numeric, json, OUT value numeric, OUT error text) LANGUAGE container %s AS %L', name, volatility,
+    format(E'endpoint = "%s"\nfunction = "scaled"\non_error = "report"', endpoint));
+END
+$$;
+SELECT make_scaled('scaled_stable', 'STABLE', :'endpoint'), make_scaled('scaled_volatile', 'VOLATILE', :'endpoint');
+SELECT x, (r).value, split_part((r).error, E'\n', 1) AS error
+FROM (SELECT x, scaled_stable(x, CASE WHEN x % 3 = 0 THEN '{}'::json ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 7 OFFSET 0) s ORDER BY x;
+SELECT sum((r).value), count((r).error) FROM (SELECT scaled_stable(x, CASE WHEN x % 100 = 0 THEN '{}' ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 2000 OFFSET 0) s;
+SELECT sum((r).value), count((r).error) FROM (SELECT scaled_volatile(x, CASE WHEN x % 20 = 0 THEN '{}' ELSE '{"factor": 2}'::json END) AS r FROM numbers WHERE x <= 100 OFFSET 0) s;
+DROP FUNCTION make_scaled, scaled_stable, scaled_volatile;
 -- Signatures are checked.
 \x on
 SELECT code, detail FROM failure(format('SELECT make_remote(%L, %L, %L)', 'common_divisor(bigint, int)', 'int', :'endpoint'));

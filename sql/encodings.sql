@@ -97,6 +97,13 @@ SELECT "größe"(t, 2) FROM words;
 \set VERBOSITY default
 SELECT "größe"(t, 3) FROM words;
 SELECT "größe"('Straße', 3);
+-- An error that is reported has a mark for what the database cannot say.
+CREATE FUNCTION reported("größe" text, "nächste" bigint, OUT value text, OUT error text) LANGUAGE container IMMUTABLE AS $$
+image = "regress:1.0"
+function = "speak"
+on_error = "report"
+$$;
+SELECT t, (r).value, (r).error FROM (SELECT t, reported(t, CASE WHEN t = 'plain' THEN 0 ELSE 2 END) AS r FROM words OFFSET 0) s;
 -- What the database cannot say, and knows nothing of.
 \c regress_ascii
 SET client_encoding = 'SQL_ASCII';

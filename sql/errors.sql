@@ -19,6 +19,9 @@ function = "exit_at"
 $$;
 SELECT * FROM failure('SELECT sum(exit_at_immutable(x, 20000)) FROM numbers');
 SELECT errors, retries FROM transship.stat_functions WHERE name = 'exit_at_immutable';
+-- The manager remembers how the containers of an image end.
+SELECT image, endings >= 3 AS ended, last ~ 'status' AS says_how, 'exit_at_immutable'::regproc::oid = ANY (functions::oid[]) AS is_called_there
+FROM transship.circuits WHERE image = 'regress:1.0';
 -- No manager.
 SET transship.manager_socket = '/nowhere/transshipd.sock';
 SELECT * FROM failure('SELECT sum(add_one(x)) FROM numbers');

@@ -9,6 +9,7 @@
 
 use std::time::{Duration, Instant};
 
+use udf_client::control::CircuitInfo;
 use udf_types::{Error, Kind};
 
 /// Whoever wants a replica waits for so long, and gets an error if it would be longer.
@@ -65,6 +66,24 @@ impl Circuit {
         self.prewarm_at.is_none_or(|at| at <= Instant::now())
     }
 
+    /// The circuit as an operator sees it.
+    pub fn info(&self, image: &str, digest: &str) -> CircuitInfo {
+        let wait = self.wait();
+        let state = match wait {
+            None => "closed",
+            Some(wait) if wait <= LONGEST_WAIT => "pausing",
+            Some(_) => "open",
+        };
+        CircuitInfo {
+            image: image.to_string(),
+            digest: digest.to_string(),
+            state: state.to_string(),
+            endings: self.endings,
+            wait_s: wait.map_or(0, |wait| wait.as_secs() + 1),
+            last: self.last.clone(),
+        }
+    }
+
     /// What those are told who want a replica of the image meanwhile.
     pub fn refusal(&self, image: &str) -> Error {
         let seconds = self.wait().unwrap_or_default().as_secs() + 1;
@@ -94,12 +113,16 @@ mod tests {
         }
         assert_eq!(waits[..11], [0, 0, 0, 1, 1, 1, 2, 4, 8, 16, 32]);
         assert_eq!(waits[39], LONGEST_PAUSE.as_secs());
+        let info = circuit.info("i:1", "sha256:1");
+        assert_eq!((info.state.as_str(), info.endings, info.wait_s), ("open", 40, 300));
+        assert_eq!(info.last, "It exited with status 1.");
         let error = circuit.refusal("i:1");
         assert_eq!(error.message(), "no container of image \"i:1\" is started for another 300 s");
         assert!(error.detail().unwrap().contains("The last 40 ended soon") && !circuit.may_prewarm());
         // One that did well for a while ends the series.
         circuit.note_ending(Some(LONG_LIFE), false, "It was killed.");
         assert_eq!((circuit.wait(), circuit.endings), (None, 1));
+        assert_eq!(circuit.info("i:1", "sha256:1").state, "closed");
     }
 
     #[test]
@@ -109,5 +132,6 @@ mod tests {
             circuit.note_ending(Some(Duration::ZERO), true, "It was killed.");
         }
         assert!(circuit.wait().unwrap() <= Duration::from_millis(500));
+        assert_eq!(circuit.info("i:1", "sha256:1").state, "pausing");
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use udf_client::client::LINGER;
-use udf_client::control::{ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
+use udf_client::control::{CircuitInfo, ImageInfo, LeaseInfo, ReplicaInfo, STILL_RUNNING};
 use udf_client::names::random_name;
 use udf_client::transport::connect;
 use udf_client::transport::credentials::Credentials;
@@ -747,6 +747,16 @@ impl Pool {
         replicas
     }
 
+    /// The images whose replicas ended of late.
+    pub fn circuits(&self) -> Vec<CircuitInfo> {
+        let state = self.lock();
+        let image = |digest: &str| state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
+        let mut circuits: Vec<CircuitInfo> =
+            state.circuits.iter().map(|(digest, circuit)| circuit.info(&image(digest), digest)).collect();
+        circuits.sort_by(|a, b| (&a.image, &a.digest).cmp(&(&b.image, &b.digest)));
+        circuits
+    }
+
     /// The last lines that a replica wrote; it may have ended.
     pub async fn logs(self: &Arc<Pool>, name: String) -> Result<String> {
         if self.lock().replicas.contains_key(&name) {
@@ -1143,9 +1153,11 @@ async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u3
     let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
     let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
     // By name, so that what a greeting says anew is not lost here.
-    let ServerInfo { protocol, pipelining, constants, keep_alive, server: _, functions: _, transports: _ } = info;
+    let ServerInfo { protocol, pipelining, constants, keep_alive, row_errors, server: _, functions: _, transports: _ } =
+        info;
     let (server, functions) = Default::default();
-    Ok((ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive }, user))
+    let kept = ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive, row_errors };
+    Ok((kept, user))
 }
 
 async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(ServerInfo, u32)> {

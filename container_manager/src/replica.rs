@@ -186,6 +186,7 @@ impl Replica {
             pipelining: self.server.pipelining.unwrap_or(true),
             constants: self.server.constants,
             keep_alive: self.server.keep_alive,
+            row_errors: self.server.row_errors,
             user: self.user,
             prefix: String::new(),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),

@@ -97,7 +97,7 @@ impl Stage {
     async fn replicas(&self) -> Vec<ReplicaInfo> {
         match ask(&self.path("m.sock"), &Request::Replicas).await.unwrap() {
             // Docker may hold other images that are to be kept warm.
-            Response::Replicas { replicas } => {
+            Response::Replicas { replicas, .. } => {
                 replicas.into_iter().filter(|replica| replica.image == "life:1.0").collect()
             }
             other => panic!("{other:?}"),

@@ -2,7 +2,7 @@
 //! neither its arguments nor its results.
 
 use serde::Deserialize;
-use udf_project::manifest::{FunctionBody, FunctionEntry};
+use udf_project::manifest::{FunctionBody, FunctionEntry, OnError};
 use udf_types::signature::{FunctionKind, Volatility};
 use udf_types::{Error, Result};
 
@@ -84,6 +84,10 @@ impl Script {
         if body.server.is_some() {
             return Err(Error::invalid_definition("SQL Server knows no servers by name")
                 .with_hint("Name the server's address with the key \"endpoint\"."));
+        }
+        if body.on_error != OnError::Fail {
+            return Err(Error::invalid_definition("SQL Server knows no key \"on_error\"")
+                .with_hint("Have the function return NULL, or a text, for what it cannot answer."));
         }
         let is_inline = body.source.is_some();
         if is_inline && body.function.is_none() {
@@ -203,6 +207,7 @@ mod tests {
             ("image = 'x'\nreturns = 'int4'", "returns"),
             ("image = 'x'\nresult_columns = ['xml']", "xml"),
             ("server = 'x'", "endpoint"),
+            ("image = 'x'\non_error = 'null'", "on_error"),
             ("image = 'x' 'y'", "not valid"),
             ("SELECT 1", "not valid"),
         ] {

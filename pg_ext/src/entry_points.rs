@@ -32,5 +32,6 @@ entry_point!(transship_image_ddl, pg_finfo_transship_image_ddl, images::image_dd
 entry_point!(transship_image_info, pg_finfo_transship_image_info, images::image_info);
 entry_point!(transship_function_body, pg_finfo_transship_function_body, images::function_body);
 entry_point!(transship_manager_replicas, pg_finfo_transship_manager_replicas, images::manager_replicas);
+entry_point!(transship_manager_circuits, pg_finfo_transship_manager_circuits, images::manager_circuits);
 entry_point!(transship_statistics, pg_finfo_transship_statistics, statistics::statistics);
 entry_point!(transship_stat_reset, pg_finfo_transship_stat_reset, statistics::reset);

@@ -10,9 +10,9 @@ use std::time::Duration;
 use pgrx::pg_sys;
 use udf_client::dispatch::{Call, Target};
 use udf_client::transport::credentials::Credentials;
-use udf_project::manifest::{FunctionBody, FunctionEntry};
+use udf_project::manifest::{FunctionBody, FunctionEntry, OnError};
 use udf_project::remote::Remote;
-use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::signature::{Argument, FunctionKind, RowErrors, Signature, Volatility};
 use udf_types::transport_name::TransportName;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
@@ -141,6 +141,14 @@ pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     Ok(function)
 }
 
+/// The error for a function that reports errors, and has no place for them in its result.
+fn not_reported() -> Error {
+    Error::invalid_definition(
+        "a function with on_error = \"report\" must return (value T, error text), for some type T",
+    )
+    .with_hint("Declare OUT value T, OUT error text, or a composite type that has these two columns.")
+}
+
 fn unknown(oid: pg_sys::Oid) -> Error {
     Error::new(Kind::FunctionNotFound, format!("container function with oid {} does not exist", oid.to_u32()))
 }
@@ -190,11 +198,29 @@ impl Function {
         };
         let mut composites = Vec::new();
         arguments.iter().chain([&result]).for_each(|found| found.note_composites(&mut composites));
+        if body.on_error != OnError::Fail && kind != FunctionKind::Scalar {
+            let message = "the key \"on_error\" is only for functions that return one value for each row";
+            return Err(Error::invalid_definition(message)
+                .with_detail("Set-returning, map and aggregate functions fail at the first error."));
+        }
+        let volatility = match row.volatility {
+            b'i' => Volatility::Immutable,
+            b's' => Volatility::Stable,
+            _ => Volatility::Volatile,
+        };
         let signature = Signature {
             function: body.function.clone().unwrap_or_else(|| row.name.clone()),
             kind,
             arguments: named,
-            result: result.ty.clone(),
+            result: match body.on_error {
+                OnError::Fail | OnError::Null => result.ty.clone(),
+                OnError::Report => result.reported().ok_or_else(not_reported)?.ty.clone(),
+            },
+            row_errors: match (body.on_error, volatility) {
+                (OnError::Fail, _) => None,
+                (_, Volatility::Volatile) => Some(RowErrors::Once),
+                _ => Some(RowErrors::Again),
+            },
         };
         Ok(Function {
             name: row.name,
@@ -208,11 +234,7 @@ impl Function {
             argument_oids: row.argument_types,
             result,
             is_strict: row.is_strict,
-            volatility: match row.volatility {
-                b'i' => Volatility::Immutable,
-                b's' => Volatility::Stable,
-                _ => Volatility::Volatile,
-            },
+            volatility,
             digest: OnceCell::new(),
             listed: OnceCell::new(),
             is_adapted: composites.is_empty(),

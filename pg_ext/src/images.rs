@@ -2,7 +2,7 @@
 
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
-use udf_client::control::{ImageInfo, Request, Response};
+use udf_client::control::{CircuitInfo, ImageInfo, ReplicaInfo, Request, Response};
 use udf_project::ddl;
 use udf_project::manifest::FunctionBody;
 use udf_types::{Error, Kind};
@@ -53,9 +53,19 @@ pub unsafe extern "C-unwind" fn function_body(fcinfo: pg_sys::FunctionCallInfo) 
 /// `transship.manager_replicas() RETURNS json`.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn manager_replicas(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    report::json_datum(&json!(ask_for_replicas().0))
+}
+
+/// `transship.manager_circuits() RETURNS json`.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn manager_circuits(_fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    report::json_datum(&json!(ask_for_replicas().1))
+}
+
+fn ask_for_replicas() -> (Vec<ReplicaInfo>, Vec<CircuitInfo>) {
     let (manager, timeout) = (settings::manager_socket(), settings::start_timeout());
     match report::unwrap(session::client().ask_manager(&Backend, &manager, Request::Replicas, timeout)) {
-        Response::Replicas { replicas } => report::json_datum(&json!(replicas)),
+        Response::Replicas { replicas, circuits } => (replicas, circuits),
         _ => {
             report::raise_error(&Error::new(Kind::ProtocolViolation, "the container manager gave another answer"), None)
         }

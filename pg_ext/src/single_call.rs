@@ -13,6 +13,7 @@ use udf_client::inbox::Reply;
 use udf_codec::batch::BatchBuilder;
 
 use crate::datum::from_arrow::ResultReader;
+use crate::datum::result_column::results_of;
 use crate::datum::to_arrow;
 use crate::function::Function;
 use crate::pg::catalog;
@@ -47,7 +48,7 @@ pub unsafe fn call(
     // SAFETY: the caller says so.
     let mut open = unsafe { send(oid, function, arguments) };
     let reply = receive(&mut open);
-    let reader = ResultReader::new(function, reply.columns.column(0).clone());
+    let reader = ResultReader::new(function, results_of(function, &reply.columns));
     keep(open);
     reader.datum(0)
 }

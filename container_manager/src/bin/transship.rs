@@ -14,7 +14,7 @@ use container_manager::registration::template::Template;
 use container_manager::runtime::{self, BuildOptions};
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
-use udf_client::control::{Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::control::{CircuitInfo, Lease, LeaseHolder, Request, Response, ask, unexpected};
 use udf_client::dispatch::Target;
 use udf_client::transport::credentials::Authorities;
 use udf_client::transport::credentials::{Credentials, Token};
@@ -100,7 +100,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             judge_servers(&place, &servers, &credentials, quiet)
         }
         Command::Ps => {
-            let Response::Replicas { replicas } = ask_manager(&place, Request::Replicas)? else {
+            let Response::Replicas { replicas, circuits } = ask_manager(&place, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
             };
             println!("{:<40} {:<28} {:<9} {:>6} {:>8}  LEASED BY", "REPLICA", "IMAGE", "STATE", "LEASES", "AGE");
@@ -116,6 +116,12 @@ fn run(flags: CliFlags) -> Result<bool> {
                     holders.join(", ")
                 );
                 println!("{}", line.trim_end());
+            }
+            for CircuitInfo { image, state, endings, wait_s, last, .. } in circuits {
+                let refused =
+                    if state == "closed" { String::new() } else { format!(", none is started for {wait_s} s") };
+                // It may quote what the container has written.
+                println!("{}", printable(&format!("{image}: the last {endings} ended by themselves{refused}. {last}")));
             }
             Ok(true)
         }

@@ -31,9 +31,16 @@ def from_exception(exception, row=None):
         own = own.tb_next
     try:
         lines = traceback.format_exception(type(exception), exception, own or frames)
-        text = str(exception)
     except BaseException:
         # The handler's class cannot say what it is.
-        lines, text = [], ""
-    message = f"{type(exception).__name__}: {text}" if text else type(exception).__name__
-    return CallError("user_code", message, row, "".join(lines).rstrip())
+        lines = []
+    return CallError("user_code", message_of(exception), row, "".join(lines).rstrip())
+
+
+def message_of(exception):
+    """What an exception of the handler says, without its traceback."""
+    try:
+        text = str(exception)
+    except BaseException:
+        text = ""
+    return f"{type(exception).__name__}: {text}" if text else type(exception).__name__

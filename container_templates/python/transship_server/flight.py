@@ -57,6 +57,8 @@ class Server(flight.FlightServerBase):
         is_databend = context.get_middleware(databend.NAME) is not None or databend.is_variant(arguments_schema)
         is_databend = function is not None and is_databend
         layout = types.layout_of(arguments_schema)
+        if function is not None and (wanted := (arguments_schema.metadata or {}).get(b"transship.row_errors")):
+            function = function.with_row_errors(wanted.decode(errors="replace"))
         reply_schema = function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())])
         reply_schema = databend.reply_schema(function) if is_databend else reply_schema
         writer.begin(types.laid_out_schema(reply_schema, layout))
@@ -166,4 +168,4 @@ def greeting(functions):
     transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
     answer = {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
-    return answer | {"constants": True, "keep_alive": True}
+    return answer | {"constants": True, "keep_alive": True, "row_errors": True}

@@ -49,6 +49,21 @@ class Function:
         """(name, Type) of each column of a batch of calls (docs/protocol.md §4)."""
         return self.arguments
 
+    def with_row_errors(self, wanted):
+        """The function as a client wants it that says what becomes of errors of single rows (docs/protocol.md §4.9)."""
+        if wanted is None:
+            return self
+        if self.kind != "scalar" or wanted not in ("once", "again"):
+            raise CallError("protocol_violation", f"{self.name} has no errors of rows {wanted!r}")
+        return self._with_row_errors[wanted]
+
+    @functools.cached_property
+    def _with_row_errors(self):
+        # It builds on Function, so it is known only once that is.
+        from . import row_errors
+
+        return {wanted: row_errors.Forgiving(self, may_repeat=wanted == "again") for wanted in ("once", "again")}
+
     @functools.cached_property
     def small_codec(self):
         """What reads and writes its small batches; None if they are not plain."""
@@ -83,7 +98,7 @@ class Function:
             answers.append(self._call_columns(piece, may_encode and piece.num_rows == batch.num_rows))
         return answers[0] if len(answers) == 1 else pa.concat_arrays(answers)
 
-    def _call_columns(self, batch, may_encode):
+    def _call_columns(self, batch, may_encode=False):
         try:
             columns = self.batch_values(batch)
             # Without arguments a batch function could not know how many results to give.

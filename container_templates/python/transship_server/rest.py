@@ -103,6 +103,7 @@ class _Handler(http1.Handler):
                 if function.small_codec is not None and (call := function.small_codec.read(body)) is not None:
                     return self._answer_small(function, call, body)
                 request = columns.Request(body, self.segments)
+                function = function.with_row_errors(request.header.get("row_errors"))
                 batch = request.batch(function.call_columns)
                 reply, micros = self._call(function, request.header, batch, request.may_encode)
                 del batch
@@ -113,6 +114,7 @@ class _Handler(http1.Handler):
             if batch is None:
                 body = _read_request(function, body)
                 batch = _read_batch(function, body)
+            function = function.with_row_errors(body.get("row_errors"))
             reply, micros = self._call(function, body, batch)
             encoded = zip(function.reply_columns, reply.columns)
             encoded = [types.encode_json(entry, column) for (_, entry), column in encoded]

@@ -40,7 +40,8 @@ pub fn signature(u: &mut Unstructured<'_>, kinds: &[FunctionKind]) -> Result<Sig
     let count = u.int_in_range(0..=3)?;
     let argument = |_| Ok(Argument { name: String::new(), ty: ty(u, 2)? });
     let arguments = (0..count).map(argument).collect::<Result<Vec<_>>>()?;
-    Ok(Signature { function: "f".to_string(), kind: *u.choose(kinds)?, arguments, result: ty(u, 3)? })
+    let (kind, result) = (*u.choose(kinds)?, ty(u, 3)?);
+    Ok(Signature { kind, ..Signature::scalar("f", arguments, result) })
 }
 
 /// Columns of these types.

@@ -20,7 +20,7 @@ use super::runs;
 use super::sets::{find_result, part_of};
 use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
-use crate::datum::result_column::ResultColumn;
+use crate::datum::result_column::{ResultColumn, results_of};
 use crate::datum::to_arrow;
 use crate::function::Role;
 #[cfg(feature = "lift-ordinary")]
@@ -584,7 +584,7 @@ fn receive(inner: &mut Inner) {
         let function = &inner.calls[i].function;
         match &mut inner.set {
             Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
-            None => results.push(reply.map(|reply| ResultColumn::new(function, reply.columns.column(0).clone()))),
+            None => results.push(reply.map(|reply| ResultColumn::new(function, results_of(function, &reply.columns)))),
         }
     }
     if let Some(batch) = inner.queue.front_mut() {

@@ -90,6 +90,19 @@ impl SqlType {
         self.domain.is_none() && self.typmod < 0
     }
 
+    /// Of a type `(value T, error text)` the type T.
+    pub fn reported(&self) -> Option<&SqlType> {
+        let Form::Composite { attributes, .. } = &self.form else { return None };
+        let names: Vec<_> = self.ty.attributes().iter().map(|attribute| attribute.name.clone()).collect();
+        let mut attributes = attributes.iter().flatten();
+        match (attributes.next(), attributes.next(), attributes.next()) {
+            (Some(value), Some(error), None) if names == ["value", "error"] => {
+                (error.oid == pg_sys::TEXTOID && error.domain.is_none()).then_some(value)
+            }
+            _ => None,
+        }
+    }
+
     /// The composite type that a tuple descriptor describes.
     ///
     /// # Safety

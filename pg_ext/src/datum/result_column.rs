@@ -1,19 +1,22 @@
 //! The results of one call for a batch, as Datums at hand where the type allows it, so that a row costs a load.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type};
-use arrow_array::{Array, ArrayRef, Int32Array, StringArray};
+use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
 use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
+use arrow_schema::Field;
 use pgrx::pg_sys;
+use udf_project::manifest::OnError;
 use udf_types::types::Type;
 
 use super::Form;
 use super::from_arrow::ResultReader;
 use crate::function::Function;
 use crate::pg::raw;
-use crate::pg::text::is_utf8;
+use crate::pg::text::{is_utf8, with_marks};
 
 /// Bytes of a varlena's header (varatt.h).
 const HEADER_BYTES: usize = 4;
@@ -37,6 +40,23 @@ enum Values {
     Shared { places: ScalarBuffer<i32>, texts: Vec<pg_sys::Datum>, _memory: MutableBuffer },
     /// What takes more than a copy.
     Checked(ResultReader),
+}
+
+/// The results in a reply, as the function returns them.
+pub fn results_of(function: &Function, reply: &RecordBatch) -> ArrayRef {
+    let results = reply.column(0);
+    if function.body.on_error != OnError::Report {
+        return results.clone();
+    }
+    let errors = reply.column(1).as_string::<i32>();
+    let errors: StringArray = errors.iter().map(|error| error.map(with_marks)).collect();
+    let names = function.result.ty.attributes();
+    let columns = [results.clone(), Arc::new(errors)];
+    let fields = names.iter().zip(&columns).map(|(attribute, column): (_, &ArrayRef)| {
+        Arc::new(Field::new(&attribute.name, column.data_type().clone(), true))
+    });
+    // Both are columns of one batch.
+    Arc::new(StructArray::from(fields.zip(columns.clone()).collect::<Vec<_>>()))
 }
 
 impl ResultColumn {

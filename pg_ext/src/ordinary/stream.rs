@@ -17,7 +17,7 @@ use udf_client::inbox::Reply;
 use udf_client::outbox::Outgoing;
 use udf_codec::batch::{BatchBuilder, CallBatch};
 use udf_types::Result;
-use udf_types::signature::{Argument, FunctionKind, Signature};
+use udf_types::signature::{Argument, Signature};
 use udf_types::transport_name::TransportName;
 
 use crate::datum::from_arrow::ResultReader;
@@ -296,12 +296,8 @@ unsafe extern "C-unwind" fn end(stream: *mut Stream, work: *mut Work) {
     unsafe {
         let stream = &mut *stream;
         let result = &stream.function.result;
-        let signature = Signature {
-            function: String::new(),
-            kind: FunctionKind::Scalar,
-            arguments: vec![Argument { name: "result".to_string(), ty: result.ty.clone() }],
-            result: result.ty.clone(),
-        };
+        let argument = Argument { name: "result".to_string(), ty: result.ty.clone() };
+        let signature = Signature::scalar("", vec![argument], result.ty.clone());
         let mut builder = BatchBuilder::new(&signature);
         crate::pg::memory::within((*work).memory, || {
             for i in 0..(*work).results_count {

@@ -68,6 +68,15 @@ pub fn to_server_or_marks(text: &str) -> CString {
     CString::new(converted).unwrap_or_default()
 }
 
+/// UTF-8 that the database's encoding can hold, with the same marks.
+pub fn with_marks(text: &str) -> Cow<'_, str> {
+    if !text.contains('\0') && (text.is_ascii() || takes_utf8()) {
+        return text.into();
+    }
+    // SAFETY: a CString ends in NUL.
+    unsafe { from_c(to_server_or_marks(text).as_ptr()) }.into()
+}
+
 /// Text without what is not ASCII, which is text in every encoding.
 pub fn to_ascii(text: &str) -> String {
     text.chars().map(|character| if character.is_ascii() && character != '\0' { character } else { '?' }).collect()

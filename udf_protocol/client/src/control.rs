@@ -136,6 +136,9 @@ pub enum Response {
     Replicas {
         /// One entry per replica.
         replicas: Vec<ReplicaInfo>,
+        /// The images whose replicas ended of late.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        circuits: Vec<CircuitInfo>,
     },
     /// To [`Request::Logs`].
     Logs {
@@ -216,6 +219,9 @@ pub struct LeaseInfo {
     /// Whether connections may be kept that no exchange uses.
     #[serde(default)]
     pub keep_alive: bool,
+    /// Whether it goes on after a row on which the handler raises an error.
+    #[serde(default)]
+    pub row_errors: bool,
     /// The user that its server runs as. No other is taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
@@ -289,6 +295,23 @@ pub struct ReplicaInfo {
     /// Who has the leases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<LeaseHolder>,
+}
+
+/// An image whose last replicas ended by themselves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CircuitInfo {
+    /// Image, `name:tag`.
+    pub image: String,
+    /// Image digest.
+    pub digest: String,
+    /// What those get who want a replica: `closed` one, `pausing` one after a wait, `open` an error.
+    pub state: String,
+    /// Replicas that ended so in a row.
+    pub endings: u32,
+    /// Seconds until the next one may be started.
+    pub wait_s: u64,
+    /// How the last one ended.
+    pub last: String,
 }
 
 /// Who has a lease.

@@ -21,6 +21,7 @@ use crate::control::{self, Lease};
 use crate::inbox::{Event, Inbox};
 use crate::names::random_part;
 use crate::outbox::Outbox;
+use crate::row_errors;
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
@@ -118,6 +119,8 @@ pub struct Connections {
     /// A connection to the manager for the next lease.
     spare: tokio::sync::Mutex<Option<control::Connection>>,
     balance: Balance,
+    /// Which servers elsewhere say that they go on after a row on which the handler raises an error.
+    row_errors: Mutex<HashMap<Endpoint, bool>>,
 }
 
 impl Connections {
@@ -138,6 +141,7 @@ impl Connections {
         self.leases.lock().expect("no holder panics").clear();
         self.leasing.lock().expect("no holder panics").clear();
         self.transports.lock().expect("no holder panics").clear();
+        self.row_errors.lock().expect("no holder panics").clear();
     }
 
     /// Closes the connections that no exchange is using, of the servers that would rather not keep them.
@@ -241,6 +245,7 @@ impl Connections {
     fn forget(&self, target: &Target, endpoint: &Endpoint) {
         self.leases.lock().expect("no holder panics").remove(target);
         self.transports.lock().expect("no holder panics").retain(|(known, ..), _| known.endpoints[0] != *endpoint);
+        self.row_errors.lock().expect("no holder panics").remove(endpoint);
     }
 
     /// A transport to whoever answers `target`, the one that is wanted if it is offered for the kind of function.
@@ -308,6 +313,32 @@ impl Connections {
         }
     }
 
+    /// Whether errors of rows are wanted of a server that does not know of them.
+    async fn must_split(
+        &self,
+        call: &Call,
+        endpoint: &Endpoint,
+        transport: &dyn Transport,
+        lease: Option<&Lease>,
+    ) -> Result<bool> {
+        if call.signature.row_errors.is_none() {
+            return Ok(false);
+        }
+        if let Some(lease) = lease {
+            return Ok(!lease.info.row_errors);
+        }
+        if matches!(&call.target, Target::Remote { remote, .. } if remote.dialect() != Dialect::Transship) {
+            return Ok(true);
+        }
+        let known = self.row_errors.lock().expect("no holder panics").get(endpoint).copied();
+        if let Some(offers) = known {
+            return Ok(!offers);
+        }
+        let offers = transport.hello().await?.row_errors;
+        self.row_errors.lock().expect("no holder panics").insert(endpoint.clone(), offers);
+        Ok(!offers)
+    }
+
     async fn attempt(&self, call: &Call, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let reaching = self.reach(&call.target, call.transport, call.signature.kind);
         let reached = tokio::time::timeout(call.start_timeout, reaching).await.map_err(|_| {
@@ -334,7 +365,11 @@ impl Connections {
         let is_columns = matches!(name, TransportName::Shm | TransportName::Socket);
         let takes_constants = is_columns && lease.as_ref().is_some_and(|lease| lease.info.constants);
         inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
-        let result = transport.exchange(&call.signature, outbox, inbox).await;
+        let result = match self.must_split(call, &endpoint, transport.as_ref(), lease.as_deref()).await {
+            Ok(false) => transport.exchange(&call.signature, outbox, inbox).await,
+            Ok(true) => row_errors::exchange(transport.as_ref(), &call.signature, outbox, inbox).await,
+            Err(error) => Err(error),
+        };
         let Err(error) = result else {
             self.balance.note_answer(&endpoint);
             return Ok(());

@@ -124,6 +124,8 @@ impl Exchange {
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
     pub fn send(&mut self, batch: impl Into<Outgoing>) {
         let mut outgoing = batch.into();
+        // What has a column of errors beside it is read row by row.
+        outgoing.batch.takes_dictionaries &= self.call.signature.row_errors.is_none();
         if Folding::is_for(&self.call.signature, self.call.volatility)
             && let Some((distinct, folded)) = self.folding.fold(&outgoing.batch)
         {

@@ -109,6 +109,12 @@ impl Inbox {
         (Inbox { sender, doorbell, room: room.clone(), budget }, receiver, room)
     }
 
+    /// One for what is not the engine's yet, within the same budget, and where that is found.
+    pub(crate) fn aside(&self) -> (Inbox, std_mpsc::Receiver<Result<Event>>) {
+        let (sender, receiver) = std_mpsc::channel();
+        (Inbox { sender, room: Arc::new(Semaphore::new(ROOM)), ..self.clone() }, receiver)
+    }
+
     /// The same within another budget.
     pub(crate) fn within(self, budget: Arc<Budget>) -> Inbox {
         Inbox { budget, ..self }

@@ -25,6 +25,7 @@ pub mod inbox;
 pub mod names;
 pub mod outbox;
 pub mod pace;
+mod row_errors;
 mod segment;
 mod spin;
 mod threads;

@@ -24,6 +24,9 @@ struct Asked {
     at: Instant,
 }
 
+/// The answer of a server that reads a batch and closes the connection.
+const LOST: &str = "";
+
 type Asks = Arc<Mutex<Vec<Asked>>>;
 
 /// A Snowflake server that gives its answers in turn, the last one for ever.
@@ -60,6 +63,9 @@ fn answer(mut stream: TcpStream, answers: &[&str], asks: &Asks) {
     let mut asks = asks.lock().unwrap();
     let text = answers[asks.len().min(answers.len() - 1)];
     asks.push(Asked { query, batch, at: Instant::now() });
+    if text == LOST {
+        return;
+    }
     let (head, body) = text.split_once('|').unwrap_or((text, ""));
     let _ = write!(stream, "HTTP/1.1 {head}\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}", body.len());
 }
@@ -133,6 +139,50 @@ fn a_server_is_left_alone_for_as_long_as_it_asks() {
     // What may have been done is not done again.
     let (endpoint, asks) = serve(&[BUSY]);
     let mut exchange = open(&client, &endpoint, Volatility::Volatile, Duration::from_secs(30));
+    assert!(exchange.receive(&PlainHost).is_err());
+    assert_eq!(asks.lock().unwrap().len(), 1);
+}
+
+#[test]
+fn a_batch_that_was_lost_goes_to_another_server_unless_it_may_have_been_run() {
+    const ANSWER: &str = "200 OK|{\"data\":[[0,10]]}";
+    for volatility in [Volatility::Immutable, Volatility::Stable, Volatility::Volatile] {
+        let (bad, lost) = serve(&[LOST]);
+        let (good, answered) = serve(&[ANSWER]);
+        let addresses = format!("{bad},{good}");
+        let client = Client::start().unwrap();
+        let (mut batches, mut failures) = (0, 0);
+        // Whichever has its turn: the good server has it last until the bad one was asked.
+        while lost.lock().unwrap().is_empty() {
+            assert!(batches < 2, "servers take turns");
+            batches += 1;
+            let mut exchange = open(&client, &addresses, volatility, Duration::from_secs(30));
+            failures += usize::from(exchange.receive(&PlainHost).is_err());
+        }
+        let (lost, answered) = (lost.lock().unwrap().len(), answered.lock().unwrap().len());
+        if volatility == Volatility::Volatile {
+            // Each batch has come to one server only.
+            assert_eq!((lost, failures, answered), (1, 1, batches - 1));
+        } else {
+            // The second attempt has gone to the other server.
+            assert_eq!((lost, failures, answered), (1, 0, batches));
+        }
+    }
+}
+
+#[test]
+fn attempts_and_the_time_between_them_are_bounded() {
+    let (endpoint, asks) = serve(&[LOST]);
+    let client = Client::start().unwrap();
+    let start = Instant::now();
+    let mut exchange = open(&client, &endpoint, Volatility::Immutable, Duration::from_secs(30));
+    assert!(exchange.receive(&PlainHost).unwrap_err().is_retryable());
+    // Pauses of at most 100 ms and 800 ms, and what the connections take.
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(asks.lock().unwrap().len(), 3);
+    // Without the time for a pause there is no further attempt.
+    let (endpoint, asks) = serve(&[LOST]);
+    let mut exchange = open(&client, &endpoint, Volatility::Immutable, Duration::from_millis(40));
     assert!(exchange.receive(&PlainHost).is_err());
     assert_eq!(asks.lock().unwrap().len(), 1);
 }

@@ -20,7 +20,7 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use arrow_schema::{Schema, SchemaRef};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use udf_types::signature::Signature;
+use udf_types::signature::{RowErrors, Signature};
 use udf_types::textual_type;
 use udf_types::types::Type;
 
@@ -42,6 +42,9 @@ pub struct CallHeader<'a> {
     exchange: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     step: Option<AggregateStep>,
+    /// Whether the reply is to have a column of errors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    row_errors: Option<RowErrors>,
     /// The segment that holds the data; none if it follows the header.
     #[serde(skip_serializing_if = "Option::is_none")]
     segment: Option<&'a str>,
@@ -77,6 +80,7 @@ impl<'a> CallHeader<'a> {
             rows: batch.columns.num_rows(),
             exchange: batch.step.map(|_| exchange),
             step: batch.step,
+            row_errors: None,
             segment: None,
             form: layout.form,
             reply_segment: None,
@@ -87,6 +91,11 @@ impl<'a> CallHeader<'a> {
             same_constants: layout.same_constants,
             buffers: &layout.places,
         }
+    }
+
+    /// Asks for a column of errors, if the signature has one.
+    pub fn with_row_errors(self, row_errors: Option<RowErrors>) -> CallHeader<'a> {
+        CallHeader { row_errors, ..self }
     }
 
     /// Names the constants.

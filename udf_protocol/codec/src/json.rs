@@ -37,6 +37,9 @@ pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> 
     if let Some(step) = batch.step {
         let _ = write!(out, "\"exchange\":\"{exchange}\",\"step\":\"{}\",", step.name());
     }
+    if let Some(row_errors) = signature.row_errors {
+        let _ = write!(out, "\"row_errors\":\"{}\",", row_errors.name());
+    }
     out.push_str("\"columns\":[");
     for (position, ty) in signature.call_types().iter().enumerate() {
         if position > 0 {

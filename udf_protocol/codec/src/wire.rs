@@ -37,6 +37,9 @@ pub struct ServerInfo {
     /// Whether connections that no exchange uses take no threads of it, so that clients may keep them (§7.12).
     #[serde(default)]
     pub keep_alive: bool,
+    /// Whether it goes on after a row on which the handler raises an error, where a client asks for that (§4.9).
+    #[serde(default)]
+    pub row_errors: bool,
 }
 
 impl ServerInfo {
@@ -81,6 +84,7 @@ impl FunctionInfo {
             kind: self.kind,
             arguments: arguments.collect(),
             result: self.returns,
+            row_errors: None,
         })
     }
 }

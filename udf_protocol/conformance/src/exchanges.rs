@@ -193,6 +193,42 @@ impl Judge {
         third.expect_results(&[0], &[2])
     }
 
+    pub(super) fn judge_row_errors(&mut self) {
+        if !self.has_row_errors {
+            return;
+        }
+        for row_errors in [RowErrors::Once, RowErrors::Again] {
+            let case = format!("goes on after rows on which the handler raises an error, run {}", row_errors.name());
+            let fail = Signature { row_errors: Some(row_errors), ..unary("fail_at", Type::Int8) };
+            self.with("4.9", &case, fail, Judge::expect_row_errors);
+        }
+    }
+
+    /// Batches with errors in the first, the last, no and every row.
+    fn expect_row_errors(&self, signature: &Signature) -> Finding {
+        let column = |values: &[Option<i64>]| Arc::new(Int64Array::from(values.to_vec())) as ArrayRef;
+        let batches: [&[i64]; 5] = [&[13, 1, 2], &[1, 13, 13], &[4, 5], &[13], &[7]];
+        let mut exchange = self.open(signature);
+        for (number, values) in (0..).zip(batches) {
+            let values: Vec<_> = values.iter().copied().map(Some).collect();
+            exchange.send(batch(signature, number, values.len(), vec![column(&values)], None));
+        }
+        for values in batches {
+            let reply = exchange.receive(&PlainHost).map_err(|error| say(&error))?;
+            let results: Vec<_> = values.iter().map(|value| Some(*value).filter(|value| *value != 13)).collect();
+            expect(&Type::Int8, reply.columns.column(0), &column(&results))?;
+            let errors = reply.columns.column(1).as_string::<i32>();
+            let are_right = errors.iter().zip(&results).all(|(error, result)| match result {
+                Some(_) => error.is_none(),
+                None => error.is_some_and(|text| text.contains("13 is bad") && !text.contains('\n')),
+            });
+            if !are_right {
+                return Err(format!("its errors for {values:?} are {:?}", errors.iter().collect::<Vec<_>>()));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn judge_errors(&mut self) {
         let fail = unary("fail_at", Type::Int8);
         self.with("5", "tells the batch, the row and the text of an exception", fail, |judge, signature| {

@@ -37,7 +37,7 @@ use udf_codec::json::{decode_column, encode_column};
 use udf_codec::parquet;
 use udf_codec::wire::{COLUMNS, PROTOCOL_VERSION};
 use udf_project::endpoint::Endpoint;
-use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::signature::{Argument, FunctionKind, RowErrors, Signature, Volatility};
 use udf_types::terminal::printable;
 use udf_types::transport_name::TransportName;
 use udf_types::types::{TABLE, Type};
@@ -103,6 +103,7 @@ pub fn judge(
         client: Client::start()?,
         functions: Vec::new(),
         takes_constants: false,
+        has_row_errors: false,
         verdicts: Vec::new(),
     };
     judge.judge_handshake();
@@ -112,6 +113,7 @@ pub fn judge(
         judge.judge_exchanges();
         judge.judge_kinds();
         judge.judge_errors();
+        judge.judge_row_errors();
         judge.judge_json();
         judge.judge_columns();
         judge.judge_constants();
@@ -166,6 +168,8 @@ struct Judge {
     functions: Vec<String>,
     /// Whether its greeting says so.
     takes_constants: bool,
+    /// The same.
+    has_row_errors: bool,
     verdicts: Vec<Verdict>,
 }
 
@@ -390,7 +394,10 @@ mod tests {
     #[test]
     fn a_server_that_does_everything_wrong_is_told_so_clause_by_clause() {
         let endpoint = serve(|request, call| match request {
-            "GET /v1" => hello(&["echo_int4", "add", "fail_at", "constant", "other"]),
+            "GET /v1" => {
+                let functions = ["echo_int4", "add", "fail_at", "constant", "other"];
+                (200, json!({"protocol": 1, "server": "test", "functions": functions, "row_errors": true}))
+            }
             "GET /v1/functions/echo_int4" => describe("int4", 1),
             "GET /v1/functions/add" => describe("int8", 2),
             "GET /v1/functions/fail_at" => describe("int8", 1),
@@ -418,6 +425,8 @@ mod tests {
                 "§5 tells the batch, the row and the text of an exception",
                 "§5 refuses arguments of other types, and lives on",
                 "§5 refuses to call an unrecognized function",
+                "§4.9 goes on after rows on which the handler raises an error, run once",
+                "§4.9 goes on after rows on which the handler raises an error, run again",
                 "§6 refuses what is not JSON",
                 "§6 refuses JSON that is no call",
                 "§6 refuses a call with too few columns",

@@ -293,6 +293,7 @@ impl FunctionEntry {
             kind: self.kind,
             arguments: parsed,
             result: Type::from_name(returns)?,
+            row_errors: None,
         }))
     }
 }
@@ -355,6 +356,22 @@ pub struct FunctionBody {
     /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_batch_rows: Option<usize>,
+    /// What becomes of a row on which the handler raises an error.
+    #[serde(default)]
+    pub on_error: OnError,
+}
+
+/// What becomes of a row on which the handler raises an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnError {
+    /// The query fails.
+    #[default]
+    Fail,
+    /// Its result is NULL.
+    Null,
+    /// Its result says the error: the declared type is `(value T, error text)`.
+    Report,
 }
 
 impl FunctionBody {
@@ -573,6 +590,20 @@ mod tests {
         described.functions[0].name = "unknown".to_string();
         let error = manifest.with_described(&described.to_label()).unwrap_err();
         assert!(error.message().contains(&manifest.functions[0].name), "{error}");
+    }
+
+    #[test]
+    fn errors_of_rows_end_the_query_unless_the_body_says_otherwise() {
+        let parse = |keys: &str| FunctionBody::parse(&format!("image = 'a:1'\n{keys}")).map(|body| body.on_error);
+        assert_eq!(parse(""), Ok(OnError::Fail));
+        let known = [("fail", OnError::Fail), ("null", OnError::Null), ("report", OnError::Report)];
+        for (name, on_error) in known {
+            assert_eq!(parse(&format!("on_error = '{name}'")), Ok(on_error));
+        }
+        for wrong in ["'ignore'", "'Null'", "''", "true"] {
+            let error = parse(&format!("on_error = {wrong}")).unwrap_err();
+            assert!(error.to_string().contains("on_error") || error.to_string().contains("report"), "{wrong}: {error}");
+        }
     }
 
     #[test]

@@ -254,12 +254,16 @@ impl std::error::Error for Error {}
 /// How much of an unknown type's text is repeated.
 const MAX_TYPE_CHARACTERS: usize = 400;
 
+/// What stands before the words of the user's code.
+fn raised_by(function: &str) -> String {
+    format!("container function \"{function}\" raised an exception: ")
+}
+
 // The words.
 impl Error {
     /// The user's code raised an exception, for one row of the batch or for all of it.
     pub fn user_code(function: &str, text: &str, row: Option<u64>, traceback: Option<String>) -> Error {
-        let error =
-            Error::new(Kind::UserCode, format!("container function \"{function}\" raised an exception: {text}"));
+        let error = Error::new(Kind::UserCode, format!("{}{text}", raised_by(function)));
         let error = match row {
             Some(row) => error.with_row(row),
             None => error,
@@ -268,6 +272,11 @@ impl Error {
             Some(traceback) => error.with_detail(traceback),
             None => error,
         }
+    }
+
+    /// What the user's code itself said of an exception that it raised.
+    pub fn users_text(&self, function: &str) -> &str {
+        self.0.message.strip_prefix(&raised_by(function)).unwrap_or(&self.0.message)
     }
 
     /// The user's code gave a value that does not fit; `fact` says which.

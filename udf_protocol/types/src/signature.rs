@@ -49,8 +49,31 @@ impl FunctionKind {
     }
 }
 
+/// How a batch goes on after a row on which the handler raises an error (`docs/protocol.md` §4.9).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowErrors {
+    /// No row is run twice.
+    Once,
+    /// Rows may be run again, to find the one on which a whole batch fails.
+    Again,
+}
+
+impl RowErrors {
+    /// Its name on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            RowErrors::Once => "once",
+            RowErrors::Again => "again",
+        }
+    }
+}
+
 /// The key of the schema's metadata under which map and aggregate functions say what they are.
 const KIND_KEY: &str = "transship.kind";
+
+/// The key of the schema's metadata under which an exchange over Flight asks for a column of errors.
+pub const ROW_ERRORS_KEY: &str = "transship.row_errors";
 
 /// One declared argument.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,12 +95,14 @@ pub struct Signature {
     pub arguments: Vec<Argument>,
     /// The result's type.
     pub result: Type,
+    /// Whether a scalar function's replies have a column of errors behind the results; none if an error ends the exchange.
+    pub row_errors: Option<RowErrors>,
 }
 
 impl Signature {
     /// A scalar function's signature.
     pub fn scalar(function: &str, arguments: Vec<Argument>, result: Type) -> Signature {
-        Signature { function: function.to_string(), kind: FunctionKind::Scalar, arguments, result }
+        Signature { function: function.to_string(), kind: FunctionKind::Scalar, arguments, result, row_errors: None }
     }
 
     /// The schema of a batch of calls (`docs/protocol.md` §4): one nullable field per argument; for an aggregate the
@@ -107,6 +132,7 @@ impl Signature {
     /// The types of a reply's columns (`docs/protocol.md` §4).
     pub fn reply_types(&self) -> Vec<Type> {
         match self.kind {
+            FunctionKind::Scalar if self.row_errors.is_some() => vec![self.result.clone(), Type::Text],
             FunctionKind::Scalar | FunctionKind::Map => vec![self.result.clone()],
             FunctionKind::Table => vec![Type::Int4, self.result.clone()],
             FunctionKind::Aggregate => vec![self.result.clone(), Type::Bytea],
@@ -155,7 +181,7 @@ impl Signature {
         for field in &fields[..inputs] {
             arguments.push(Argument { name: field.name().clone(), ty: read(field)? });
         }
-        Ok(Signature { function: function.to_string(), kind, arguments, result: read(result)? })
+        Ok(Signature { function: function.to_string(), kind, arguments, result: read(result)?, row_errors: None })
     }
 
     /// Checks what the caller declared (`self`) against what the server `offered`. Types are compared by position;

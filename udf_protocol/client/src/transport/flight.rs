@@ -1,5 +1,6 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
+use std::collections::HashMap;
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use udf_codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_described_s
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError, shorten};
 use udf_project::endpoint::Endpoint;
-use udf_types::signature::{FunctionKind, Signature};
+use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, Signature};
 use udf_types::{Error, Kind, Result};
 
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
@@ -411,7 +412,14 @@ impl Flight {
         let (wire, mut queue) = mpsc::channel::<FlightData>(1);
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
         let call_schema = foreign.map_or_else(|| signature.call_schema(), |foreign| foreign.arguments.clone());
-        let opening = encode_schema(&call_schema).with_descriptor(descriptor);
+        let opening = match signature.row_errors {
+            None => encode_schema(&call_schema),
+            Some(row_errors) => {
+                let asks = HashMap::from([(ROW_ERRORS_KEY.to_string(), row_errors.name().to_string())]);
+                encode_schema(&call_schema.as_ref().clone().with_metadata(asks))
+            }
+        };
+        let opening = opening.with_descriptor(descriptor);
         let first = if is_single { outbox.next().await } else { None };
         if is_single && first.is_none() {
             return Ok(false);
@@ -426,7 +434,7 @@ impl Flight {
         let mut replies: Option<Streaming<FlightData>> = None;
         let mut encoder = BatchEncoder::default();
         let mut reply_schema: Option<SchemaRef> = None;
-        let mut bytes_sent = std::collections::HashMap::new();
+        let mut bytes_sent = HashMap::new();
         let mut first = first;
         let lost = |status: Status| reply_error(function, &status, most);
         let (mut is_closing, mut is_parking) = (false, false);

@@ -411,7 +411,7 @@ impl PipelinedCall<'_> {
             // There is no memory left for segments: all of the data goes with the request.
             layout = self.encoding.layout(self.signature, &batch, None, same_constants);
         }
-        let mut header = CallHeader::new(&batch, &layout, self.name);
+        let mut header = CallHeader::new(&batch, &layout, self.name).with_row_errors(self.signature.row_errors);
         if !batch.constants.is_empty() {
             header = header.with_constants_id(&brought.id);
         }

@@ -37,6 +37,11 @@ pub struct Calls {
 }
 
 impl Calls {
+    /// What the metadata of the calls' schema has under a key.
+    pub fn asks_for(&self, key: &str) -> Option<String> {
+        self.schema.as_ref()?.metadata().get(key).cloned()
+    }
+
     /// The next batch and its metadata; none once the client has closed its side or is gone.
     pub async fn next(&mut self) -> Option<(RecordBatch, String)> {
         loop {

@@ -1,0 +1,83 @@
+"""A scalar function that goes on after a row on which the handler raises an exception (docs/protocol.md §4.9).
+
+Its reply has a second column, with the error of each row that has one. A row handler is called once for each row. A handler
+of whole columns that raises is called again with halves of the rows, down to single ones; where no row may be called twice,
+it is given one row at a time from the beginning.
+"""
+
+import functools
+
+import pyarrow as pa
+
+from . import constants, types
+from .errors import CallError, message_of
+from .function import Cancelled, Function, Pace
+
+# Longest error of one row. Many rows may have one.
+_MOST_CHARACTERS = 4096
+
+
+class Forgiving(Function):
+    """The function of which answer(batch) gives results and errors."""
+
+    def __init__(self, function, may_repeat):
+        super().__init__(function.name, function.target, function.form, function.arguments, function.result)
+        self._may_repeat = may_repeat
+
+    @functools.cached_property
+    def reply_columns(self):
+        return [(self.name, self.result), ("error", types.by_name("text"))]
+
+    def answer(self, batch, is_cancelled=lambda: False, may_encode=False):
+        batch = self.check_arguments(batch, keeps_constants=True)
+        call = self._call_each if self.form == "row" else self._call_pieces
+        results, errors = call(batch, is_cancelled)
+        yield pa.RecordBatch.from_arrays([results, pa.array(errors, pa.string())], schema=self.reply_schema)
+
+    def _call_each(self, batch, is_cancelled):
+        target = self.target
+        results, errors = [], []
+        pace = Pace(is_cancelled)
+        due = pace.due
+        for row in self.rows(batch):
+            try:
+                results.append(target(*row))
+                errors.append(None)
+            except BaseException as exception:
+                results.append(None)
+                errors.append(_text_of(exception))
+            if len(results) >= due:
+                due = pace.check(len(results))
+        return self.column_of(results), errors
+
+    def _call_pieces(self, batch, is_cancelled):
+        answers, errors = [], []
+        for _, piece in constants.pieces(batch, self.arguments):
+            step = max(piece.num_rows, 1) if self._may_repeat else 1
+            ranges = [(first, min(step, piece.num_rows - first)) for first in range(0, piece.num_rows, step)]
+            ranges.reverse()
+            while ranges:
+                if is_cancelled():
+                    raise Cancelled
+                first, count = ranges.pop()
+                try:
+                    answers.append(self._call_columns(piece.slice(first, count)))
+                    errors += [None] * count
+                except CallError as error:
+                    if error.kind != "user_code":
+                        raise
+                    if count > 1:
+                        ranges += [(first + count // 2, count - count // 2), (first, count // 2)]
+                    else:
+                        answers.append(pa.nulls(1, self.result.arrow))
+                        errors.append(_shortened(error.message))
+        return (pa.concat_arrays(answers) if answers else pa.nulls(0, self.result.arrow)), errors
+
+
+def _text_of(exception):
+    return _shortened(message_of(exception))
+
+
+def _shortened(text):
+    # A lone surrogate is no character.
+    return text[:_MOST_CHARACTERS].encode(errors="replace").decode()
