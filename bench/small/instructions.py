@@ -22,6 +22,8 @@ from readme import write_section  # noqa: E402
 STATEMENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 200
 BIN = pathlib.Path(os.environ.get("PG_CONFIG", "/usr/lib/postgresql/15/bin/pg_config")).parent
 SERVER_USER = "postgres" if os.getuid() == 0 else pwd.getpwuid(os.getuid()).pw_name
+# Until the backends that came before have written their counts.
+SETTLE_S = 10
 SETUP = """
 CREATE EXTENSION transship;
 CREATE TABLE accounts AS SELECT i AS aid, i % 10 AS bid, 0 AS abalance, repeat(' ', 84) AS filler FROM generate_series(1, 10000) i;
@@ -143,13 +145,17 @@ def main():
         cluster.start()
         subprocess.run([BIN / "psql", "-qX", "-v", "ON_ERROR_STOP=1"], input=SETUP, env=cluster.environment, text=True, check=True)
         cluster.stop()
+        # Those that looked whether the server is there would be taken for the first script's.
         cluster.start("valgrind", "--quiet", "--tool=callgrind", "--trace-children=yes", f"--callgrind-out-file={folder}/counts.%p")
+        time.sleep(SETTLE_S)
         for case, (protocol, script) in CASES.items():
             each = {}
             for library in ("", "transship"):
                 # Who comes first tidies tables and catalogs up.
                 _, once, twice = (cluster.count(script, protocol, times * STATEMENTS, library) for times in (2, 1, 2))
                 each[library] = (twice - once) / STATEMENTS
+                if each[library] <= 0:
+                    sys.exit(f"{case}: the counts are not those of these runs: {once}, {twice}")
             more = each["transship"] / each[""] - 1
             lines.append(f"| {case} | {each['']:,.0f} | {each['transship']:,.0f} | {100 * more:+.2f} % |")
             print(lines[-1], flush=True)
