@@ -157,11 +157,11 @@ LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_statistics';
 
 CREATE VIEW stat_functions AS
 SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name, s.exchanges, s.calls, s.rows, s.batches, s.bytes_sent,
-  s.bytes_received, s.errors, s.retries, s.wait_time, s.compute_time, s.latency_p50, s.latency_p90, s.latency_p99
+  s.bytes_received, s.errors, s.retries, s.wait_time, s.compute_time, s.latency_mean, s.latency_p50, s.latency_p90, s.latency_p99
 FROM json_to_recordset(@extschema@.statistics() -> 'functions')
   AS s (funcid oid, exchanges bigint, calls bigint, rows bigint, batches bigint, bytes_sent bigint, bytes_received bigint,
-    errors bigint, retries bigint, wait_time float8, compute_time float8, latency_p50 float8, latency_p90 float8,
-    latency_p99 float8)
+    errors bigint, retries bigint, wait_time float8, compute_time float8, latency_mean float8, latency_p50 float8,
+    latency_p90 float8, latency_p99 float8)
 JOIN pg_catalog.pg_proc p ON p.oid = s.funcid
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace;
 

@@ -2,7 +2,7 @@
 
 A Flight client that sends no metadata (RisingWave's) is told of an error by a status, never by a reply that is short
 (docs/protocol.md §4). That a client closes its connection while calls wait on it is noticed: nobody computes them to
-their end (§7). A container that is asked to end while it answers a call gives the answer and ends in good order (§8).
+their end (§7). Calls that take long keep neither others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in good order (§8).
 """
 
 import contextlib
@@ -20,6 +20,8 @@ import pyarrow
 import pyarrow.flight
 
 COLUMNS = "application/vnd.transship.columns"
+# Calls that take long, and how long.
+LONG_CALLS, LONG_S = 24, 4.0
 LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
 
 
@@ -97,6 +99,23 @@ def hang_up(path):
     time.sleep(3)
 
 
+def answer_beside_long_calls(image, path):
+    """Asks for the greeting and for a short call while many calls wait."""
+    connections = [UnixConnection(path) for _ in range(LONG_CALLS)]
+    start = time.monotonic()
+    for connection in connections:
+        connection.request("POST", "/v1/functions/wait", json.dumps({"batch": 0, "rows": 1, "columns": [[LONG_S]]}))
+    time.sleep(LONG_S / 4)
+    ask(path, "GET", "/v1")
+    status, answer = ask(path, "POST", "/v1/functions/add", json.dumps({"batch": 0, "rows": 1, "columns": [[1], [2]]}))
+    seconds = time.monotonic() - start
+    if (status, answer.get("columns")) != (200, [[3]]) or seconds > LONG_S:
+        sys.exit(f"{image} answered {status} {answer} to a short call, {seconds:.1f} s after it began {LONG_CALLS} of {LONG_S} s")
+    for connection in connections:
+        if connection.getresponse().status != 200:
+            sys.exit(f"{image} failed a long call beside others")
+
+
 def seconds_to_end(container):
     """The time from the signal to a stopped container's end, by the engine's clock: on a busy machine its commands take long."""
     words = ["--filter", f"container={container}", "--format", "{{.Action}} {{.TimeNano}}", "--since=10m", f"--until={time.time():.9f}"]
@@ -121,6 +140,9 @@ def main(image):
             # Without pipelining there are none.
             if "socket" in greeting.get("transports", []) and greeting.get("pipelining", True):
                 hang_up(path)
+            # Others have few processes or threads, each with a connection.
+            if greeting.get("keep_alive"):
+                answer_beside_long_calls(image, path)
             connection = UnixConnection(path)
             body = json.dumps({"batch": 0, "rows": 1, "columns": [[2.0]]})
             connection.request("POST", "/v1/functions/wait", body)

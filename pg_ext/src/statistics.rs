@@ -64,6 +64,8 @@ pub struct FunctionCounters {
     retries: AtomicU64,
     wait_us: AtomicU64,
     compute_us: AtomicU64,
+    /// The sum of the latencies below.
+    latency_us: AtomicU64,
     latencies: [AtomicU64; BUCKETS],
 }
 
@@ -106,7 +108,7 @@ fn open_file() -> io::Result<File> {
     let system = unsafe { pg_sys::GetSystemIdentifier() };
     // Backends run in the data directory, of which a copy has the same identifier.
     let data = fs::metadata(".")?;
-    let name = format!("transship.2.{system:x}.{:x}.{:x}.stat", data.dev(), data.ino());
+    let name = format!("transship.3.{system:x}.{:x}.{:x}.stat", data.dev(), data.ino());
     let [first, second] = FOLDERS.map(|folder| format!("{folder}/{name}"));
     open_or_make(&first).or_else(|_| open_or_make(&second))
 }
@@ -218,6 +220,7 @@ impl FunctionCounters {
             &self.retries,
             &self.wait_us,
             &self.compute_us,
+            &self.latency_us,
         ];
         fields.into_iter().chain(&self.latencies).for_each(|counter| counter.store(0, Relaxed));
     }
@@ -285,6 +288,7 @@ impl Meter {
     /// A batch was answered this long after it was sent.
     pub fn count_latency(&self, latency: Duration) {
         if let Some(counters) = self.counters {
+            counters.latency_us.fetch_add(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX), Relaxed);
             counters.latencies[bucket_of(latency)].fetch_add(1, Relaxed);
         }
     }
@@ -347,7 +351,23 @@ fn percentile(latencies: &[u64], part: f64) -> Option<f64> {
         seen += count;
         total > 0 && seen >= wanted
     })?;
-    Some((2f64).powf((bucket + 1) as f64 / 4.0) / 1000.0)
+    Some(rounded((2f64).powf((bucket + 1) as f64 / 4.0) / 1000.0))
+}
+
+/// Milliseconds to three digits: a percentile is known less exactly than that.
+fn rounded(milliseconds: f64) -> f64 {
+    let text = format!("{milliseconds:.2e}");
+    text.parse().unwrap_or(milliseconds)
+}
+
+/// Microseconds as milliseconds.
+fn milliseconds(micros: u64) -> f64 {
+    micros as f64 / 1000.0
+}
+
+/// The mean of so many latencies, in milliseconds, to the microsecond; none if there was none.
+fn mean(micros: u64, count: u64) -> Option<f64> {
+    Some(milliseconds((micros + count / 2).checked_div(count)?))
 }
 
 /// The counters of this database's functions, as JSON.
@@ -369,8 +389,9 @@ fn functions_json() -> serde_json::Value {
             "bytes_received": counters.bytes_received.load(Relaxed),
             "errors": counters.errors.load(Relaxed),
             "retries": counters.retries.load(Relaxed),
-            "wait_time": counters.wait_us.load(Relaxed) as f64 / 1000.0,
-            "compute_time": counters.compute_us.load(Relaxed) as f64 / 1000.0,
+            "wait_time": milliseconds(counters.wait_us.load(Relaxed)),
+            "compute_time": milliseconds(counters.compute_us.load(Relaxed)),
+            "latency_mean": mean(counters.latency_us.load(Relaxed), latencies.iter().sum()),
             "latency_p50": percentile(&latencies, 0.5),
             "latency_p90": percentile(&latencies, 0.9),
             "latency_p99": percentile(&latencies, 0.99),
@@ -475,8 +496,21 @@ mod tests {
             let found = percentile(&latencies, part).unwrap();
             assert!(found >= milliseconds && found <= milliseconds * 1.19, "{part}: {found}");
         }
+        latencies = [0; BUCKETS];
+        latencies[bucket_of(Duration::from_micros(23_200))] = 1;
+        assert_eq!(percentile(&latencies, 0.5), Some(27.6));
         assert_eq!(bucket_of(Duration::ZERO), 0);
         assert_eq!(bucket_of(Duration::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn numbers_are_for_people() {
+        assert_eq!(mean(0, 0), None);
+        assert_eq!(mean(3, 2), Some(0.002));
+        assert_eq!(mean(82_663_480, 3000), Some(27.554));
+        for (exact, shown) in [(27.554493735033716, 27.6), (0.0011892071150027212, 0.00119), (123_456.7, 123_000.0)] {
+            assert_eq!(rounded(exact), shown);
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_array::builder::Int32Builder;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
@@ -167,7 +168,7 @@ impl Functions {
                 return Err(refuse(format!("the handler has it as a {kind} function with batch = \"{form}\"")));
             }
             (code.check)(&signature).map_err(refuse)?;
-            functions.push(Function { signature: Arc::new(signature), code });
+            functions.push(Function { signature: Arc::new(signature), code, takes_long: AtomicBool::new(false) });
         }
         Ok(functions)
     }
@@ -177,9 +178,22 @@ impl Functions {
 pub(crate) struct Function {
     signature: Arc<Signature>,
     code: Code,
+    takes_long: AtomicBool,
 }
 
 impl Function {
+    /// Whether its last call took long.
+    pub(crate) fn takes_long(&self) -> bool {
+        self.takes_long.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_long(&self, takes_long: bool) {
+        // Threads do not take a line of memory from one another that stays as it is.
+        if self.takes_long() != takes_long {
+            self.takes_long.store(takes_long, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.signature.function
     }

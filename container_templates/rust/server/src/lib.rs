@@ -9,7 +9,9 @@ mod columns;
 pub mod error;
 mod flight;
 pub mod function;
+mod http;
 mod rest;
+mod seats;
 mod serve;
 pub mod value;
 

@@ -1,10 +1,10 @@
 //! HTTP: the JSON form, `docs/protocol.md` §6, and columns in memory, §7.
 
 use std::convert::Infallible;
-use std::os::fd::{AsFd, OwnedFd};
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
 use bytes::Bytes;
@@ -21,14 +21,17 @@ use udf_types::signature::FunctionKind;
 use udf_codec::wire::COLUMNS;
 
 use crate::columns;
-use crate::error::CallError;
+use crate::error::{CallError, guarded};
 use crate::function::Function;
+use crate::http::{Http, may_run_here};
 use crate::serve::Container;
 
 const FUNCTIONS: &str = "/v1/functions/";
 const EXCHANGES: &str = "/v1/exchanges/";
 const JSON: &str = "application/json";
 const MAX_BODY_BYTES: usize = 1 << 30;
+/// A call that takes longer lets another thread answer connections.
+const LONG: Duration = Duration::from_micros(500);
 
 #[derive(Debug, Deserialize)]
 struct JsonCall {
@@ -62,11 +65,11 @@ type Body = (&'static str, Vec<u8>);
 
 /// Answers one request.
 pub(crate) async fn respond(
-    container: Arc<Container>,
+    server: Arc<Http>,
     request: Request<Incoming>,
-    client: Arc<OwnedFd>,
+    client: Arc<File>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, (content_type, body)) = match answer(container, request, client).await {
+    let (status, (content_type, body)) = match answer(server, request, client).await {
         Ok(body) => (StatusCode::OK, body),
         Err(error) => {
             let status = match error.kind {
@@ -83,11 +86,8 @@ pub(crate) async fn respond(
     Ok(response)
 }
 
-async fn answer(
-    container: Arc<Container>,
-    request: Request<Incoming>,
-    client: Arc<OwnedFd>,
-) -> Result<Body, CallError> {
+async fn answer(server: Arc<Http>, request: Request<Incoming>, client: Arc<File>) -> Result<Body, CallError> {
+    let container = &server.container;
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
     if method == Method::GET && path == "/v1" {
@@ -105,40 +105,32 @@ async fn answer(
     if method == Method::GET {
         return Ok((JSON, describe(function).into_bytes()));
     }
-    let is_gone = Gone::default();
-    let flag = is_gone.0.clone();
-    // The handler may compute or wait for as long as it likes: on a thread of its own.
-    let answered = tokio::task::spawn_blocking(move || {
-        let function = container.find(&name)?;
-        let is_cancelled = || flag.load(Ordering::Relaxed) || has_hung_up(&client);
+    may_run_here().await;
+    if function.takes_long() {
+        server.take_time();
+    }
+    let start = Instant::now();
+    let answered = guarded(|| {
+        let is_cancelled = || has_hung_up(&client);
         if is_columns {
             let (call, segment) = columns::read(function, &body)?;
-            let answer = compute(&container, function, &call, &is_cancelled)?;
+            let answer = compute(container, function, &call, &is_cancelled)?;
             return Ok((COLUMNS, columns::write(function, &call, answer, segment.as_deref())?));
         }
         let call = read_json(function, &body)?;
-        let answer = compute(&container, function, &call, &is_cancelled)?;
+        let answer = compute(container, function, &call, &is_cancelled)?;
         Ok((JSON, write_json(function, &call, &answer).into_bytes()))
     });
-    answered.await.unwrap_or_else(|cause| Err(CallError::new("user_code", cause.to_string())))
+    function.note_long(start.elapsed() > LONG);
+    answered
 }
 
 /// Whether a client has closed its connection. hyper does not look while a further request lies there.
-fn has_hung_up(client: &OwnedFd) -> bool {
+fn has_hung_up(client: &File) -> bool {
     // nix has no name for this one.
     let closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
     let mut watched = [PollFd::new(client.as_fd(), closed)];
     poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-}
-
-/// Says that the request is no longer waited for: hyper drops what answers it when the client has gone.
-#[derive(Default)]
-struct Gone(Arc<AtomicBool>);
-
-impl Drop for Gone {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn describe(function: &Function) -> String {

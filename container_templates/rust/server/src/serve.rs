@@ -1,15 +1,10 @@
 //! Listens and stops, `docs/protocol.md` §7.
 
-use std::os::fd::AsFd;
+use std::os::unix::net;
 use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
-use futures_util::StreamExt;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
-use hyper_util::server::graceful::GracefulShutdown;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -23,12 +18,13 @@ use crate::columns::has_segments;
 use crate::error::{CallError, install_panic_hook};
 use crate::flight::Flight;
 use crate::function::{Function, Functions};
-use crate::rest;
+use crate::http::{Http, Listener};
 
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
 const WINDOW_BYTES: u32 = 16 << 20;
 /// Patience with calls that run when the server is asked to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_STEP: Duration = Duration::from_millis(5);
 
 /// What all transports answer for.
 pub(crate) struct Container {
@@ -73,24 +69,28 @@ pub(crate) fn run(functions: Functions) -> Result<(), String> {
 async fn serve(container: Arc<Container>) -> Result<(), String> {
     let failed = |cause: std::io::Error| cause.to_string();
     let (stop, stopped) = watch::channel(false);
+    let http = Http::start(container.clone()).map_err(failed)?;
     let mut tasks = Vec::new();
+    let mut is_reachable = false;
     if let Ok(folder) = std::env::var("TRANSSHIP_SOCKET_DIR") {
-        let rest = bind_unix(&format!("{folder}/http.sock")).map_err(failed)?;
+        http.listen(Listener::Unix(bind_unix(&format!("{folder}/http.sock")).map_err(failed)?)).map_err(failed)?;
         let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
-        tasks.push(tokio::spawn(serve_rest(container.clone(), UnixListenerStream::new(rest), stopped.clone())));
+        flight.set_nonblocking(true).map_err(failed)?;
+        let flight = UnixListener::from_std(flight).map_err(failed)?;
+        is_reachable = true;
         tasks.push(tokio::spawn(serve_flight(container.clone(), UnixListenerStream::new(flight), stopped.clone())));
     }
     if let Some(port) = port("TRANSSHIP_HTTP_PORT")? {
-        let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
-        let streams = TcpListenerStream::new(listener)
-            .map(|stream| stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream)));
-        tasks.push(tokio::spawn(serve_rest(container.clone(), streams, stopped.clone())));
+        let listener = std::net::TcpListener::bind(("0.0.0.0", port)).map_err(failed)?;
+        http.listen(Listener::Tcp(listener)).map_err(failed)?;
+        is_reachable = true;
     }
     if let Some(port) = port("TRANSSHIP_FLIGHT_PORT")? {
         let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
         tasks.push(tokio::spawn(serve_flight(container.clone(), TcpListenerStream::new(listener), stopped.clone())));
+        is_reachable = true;
     }
-    if tasks.is_empty() {
+    if !is_reachable {
         return Err("set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT".to_string());
     }
     eprintln!("transship: ready, {} functions", container.functions.len());
@@ -98,7 +98,11 @@ async fn serve(container: Arc<Container>) -> Result<(), String> {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
     stop.send_replace(true);
+    http.stop();
     let all = async {
+        while http.is_open() {
+            tokio::time::sleep(STOP_STEP).await;
+        }
         for task in tasks {
             let _ = task.await;
         }
@@ -111,10 +115,10 @@ fn port(name: &str) -> Result<Option<u16>, String> {
     std::env::var(name).ok().map(|text| text.parse().map_err(|_| format!("{name} is no port"))).transpose()
 }
 
-fn bind_unix(path: &str) -> std::io::Result<UnixListener> {
+fn bind_unix(path: &str) -> std::io::Result<net::UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     let _ = std::fs::remove_file(path);
-    let listener = UnixListener::bind(path)?;
+    let listener = net::UnixListener::bind(path)?;
     // The engine that connects is another user than this one; the directory around the socket decides who gets here.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777))?;
     Ok(listener)
@@ -143,31 +147,4 @@ where
     if let Err(cause) = served {
         eprintln!("transship: {cause}");
     }
-}
-
-async fn serve_rest<S, L>(container: Arc<Container>, mut listener: L, stopped: watch::Receiver<bool>)
-where
-    S: AsyncRead + AsyncWrite + AsFd + Unpin + Send + 'static,
-    L: futures_util::Stream<Item = std::io::Result<S>> + Unpin + Send + 'static,
-{
-    let connections = GracefulShutdown::new();
-    loop {
-        let (stream, client) = tokio::select! {
-            Some(accepted) = listener.next() => match accepted.and_then(|it| Ok((it.as_fd().try_clone_to_owned()?, it))) {
-                Ok((client, stream)) => (stream, Arc::new(client)),
-                Err(cause) => {
-                    // Too many open files, for example: others end meanwhile.
-                    eprintln!("transship: {cause}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
-            () = wait(stopped.clone()) => break,
-        };
-        let container = container.clone();
-        let service = service_fn(move |request| rest::respond(container.clone(), request, client.clone()));
-        let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-        tokio::spawn(connections.watch(connection));
-    }
-    connections.shutdown().await;
 }
