@@ -11,7 +11,7 @@
   }
 ECHO(bool) ECHO(int2) ECHO(int4) ECHO(int8) ECHO(float4) ECHO(float8) ECHO(text) ECHO(bytea) ECHO(date) ECHO(timestamp)
 ECHO(timestamptz) ECHO(numeric) ECHO(uuid) ECHO(json) ECHO(time) ECHO(timetz) ECHO(interval) ECHO(inet) ECHO(cidr)
-ECHO(macaddr) ECHO(datetime2) ECHO(array) ECHO(range) ECHO(composite)
+ECHO(macaddr) ECHO(datetime2) ECHO(array) ECHO(range) ECHO(composite) ECHO(decimals)
 
 TRANSSHIP_EXPORT void constant(transship_call *call, const transship_value *arguments, transship_value *result) {
   (void)call, (void)arguments;

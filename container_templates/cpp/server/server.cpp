@@ -121,7 +121,7 @@ struct Function {
       column.reserve(rows);
       for (std::size_t row = 0; row < rows; row++) {
         try {
-          column.push_back(read_value(types[i], given[i][row], memory));
+          column.push_back(read_value(types[i], types[i].is_nested() ? strict_value(types[i], given[i][row]) : given[i][row], memory));
         } catch (const std::exception &error) {
           throw violation("row " + std::to_string(row) + " of column " + std::to_string(i + 1) + " holds " + error.what());
         }
@@ -328,7 +328,7 @@ private:
       const auto [reply, micros] = run(*function, in_memory.header, in_memory.columns(function->call_types(), call.memory), call);
       return {200, columns_type, in_memory.reply(function->to_memory(reply), reply.rows(), micros)};
     }
-    const json asked = json::parse(request.body);
+    const json asked = read_request(request.body);
     const auto [reply, micros] = run(*function, asked, function->read(asked, call.memory), call);
     return of_json({{"batch", asked.value("batch", 0)}, {"rows", reply.rows()}, {"micros", micros}, {"columns", function->to_json(reply)}});
   }

@@ -13,9 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "request.hpp"
 #include "transship.h"
-
-using json = nlohmann::json;
 
 constexpr int64_t max_safe_integer = int64_t{1} << 53;
 
@@ -119,9 +118,28 @@ inline std::string decode_base64(const std::string &text) {
   return bytes;
 }
 
+/// A value of a nested type in the JSON form of docs/types.md, whose decimals are strings.
+inline json strict_value(const Type &type, const json &value) {
+  if (type.type == "numeric" && has_all_digits(value)) return text_of(value);
+  if (is_number_text(value)) return double_of(value);
+  json strict = value;
+  if (value.is_array()) {
+    for (json &element : strict) element = strict_value(type.type == "array" ? type.parts[0].second : type, element);
+  } else if (value.is_object()) {
+    for (auto &[name, member] : strict.items()) {
+      const Type *part = &type;
+      for (const auto &[known, its] : type.parts) {
+        if (known == name) part = &its;
+      }
+      member = strict_value(*part, member);
+    }
+  }
+  return strict;
+}
+
 inline transship_value read_value(const Type &type, const json &value, Memory &memory) {
   transship_value read{};
-  const auto refuse = [&] { throw std::invalid_argument(value.dump().substr(0, 60) + ", which is not of type " + type.text); };
+  const auto refuse = [&] { throw std::invalid_argument((is_number_text(value) ? text_of(value) : value.dump()).substr(0, 60) + ", which is not of type " + type.text); };
   if (value.is_null()) {
     read.is_null = 1;
   } else if (type.type == "bool") {
@@ -132,8 +150,8 @@ inline transship_value read_value(const Type &type, const json &value, Memory &m
     if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) refuse();
     if (value.is_number_integer()) {
       read.integer = value.get<int64_t>();
-    } else if (value.is_number_float()) {
-      const double real = value.get<double>();
+    } else if (value.is_number_float() || is_number_text(value)) {
+      const double real = double_of(value);
       if (real != std::trunc(real) || std::fabs(real) > static_cast<double>(max_safe_integer)) refuse();
       read.integer = static_cast<int64_t>(real);
     } else if (value.is_string()) {
@@ -147,8 +165,8 @@ inline transship_value read_value(const Type &type, const json &value, Memory &m
     }
     if (bits < 64 && (read.integer < -(int64_t{1} << (bits - 1)) || read.integer >= int64_t{1} << (bits - 1))) refuse();
   } else if (type.is_real()) {
-    if (value.is_number()) {
-      read.real = value.get<double>();
+    if (value.is_number() || is_number_text(value)) {
+      read.real = double_of(value);
     } else if (value.is_string()) {
       const std::string text = value;
       char *end = nullptr;
@@ -160,6 +178,8 @@ inline transship_value read_value(const Type &type, const json &value, Memory &m
   } else if (type.is_nested()) {
     if (!value.is_structured()) refuse();
     memory.keep(read, value.dump());
+  } else if (type.type == "numeric" && has_all_digits(value)) {
+    memory.keep(read, text_of(value));
   } else {
     if (!value.is_string()) refuse();
     memory.keep(read, type.type == "bytea" ? decode_base64(value) : value.get<std::string>());

@@ -13,6 +13,12 @@ public static class Handler
         public string B;
     }
 
+    public sealed class Decimals
+    {
+        public string A;
+        public string[] B;
+    }
+
     public static bool? EchoBool(bool? x) { return x; }
     public static short? EchoInt2(short? x) { return x; }
     public static int? EchoInt4(int? x) { return x; }
@@ -37,6 +43,7 @@ public static class Handler
     public static int?[] EchoArray(int?[] x) { return x; }
     public static Range<long?> EchoRange(Range<long?> x) { return x; }
     public static Pair EchoComposite(Pair x) { return x; }
+    public static Decimals EchoDecimals(Decimals x) { return x; }
 
     public static int Constant() { return 7; }
 

@@ -71,6 +71,7 @@ namespace Transship
                     return value;
                 };
             }
+            if (target == typeof(string) && type.Type == "numeric") return token => Digits(token);
             if (target == typeof(string) && AlsoText.Contains(type.Type)) return token => Text(token);
             Type expected;
             if (!Classes.TryGetValue(type.Type, out expected)) expected = typeof(string);
@@ -98,8 +99,9 @@ namespace Transship
                         if (IsInfinite(Text(token))) throw new OutOfRange();
                         return DateTimeOffset.ParseExact(Text(token), "yyyy-MM-dd'T'HH:mm:ss.FFFFFFK", Plain, DateTimeStyles.AssumeUniversal);
                     case "numeric":
-                        if (Regex.IsMatch(Text(token), "^(NaN|-?Infinity)$")) throw new OutOfRange();
-                        return Decimal(Text(token));
+                        var digits = Digits(token);
+                        if (Regex.IsMatch(digits, "^(NaN|-?Infinity)$")) throw new OutOfRange();
+                        return Decimal(digits);
                     case "uuid": return Guid.ParseExact(Text(token), "D");
                     case "time":
                         if (Text(token).StartsWith("24:00:00", StringComparison.Ordinal)) return TimeSpan.FromDays(1);
@@ -134,9 +136,15 @@ namespace Transship
             decimal value;
             if (!decimal.TryParse(text, NumberStyles.Float, Plain, out value)) throw Regex.IsMatch(text, @"^[+-]?[\d.]+(e[+-]?\d+)?$", RegexOptions.IgnoreCase) ? (Exception)new OutOfRange() : new Misfit(text);
             // 28 digits at most: what was rounded is told.
-            var digits = new Func<string, string>(number => Regex.Replace(number.Contains(".") ? number.TrimEnd('0') : number, @"[^\d]", "").TrimStart('0'));
-            if (!Regex.IsMatch(text, "e", RegexOptions.IgnoreCase) && digits(text) != digits(value.ToString(Plain))) throw new OutOfRange();
+            if (Significant(text) != Significant(value.ToString(Plain))) throw new OutOfRange();
             return value;
+        }
+
+        /// <summary>The digits of a number without zeros before and behind them.</summary>
+        static string Significant(string number)
+        {
+            var exponent = number.IndexOfAny(new[] { 'e', 'E' });
+            return Regex.Replace(exponent < 0 ? number : number.Substring(0, exponent), @"\D", "").Trim('0');
         }
 
         static T Of<T>(JToken token) where T : JToken
@@ -152,6 +160,14 @@ namespace Transship
             return (string)token;
         }
 
+        /// <summary>The text of a decimal, which may be a number.</summary>
+        static string Digits(JToken token)
+        {
+            var number = token as JsonNumber;
+            if (number != null) return number.Digits;
+            return token.Type == JTokenType.Integer ? ((long)token).ToString(Plain) : Text(token);
+        }
+
         static long Integer(JToken token)
         {
             if (token.Type == JTokenType.Integer) return (long)token;
@@ -164,7 +180,11 @@ namespace Transship
 
         static double Float(JToken token)
         {
-            if (token.Type == JTokenType.Integer || token.Type == JTokenType.Float) return (double)token;
+            if (token.Type == JTokenType.Integer || token.Type == JTokenType.Float)
+            {
+                if (token is JsonNumber && double.IsInfinity((double)token)) throw new Misfit(token);
+                return (double)token;
+            }
             switch (Text(token))
             {
                 case "NaN": return double.NaN;

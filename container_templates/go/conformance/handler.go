@@ -17,6 +17,11 @@ type pair struct {
 	B *string
 }
 
+type decimals struct {
+	A *string
+	B []*string
+}
+
 // Functions of the suite.
 var Functions = udf.Functions{
 	"echo_bool": same[*bool], "echo_int2": same[*int16], "echo_int4": same[*int32], "echo_int8": same[*int64],
@@ -27,7 +32,7 @@ var Functions = udf.Functions{
 	"echo_json": same[json.RawMessage], "echo_time": same[*time.Duration], "echo_timetz": same[*string],
 	"echo_interval": same[*udf.Interval], "echo_inet": same[*string], "echo_cidr": same[*string],
 	"echo_macaddr": same[*string], "echo_datetime2": same[*string], "echo_array": same[[]*int32],
-	"echo_range": same[*udf.Range[int64]], "echo_composite": same[*pair],
+	"echo_range": same[*udf.Range[int64]], "echo_composite": same[*pair], "echo_decimals": same[*decimals],
 	"constant": func() int32 { return 7 },
 	"add":      add, "fail_at": failAt, "wait": wait, "repeat": repeat,
 	"total": func() *total { return &total{} },

@@ -104,8 +104,9 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	// Without a function no reply will need the schema.
 	schema := arrow.NewSchema(nil, nil)
 	var states *groups
+	layout := layoutOf(reader.Schema())
 	if isKnown {
-		schema = schemaOf(function.replyColumns())
+		schema = layout.schema(schemaOf(function.replyColumns()))
 		states = newGroups(function)
 	}
 	writer := flight.NewRecordWriter(stream, ipc.WithSchema(schema))
@@ -120,7 +121,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			}
 			hasMetadata = true
 		}
-		if err := s.answer(stream, writer, function, states, reader.RecordBatch(), call, name); err != nil {
+		if err := s.answer(stream, writer, function, states, layout, reader.RecordBatch(), call, name); err != nil {
 			var failure *CallError
 			if !errors.As(err, &failure) {
 				return err
@@ -154,12 +155,20 @@ func statusOf(failure *CallError) error {
 	return status.Error(code, failure.Message)
 }
 
-func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, batch arrow.RecordBatch, call callMetadata, name string) error {
+func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, layout layout, batch arrow.RecordBatch, call callMetadata, name string) error {
 	if function == nil {
 		return unknownFunction(name)
 	}
+	batch, err := layout.read(batch)
+	if err != nil {
+		return err
+	}
 	start := time.Now()
 	emit := func(part arrow.RecordBatch, isLast bool) error {
+		part, err := layout.write(part)
+		if err != nil {
+			return err
+		}
 		metadata, err := json.Marshal(replyMetadata{call.Batch, time.Since(start).Microseconds(), !isLast})
 		if err != nil {
 			return err

@@ -17,6 +17,8 @@ final class Handler {
 
     record Pair(Integer a, String b) {}
 
+    record Decimals(String a, List<String> b) {}
+
     static Boolean echoBool(Boolean x) {
         return x;
     }
@@ -102,6 +104,10 @@ final class Handler {
     }
 
     static Pair echoComposite(Pair x) {
+        return x;
+    }
+
+    static Decimals echoDecimals(Decimals x) {
         return x;
     }
 

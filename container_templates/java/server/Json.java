@@ -1,13 +1,19 @@
 package transship.server;
 
 import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonParseException;
+import com.fasterxml.jackson.core.JsonParser;
+import com.fasterxml.jackson.core.JsonToken;
 import com.fasterxml.jackson.core.StreamReadConstraints;
 import com.fasterxml.jackson.databind.DeserializationFeature;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.JsonNodeFactory;
+import com.fasterxml.jackson.databind.node.JsonNodeType;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import com.fasterxml.jackson.databind.node.TextNode;
+import java.io.IOException;
 import java.math.BigDecimal;
 import java.math.BigInteger;
 import java.time.LocalDate;
@@ -31,13 +37,66 @@ final class Json {
     private Json() {}
 
     private static final int MAX_BYTES = 1 << 30;
+    /** PostgreSQL's largest decimal has 131072 digits before the point and 16383 behind it. */
+    private static final int MAX_NUMBER_LENGTH = 150_000;
+    private static final int MAX_INT8_DIGITS = 19;
     static final ObjectMapper MAPPER = new ObjectMapper(JsonFactory.builder()
-        .streamReadConstraints(StreamReadConstraints.builder().maxStringLength(MAX_BYTES).maxDocumentLength(MAX_BYTES).maxNumberLength(1000).build())
+        .streamReadConstraints(StreamReadConstraints.builder().maxStringLength(MAX_BYTES).maxDocumentLength(MAX_BYTES).maxNumberLength(MAX_NUMBER_LENGTH).build())
         .build()).enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
     private static final JsonNodeFactory NODES = JsonNodeFactory.instance;
     private static final long MAX_SAFE_INTEGER = 1L << 53;
     private static final DateTimeFormatter TIME = DateTimeFormatter.ofPattern("HH:mm:ss.SSSSSS");
     private static final DateTimeFormatter TIMESTAMP = DateTimeFormatter.ofPattern("uuuu-MM-dd'T'HH:mm:ss.SSSSSS");
+
+    /** A number that is no integer, by its text: a decimal has more digits than a double, and zero has a sign. */
+    private static final class NumberText extends TextNode {
+        private static final long serialVersionUID = 1;
+
+        NumberText(String text) {
+            super(text);
+        }
+
+        @Override
+        public JsonNodeType getNodeType() {
+            return JsonNodeType.NUMBER;
+        }
+    }
+
+    /** Reads a request. Numbers are not rounded. */
+    static JsonNode readRequest(byte[] body) throws IOException {
+        try (JsonParser parser = MAPPER.createParser(body)) {
+            if (parser.nextToken() == null) return NODES.missingNode();
+            JsonNode value = readNode(parser);
+            if (parser.nextToken() != null) throw new JsonParseException(parser, "it has more than one value");
+            return value;
+        }
+    }
+
+    private static JsonNode readNode(JsonParser parser) throws IOException {
+        switch (parser.currentToken()) {
+            case START_OBJECT: {
+                ObjectNode node = NODES.objectNode();
+                while (parser.nextToken() != JsonToken.END_OBJECT) {
+                    String name = parser.currentName();
+                    parser.nextToken();
+                    node.set(name, readNode(parser));
+                }
+                return node;
+            }
+            case START_ARRAY: {
+                ArrayNode node = NODES.arrayNode();
+                while (parser.nextToken() != JsonToken.END_ARRAY) node.add(readNode(parser));
+                return node;
+            }
+            case VALUE_STRING: return NODES.textNode(parser.getText());
+            case VALUE_NUMBER_INT: return parser.getNumberType() == JsonParser.NumberType.BIG_INTEGER ? new NumberText(parser.getText()) : NODES.numberNode(parser.getLongValue());
+            case VALUE_NUMBER_FLOAT: return new NumberText(parser.getText());
+            case VALUE_TRUE: return NODES.booleanNode(true);
+            case VALUE_FALSE: return NODES.booleanNode(false);
+            case VALUE_NULL: return NODES.nullNode();
+            default: throw new JsonParseException(parser, "it is cut off");
+        }
+    }
 
     /** The handler's value of a JSON value; Misfit if it is not of the type. */
     static Object read(SqlType type, JsonNode node) {
@@ -83,8 +142,9 @@ final class Json {
                 yield values;
             }
             default -> {
-                if (!node.isTextual()) throw new Values.Misfit(node);
-                yield node.textValue();
+                boolean isDecimal = type.type().equals("numeric") && node.isNumber();
+                if (!node.isTextual() && !isDecimal) throw new Values.Misfit(node);
+                yield node.asText();
             }
         };
     }
@@ -104,9 +164,15 @@ final class Json {
     }
 
     private static long integer(JsonNode node, long min, long max) {
-        BigInteger value = parse(node, text -> node.isTextual() ? new BigInteger(text) : new BigDecimal(text).toBigIntegerExact());
+        BigInteger value = parse(node, text -> node.isTextual() ? new BigInteger(text) : whole(new BigDecimal(text)));
         if (value.bitLength() > 63 || value.longValue() < min || value.longValue() > max) throw new Values.Misfit(node);
         return value.longValue();
+    }
+
+    /** A short exponent may stand for any number of digits. */
+    private static BigInteger whole(BigDecimal number) {
+        if (number.signum() != 0 && (long) number.precision() - number.scale() > MAX_INT8_DIGITS) throw new ArithmeticException();
+        return number.toBigIntegerExact();
     }
 
     /** The JSON value of a result; Misfit if it does not fit its type. */

@@ -85,8 +85,11 @@ final class Producer extends NoOpFlightProducer {
         String name = nameOf(reader.getDescriptor());
         UserFunction function = functions.get(name);
         Schema schema = function == null ? new Schema(List.of()) : function.replySchema();
-        try (VectorSchemaRoot reply = VectorSchemaRoot.create(schema, allocator)) {
-            writer.start(reply);
+        // The schema comes with the descriptor, or next.
+        Layout layout = function == null ? Layout.OWN : Layout.of(reader.getSchema());
+        try (VectorSchemaRoot reply = VectorSchemaRoot.create(schema, allocator);
+                VectorSchemaRoot laidOut = layout.equals(Layout.OWN) ? reply : VectorSchemaRoot.create(layout.schema(schema), allocator)) {
+            writer.start(laidOut);
             Groups groups = new Groups(function);
             boolean hasCalls = false;
             for (long next = 0; reader.next(); next++) {
@@ -95,7 +98,15 @@ final class Producer extends NoOpFlightProducer {
                 next = metadata.path("batch").asLong(next);
                 try {
                     if (function == null) throw CallError.unknownFunction(name);
-                    answer(new Exchange(context, writer, reply, function, groups, next), reader.getRoot(), metadata.path("step").asText());
+                    Exchange exchange = new Exchange(context, writer, reply, laidOut, function, groups, next);
+                    String step = metadata.path("step").asText();
+                    if (reply == laidOut) {
+                        answer(exchange, reader.getRoot(), step);
+                    } else {
+                        try (VectorSchemaRoot calls = Layout.read(reader.getRoot(), allocator)) {
+                            answer(exchange, calls, step);
+                        }
+                    }
                 } catch (CallError error) {
                     if (metadata.isEmpty()) {
                         writer.error(statusOf(error));
@@ -131,7 +142,8 @@ final class Producer extends NoOpFlightProducer {
         return status.withDescription(error.getMessage()).toRuntimeException();
     }
 
-    private record Exchange(CallContext context, ServerStreamListener writer, VectorSchemaRoot reply, UserFunction function, Groups groups, long number) {}
+    /** reply is in the protocol's layout, laidOut in the client's: they are one unless the client has another. */
+    private record Exchange(CallContext context, ServerStreamListener writer, VectorSchemaRoot reply, VectorSchemaRoot laidOut, UserFunction function, Groups groups, long number) {}
 
     private static JsonNode metadata(FlightStream reader) throws IOException {
         ArrowBuf buffer = reader.getLatestMetadata();
@@ -197,7 +209,9 @@ final class Producer extends NoOpFlightProducer {
         exchange.reply.setRowCount(rows);
         ObjectNode metadata = Json.MAPPER.createObjectNode().put("batch", exchange.number).put("micros", (System.nanoTime() - start) / 1000);
         if (!isLast) metadata.put("more", true);
+        if (exchange.laidOut != exchange.reply) Layout.move(exchange.reply, exchange.laidOut);
         exchange.writer.putNext(buffer(metadata));
+        exchange.laidOut.clear();
         exchange.reply.clear();
     }
 

@@ -88,7 +88,7 @@ final class Rest extends Handler.Abstract {
         if (method.equals("GET")) return describe(function);
         JsonNode call;
         try {
-            call = Json.MAPPER.readTree(body);
+            call = Json.readRequest(body);
         } catch (JsonProcessingException cause) {
             throw CallError.violation("the request cannot be read: " + cause.getOriginalMessage());
         }

@@ -2,7 +2,7 @@
 
 const types =
   "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet " +
-  "cidr macaddr datetime2 array range composite";
+  "cidr macaddr datetime2 array range composite decimals";
 for (const name of types.split(" ")) exports[`echo_${name}`] = (x: unknown) => x;
 
 export function constant(): number {

@@ -9,7 +9,7 @@ def _same(x):
 
 for _name in (
     "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet "
-    "cidr macaddr datetime2 array range composite"
+    "cidr macaddr datetime2 array range composite decimals"
 ).split():
     globals()[f"echo_{_name}"] = _same
 

@@ -1,6 +1,6 @@
 # The functions of the conformance suite, as docs/conformance.md describes them.
 
-types <- c("bool", "int2", "int4", "int8", "float4", "float8", "text", "bytea", "date", "timestamp", "timestamptz", "numeric", "uuid", "json", "time", "timetz", "interval", "inet", "cidr", "macaddr", "datetime2", "array", "range", "composite")
+types <- c("bool", "int2", "int4", "int8", "float4", "float8", "text", "bytea", "date", "timestamp", "timestamptz", "numeric", "uuid", "json", "time", "timetz", "interval", "inet", "cidr", "macaddr", "datetime2", "array", "range", "composite", "decimals")
 for (type in types) assign(paste0("echo_", type), function(x) x)
 
 constant <- function() 7L

@@ -131,6 +131,27 @@ read_column <- function(type, values) {
     read_text(values))
 }
 
+# Whether values of a type hold decimals.
+holds_decimals <- function(type) {
+  switch(type$type, numeric = TRUE, array = , range = holds_decimals(type$element), composite = any(vapply(type$attributes, holds_decimals, NA)), FALSE)
+}
+
+# JSON with a string in place of each number. Strings are passed over as a whole.
+quote_numbers <- function(text) gsub('"(?:[^"\\\\]++|\\\\.)*+"(*SKIP)(*FAIL)|(-?[0-9][0-9.eE+-]*)', '"\\1"', text, perl = TRUE)
+
+# A JSON value whose decimals are texts; text is the same value with texts for all numbers. What is not of the type stays as it is.
+with_decimals <- function(type, value, text) {
+  if (is.null(value) || !holds_decimals(type)) return(value)
+  if (type$type == "numeric") return(if (is.numeric(value)) text else value)
+  if (!is.list(value)) return(value)
+  if (type$type == "array" && !is.null(names(value))) return(value)
+  if (type$type == "array") return(lapply(seq_along(value), function(i) with_decimals(type$element, value[[i]], text[[i]])))
+  for (part in parts_of(type)) {
+    if (!is.null(value[[part$name]])) value[[part$name]] <- with_decimals(part, value[[part$name]], text[[part$name]])
+  }
+  value
+}
+
 # The only element of a column.
 one <- function(column) if (is.list(column)) column[[1]] else column[1]
 

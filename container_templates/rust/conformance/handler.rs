@@ -35,6 +35,7 @@ pub fn functions() -> Functions {
         .scalar("echo_array", same::<Json<Vec<Option<i32>>>>)
         .scalar("echo_range", same::<Json<Value>>)
         .scalar("echo_composite", same::<Json<Pair>>)
+        .scalar("echo_decimals", same::<Json<Decimals>>)
         .scalar("constant", || 7)
         .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
         .scalar("fail_at", fail_at)
@@ -48,6 +49,13 @@ pub fn functions() -> Functions {
 struct Pair {
     a: Option<i32>,
     b: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(crate = "transship::serde")]
+struct Decimals {
+    a: Option<String>,
+    b: Option<Vec<Option<String>>>,
 }
 
 fn same<T>(x: Option<T>) -> Option<T> {

@@ -8,6 +8,7 @@
 pub mod adapt;
 pub mod arrow_ipc;
 pub mod batch;
+pub mod client_layout;
 pub mod columns;
 pub mod constants;
 pub mod json;

@@ -71,6 +71,17 @@ impl Judge {
             }
             Err(format!("the status is {status}, the answer {answer}"))
         });
+        let nested = r#"{"a": 12345678901234567890.12, "b": [99999999999999.9999, null, "1.50", 0.10, 7]}"#;
+        self.with("6", "reads decimals as numbers in arrays and composite values", echo_decimals(), |_, _| {
+            let body = format!(r#"{{"batch": 0, "rows": 2, "columns": [[{nested}, null]]}}"#);
+            let (status, answer) = post("/v1/functions/echo_decimals", body)?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            let expected = json!({"a": decimals[0], "b": [decimals[1], null, "1.50", "0.10", "7"]});
+            if status == 200 && answer["columns"] == json!([[expected, null]]) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
         self.with("6", "reads numbers as strings, and integral floats", binary("add"), |_, _| {
             let body = json!({"batch": 3, "rows": 2, "columns": [["1", 2.0], ["9007199254740993", null]]});
             let (status, answer) = post("/v1/functions/add", body.to_string())?;

@@ -276,6 +276,11 @@ fn unary(name: &str, ty: Type) -> Signature {
     Signature::scalar(name, vec![Argument { name: String::new(), ty: ty.clone() }], ty)
 }
 
+/// A function of decimals in an array and in a composite value.
+fn echo_decimals() -> Signature {
+    unary("echo_decimals", Type::from_name("(a numeric, b numeric[])").expect("the suite's types are types"))
+}
+
 fn binary(name: &str) -> Signature {
     let argument = || Argument { name: String::new(), ty: Type::Int8 };
     Signature::scalar(name, vec![argument(), argument()], Type::Int8)

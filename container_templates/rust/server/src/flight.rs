@@ -19,6 +19,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_codec::client_layout::ClientLayout;
+use udf_codec::unreadable::Unreadable;
+use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::FunctionKind;
 
 use crate::error::CallError;
@@ -152,9 +155,10 @@ async fn run_exchange(
         opening = message;
     }
     let schema = decode_schema(&opening).map_err(|cause| malformed(&cause))?;
+    let layout = ClientLayout::of(&schema);
     if let Ok(function) = container.find(&name) {
         // The receiver is gone if the client is.
-        let _ = sender.send(Ok(encode_schema(&function.reply_schema()))).await;
+        let _ = sender.send(Ok(encode_schema(&layout.schema(&function.reply_schema())))).await;
     }
     let groups = container.find(&name).ok().and_then(|function| function.groups().ok());
     let groups = Arc::new(Mutex::new(groups));
@@ -173,7 +177,8 @@ async fn run_exchange(
             let answer = answer(
                 &container,
                 &name,
-                &batch,
+                layout,
+                batch,
                 number,
                 &metadata.step,
                 &mut groups.lock().expect("no holder panics"),
@@ -213,13 +218,21 @@ fn status_of(error: &CallError) -> Status {
 fn answer(
     container: &Container,
     name: &str,
-    batch: &arrow_array::RecordBatch,
+    layout: ClientLayout,
+    batch: arrow_array::RecordBatch,
     number: u64,
     step: &str,
     groups: &mut Option<Box<dyn crate::aggregate::Groups>>,
     sender: &Sender,
 ) -> Result<(), CallError> {
     let function = container.find(name)?;
+    let batch = layout.read(batch, MAX_MESSAGE_BYTES).map_err(|unreadable| {
+        let fact = match unreadable {
+            Unreadable::Misfit(fact) => fact,
+            Unreadable::TooLarge => "They are larger than 1 GiB.".to_string(),
+        };
+        CallError::violation(format!("the arguments of {name} cannot be read: {fact}"))
+    })?;
     let mut encoder = BatchEncoder::default();
     let mut start = Instant::now();
     let mut emit = |columns: Vec<arrow_array::ArrayRef>, is_last: bool| {
@@ -228,9 +241,9 @@ fn answer(
         if !is_last {
             metadata["more"] = json!(true);
         }
-        let message = encoder
-            .encode(&function.reply(columns)?)
-            .map_err(|cause| CallError::new("bad_result", format!("Its reply cannot be encoded: {cause}.")))?;
+        let unwritable = |fact: String| CallError::new("bad_result", format!("Its reply cannot be encoded: {fact}"));
+        let reply = layout.write(function.reply(columns)?).map_err(unwritable)?;
+        let message = encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))?;
         let _ = sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
         start = Instant::now();
         Ok(())
@@ -238,9 +251,9 @@ fn answer(
     let is_cancelled = || sender.is_closed();
     match groups {
         Some(groups) => {
-            function.check(batch)?;
-            emit(groups.answer(batch, step, &is_cancelled)?, true)
+            function.check(&batch)?;
+            emit(groups.answer(&batch, step, &is_cancelled)?, true)
         }
-        None => function.answer(batch, &is_cancelled, &mut emit),
+        None => function.answer(&batch, &is_cancelled, &mut emit),
     }
 }
