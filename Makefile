@@ -42,6 +42,9 @@ templates:       ## Start a project from every template, build it, and ask all o
 faults:          ## Break containers, manager, Docker, backends, network and satellite under running queries, with every long case.
 	@tests/faults.sh
 
+soak:            ## Put load on it: up to 256 sessions for 10 minutes each, and an hour in which memory must stay flat (an hour and 50 minutes).
+	@TRANSSHIP_SOAK_S=600 TRANSSHIP_FLAT_S=3600 tests/faults.sh tests/faults/test_load.py
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@tests/test_matrix.sh
 
@@ -87,4 +90,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults test-matrix userns core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults soak test-matrix userns core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean

@@ -46,6 +46,9 @@ enum Names {
     Nothing,
 }
 
+/// The results and errors of a batch.
+type Answer = (Vec<Option<i64>>, Vec<Option<String>>);
+
 /// A server of such a handler: with each value, how often it was run.
 struct Stage {
     client: Client,
@@ -112,11 +115,7 @@ impl Stage {
     }
 
     /// The results and errors of batches of these values.
-    fn ask(
-        &self,
-        volatility: Volatility,
-        batches: &[Vec<i64>],
-    ) -> Vec<Result<(Vec<Option<i64>>, Vec<Option<String>>)>> {
+    fn ask(&self, volatility: Volatility, batches: &[Vec<i64>]) -> Vec<Result<Answer>> {
         let mut exchange = self.open(volatility);
         let mut builder = BatchBuilder::new(&plain());
         batches.iter().for_each(|values| exchange.send(batch_of(&mut builder, values)));
@@ -185,7 +184,7 @@ fn rows_of_a_volatile_function_are_run_once() {
 fn equal_rows_share_their_error() {
     let stage = Stage::raising(2, Names::Row);
     let values: Vec<i64> = (0..300).map(|row| row % 3).collect();
-    let answer = stage.ask(Volatility::Stable, &[values.clone()]).remove(0).unwrap();
+    let answer = stage.ask(Volatility::Stable, std::slice::from_ref(&values)).remove(0).unwrap();
     assert_eq!(answer, expected(&values, 2));
     assert!(stage.most_runs() <= 2, "{:?}", stage.runs);
 }
