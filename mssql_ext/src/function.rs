@@ -91,8 +91,6 @@ fn find_image(process: &Process, client: &Client, script: &Script) -> Result<Ima
     }
     let wanted = script.body.digest.as_ref().or(script.body.image.as_ref());
     let wanted = wanted.ok_or_else(|| Error::invalid_definition("the script names no image"))?;
-    // The connection for the lease is made while the manager looks the name up.
-    client.prepare(settings.socket.clone());
     let found = client.resolve_image(&PlainHost, &settings.socket, wanted, settings.start_timeout);
     match (found, &script.keys.library) {
         // The manager may be another than the one that built it.
