@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arrow_array::builder::Int32Builder;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
 use udf_project::manifest::{BatchForm, Manifest};
 use udf_types::signature::{FunctionKind, Signature};
 use udf_types::types::Type;
@@ -234,7 +234,7 @@ impl Function {
         for (position, (ty, field)) in types.iter().zip(batch.schema().fields()).enumerate() {
             // Engines need not say the extensions that texts carry.
             let is_right =
-                Type::from_field(field).is_ok_and(|found| found == *ty) || ty.data_type() == *field.data_type();
+                Type::from_field(field).is_ok_and(|found| found == *ty) || has_form(field.data_type(), &ty.data_type());
             if !is_right {
                 let found = field.data_type();
                 return Err(CallError::violation(format!("column {} of {name} is {ty}, not {found}", position + 1)));
@@ -278,6 +278,20 @@ pub(crate) fn append<A: Answer>(
 /// The results as a column.
 pub(crate) fn finish<V: Value>(signature: &Signature, builder: V::Builder) -> Result<ArrayRef, CallError> {
     V::finish(builder, &signature.result).map_err(|fact| CallError::new("bad_result", fact))
+}
+
+/// Whether columns of a type lie in memory as those of another, with the same names of attributes, whatever extensions either has.
+fn has_form(found: &DataType, wanted: &DataType) -> bool {
+    match (found, wanted) {
+        (DataType::List(found), DataType::List(wanted)) => has_form(found.data_type(), wanted.data_type()),
+        (DataType::Struct(found), DataType::Struct(wanted)) => {
+            let is_same = |(found, wanted): (&FieldRef, &FieldRef)| {
+                found.name() == wanted.name() && has_form(found.data_type(), wanted.data_type())
+            };
+            found.len() == wanted.len() && found.iter().zip(wanted).all(is_same)
+        }
+        _ => found == wanted,
+    }
 }
 
 fn check<R: Row, A: Answer>(signature: &Signature) -> Result<(), String> {
