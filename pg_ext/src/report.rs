@@ -228,7 +228,8 @@ mod tests {
     fn sqlstates_are_those_of_the_documentation() {
         let document = include_str!("../../docs/errors.md");
         // The first table is that of the kinds.
-        let rows = document.lines().skip_while(|line| !line.starts_with("| `")).map_while(|line| line.strip_prefix("| `"));
+        let rows =
+            document.lines().skip_while(|line| !line.starts_with("| `")).map_while(|line| line.strip_prefix("| `"));
         let mut found = 0;
         for row in rows {
             let (name, rest) = row.split_once('`').unwrap();
