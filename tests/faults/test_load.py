@@ -39,7 +39,7 @@ SELECT 1 / (array_agg(add_one(x)) = array_agg(x + 1))::int FROM generate_series(
 """,
     # A handler that fails: one error, whose row is known, and the session goes on.
     11: """\\set bad random(1, 300)
-SELECT 1 / (refused(:bad) = format('row %s is bad', :bad))::int;
+SELECT 1 / (refused(:bad) = format('row %s is bad', :bad::bigint))::int;
 """,
     # What is given up in the middle.
     12: """BEGIN;
