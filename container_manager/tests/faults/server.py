@@ -20,6 +20,16 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 COLUMNS = "application/vnd.transship.columns"
+# What a field's metadata says of types beyond Arrow's.
+EXTENSIONS = {"numeric": {"ARROW:extension:name": "arrowudf.decimal"}}
+
+
+def decimals(text, list_of):
+    """(a numeric, b numeric[]), whose decimals are such texts in such lists."""
+    part = lambda name: pa.field(name, text, metadata=EXTENSIONS["numeric"])
+    return pa.struct([part("a"), pa.field("b", list_of(part("item")))])
+
+
 ARROW = {
     "int4": pa.int32(),
     "int8": pa.int64(),
@@ -29,11 +39,15 @@ ARROW = {
     "bytea": pa.binary(),
     "int4[]": pa.list_(pa.field("item", pa.int32())),
     "(a int4, b text)": pa.struct([("a", pa.int32()), ("b", pa.string())]),
+    "(a numeric, b numeric[])": decimals(pa.string(), pa.list_),
 }
 FIXED = {"int4": ("i", 4), "int8": ("q", 8), "float8": ("d", 8)}
-ATTRIBUTES = {"a": "int4", "b": "text"}
+ATTRIBUTES = {
+    "(a int4, b text)": {"a": "int4", "b": "text"},
+    "(a numeric, b numeric[])": {"a": "numeric", "b": "numeric[]"},
+}
 ECHOES = {name: name.removeprefix("echo_") for name in ("echo_int4", "echo_float8", "echo_text", "echo_numeric", "echo_bytea")}
-ECHOES |= {"echo_array": "int4[]", "echo_composite": "(a int4, b text)"}
+ECHOES |= {"echo_array": "int4[]", "echo_composite": "(a int4, b text)", "echo_decimals": "(a numeric, b numeric[])"}
 # name: kind, arguments, result
 FUNCTIONS = {name: ("scalar", [ty], ty) for name, ty in ECHOES.items()} | {
     "constant": ("scalar", [], "int4"),
@@ -69,9 +83,6 @@ def violation(message, check):
     return Failure("protocol_violation", message, check=check)
 
 
-# What a field's metadata says of types beyond Arrow's.
-EXTENSIONS = {"numeric": {"ARROW:extension:name": "arrowudf.decimal"}}
-
 # Layouts that a client may have (§4.1), and the one that stands for them.
 LAYOUTS = {
     pa.large_string(): pa.string(),
@@ -79,6 +90,8 @@ LAYOUTS = {
     pa.large_binary(): pa.binary(),
     pa.binary_view(): pa.binary(),
     pa.large_list(pa.field("item", pa.int32())): pa.list_(pa.field("item", pa.int32())),
+    decimals(pa.large_string(), pa.large_list): decimals(pa.string(), pa.list_),
+    decimals(pa.string_view(), pa.list_): decimals(pa.string(), pa.list_),
 }
 
 
@@ -355,10 +368,10 @@ def read_json(ty, value, has):
             return base64.b64decode(text, validate=True)
         if ty == "numeric" and isinstance(value, (int, float, Token)):
             return f"{value:f}" if isinstance(value, Token) else str(value)
-        if ty == "int4[]":
-            return [read_json("int4", element, has) for element in value]
-        if ty == "(a int4, b text)":
-            return {name: read_json(part, value[name], has) for name, part in ATTRIBUTES.items()}
+        if ty.endswith("[]"):
+            return [read_json(ty.removesuffix("[]"), element, has) for element in value]
+        if ty in ATTRIBUTES:
+            return {name: read_json(part, value[name], has) for name, part in ATTRIBUTES[ty].items()}
         if not isinstance(value, str):
             raise ValueError("it is no text")
         return value
@@ -409,8 +422,8 @@ def read_column(ty, rows, buffers):
         if len(values) < rows * size:
             raise violation("there are too few values", "many rows" if rows > 1 << 32 else "short buffers")
         return [value if is_valid(row) else None for row, value in enumerate(struct.unpack_from(f"<{rows}{code}", values))]
-    if ty == "(a int4, b text)":
-        parts = {name: read_column(part, rows, buffers) for name, part in ATTRIBUTES.items()}
+    if ty in ATTRIBUTES:
+        parts = {name: read_column(part, rows, buffers) for name, part in ATTRIBUTES[ty].items()}
         return [{name: part[row] for name, part in parts.items()} if is_valid(row) else None for row in range(rows)]
     offsets = buffers.take()
     if rows == 0 and not offsets:
@@ -421,8 +434,8 @@ def read_column(ty, rows, buffers):
         ends = struct.unpack_from(f"<{rows + 1}i", offsets)
     if ends[0] < 0 or any(end < start for start, end in zip(ends, ends[1:])):
         raise violation("offsets descend", "descending offsets")
-    if ty == "int4[]":
-        values = read_column("int4", ends[-1], buffers)
+    if ty.endswith("[]"):
+        values = read_column(ty.removesuffix("[]"), ends[-1], buffers)
     else:
         values = buffers.take()
         if ends[-1] > len(values):
@@ -444,8 +457,8 @@ def write_column(ty, values):
         validity = bytes(bits)
     if ty in FIXED:
         return [validity, struct.pack(f"<{len(values)}{FIXED[ty][0]}", *[0 if value is None else value for value in values])]
-    if ty == "(a int4, b text)":
-        parts = [(part, [None if value is None else value[name] for value in values]) for name, part in ATTRIBUTES.items()]
+    if ty in ATTRIBUTES:
+        parts = [(part, [None if value is None else value[name] for value in values]) for name, part in ATTRIBUTES[ty].items()]
         return [validity, *(buffer for part, column in parts for buffer in write_column(part, column))]
     parts = [value if value is not None else () for value in values]
     if ty in ("text", "numeric"):
@@ -454,8 +467,8 @@ def write_column(ty, values):
     for part in parts:
         ends.append(ends[-1] + len(part))
     offsets = struct.pack(f"<{len(ends)}i", *ends)
-    if ty == "int4[]":
-        return [validity, offsets, *write_column("int4", [element for part in parts for element in part])]
+    if ty.endswith("[]"):
+        return [validity, offsets, *write_column(ty.removesuffix("[]"), [element for part in parts for element in part])]
     return [validity, offsets, b"".join(bytes(part) for part in parts)]
 
 
