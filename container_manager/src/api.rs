@@ -376,7 +376,9 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             held.check_leased(&replica)?;
             pool.judge(replica).await.map(|fate| Response::Fate { fate })
         }
-        Request::Replicas => Ok(Response::Replicas { replicas: pool.list(), circuits: pool.circuits() }),
+        Request::Replicas => {
+            Ok(Response::Replicas { replicas: pool.list(), circuits: pool.circuits(held.peer.is_operator) })
+        }
         Request::Prune { older_than_days } => {
             held.check_operator("remove images")?;
             pool.prune(Duration::from_secs(older_than_days.saturating_mul(24 * 60 * 60)))

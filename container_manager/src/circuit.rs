@@ -66,8 +66,8 @@ impl Circuit {
         self.prewarm_at.is_none_or(|at| at <= Instant::now())
     }
 
-    /// The circuit as an operator sees it.
-    pub fn info(&self, image: &str, digest: &str) -> CircuitInfo {
+    /// The circuit as it is shown. How the last one ended comes with what it wrote only if `shows_log`.
+    pub fn info(&self, image: &str, digest: &str, shows_log: bool) -> CircuitInfo {
         let wait = self.wait();
         let state = match wait {
             None => "closed",
@@ -80,7 +80,7 @@ impl Circuit {
             state: state.to_string(),
             endings: self.endings,
             wait_s: wait.map_or(0, |wait| wait.as_secs() + 1),
-            last: self.last.clone(),
+            last: if shows_log { self.last.clone() } else { self.last.lines().next().unwrap_or_default().to_string() },
         }
     }
 
@@ -113,7 +113,7 @@ mod tests {
         }
         assert_eq!(waits[..11], [0, 0, 0, 1, 1, 1, 2, 4, 8, 16, 32]);
         assert_eq!(waits[39], LONGEST_PAUSE.as_secs());
-        let info = circuit.info("i:1", "sha256:1");
+        let info = circuit.info("i:1", "sha256:1", true);
         assert_eq!((info.state.as_str(), info.endings, info.wait_s), ("open", 40, 300));
         assert_eq!(info.last, "It exited with status 1.");
         let error = circuit.refusal("i:1");
@@ -122,7 +122,11 @@ mod tests {
         // One that did well for a while ends the series.
         circuit.note_ending(Some(LONG_LIFE), false, "It was killed.");
         assert_eq!((circuit.wait(), circuit.endings), (None, 1));
-        assert_eq!(circuit.info("i:1", "sha256:1").state, "closed");
+        // What a container writes is not for everybody.
+        circuit.note_ending(Some(LONG_LIFE), false, "It exited.\nthe password is x");
+        let last = |shows_log| circuit.info("i:1", "sha256:1", shows_log).last;
+        assert_eq!((last(false).as_str(), last(true).as_str()), ("It exited.", "It exited.\nthe password is x"));
+        assert_eq!(circuit.info("i:1", "sha256:1", true).state, "closed");
     }
 
     #[test]
@@ -132,6 +136,6 @@ mod tests {
             circuit.note_ending(Some(Duration::ZERO), true, "It was killed.");
         }
         assert!(circuit.wait().unwrap() <= Duration::from_millis(500));
-        assert_eq!(circuit.info("i:1", "sha256:1").state, "pausing");
+        assert_eq!(circuit.info("i:1", "sha256:1", true).state, "pausing");
     }
 }

@@ -747,12 +747,12 @@ impl Pool {
         replicas
     }
 
-    /// The images whose replicas ended of late.
-    pub fn circuits(&self) -> Vec<CircuitInfo> {
+    /// The images whose replicas ended of late, with what the last ones wrote only for operators.
+    pub fn circuits(&self, is_operator: bool) -> Vec<CircuitInfo> {
         let state = self.lock();
         let image = |digest: &str| state.images.get(digest).map_or_else(|| digest.to_string(), Manifest::image);
         let mut circuits: Vec<CircuitInfo> =
-            state.circuits.iter().map(|(digest, circuit)| circuit.info(&image(digest), digest)).collect();
+            state.circuits.iter().map(|(digest, circuit)| circuit.info(&image(digest), digest, is_operator)).collect();
         circuits.sort_by(|a, b| (&a.image, &a.digest).cmp(&(&b.image, &b.digest)));
         circuits
     }
