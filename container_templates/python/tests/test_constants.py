@@ -1,11 +1,11 @@
-"""Constants: columns of which a client sends one row (docs/protocol.md §7.11)."""
+"""Constants: columns of which a client sends one row (docs/protocol.md §4.10, §6, §7.11)."""
 
 import json
 
 import pyarrow as pa
 import pytest
 from test_columns import ROWS, body_of, lay_out
-from transship_server import columns, constants, types
+from transship_server import columns, constants, json_columns, rest, types
 from transship_server.errors import CallError
 from transship_server.function import Function
 from transship_server.table_function import TableFunction
@@ -173,3 +173,70 @@ def test_a_column_that_is_not_there_is_still_refused():
     batch = pa.RecordBatch.from_arrays([pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), ["a", "bb"])], ["x"])
     function = Function("f", lambda x: None if x is None else len(x), "row", function.arguments, types.TYPES["int4"])
     assert next(function.answer(batch)).column(0).to_pylist() == [1, None, 2]
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("form", ["row", "arrow"])
+def test_dictionaries_of_one_value_are_constants(name, form):
+    # Over Flight (§4.10), with offsets of 64 bits as well.
+    entry = types.by_name(name)
+    numbers = pa.array([1, 2, 3], pa.int32())
+    for value in ROWS[name][:2]:
+        array = pa.array([value], entry.arrow)
+        large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}.get(entry.arrow)
+        for sent in [array] if large is None else [array, array.cast(large)]:
+            batch = pa.RecordBatch.from_arrays([numbers, constants.repeated(sent, 3)], ["a", "b"])
+            seen = []
+
+            def handler(x, y):
+                seen.append(y)
+                return x
+
+            arguments = [("a", types.TYPES["int4"]), ("b", entry)]
+            function = Function("f", handler, form, arguments, types.TYPES["int4"])
+            assert next(function.answer(batch)).column(0).to_pylist() == [1, 2, 3]
+            plain = array.to_pylist()[0]
+            plain = plain if plain is None or entry.to_python is None else entry.to_python(plain)
+            assert seen == ([plain] * 3 if form == "row" else [pa.array([value] * 3, entry.arrow)])
+
+
+@pytest.mark.parametrize("rows", [3, 2000])
+def test_constants_in_json(rows):
+    # Long requests of numbers are read another way.
+    arguments = [("x", types.TYPES["int8"]), ("y", types.TYPES["int4"]), ("z", types.TYPES["float8"])]
+    function = Function("f", lambda x, y, z: x, "row", arguments, types.TYPES["int8"])
+    for constant in ([], [1], [2], [1, 2], [0, 1, 2]):
+        lengths = [1 if position in constant else rows for position in range(3)]
+        columns_sent = [[7] * length for length in lengths]
+        columns_sent[1][0] = None
+        body = json.dumps({"rows": rows, "constants": constant, "columns": columns_sent}).encode()
+        request = rest._read_request(function, body)
+        batch = rest._read_batch(function, request)
+        quick = json_columns.Reader().read(function, body)
+        assert (quick is not None) == (len(body) >= json_columns._LEAST_BYTES)
+        for found in [batch] + ([quick[1]] if quick else []):
+            assert [isinstance(column, pa.DictionaryArray) for column in found.columns] == [i in constant for i in range(3)]
+            whole = function.check_arguments(found)
+            assert whole.column(0).to_pylist() == [7] * rows
+            assert whole.column(1).to_pylist()[1:] == [None if 1 in constant else 7] * (rows - 1)
+            assert whole.column(2).to_pylist() == [7.0] * rows
+
+
+@pytest.mark.parametrize("constant", [[3], "0", [True], [-1], [0, 0], {"0": 1}, 5])
+@pytest.mark.parametrize("padding", [0, 5000])
+def test_wrong_constants_in_json_are_refused(constant, padding):
+    function = Function("f", len, "row", [("x", types.TYPES["int8"]), ("y", types.TYPES["int8"])], types.TYPES["int8"])
+    body = json.dumps({"rows": 2, "constants": constant, "columns": [[1], [1, 2]]}).encode() + b" " * padding
+    assert json_columns.Reader().read(function, body) is None
+    with pytest.raises(CallError, match="cannot be read"):
+        rest._read_batch(function, rest._read_request(function, body))
+
+
+@pytest.mark.parametrize("rows", [-1, "2", 1.5, None])
+@pytest.mark.parametrize("padding", [0, 5000])
+def test_wrong_numbers_of_rows_of_constants_are_refused(rows, padding):
+    function = Function("f", len, "row", [("x", types.TYPES["int8"])], types.TYPES["int8"])
+    body = json.dumps({"rows": rows, "constants": [0], "columns": [[1]]}).encode() + b" " * padding
+    assert json_columns.Reader().read(function, body) is None
+    with pytest.raises(CallError):
+        rest._read_batch(function, rest._read_request(function, body))

@@ -206,11 +206,9 @@ class Request:
         return pa.RecordBatch.from_arrays([pa.nulls(rows)], ["x"]).select([])
 
     def _read_arrays(self, reader, rows, columns):
-        positions = self.header.get("constants")
+        positions = constants.positions_in(self.header, len(columns))
         if not positions:
             return [reader.array(entry, rows) for _, entry in columns]
-        if not isinstance(positions, list) or not all(type(it) is int and 0 <= it < len(columns) for it in positions):
-            raise ValueError("constants are numbers of columns")
         name = self.header.get("constants_id")
         known = self._segments.constants if self.header.get("same_constants") is True else None
         # What a proxy has put on this connection may refer to what went over another one.

@@ -121,10 +121,11 @@ class Function:
         columns = batch.columns
         has_constants = False
         for position, (_, entry) in enumerate(self.arguments):
-            if keeps_constants and constants.value_of(entry, columns[position]) is not None:
-                has_constants = True
-                continue
             try:
+                if keeps_constants and (constant := constants.adapted(entry, columns[position])) is not None:
+                    columns[position] = constant
+                    has_constants = True
+                    continue
                 columns[position] = types.adapt(entry, columns[position])
             except (ValueError, pa.ArrowException) as cause:
                 fact = f"column {position + 1} of {self.name} does not fit {entry.arrow}: {cause}"

@@ -6,7 +6,7 @@ Python object for each. Anything else that a request may hold is left to json. o
 
 import pyarrow as pa
 
-from . import types
+from . import constants, types
 
 # The types that can be read so, and what simdjson calls the numbers that they are made of.
 _NUMBERS = {"int2": "i", "int4": "i", "int8": "i", "float4": "d", "float8": "d"}
@@ -24,7 +24,7 @@ class Reader:
     def read(self, function, body):
         """The request without its columns, and the batch; None if that is not sure."""
         kinds = [entry for _, entry in function.call_columns]
-        if len(body) < _LEAST_BYTES or any(entry.name not in _NUMBERS for entry in kinds) or _nests(body, len(kinds)):
+        if len(body) < _LEAST_BYTES or any(entry.name not in _NUMBERS for entry in kinds):
             return None
         # Megabytes that only this form needs.
         import simdjson
@@ -37,13 +37,24 @@ class Reader:
             columns, rows = document["columns"], request["rows"]
             if len(columns) != len(kinds) or any(isinstance(value, simdjson.Object) for value in request.values()):
                 return None
+            if "constants" in request:
+                request["constants"] = request["constants"].as_list()
+            if any(isinstance(value, simdjson.Array) for value in request.values()):
+                return None
+            if _nests(body, len(kinds) + ("constants" in request)):
+                return None
+            constant = constants.positions_in(request, len(columns))
             arrays = [_array(entry, column) for entry, column in zip(kinds, columns)]
+            if any(len(array) != (1 if position in constant else rows) for position, array in enumerate(arrays)):
+                return None
+            for position in constant:
+                arrays[position] = constants.repeated(arrays[position], rows)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, pa.ArrowException):
-            return None
-        if any(len(array) != rows for array in arrays):
             return None
         del document, columns
         self._parser = parser
+        if constant:
+            return request, pa.RecordBatch.from_arrays(arrays, [name for name, _ in function.call_columns])
         return request, pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
 
 
@@ -54,11 +65,11 @@ def write(reply):
     return orjson.dumps(reply)
 
 
-def _nests(body, columns):
-    """Whether there are more arrays than the columns and the array of them: arrays in arrays would be read as one."""
+def _nests(body, arrays):
+    """Whether there are more arrays than so many and one around them: arrays in arrays would be read as one."""
     position = -1
     # bytes.count is slower than this.
-    for _ in range(columns + 2):
+    for _ in range(arrays + 2):
         position = body.find(b"[", position + 1)
         if position < 0:
             return False

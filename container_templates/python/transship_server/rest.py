@@ -18,7 +18,7 @@ import zlib
 
 import pyarrow as pa
 
-from . import columns, dialects, exact_json, http1, json_columns, types
+from . import columns, constants, dialects, exact_json, http1, json_columns, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -257,16 +257,21 @@ def _read_request(function, body):
 def _read_batch(function, request):
     try:
         rows, columns = request["rows"], request["columns"]
-        if len(columns) != len(function.call_columns) or any(len(column) != rows for column in columns):
+        constant = constants.positions_in(request, len(columns))
+        lengths = [1 if position in constant else rows for position in range(len(columns))]
+        if len(columns) != len(function.call_columns) or lengths != [len(column) for column in columns]:
             raise ValueError("columns and rows do not match the function's arguments")
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
         raise CallError("protocol_violation", f"the request cannot be read: {cause}") from None
     arrays = []
     for position, ((_, entry), values) in enumerate(zip(function.call_columns, columns)):
         try:
-            arrays.append(types.decode_json(entry, values))
+            array = types.decode_json(entry, values)
+            arrays.append(constants.repeated(array, rows) if position in constant else array)
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
+    if constant:
+        return pa.RecordBatch.from_arrays(arrays, [name for name, _ in function.call_columns])
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=types.schema_of(function.call_columns))
     # pyarrow makes a batch of rows without columns only by dropping columns.

@@ -29,7 +29,7 @@ use crate::folder::Folder;
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
-use crate::transport::pipeline::Takes;
+use crate::transport::Takes;
 use crate::transport::rest::Form;
 use crate::transport::unix::UnixSocket;
 
@@ -267,11 +267,10 @@ impl LeaseInfo {
         match (transport, segments) {
             (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
                 directory: directory.clone(),
-                takes: self.takes(),
                 is_parquet: transport == TransportName::Parquet,
                 most_inline: if wanted == TransportName::Auto { MOST_INLINE_BYTES } else { 0 },
             },
-            (TransportName::Socket, _) => Form::Columns { takes: Some(self.takes()) },
+            (TransportName::Socket, _) => Form::Columns,
             _ => Form::Json,
         }
     }
@@ -509,7 +508,8 @@ impl Lease {
             return Ok(known.clone());
         }
         let form = self.info.form(name, wanted, self.segments.as_ref());
-        let made = connect::to_endpoint_in(&Endpoint::parse(self.info.endpoint(name))?, form, &self.credentials());
+        let endpoint = Endpoint::parse(self.info.endpoint(name))?;
+        let made = connect::to_endpoint_in(&endpoint, form, Some(self.info.takes()), &self.credentials());
         transports.insert((name, wanted), made.clone());
         Ok(made)
     }

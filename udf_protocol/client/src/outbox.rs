@@ -106,6 +106,16 @@ impl Outbox {
         true
     }
 
+    /// The next batch to send, if it is known.
+    pub fn peek(&self) -> Option<&Outgoing> {
+        self.unanswered.get(self.sent)
+    }
+
+    /// Takes back the batch that was handed out last, which was not sent.
+    pub fn take_back(&mut self) {
+        self.sent -= 1;
+    }
+
     /// The oldest batch that was sent, of which the engine now gets a part of the answer: it cannot be sent again.
     pub fn answer_partly(&mut self) -> Option<&Outgoing> {
         self.is_partly_answered = true;

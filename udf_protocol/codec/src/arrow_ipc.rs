@@ -16,6 +16,7 @@ use arrow_ipc::{root_as_message, root_as_message_with_opts};
 use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use flatbuffers::VerifierOptions;
 
+use crate::constants::{Constants, schema_with_constants};
 use crate::unreadable::Unreadable;
 
 /// Longest body of a message that is copied, in bytes.
@@ -82,6 +83,48 @@ impl BatchEncoder {
             &mut self.context,
         )?;
         Ok(encoded.into())
+    }
+}
+
+/// Encodes the calls of one stream, whose constants are dictionaries of one value (`docs/protocol.md` §4.10).
+#[derive(Debug)]
+pub struct CallEncoder {
+    /// Of the whole columns.
+    schema: SchemaRef,
+    positions: Vec<usize>,
+    sent: DictionaryTracker,
+    context: IpcWriteContext,
+}
+
+impl CallEncoder {
+    /// An encoder of calls with these columns, of which those at `positions` are constants, and the message that opens their
+    /// stream.
+    pub fn new(schema: SchemaRef, positions: Vec<usize>) -> (CallEncoder, FlightData) {
+        let mut sent = DictionaryTracker::new(false);
+        let encoded = schema_with_constants(&schema, &positions);
+        let generator = IpcDataGenerator::default();
+        let opening =
+            generator.schema_to_bytes_with_dictionary_tracker(&encoded, &mut sent, &IpcWriteOptions::default());
+        (CallEncoder { schema, positions, sent, context: IpcWriteContext::default() }, opening.into())
+    }
+
+    /// The positions of the stream's constants.
+    pub fn positions(&self) -> &[usize] {
+        &self.positions
+    }
+
+    /// The messages of a batch: one for each constant that is not the one of the batch before, and the last for the batch itself.
+    /// `columns` are those that are no constants.
+    ///
+    /// # Panics
+    /// If the constants stand elsewhere.
+    pub fn encode(&mut self, columns: &RecordBatch, constants: &Constants) -> Result<Vec<FlightData>, ArrowError> {
+        assert_eq!(constants.positions(), self.positions, "a stream's constants stay where they are");
+        let batch = constants.encode_in(&self.schema, columns);
+        let options = IpcWriteOptions::default();
+        let (dictionaries, batch) =
+            IpcDataGenerator::default().encode(&batch, &mut self.sent, &options, &mut self.context)?;
+        Ok(dictionaries.into_iter().chain([batch]).map(FlightData::from).collect())
     }
 }
 

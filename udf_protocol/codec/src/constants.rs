@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow_schema::Schema;
+use arrow_array::types::Int8Type;
+use arrow_array::{Array, ArrayRef, DictionaryArray, Int8Array, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use arrow_select::take::take;
 
 use udf_types::limits::MAX_MESSAGE_BYTES;
@@ -82,12 +83,48 @@ impl Constants {
             .expect("the columns are of the signature's types"))
     }
 
+    /// The other columns of a batch, and these as dictionaries of one value, as [`schema_with_constants`] has them.
+    ///
+    /// # Panics
+    /// If `schema`, that of the whole columns, has other types.
+    pub fn encode_in(&self, schema: &SchemaRef, others: &RecordBatch) -> RecordBatch {
+        if self.is_empty() {
+            return others.clone();
+        }
+        let rows = others.num_rows();
+        let mut rest = others.columns().iter().cloned();
+        let columns = (0..schema.fields().len()).map(|position| match self.at(position) {
+            Some(value) => {
+                let first = Int8Array::from_value(0, rows);
+                let encoded = DictionaryArray::<Int8Type>::try_new(first, value.clone());
+                Arc::new(encoded.expect("a constant has a value")) as ArrayRef
+            }
+            None => rest.next().expect("each position has a constant or a column"),
+        });
+        let columns = columns.collect();
+        let schema = Arc::new(schema_with_constants(schema, &self.positions()));
+        let options = RecordBatchOptions::new().with_row_count(Some(rows));
+        RecordBatch::try_new_with_options(schema, columns, &options).expect("the columns are of the schema's types")
+    }
+
     /// The schema of the columns that are no constants.
     pub fn schema_of_others(&self, schema: &Schema) -> Schema {
         let fields = schema.fields().iter().enumerate();
         let others = fields.filter(|(position, _)| self.at(*position).is_none()).map(|(_, field)| field.clone());
         Schema::new_with_metadata(others.collect::<Vec<_>>(), schema.metadata().clone())
     }
+}
+
+/// The schema of calls in which the columns at these positions are constants, as dictionaries (`docs/protocol.md` §4.10).
+pub fn schema_with_constants(schema: &Schema, positions: &[usize]) -> Schema {
+    let fields = schema.fields().iter().enumerate().map(|(position, field)| {
+        if !positions.contains(&position) {
+            return field.clone();
+        }
+        let encoded = DataType::Dictionary(Box::new(DataType::Int8), Box::new(field.data_type().clone()));
+        Arc::new(Field::clone(field).with_data_type(encoded))
+    });
+    Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone())
 }
 
 fn too_large(signature: &Signature, position: usize, rows: usize) -> Error {

@@ -29,7 +29,8 @@ use crate::json_text::decimal_text;
 const MAX_SAFE_INTEGER: i64 = 1 << 53;
 const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H:%M:%S%.6f";
 
-/// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`.
+/// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`, and with
+/// constants `"constants"`.
 pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> String {
     let rows = batch.columns.num_rows();
     let mut out = String::with_capacity(64 + rows * batch.columns.num_columns() * 20);
@@ -40,12 +41,17 @@ pub fn encode_call(signature: &Signature, batch: &CallBatch, exchange: &str) -> 
     if let Some(row_errors) = signature.row_errors {
         let _ = write!(out, "\"row_errors\":\"{}\",", row_errors.name());
     }
+    if !batch.constants.is_empty() {
+        let _ = write!(out, "\"constants\":{:?},", batch.constants.positions());
+    }
     out.push_str("\"columns\":[");
+    let mut others = batch.columns.columns().iter();
     for (position, ty) in signature.call_types().iter().enumerate() {
         if position > 0 {
             out.push(',');
         }
-        encode_column(&mut out, ty, batch.columns.column(position));
+        let column = batch.constants.at(position).or_else(|| others.next());
+        encode_column(&mut out, ty, column.expect("each position has a constant or a column"));
     }
     out.push_str("]}");
     out

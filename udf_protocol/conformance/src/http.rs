@@ -9,7 +9,7 @@ impl Judge {
         if self.transport != TransportName::Json {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json);
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json, None);
         let post = |path: &str, body: String| {
             block_on(rest.post(path, "application/json", body.into())).map_err(|error| say(&error))
         };
@@ -98,7 +98,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns { takes: None });
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
         let numbers = |buffers: Value| json!({"batch": 0, "rows": 1, "buffers": buffers});
         let text_function =
             Signature::scalar("echo_text", vec![Argument { name: String::new(), ty: Type::Text }], Type::Text);
@@ -190,7 +190,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns { takes: None });
+        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
         for (case, more) in [
             (
                 "refuses constants of a batch before that brought none",

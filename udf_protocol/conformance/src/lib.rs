@@ -220,7 +220,7 @@ impl Judge {
 
     /// The server as it is on the wire. Connections belong to the runtime in which this is called.
     fn flight(&self) -> Flight {
-        Flight::new(self.endpoint.clone(), &self.credentials)
+        Flight::new(self.endpoint.clone(), &self.credentials, None)
     }
 
     fn open(&self, signature: &Signature) -> Exchange {

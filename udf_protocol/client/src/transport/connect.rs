@@ -7,7 +7,7 @@ use udf_project::endpoint::Endpoint;
 use udf_project::remote::Remote;
 use udf_types::transport_name::TransportName;
 
-use crate::transport::Transport;
+use crate::transport::{Takes, Transport};
 use crate::transport::credentials::Credentials;
 use crate::transport::envelope::Envelope;
 use crate::transport::flight::Flight;
@@ -16,14 +16,19 @@ use crate::transport::rest::{Form, Rest};
 
 /// The transport to a server of this protocol, over HTTP with columns in JSON. Nothing is connected before the first request.
 pub fn to_endpoint(endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
-    to_endpoint_in(endpoint, Form::Json, credentials)
+    to_endpoint_in(endpoint, Form::Json, None, credentials)
 }
 
-/// The same, with columns of a form where it is reached over HTTP.
-pub fn to_endpoint_in(endpoint: &Endpoint, form: Form, credentials: &Credentials) -> Arc<dyn Transport> {
+/// The same of a server that takes so much, if that is known, with columns of a form where it is reached over HTTP.
+pub fn to_endpoint_in(
+    endpoint: &Endpoint,
+    form: Form,
+    takes: Option<Takes>,
+    credentials: &Credentials,
+) -> Arc<dyn Transport> {
     match endpoint.transport_name() {
-        TransportName::Flight => Arc::new(Flight::new(endpoint.clone(), credentials)),
-        _ => Arc::new(Rest::new(endpoint.clone(), credentials, form)),
+        TransportName::Flight => Arc::new(Flight::new(endpoint.clone(), credentials, takes)),
+        _ => Arc::new(Rest::new(endpoint.clone(), credentials, form, takes)),
     }
 }
 
@@ -39,8 +44,8 @@ pub fn to_remote(
             Arc::new(Flight::of_any(endpoint.clone(), credentials))
         }
         Dialect::Transship => {
-            let form = if name == TransportName::Socket { Form::Columns { takes: None } } else { Form::Json };
-            to_endpoint_in(endpoint, form, credentials)
+            let form = if name == TransportName::Socket { Form::Columns } else { Form::Json };
+            to_endpoint_in(endpoint, form, None, credentials)
         }
         Dialect::PutGet => Arc::new(PutGet::new(endpoint.clone(), credentials)),
         dialect => Arc::new(Envelope::new(endpoint.clone(), remote.path(), dialect, credentials)),

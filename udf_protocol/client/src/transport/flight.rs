@@ -1,6 +1,6 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
-use udf_codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_described_schema, decode_schema, encode_schema};
+use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_described_schema, decode_schema};
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError, shorten};
 use udf_project::endpoint::Endpoint;
@@ -40,7 +40,7 @@ use crate::transport::foreign::{
 use crate::transport::tcp::Tcp;
 use crate::transport::tls::Tls;
 use crate::transport::unix::UnixSocket;
-use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Transport, innermost};
+use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport, innermost};
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
@@ -79,9 +79,16 @@ pub struct Flight {
     compression: bool,
     /// Whether the server may be one that does not speak this protocol.
     may_be_foreign: bool,
-    /// The protocol's version that the server said, once it was asked.
-    protocol: OnceCell<u32>,
+    /// What the server said, once it was asked.
+    said: OnceCell<Said>,
     streams: Streams,
+}
+
+/// What a server's greeting says of exchanges.
+#[derive(Debug, Clone, Copy)]
+struct Said {
+    protocol: u32,
+    constants: bool,
 }
 
 /// The streams of scalar functions, which hold no state between two batches: who has none waits for one that has nothing to do.
@@ -199,11 +206,12 @@ impl Flight {
     /// A client of the server at `endpoint`, which is not connected to yet, and may speak one of the protocols of arrow-udf
     /// and Databend.
     pub fn of_any(endpoint: Endpoint, credentials: &Credentials) -> Flight {
-        Flight { may_be_foreign: true, ..Flight::new(endpoint, credentials) }
+        Flight { may_be_foreign: true, ..Flight::new(endpoint, credentials, None) }
     }
 
-    /// A client of the server at `endpoint`, which is not connected to yet, and speaks this protocol.
-    pub fn new(endpoint: Endpoint, credentials: &Credentials) -> Flight {
+    /// A client of the server at `endpoint`, which is not connected to yet, speaks this protocol, and takes so much; none if
+    /// that is not known.
+    pub fn new(endpoint: Endpoint, credentials: &Credentials, takes: Option<Takes>) -> Flight {
         let authority = match &endpoint {
             Endpoint::FlightTcp(authority) => format!("http://{authority}"),
             Endpoint::FlightTls(authority) => format!("https://{authority}"),
@@ -247,7 +255,9 @@ impl Flight {
             secrets: Secrets(MetadataMap::from_headers(credentials.headers())),
             compression: credentials.compression,
             may_be_foreign: false,
-            protocol: OnceCell::new(),
+            said: OnceCell::new_with(
+                takes.map(|takes| Said { protocol: PROTOCOL_VERSION, constants: takes.constants }),
+            ),
             streams: Streams::new(),
         }
     }
@@ -334,14 +344,20 @@ impl Flight {
         Ok((Signature::from_schema(function, &schema, inputs)?, None))
     }
 
-    /// Whether the server does not speak this protocol; it is asked once.
-    async fn is_foreign(&self, function: &str) -> Result<bool> {
+    /// What the server says. It is asked once.
+    async fn said(&self, function: &str) -> Result<Said> {
         let ask = async || match self.action("transship.hello").await {
-            Ok(body) => Flight::read_greeting(&body).map(|info| info.protocol),
+            Ok(body) => Flight::read_greeting(&body)
+                .map(|info| Said { protocol: info.protocol, constants: info.constants && info.protocol > 0 }),
             Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
-            Err(_) => Ok(0),
+            Err(_) => Ok(Said { protocol: 0, constants: false }),
         };
-        Ok(self.may_be_foreign && *self.protocol.get_or_try_init(ask).await? == 0)
+        self.said.get_or_try_init(ask).await.copied()
+    }
+
+    /// Whether the server does not speak this protocol.
+    async fn is_foreign(&self, function: &str) -> Result<bool> {
+        Ok(self.may_be_foreign && self.said(function).await?.protocol == 0)
     }
 
     /// Whether an arrow-udf server is newer than version 1 of its protocol, which has no such action.
@@ -369,12 +385,17 @@ impl Flight {
             while self.run_stream(signature, foreign, outbox, inbox, StreamFor::Batch).await? {}
             return Ok(());
         }
-        if signature.kind != FunctionKind::Scalar {
+        if matches!(signature.kind, FunctionKind::Map | FunctionKind::Aggregate) {
             return self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await.map(|_| ());
         }
         while outbox.wait_for_more().await {
-            let _permit = self.streams.take().await;
-            if !self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await? {
+            let goes_on = if signature.kind == FunctionKind::Table {
+                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await?
+            } else {
+                let _permit = self.streams.take().await;
+                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await?
+            };
+            if !goes_on {
                 break;
             }
         }
@@ -412,13 +433,22 @@ impl Flight {
         let (wire, mut queue) = mpsc::channel::<FlightData>(1);
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
         let call_schema = foreign.map_or_else(|| signature.call_schema(), |foreign| foreign.arguments.clone());
-        let opening = match signature.row_errors {
-            None => encode_schema(&call_schema),
+        let call_schema = match signature.row_errors {
+            None => call_schema,
             Some(row_errors) => {
                 let asks = HashMap::from([(ROW_ERRORS_KEY.to_string(), row_errors.name().to_string())]);
-                encode_schema(&call_schema.as_ref().clone().with_metadata(asks))
+                Arc::new(call_schema.as_ref().clone().with_metadata(asks))
             }
         };
+        let constants = match outbox.peek() {
+            Some(batch) if !batch.constants.is_empty() && self.said(function).await?.constants => {
+                // Of a server elsewhere, nobody knew it before.
+                inbox.deliver(Ok(Event::TakesConstants));
+                batch.constants.positions()
+            }
+            _ => Vec::new(),
+        };
+        let (mut encoder, opening) = CallEncoder::new(call_schema, constants);
         let opening = opening.with_descriptor(descriptor);
         let first = if is_single { outbox.next().await } else { None };
         if is_single && first.is_none() {
@@ -432,7 +462,8 @@ impl Flight {
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
-        let mut encoder = BatchEncoder::default();
+        // The messages of the last batch that wait for a place.
+        let mut unsent = VecDeque::new();
         let mut reply_schema: Option<SchemaRef> = None;
         let mut bytes_sent = HashMap::new();
         let mut first = first;
@@ -447,21 +478,35 @@ impl Flight {
                 // A stream has nothing to do only if there is neither a batch nor a reply.
                 biased;
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
-                batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() => match batch {
-                    Some((place, batch)) => {
-                        let batch = batch.batch.with_repeated_constants(signature)?;
+                place = next_place(&wire), if !unsent.is_empty() => {
+                    if let Some(message) = unsent.pop_front() {
+                        place.send(message);
+                    }
+                }
+                batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() && unsent.is_empty() => match batch {
+                    Some(batch) => {
+                        let mut batch = batch.batch;
+                        if encoder.positions().is_empty() {
+                            batch = batch.with_repeated_constants(signature)?;
+                        } else if batch.constants.positions() != encoder.positions() {
+                            // Another stream has other columns.
+                            outbox.take_back();
+                            (is_closing, is_parking) = (true, true);
+                            continue;
+                        }
                         let metadata = CallMetadata { batch: batch.number, step: batch.step };
                         let columns = match foreign {
                             Some(foreign) => adapt_columns(&batch.columns, foreign.arguments.clone())
                                 .map_err(|fact| Error::new(Kind::OutOfRange, format!("container function \"{function}\" cannot take a value")).with_detail(fact))?,
                             None => batch.columns,
                         };
-                        let message = encoder
-                            .encode(&columns)
-                            .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?
-                            .with_app_metadata(serde_json::to_vec(&metadata).expect("a number is JSON"));
-                        let bytes = message.data_body.len() + message.data_header.len();
-                        place.send(message);
+                        let mut messages = encoder
+                            .encode(&columns, &batch.constants)
+                            .map_err(|cause| Error::protocol(function, format!("A batch could not be encoded: {cause}.")))?;
+                        let bytes = messages.iter().map(|message| message.data_body.len() + message.data_header.len()).sum();
+                        let metadata = serde_json::to_vec(&metadata).expect("a number is JSON");
+                        messages.last_mut().expect("the batch is a message").app_metadata = metadata.into();
+                        unsent.extend(messages);
                         if signature.kind == FunctionKind::Map {
                             outbox.answer(batch.number);
                             inbox.deliver(Ok(Event::Taken));
@@ -583,21 +628,29 @@ pub(super) fn read_columns(
     Ok((adapted, bytes_made))
 }
 
-/// The next batch to send, and its place in the queue.
-async fn next_batch<'a>(
-    wire: &'a Option<mpsc::Sender<FlightData>>,
+/// A place in the queue of what is sent.
+async fn next_place(wire: &Option<mpsc::Sender<FlightData>>) -> mpsc::Permit<'_, FlightData> {
+    // The queue is gone only if the server ended the stream; reading its end says why.
+    match wire.as_ref().map(mpsc::Sender::reserve) {
+        Some(place) => match place.await {
+            Ok(place) => place,
+            Err(_) => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// The next batch to send, once there is a place in the queue.
+async fn next_batch(
+    wire: &Option<mpsc::Sender<FlightData>>,
     first: &mut Option<Outgoing>,
     outbox: &mut Outbox,
     is_single: bool,
-) -> Option<(mpsc::Permit<'a, FlightData>, Outgoing)> {
-    // The queue is gone only if the server ended the stream; reading its end says why.
-    let place = match wire.as_ref()?.reserve().await {
-        Ok(place) => place,
-        Err(_) => std::future::pending().await,
-    };
+) -> Option<Outgoing> {
+    drop(next_place(wire).await);
     match is_single {
-        true => Some((place, first.take()?)),
-        false => Some((place, outbox.next().await?)),
+        true => first.take(),
+        false => outbox.next().await,
     }
 }
 

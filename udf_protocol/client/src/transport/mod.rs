@@ -39,6 +39,21 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest greeting, signature or error that a server may send, in bytes.
 pub(crate) const MAX_ASIDE_BYTES: usize = 8 << 20;
 
+/// What a server says in its greeting of how it takes batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Takes {
+    /// Requests on a connection before the last one is answered.
+    pub pipelining: bool,
+    /// Constants as one row.
+    pub constants: bool,
+}
+
+impl From<&ServerInfo> for Takes {
+    fn from(info: &ServerInfo) -> Takes {
+        Takes { pipelining: info.pipelining.unwrap_or(true), constants: info.constants }
+    }
+}
+
 /// A way to reach one server.
 pub trait Transport: Send + Sync {
     /// Who answers, and what it offers (`docs/protocol.md` §2).

@@ -13,7 +13,6 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt;
 use http::StatusCode;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::sync::OnceCell;
 use udf_codec::batch::CallBatch;
 use udf_codec::columns::{
     CallHeader, Data, Distant, Layout, ReplyHeader, aligned, decode_reply_from, fixed_bytes, frame, inline_body,
@@ -22,7 +21,7 @@ use udf_codec::columns::{
 use udf_codec::constants::Constants;
 use udf_codec::parquet;
 use udf_codec::unreadable::Unreadable;
-use udf_codec::wire::{COLUMNS, ServerInfo};
+use udf_codec::wire::COLUMNS;
 use udf_project::endpoint::Endpoint;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{FunctionKind, Signature};
@@ -36,6 +35,7 @@ use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::segment::{Segment, Segments, has_room};
 use crate::transport::check::check_reply;
+use crate::transport::Takes;
 use crate::transport::http::{Http, Stream, pause_of};
 use crate::transport::status::error_of;
 use crate::transport::{MAX_ASIDE_BYTES, innermost};
@@ -60,25 +60,21 @@ const SHORT_BYTES: usize = 4 << 10;
 pub(crate) struct Pipelines {
     /// Folder of the segments, and the bytes of columns that go with the request nevertheless; none if all do.
     segments: Option<(Folder, usize)>,
-    /// What the server takes; none if it has not been asked yet.
-    takes: OnceCell<Takes>,
     encoding: Encoding,
     idle: Mutex<Vec<Pipeline>>,
 }
 
-/// What a server says in its greeting of how it takes batches in this form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Takes {
-    /// Requests on a connection before the last one is answered.
-    pub pipelining: bool,
-    /// Constants as one row.
-    pub constants: bool,
-}
-
-impl From<&ServerInfo> for Takes {
-    fn from(info: &ServerInfo) -> Takes {
-        Takes { pipelining: info.pipelining.unwrap_or(true), constants: info.constants }
-    }
+/// An exchange with one server.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dialogue<'a> {
+    /// Of the function.
+    pub(crate) signature: &'a Signature,
+    /// Where the server answers calls of it.
+    pub(crate) path: &'a str,
+    /// Of an aggregate function's exchange.
+    pub(crate) name: &'a str,
+    /// What the server takes.
+    pub(crate) takes: Takes,
 }
 
 /// What the data of a batch is.
@@ -124,8 +120,8 @@ impl Encoding {
 }
 
 impl Pipelines {
-    pub(crate) fn new(segments: Option<(Folder, usize)>, takes: Option<Takes>, encoding: Encoding) -> Pipelines {
-        Pipelines { segments, takes: OnceCell::new_with(takes), encoding, idle: Mutex::default() }
+    pub(crate) fn new(segments: Option<(Folder, usize)>, encoding: Encoding) -> Pipelines {
+        Pipelines { segments, encoding, idle: Mutex::default() }
     }
 
     /// Closes the connections that no exchange is using.
@@ -133,21 +129,15 @@ impl Pipelines {
         self.idle.lock().expect("no holder panics").clear();
     }
 
-    /// Asks the server what it takes, unless that is known.
-    pub(crate) async fn learn(&self, ask: impl Future<Output = Result<Takes>>) -> Result<()> {
-        self.takes.get_or_try_init(|| ask).await.map(drop)
-    }
-
-    /// Runs an exchange of a function at `path`. An aggregate function's is named `name`.
+    /// Runs an exchange.
     pub(crate) async fn exchange(
         &self,
         http: &Http,
-        path: &str,
-        signature: &Signature,
-        name: &str,
+        dialogue: Dialogue<'_>,
         outbox: &mut Outbox,
         inbox: &Inbox,
     ) -> Result<()> {
+        let Dialogue { signature, path, name, takes } = dialogue;
         if self.encoding == Encoding::Parquet {
             parquet::check_types(signature)?;
         }
@@ -159,9 +149,8 @@ impl Pipelines {
             head: head_of(http, path),
             name,
             segments: self.segments.as_ref().map(|(directory, most_inline)| (directory, *most_inline)),
-            pipelining: self.takes.get().is_none_or(|takes| takes.pipelining),
-            takes_constants: self.encoding == Encoding::Columns
-                && self.takes.get().is_some_and(|takes| takes.constants),
+            pipelining: takes.pipelining,
+            takes_constants: self.encoding == Encoding::Columns && takes.constants,
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };

@@ -48,7 +48,7 @@ impl PutGet {
         let mut hasher = DefaultHasher::new();
         endpoint.hash(&mut hasher);
         let lock = std::env::temp_dir().join(format!("transship-{:016x}.lock", hasher.finish()));
-        PutGet { flight: Flight::new(endpoint, credentials), lock }
+        PutGet { flight: Flight::new(endpoint, credentials, None), lock }
     }
 
     /// Waits until no other client of this machine uses the server, and no longer than `patience`. Whoever may write the file

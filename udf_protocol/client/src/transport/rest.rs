@@ -6,7 +6,7 @@
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
-use tokio::sync::oneshot;
+use tokio::sync::{OnceCell, oneshot};
 use udf_codec::batch::CallBatch;
 use udf_codec::columns::fixed_bytes;
 use udf_codec::json;
@@ -25,14 +25,16 @@ use crate::threads;
 use crate::transport::check::check_reply;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::{Answer, Http, Most};
-use crate::transport::pipeline::{Encoding, Pipelines, Takes};
+use crate::transport::pipeline::{Dialogue, Encoding, Pipelines};
 use crate::transport::status::{error_of, kind_of_gateway};
-use crate::transport::{MAX_ASIDE_BYTES, Transport, answer_each};
+use crate::transport::{MAX_ASIDE_BYTES, Takes, Transport, answer_each};
 
 /// A server that is called over HTTP.
 #[derive(Debug)]
 pub struct Rest {
     http: Http,
+    /// What the server takes; empty if it has not been asked yet.
+    takes: OnceCell<Takes>,
     /// None for columns in JSON.
     pipelines: Option<Pipelines>,
 }
@@ -43,16 +45,11 @@ pub enum Form {
     /// As JSON.
     Json,
     /// As they lie in memory, in the body of the request.
-    Columns {
-        /// What the server takes; none if it has not been asked yet.
-        takes: Option<Takes>,
-    },
+    Columns,
     /// As they lie in memory, in segments.
     Segments {
         /// Where these are.
         directory: Folder,
-        /// As above.
-        takes: Takes,
         /// Whether a segment holds a Parquet file instead.
         is_parquet: bool,
         /// Bytes of columns that are few enough to go with the request.
@@ -61,17 +58,17 @@ pub enum Form {
 }
 
 impl Rest {
-    /// A client of the server at `endpoint`, which is not connected to yet.
-    pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form) -> Rest {
+    /// A client of the server at `endpoint`, which is not connected to yet, and takes so much; none if that is not known.
+    pub fn new(endpoint: Endpoint, credentials: &Credentials, form: Form, takes: Option<Takes>) -> Rest {
         let pipelines = match form {
             Form::Json => None,
-            Form::Columns { takes } => Some(Pipelines::new(None, takes, Encoding::Columns)),
-            Form::Segments { directory, takes, is_parquet, most_inline } => {
+            Form::Columns => Some(Pipelines::new(None, Encoding::Columns)),
+            Form::Segments { directory, is_parquet, most_inline } => {
                 let encoding = if is_parquet { Encoding::Parquet } else { Encoding::Columns };
-                Some(Pipelines::new(Some((directory, most_inline)), Some(takes), encoding))
+                Some(Pipelines::new(Some((directory, most_inline)), encoding))
             }
         };
-        Rest { http: Http::new(endpoint, credentials), pipelines }
+        Rest { http: Http::new(endpoint, credentials), takes: OnceCell::new_with(takes), pipelines }
     }
 
     /// Posts a body as it is; status and body of the answer. For those who judge servers.
@@ -112,6 +109,12 @@ impl Rest {
         Ok(info)
     }
 
+    /// What the server takes. It is asked once.
+    async fn takes(&self) -> Result<Takes> {
+        let ask = async || Ok(Takes::from(&self.say_hello().await?));
+        self.takes.get_or_try_init(ask).await.copied()
+    }
+
     async fn get_signature(&self, function: &str) -> Result<Signature> {
         let answer = self.get(&path_of(function)).await?;
         if answer.status == StatusCode::NOT_FOUND {
@@ -130,7 +133,15 @@ impl Rest {
     /// One batch, there and back.
     async fn call(&self, signature: &Signature, batch: &CallBatch, exchange: &str, inbox: &Inbox) -> Result<Reply> {
         let function = signature.function.as_str();
-        let batch = &batch.clone().with_repeated_constants(signature)?;
+        let mut batch = batch.clone();
+        if !batch.constants.is_empty() {
+            match self.takes().await?.constants {
+                // Of a server elsewhere, nobody knew it before.
+                true => inbox.deliver(Ok(Event::TakesConstants)),
+                false => batch = batch.with_repeated_constants(signature)?,
+            }
+        }
+        let batch = &batch;
         let body = encode(signature, batch, exchange).await;
         let bytes_sent = body.len();
         let rows = Some(batch.columns.num_rows()).filter(|_| signature.kind == FunctionKind::Scalar);
@@ -204,9 +215,9 @@ impl Rest {
         }
         if let Some(pipelines) = &self.pipelines {
             let exchange = random_name();
-            let ask = async { Ok(Takes::from(&self.say_hello().await?)) };
-            pipelines.learn(ask).await?;
-            pipelines.exchange(&self.http, &path_of(&signature.function), signature, &exchange, outbox, inbox).await?;
+            let takes = self.takes().await?;
+            let dialogue = Dialogue { signature, path: &path_of(&signature.function), name: &exchange, takes };
+            pipelines.exchange(&self.http, dialogue, outbox, inbox).await?;
             if signature.kind == FunctionKind::Aggregate {
                 self.end_groups(&exchange).await;
             }
@@ -294,7 +305,7 @@ mod tests {
         for (status, kind) in [("401 Unauthorized", Kind::NotAllowed), ("502 Bad Gateway", Kind::Unreachable)] {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let endpoint = Endpoint::JsonTcp(listener.local_addr().unwrap().to_string());
-            let rest = Rest::new(endpoint.clone(), &Credentials::default(), Form::Json);
+            let rest = Rest::new(endpoint.clone(), &Credentials::default(), Form::Json, None);
             let answer = async {
                 let mut stream = listener.accept().await.unwrap().0;
                 let _ = stream.read(&mut [0; 4096]).await;
