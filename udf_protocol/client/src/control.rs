@@ -26,10 +26,10 @@ use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
 use crate::folder::Folder;
+use crate::transport::Takes;
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
-use crate::transport::Takes;
 use crate::transport::rest::Form;
 use crate::transport::unix::UnixSocket;
 

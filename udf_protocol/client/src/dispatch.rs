@@ -363,7 +363,8 @@ impl Connections {
         let may_map = |lease: &&Arc<Lease>| name == TransportName::Shm && lease.is_of_another_user();
         let directory = lease.as_ref().filter(may_map).and_then(|lease| lease.segments().cloned());
         // In a file, a column has a value for each row.
-        let takes_constants = name != TransportName::Parquet && lease.as_ref().is_some_and(|lease| lease.info.constants);
+        let takes_constants =
+            name != TransportName::Parquet && lease.as_ref().is_some_and(|lease| lease.info.constants);
         inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
         let result = match self.must_split(call, &endpoint, transport.as_ref(), lease.as_deref()).await {
             Ok(false) => transport.exchange(&call.signature, outbox, inbox).await,

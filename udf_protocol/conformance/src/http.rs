@@ -164,10 +164,16 @@ impl Judge {
     }
 
     pub(super) fn judge_constants(&mut self) {
-        if !self.takes_constants || !matches!(self.transport, TransportName::Socket | TransportName::Shm) {
+        let clause = match self.transport {
+            TransportName::Flight => "4.10",
+            TransportName::Json => "6",
+            TransportName::Socket | TransportName::Shm => "7.11",
+            TransportName::Auto | TransportName::Parquet => return,
+        };
+        if !self.takes_constants {
             return;
         }
-        self.with("7.11", "takes constants, and those of the batch before", binary("add"), |judge, signature| {
+        self.with(clause, "takes constants, and those of the batch before", binary("add"), |judge, signature| {
             let constant = |value: Option<i64>| Arc::new(Int64Array::from(vec![value])) as ArrayRef;
             let (first, second) = (constant(Some(40)), constant(Some(-7)));
             let calls =

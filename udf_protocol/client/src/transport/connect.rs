@@ -7,12 +7,12 @@ use udf_project::endpoint::Endpoint;
 use udf_project::remote::Remote;
 use udf_types::transport_name::TransportName;
 
-use crate::transport::{Takes, Transport};
 use crate::transport::credentials::Credentials;
 use crate::transport::envelope::Envelope;
 use crate::transport::flight::Flight;
 use crate::transport::put_get::PutGet;
 use crate::transport::rest::{Form, Rest};
+use crate::transport::{Takes, Transport};
 
 /// The transport to a server of this protocol, over HTTP with columns in JSON. Nothing is connected before the first request.
 pub fn to_endpoint(endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {

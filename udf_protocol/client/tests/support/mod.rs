@@ -6,13 +6,15 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use arrow_array::{Int32Array, Int64Array, RecordBatch};
+use arrow_flight::decode::FlightDataDecoder;
+use arrow_flight::error::FlightError;
 use arrow_flight::flight_service_server::{FlightService, FlightServiceServer};
 use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
     PollInfo, PutResult, SchemaResult, Ticket,
 };
-use futures_util::Stream;
 use futures_util::future::BoxFuture;
+use futures_util::{Stream, TryStreamExt};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
@@ -40,6 +42,12 @@ impl Calls {
     /// What the metadata of the calls' schema has under a key.
     pub fn asks_for(&self, key: &str) -> Option<String> {
         self.schema.as_ref()?.metadata().get(key).cloned()
+    }
+
+    /// The schema and the batches; `look` sees each message before it is decoded.
+    pub fn into_decoder(self, mut look: impl FnMut(&FlightData) + Send + 'static) -> FlightDataDecoder {
+        let stream = self.stream.expect("there are calls").map_err(FlightError::from);
+        FlightDataDecoder::new(stream.inspect_ok(move |message| look(message)))
     }
 
     /// The next batch and its metadata; none once the client has closed its side or is gone.
