@@ -15,11 +15,17 @@ use udf_codec::batch::CallBatch;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{RowErrors, Signature};
 use udf_types::types::Type;
-use udf_types::{Error, Kind, Result};
+use udf_types::{Error, Result};
 
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::transport::Transport;
+
+/// Longest error of one row, in characters.
+const MOST_CHARACTERS: usize = 4096;
+/// Once the errors of a batch have so many characters together, each further one has at most [`FEW_CHARACTERS`].
+const MOST_CHARACTERS_IN_ALL: usize = 1 << 20;
+const FEW_CHARACTERS: usize = 256;
 
 /// Runs an exchange of a function whose replies are to have a column of errors, with a server that gives none.
 pub(crate) async fn exchange(
@@ -31,7 +37,15 @@ pub(crate) async fn exchange(
     let plain = Signature { row_errors: None, ..signature.clone() };
     while let Some(outgoing) = outbox.next().await {
         let number = outgoing.number;
-        let mut batch = Splitting { transport, plain: &plain, inbox, outgoing: &outgoing, has_run: false, bytes: 0 };
+        let mut batch = Splitting {
+            transport,
+            plain: &plain,
+            inbox,
+            outgoing: &outgoing,
+            has_run: false,
+            bytes: 0,
+            left: MOST_CHARACTERS_IN_ALL,
+        };
         let answer = batch.answer(signature.row_errors == Some(RowErrors::Once)).await;
         let event = match answer {
             Ok(reply) => Event::Reply(reply),
@@ -60,6 +74,8 @@ struct Splitting<'a> {
     has_run: bool,
     /// Bytes of its answer so far.
     bytes: usize,
+    /// Characters that errors may have before they are cut short.
+    left: usize,
 }
 
 /// What is still to be done, the next last.
@@ -101,12 +117,12 @@ impl Splitting<'_> {
                     self.count(bytes_of(&reply.columns))?;
                     parts.push(Part::Results(reply.columns.column(0).clone()));
                 }
-                Err(error) if error.kind() == Kind::UserCode && !range.is_empty() => {
+                Err(error) if error.is_of_handler() && !range.is_empty() => {
                     let named = error.row().and_then(|row| usize::try_from(row).ok()).filter(|row| *row < range.len());
                     let failed = if range.len() == 1 { Some(range.start) } else { named.map(|row| range.start + row) };
                     match failed {
                         Some(row) => {
-                            let text = error.users_text(&self.plain.function).to_string();
+                            let text = self.shortened(error.users_text(&self.plain.function));
                             self.count(text.len())?;
                             let before = Todo::Ask(range.start..row);
                             let behind = Todo::Ask(row + 1..range.end);
@@ -130,6 +146,14 @@ impl Splitting<'_> {
         share.grow(&self.plain.function, self.bytes).await?;
         let reply = Reply::whole(self.outgoing.number, columns, bytes_sent, bytes_received);
         Ok(Reply { bytes_needed, compute_us, share: Some(share), ..reply })
+    }
+
+    /// What an error says, if it is not too much for one row, and all of them for a batch.
+    fn shortened(&mut self, text: &str) -> String {
+        let most = if self.left > 0 { MOST_CHARACTERS } else { FEW_CHARACTERS };
+        let text: String = text.chars().take(most).collect();
+        self.left = self.left.saturating_sub(text.chars().count());
+        text
     }
 
     /// Counts what the answer holds, which may be as much as any.

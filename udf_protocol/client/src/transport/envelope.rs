@@ -29,7 +29,7 @@ use crate::inbox::{Inbox, Reply};
 use crate::outbox::Outbox;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::{Http, Most};
-use crate::transport::status::error_of_gateway;
+use crate::transport::status::{error_of_gateway, is_of_request};
 use crate::transport::{Transport, answer_each};
 
 /// Between two looks at whether a result that was promised (HTTP 202) is there: twice as long each time, up to the second.
@@ -347,7 +347,8 @@ fn read_reply<'a>(
             return Err(error);
         }
         let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Json::as_str).map(str::to_string);
-        return Err(Error::user_code(function, &words, None, trace.map(short)));
+        let error = Error::user_code(function, &words, None, trace.map(short));
+        return Err(if is_of_request(status) { error.with_doubt() } else { error });
     }
     let malformed = |fact: &str| Error::protocol(function, format!("Its reply cannot be read: {fact}."));
     let mut body = body.ok_or_else(|| malformed("it is not JSON"))?;
@@ -753,8 +754,12 @@ mod tests {
             (Dialect::Singlestore, 500, "Traceback: no", "no"),
         ] {
             let error = reply(dialect, Type::Int8, 1, status, body).unwrap_err();
-            assert_eq!(error.kind(), udf_types::error::Kind::UserCode, "{body}");
+            assert!(error.is_of_handler(), "{body}");
             assert!(error.message().contains(words), "{error}");
+        }
+        for status in [302, 404, 405, 413, 501] {
+            let error = reply(Dialect::Array, Type::Int8, 1, status, r#"{"error": "no"}"#).unwrap_err();
+            assert!(error.kind() == udf_types::error::Kind::UserCode && !error.is_of_handler(), "{status}");
         }
         for status in [408, 429, 502, 503, 504] {
             assert!(reply(Dialect::Bigquery, Type::Int8, 1, status, "busy").unwrap_err().is_retryable());
