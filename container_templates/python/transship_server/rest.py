@@ -257,6 +257,8 @@ def _read_request(function, body):
 def _read_batch(function, request):
     try:
         rows, columns = request["rows"], request["columns"]
+        if type(rows) is not int or not 0 <= rows < 1 << 63:
+            raise ValueError("it has no number of rows")
         if len(columns) != len(function.call_columns) or any(len(column) != rows for column in columns):
             raise ValueError("columns and rows do not match the function's arguments")
     except (ValueError, KeyError, TypeError, AttributeError) as cause:
