@@ -375,7 +375,11 @@ fn read_reply<'a>(
             if body.get("success").is_some_and(is_false) || body.get("results").is_none() {
                 let trace = body.get("stackTrace").map(Json::to_string);
                 let words = words_of(&body).ok_or_else(|| malformed("it has no array \"results\""))?;
-                return Err(Error::user_code(function, &short(words), None, trace.map(short)));
+                // Lambda's own words for a function that was not found, ended, or took too long.
+                let ty = body.get("errorType").and_then(Json::as_str).unwrap_or_default();
+                let is_lambdas = ["Runtime.", "Sandbox.", "Extension."].iter().any(|whose| ty.starts_with(whose));
+                let error = Error::user_code(function, &short(words), None, trace.map(short));
+                return Err(if is_lambdas { error.with_doubt() } else { error });
             }
             list(body.take("results"), "results")
         }
@@ -756,6 +760,11 @@ mod tests {
             let error = reply(dialect, Type::Int8, 1, status, body).unwrap_err();
             assert!(error.is_of_handler(), "{body}");
             assert!(error.message().contains(words), "{error}");
+        }
+        for ty in ["Sandbox.Timedout", "Runtime.ExitError", "Runtime.ImportModuleError"] {
+            let body = format!(r#"{{"errorMessage": "no", "errorType": "{ty}"}}"#);
+            let error = reply(Dialect::Redshift, Type::Int8, 1, 200, &body).unwrap_err();
+            assert!(error.kind() == udf_types::error::Kind::UserCode && !error.is_of_handler(), "{ty}");
         }
         for status in [302, 404, 405, 413, 501] {
             let error = reply(Dialect::Array, Type::Int8, 1, status, r#"{"error": "no"}"#).unwrap_err();
