@@ -13,6 +13,7 @@ use arrow_select::concat::concat;
 use arrow_select::take::take_record_batch;
 use udf_codec::batch::CallBatch;
 use udf_types::limits::MAX_MESSAGE_BYTES;
+use udf_types::row_texts::RowTexts;
 use udf_types::signature::{RowErrors, Signature};
 use udf_types::types::Type;
 use udf_types::{Error, Result};
@@ -20,12 +21,6 @@ use udf_types::{Error, Result};
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::transport::Transport;
-
-/// Longest error of one row, in characters.
-const MOST_CHARACTERS: usize = 4096;
-/// Once the errors of a batch have so many characters together, each further one has at most [`FEW_CHARACTERS`].
-const MOST_CHARACTERS_IN_ALL: usize = 1 << 20;
-const FEW_CHARACTERS: usize = 256;
 
 /// Runs an exchange of a function whose replies are to have a column of errors, with a server that gives none.
 pub(crate) async fn exchange(
@@ -44,7 +39,7 @@ pub(crate) async fn exchange(
             outgoing: &outgoing,
             has_run: false,
             bytes: 0,
-            left: MOST_CHARACTERS_IN_ALL,
+            texts: RowTexts::new(),
         };
         let answer = batch.answer(signature.row_errors == Some(RowErrors::Once)).await;
         let event = match answer {
@@ -74,8 +69,7 @@ struct Splitting<'a> {
     has_run: bool,
     /// Bytes of its answer so far.
     bytes: usize,
-    /// Characters that errors may have before they are cut short.
-    left: usize,
+    texts: RowTexts,
 }
 
 /// What is still to be done, the next last.
@@ -122,7 +116,7 @@ impl Splitting<'_> {
                     let failed = if range.len() == 1 { Some(range.start) } else { named.map(|row| range.start + row) };
                     match failed {
                         Some(row) => {
-                            let text = self.shortened(error.users_text(&self.plain.function));
+                            let text = self.texts.cut(error.users_text(&self.plain.function)).to_string();
                             self.count(text.len())?;
                             let before = Todo::Ask(range.start..row);
                             let behind = Todo::Ask(row + 1..range.end);
@@ -146,14 +140,6 @@ impl Splitting<'_> {
         share.grow(&self.plain.function, self.bytes).await?;
         let reply = Reply::whole(self.outgoing.number, columns, bytes_sent, bytes_received);
         Ok(Reply { bytes_needed, compute_us, share: Some(share), ..reply })
-    }
-
-    /// What an error says, if it is not too much for one row, and all of them for a batch.
-    fn shortened(&mut self, text: &str) -> String {
-        let most = if self.left > 0 { MOST_CHARACTERS } else { FEW_CHARACTERS };
-        let text: String = text.chars().take(most).collect();
-        self.left = self.left.saturating_sub(text.chars().count());
-        text
     }
 
     /// Counts what the answer holds, which may be as much as any.
