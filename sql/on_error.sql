@@ -255,6 +255,18 @@ SELECT fail_at(1, 2), code, message, context FROM failure('SELECT sum(fail_at(x,
 SET statement_timeout = '100ms';
 SELECT waits(0.15);
 RESET statement_timeout;
+-- Servers that say more than they should.
+\getenv endpoint MISBEHAVING_ENDPOINT
+CREATE FUNCTION make_bad(name text, endpoint text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format('CREATE FUNCTION %I(x bigint, OUT value bigint, OUT error text) LANGUAGE container STABLE AS %L', name,
+    format(E'endpoint = "%s"\non_error = "report"', endpoint));
+END
+$$;
+SELECT make_bad(name, :'endpoint') FROM unnest('{long_errors,value_and_error}'::text[]) name;
+SELECT length((r).error), count(*), count((r).value) FROM (SELECT long_errors(x) AS r FROM numbers WHERE x <= 128 OFFSET 0) s GROUP BY 1;
+SELECT code, message, detail FROM failure('SELECT value_and_error(x) FROM numbers');
+DROP FUNCTION make_bad, long_errors, value_and_error;
 -- What cannot be.
 SELECT code, message, hint FROM failure($$CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"\non_error = "report"'$$);
 SELECT code, message FROM failure($$CREATE FUNCTION f(x bigint, OUT value bigint, OUT error varchar) LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"\non_error = "report"'$$);

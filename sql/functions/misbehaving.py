@@ -52,6 +52,20 @@ def bad_metadata(batch, number, writer):
     writer.write_with_metadata(pa.record_batch(batch.columns, schema=_OUT), b"{")
 
 
+def long_errors(batch, number, writer):
+    schema = pa.schema([*_OUT, pa.field("error", pa.utf8())])
+    writer.begin(schema)
+    columns = [pa.nulls(batch.num_rows, pa.int64()), pa.array(["\0" * 20000] * batch.num_rows)]
+    writer.write_with_metadata(pa.record_batch(columns, schema=schema), json.dumps({"batch": number}).encode())
+
+
+def value_and_error(batch, number, writer):
+    schema = pa.schema([*_OUT, pa.field("error", pa.utf8())])
+    writer.begin(schema)
+    columns = [batch.column(0), pa.array(["no"] * batch.num_rows)]
+    writer.write_with_metadata(pa.record_batch(columns, schema=schema), json.dumps({"batch": number}).encode())
+
+
 def answer_token_length(reader, writer, token):
     """All batches of an exchange, whose one token came with its first."""
     writer.begin(_OUT)
@@ -62,7 +76,9 @@ def answer_token_length(reader, writer, token):
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata)
+    for function in (
+        too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata, long_errors, value_and_error
+    )
 }
 
 
@@ -81,7 +97,8 @@ class Server(flight.FlightServerBase):
     def do_action(self, context, action):
         if action.type != "transship.hello":
             raise NotImplementedError
-        yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": ["token_length", *FUNCTIONS]}).encode()
+        names = ["token_length", *FUNCTIONS]
+        yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": names, "row_errors": True}).encode()
 
     def get_flight_info(self, context, descriptor):
         return flight.FlightInfo(pa.schema([*_IN, *_OUT]), descriptor, [], len(_IN), 0)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"math"
 	"os"
 	"reflect"
 	"runtime/debug"
@@ -16,6 +17,10 @@ import (
 
 	"transship/udf"
 )
+
+// Most results of rows without arguments that room is made for at once: such rows take no bytes, so a few bytes may ask for any
+// number, and memory that cannot be had ends the program.
+const rowsWithoutArguments = 1 << 16
 
 // Rows that pass between two looks at whether the client has gone.
 const rowsBetweenChecks = 256
@@ -206,6 +211,9 @@ func (f *Function) check(batch arrow.RecordBatch) error {
 	if int(batch.NumCols()) != len(columns) {
 		return violation("%s takes %d columns, not %d", f.Name, len(columns), batch.NumCols())
 	}
+	if batch.NumRows() < 0 || batch.NumRows() > math.MaxInt32 {
+		return violation("a batch cannot have %d rows", batch.NumRows())
+	}
 	for i, column := range columns {
 		if found := batch.Column(i).DataType(); !column.Type.isOf(found) {
 			return violation("column %d of %s is %s, not %s", i+1, f.Name, column.Type.Text, found)
@@ -307,7 +315,9 @@ func (f *Function) eachRow(ctx context.Context, columns []arrow.Array, rows int,
 
 func (f *Function) callRows(ctx context.Context, batch arrow.RecordBatch) (arrow.Array, error) {
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
-	builder.Reserve(int(batch.NumRows()))
+	if batch.NumCols() > 0 || batch.NumRows() <= rowsWithoutArguments {
+		builder.Reserve(int(batch.NumRows()))
+	}
 	err := f.eachRow(ctx, batch.Columns(), int(batch.NumRows()), func(row int, arguments []reflect.Value) error {
 		result, err := call(f.target, arguments, row)
 		if err != nil {

@@ -1,5 +1,8 @@
 """Handlers: how batches become calls, and results columns."""
 
+import http.client
+import json
+
 import pyarrow as pa
 import pytest
 from transship_server import function
@@ -120,3 +123,19 @@ def test_unusable_handlers_are_refused(tmp_path, source, entry, message):
     (tmp_path / "handler.py").write_text(source)
     with pytest.raises(ValueError, match=message):
         function.load({"handler": "handler.py", "functions": [entry]}, str(tmp_path))
+
+
+@pytest.mark.parametrize("wanted", [None, "once"])
+def test_a_batch_without_arguments_has_no_more_rows_than_a_batch_can_have(functions, wanted):
+    rows = pa.RecordBatch.from_arrays([pa.nulls(1 << 31)], ["x"]).select([])
+    with pytest.raises(CallError) as caught:
+        list(functions["seven"].with_row_errors(wanted).answer(rows))
+    assert caught.value.kind == "protocol_violation"
+
+
+@pytest.mark.parametrize("rows", [1 << 31, 1 << 64, -1, "3", True, None, 1.5])
+def test_the_number_of_rows_is_one(http_address, rows):
+    connection = http.client.HTTPConnection(*http_address)
+    connection.request("POST", "/v1/functions/seven", json.dumps({"rows": rows, "columns": []}), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]["kind"]) == (400, "protocol_violation")

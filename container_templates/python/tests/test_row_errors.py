@@ -73,6 +73,15 @@ def test_handlers_of_columns_are_exact_for_each_row(wanted, values):
 
 
 @pytest.mark.parametrize("form", ["row", "arrow"])
+def test_errors_of_many_rows_are_cut_short(form):
+    def handler(x):
+        raise ValueError("\u00e9" * 5000)
+
+    errors = answer_of(handler, form, "again", batch_of(*range(400)))[1]
+    assert [len(error) for error in errors] == [4096] * 256 + [256] * 144
+
+
+@pytest.mark.parametrize("form", ["row", "arrow"])
 def test_what_is_not_the_handlers_exception_fails_the_batch(form):
     for wanted in ("once", "again"):
         with pytest.raises(CallError) as caught:

@@ -19,6 +19,8 @@ from .errors import CallError, from_exception
 
 # Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
 _MOST_ROWS_BETWEEN_CHECKS = 256
+# Rows of a batch. Those of a function without arguments take no bytes, so a few bytes may ask for any number.
+_MOST_ROWS = (1 << 31) - 1
 _SLOW_S = 0.01
 
 
@@ -116,6 +118,8 @@ class Function:
             raise CallError(
                 "protocol_violation", f"{self.name} takes {len(self.arguments)} columns, not {batch.num_columns}"
             )
+        if batch.num_rows > _MOST_ROWS:
+            raise CallError("protocol_violation", f"a batch cannot have {batch.num_rows} rows")
         if batch.schema.equals(self.argument_schema):
             return batch
         columns = batch.columns

@@ -257,6 +257,8 @@ def _read_request(function, body):
 def _read_batch(function, request):
     try:
         rows, columns = request["rows"], request["columns"]
+        if type(rows) is not int or not 0 <= rows < 1 << 63:
+            raise ValueError("it has no number of rows")
         constant = constants.positions_in(request, len(columns))
         lengths = [1 if position in constant else rows for position in range(len(columns))]
         if len(columns) != len(function.call_columns) or lengths != [len(column) for column in columns]:

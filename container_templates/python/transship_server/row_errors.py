@@ -13,8 +13,11 @@ from . import constants, types
 from .errors import CallError, message_of
 from .function import Cancelled, Function, Pace
 
-# Longest error of one row. Many rows may have one.
+# Longest error of one row. Once those of a batch have _MOST_IN_ALL characters together, each further one has _FEW_CHARACTERS:
+# every row may have an error, and what all of them say must not need more memory than results do.
 _MOST_CHARACTERS = 4096
+_MOST_IN_ALL = 1 << 20
+_FEW_CHARACTERS = 256
 
 
 class Forgiving(Function):
@@ -36,22 +39,23 @@ class Forgiving(Function):
 
     def _call_each(self, batch, is_cancelled):
         target = self.target
-        results, errors = [], []
+        results, errors, text_of = [], [], _Texts().add
         pace = Pace(is_cancelled)
         due = pace.due
         for row in self.rows(batch):
+            value = error = None
             try:
-                results.append(target(*row))
-                errors.append(None)
+                value = target(*row)
             except BaseException as exception:
-                results.append(None)
-                errors.append(_text_of(exception))
+                error = text_of(message_of(exception))
+            results.append(value)
+            errors.append(error)
             if len(results) >= due:
                 due = pace.check(len(results))
         return self.column_of(results), errors
 
     def _call_pieces(self, batch, is_cancelled):
-        answers, errors = [], []
+        answers, errors, text_of = [], [], _Texts().add
         for _, piece in constants.pieces(batch, self.arguments):
             step = max(piece.num_rows, 1) if self._may_repeat else 1
             ranges = [(first, min(step, piece.num_rows - first)) for first in range(0, piece.num_rows, step)]
@@ -70,14 +74,19 @@ class Forgiving(Function):
                         ranges += [(first + count // 2, count - count // 2), (first, count // 2)]
                     else:
                         answers.append(pa.nulls(1, self.result.arrow))
-                        errors.append(_shortened(error.message))
+                        errors.append(text_of(error.message))
         return (pa.concat_arrays(answers) if answers else pa.nulls(0, self.result.arrow)), errors
 
 
-def _text_of(exception):
-    return _shortened(message_of(exception))
+class _Texts:
+    """The errors of a batch."""
 
+    def __init__(self):
+        self._left = _MOST_IN_ALL
 
-def _shortened(text):
-    # A lone surrogate is no character.
-    return text[:_MOST_CHARACTERS].encode(errors="replace").decode()
+    def add(self, text):
+        """What of an error's text is reported."""
+        text = text[: _MOST_CHARACTERS if self._left > 0 else _FEW_CHARACTERS]
+        self._left -= len(text)
+        # A lone surrogate is no character.
+        return text.encode(errors="replace").decode()

@@ -10,6 +10,7 @@ use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use arrow_schema::Field;
 use pgrx::pg_sys;
 use udf_project::manifest::OnError;
+use udf_types::row_texts::RowTexts;
 use udf_types::types::Type;
 
 use super::Form;
@@ -49,7 +50,9 @@ pub fn results_of(function: &Function, reply: &RecordBatch) -> ArrayRef {
         return results.clone();
     }
     let errors = reply.column(1).as_string::<i32>();
-    let errors: StringArray = errors.iter().map(|error| error.map(with_marks)).collect();
+    let mut texts = RowTexts::new();
+    // A mark is longer than what it stands for.
+    let errors: StringArray = errors.iter().map(|error| error.map(|text| with_marks(texts.cut(text)))).collect();
     let names = function.result.ty.attributes();
     let columns = [results.clone(), Arc::new(errors)];
     let fields = names.iter().zip(&columns).map(|(attribute, column): (_, &ArrayRef)| {

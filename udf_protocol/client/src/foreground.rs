@@ -243,6 +243,8 @@ impl AsyncRead for SocketStream {
             note(|waits| waits.socket = Some(socket.clone()));
         }
         room.advance(ready!(read)?);
+        // It may wait for something else next.
+        forget_read();
         Poll::Ready(Ok(()))
     }
 }
@@ -270,5 +272,39 @@ impl AsyncWrite for SocketStream {
             return self.registered()?.poll_shutdown(context);
         }
         Poll::Ready(self.bare()?.shutdown(std::net::Shutdown::Write))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn};
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_waited_for_no_more() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for comes in [false, true] {
+            let (ours, mut theirs) = net::UnixStream::pair().unwrap();
+            ours.set_nonblocking(true).unwrap();
+            let mut stream = SocketStream::new(ours);
+            let work = async move {
+                poll_fn(|context| {
+                    let mut byte = [0];
+                    let mut room = ReadBuf::new(&mut byte);
+                    assert!(Pin::new(&mut stream).poll_read(context, &mut room).is_pending());
+                    if comes {
+                        theirs.write_all(b"x").unwrap();
+                        assert!(Pin::new(&mut stream).poll_read(context, &mut room).is_ready());
+                    }
+                    Poll::Ready(())
+                })
+                .await;
+                pending::<()>().await;
+            };
+            let step = Foreground::new(Box::pin(work), runtime.handle().clone()).step();
+            assert!(matches!((comes, step), (false, Step::Waits(_)) | (true, Step::Moves)));
+        }
     }
 }

@@ -13,9 +13,10 @@ use arrow_select::concat::concat;
 use arrow_select::take::take_record_batch;
 use udf_codec::batch::CallBatch;
 use udf_types::limits::MAX_MESSAGE_BYTES;
+use udf_types::row_texts::RowTexts;
 use udf_types::signature::{RowErrors, Signature};
 use udf_types::types::Type;
-use udf_types::{Error, Kind, Result};
+use udf_types::{Error, Result};
 
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
@@ -31,7 +32,15 @@ pub(crate) async fn exchange(
     let plain = Signature { row_errors: None, ..signature.clone() };
     while let Some(outgoing) = outbox.next().await {
         let number = outgoing.number;
-        let mut batch = Splitting { transport, plain: &plain, inbox, outgoing: &outgoing, has_run: false, bytes: 0 };
+        let mut batch = Splitting {
+            transport,
+            plain: &plain,
+            inbox,
+            outgoing: &outgoing,
+            has_run: false,
+            bytes: 0,
+            texts: RowTexts::new(),
+        };
         let answer = batch.answer(signature.row_errors == Some(RowErrors::Once)).await;
         let event = match answer {
             Ok(reply) => Event::Reply(reply),
@@ -60,6 +69,7 @@ struct Splitting<'a> {
     has_run: bool,
     /// Bytes of its answer so far.
     bytes: usize,
+    texts: RowTexts,
 }
 
 /// What is still to be done, the next last.
@@ -101,12 +111,12 @@ impl Splitting<'_> {
                     self.count(bytes_of(&reply.columns))?;
                     parts.push(Part::Results(reply.columns.column(0).clone()));
                 }
-                Err(error) if error.kind() == Kind::UserCode && !range.is_empty() => {
+                Err(error) if error.is_of_handler() && !range.is_empty() => {
                     let named = error.row().and_then(|row| usize::try_from(row).ok()).filter(|row| *row < range.len());
                     let failed = if range.len() == 1 { Some(range.start) } else { named.map(|row| range.start + row) };
                     match failed {
                         Some(row) => {
-                            let text = error.users_text(&self.plain.function).to_string();
+                            let text = self.texts.cut(error.users_text(&self.plain.function)).to_string();
                             self.count(text.len())?;
                             let before = Todo::Ask(range.start..row);
                             let behind = Todo::Ask(row + 1..range.end);

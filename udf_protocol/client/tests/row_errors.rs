@@ -216,6 +216,30 @@ fn a_server_that_reports_errors_of_rows_is_asked_to() {
 }
 
 #[test]
+fn a_result_beside_an_error_is_refused() {
+    for (results, is_taken) in [([Some(10), None], true), ([Some(10), Some(20)], false)] {
+        let script: Script = Arc::new(move |mut calls: Calls, answers: Answers| {
+            Box::pin(async move {
+                let _ = answers.send(Ok(schema_of(&signature(Volatility::Stable))));
+                while let Some((_, metadata)) = calls.next().await {
+                    let errors = StringArray::from(vec![None, Some("no 2")]);
+                    let columns: [(&str, ArrayRef); 2] =
+                        [("f", Arc::new(Int64Array::from(results.to_vec()))), ("error", Arc::new(errors))];
+                    let columns = RecordBatch::try_from_iter_with_nullable(columns.map(|(name, it)| (name, it, true)));
+                    let message = BatchEncoder::default().encode(&columns.unwrap()).unwrap();
+                    let _ = answers.send(Ok(message.with_app_metadata(metadata)));
+                }
+            })
+        });
+        let stage = Stage::of(HELLO_WITH_ROW_ERRORS, script);
+        match stage.ask(Volatility::Stable, &[vec![1, 2]]).remove(0) {
+            Ok(answer) => assert!(is_taken, "{answer:?}"),
+            Err(error) => assert!(!is_taken && error.kind() == Kind::ProtocolViolation, "{error}"),
+        }
+    }
+}
+
+#[test]
 fn a_reply_without_the_errors_that_were_asked_for_is_refused() {
     let script: Script = Arc::new(move |mut calls: Calls, answers: Answers| {
         Box::pin(async move {
@@ -274,6 +298,48 @@ fn other_errors_are_the_querys() {
         assert_eq!(results, [Some(10), None, Some(30)]);
         assert_eq!(errors, [None, Some("no 2".to_string()), None]);
     }
+}
+
+#[test]
+fn what_need_not_be_the_handlers_is_no_error_of_a_row() {
+    // A status in place of a message, and errors of no kind or of one that servers do not say.
+    for said in [None, Some(r#""message": "no""#), Some(r#""kind": "timeout", "message": "no""#)] {
+        let (stage, runs) = stopping_at_5(move |answers, row, metadata| {
+            let _ = answers.send(match said {
+                None => Err(Status::deadline_exceeded("too late")),
+                Some(said) => {
+                    let said = metadata.replace('}', &format!(r#", "error": {{{said}, "row": {row}}}}}"#));
+                    Ok(arrow_flight::FlightData::new().with_app_metadata(said))
+                }
+            });
+        });
+        for volatility in [Volatility::Stable, Volatility::Volatile] {
+            let before = runs.load(SeqCst);
+            let error = stage.ask(volatility, &[vec![4, 5, 6]]).remove(0).unwrap_err();
+            assert_eq!(error.kind(), Kind::UserCode, "{error}");
+            assert_eq!(runs.load(SeqCst), before + 1);
+        }
+    }
+}
+
+#[test]
+fn errors_of_many_rows_are_cut_short() {
+    let script: Script = Arc::new(move |mut calls: Calls, answers: Answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&plain())));
+            if let Some((_, metadata)) = calls.next().await {
+                let text = "é".repeat(5000);
+                let said = format!(r#", "error": {{"kind": "user_code", "message": "{text}", "row": 0}}}}"#);
+                let said = metadata.replace('}', &said);
+                let _ = answers.send(Ok(arrow_flight::FlightData::new().with_app_metadata(said)));
+            }
+        })
+    });
+    let stage = Stage::of(HELLO, script);
+    let (_, errors) = stage.ask(Volatility::Volatile, &[(0..400).collect()]).remove(0).unwrap();
+    let lengths: Vec<usize> = errors.iter().map(|error| error.as_ref().unwrap().chars().count()).collect();
+    assert_eq!(lengths[..256], [4096; 256]);
+    assert_eq!(lengths[256..], [256; 144]);
 }
 
 #[test]

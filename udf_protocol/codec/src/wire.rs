@@ -125,7 +125,9 @@ impl WireError {
                 Error::new(Kind::OutOfRange, format!("container function \"{function}\" cannot take a value"))
                     .with_detail(self.message),
             ),
-            _ => Error::user_code(function, &self.message, self.row, self.traceback),
+            Some(Kind::UserCode) => Error::user_code(function, &self.message, self.row, self.traceback),
+            // A gateway's, or of a kind that servers do not say.
+            _ => Error::user_code(function, &self.message, self.row, self.traceback).with_doubt(),
         }
     }
 }

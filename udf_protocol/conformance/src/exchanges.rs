@@ -244,6 +244,8 @@ impl Judge {
                 Err(error) if error.kind() != Kind::UserCode => {
                     Err(format!("it is of kind {:?}: {}", error.kind(), say(&error)))
                 }
+                // As a status, or without a kind, it could be a gateway's.
+                Err(error) if !error.is_of_handler() => Err("its kind is not said".to_string()),
                 Err(error) if error.row() != Some(2) => Err(format!("the row is {:?}", error.row())),
                 Err(error) if !error.message().contains("13 is bad") => Err(format!("the text is {}", error.message())),
                 Err(error) if error.detail().is_none() => Err("there is no traceback".to_string()),

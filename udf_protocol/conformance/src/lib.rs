@@ -463,6 +463,23 @@ mod tests {
     }
 
     #[test]
+    fn an_exception_that_could_be_a_gateways_is_none_of_the_handler() {
+        let endpoint = serve(|request, call| match request {
+            "GET /v1" => hello(&["fail_at"]),
+            "GET /v1/functions/fail_at" => describe("int8", 1),
+            "POST /v1/functions/fail_at" if call["rows"] == 2 => {
+                (200, json!({"batch": call["batch"], "columns": [[1, 2]]}))
+            }
+            "POST /v1/functions/fail_at" => {
+                (500, json!({"error": {"message": "13 is bad", "row": 2, "traceback": "t"}}))
+            }
+            _ => (404, json!({"error": {"kind": "function_not_found", "message": "no"}})),
+        });
+        let verdicts = judge(&endpoint, TransportName::Json, None, &Credentials::default()).unwrap();
+        assert_eq!(failed(&verdicts), ["§5 tells the batch, the row and the text of an exception"]);
+    }
+
+    #[test]
     fn a_server_that_is_not_there_fails_once() {
         for address in ["unix:/nowhere/x.sock", "http+unix:/nowhere/x.sock"] {
             let verdicts = {

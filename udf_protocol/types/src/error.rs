@@ -133,13 +133,16 @@ struct Inner {
     /// How long a server wants not to be asked again.
     #[serde(skip)]
     retry_after: Option<Duration>,
+    /// Whether it may be somebody else's on the way than the handler's.
+    #[serde(skip)]
+    is_doubtful: bool,
 }
 
 impl Error {
     /// An error of `kind`; `message` starts in lower case and has no final period.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        let message = message.into();
-        Error(Box::new(Inner { kind, message, detail: None, hint: None, advice: None, row: None, retry_after: None }))
+        let (message, (detail, hint, advice, row, retry_after, is_doubtful)) = (message.into(), Default::default());
+        Error(Box::new(Inner { kind, message, detail, hint, advice, row, retry_after, is_doubtful }))
     }
 
     /// Adds facts, as whole sentences.
@@ -172,6 +175,17 @@ impl Error {
             self.0.retry_after = pause;
         }
         self
+    }
+
+    /// Says that it may not be the handler's, whatever its kind: nobody who knows the handler need have said it.
+    pub fn with_doubt(mut self) -> Error {
+        self.0.is_doubtful = true;
+        self
+    }
+
+    /// Whether the handler raised it, so that it says something of the rows that it was given.
+    pub fn is_of_handler(&self) -> bool {
+        self.0.kind == Kind::UserCode && !self.0.is_doubtful
     }
 
     /// How long the server wants not to be asked again, if it said so.

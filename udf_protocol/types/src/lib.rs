@@ -5,6 +5,7 @@
 
 pub mod error;
 pub mod limits;
+pub mod row_texts;
 pub mod signature;
 pub mod terminal;
 pub mod transport_name;

@@ -22,6 +22,9 @@ const ROWS_BETWEEN_CHECKS: usize = 256;
 /// Results of a table function that go out together.
 const RESULTS_PER_PART: usize = 1024;
 
+/// Most results of rows without arguments that room is made for at once.
+const ROWS_WITHOUT_ARGUMENTS: usize = 1 << 16;
+
 /// Says whether the client has gone.
 pub(crate) type IsCancelled<'a> = &'a dyn Fn() -> bool;
 
@@ -31,6 +34,12 @@ pub(crate) fn check_cancelled(row: usize, is_cancelled: IsCancelled) -> Result<(
         return Err(CallError::new("user_code", "cancelled"));
     }
     Ok(())
+}
+
+/// How many results room is made for before there are any.
+fn room_for(batch: &RecordBatch) -> usize {
+    // Rows without arguments take no bytes: a few bytes may say that there are any number.
+    if batch.num_columns() == 0 { batch.num_rows().min(ROWS_WITHOUT_ARGUMENTS) } else { batch.num_rows() }
 }
 
 type Emit<'a> = &'a mut dyn FnMut(Vec<ArrayRef>, bool) -> Result<(), CallError>;
@@ -67,7 +76,7 @@ impl Functions {
     pub fn scalar<R: Row, A: Answer>(mut self, name: &str, function: impl Callable<R, A>) -> Functions {
         let answering: Answering = Box::new(move |signature, batch, is_cancelled, emit| {
             let columns = Columns::<R>::new(signature, batch.columns());
-            let mut builder = A::Value::builder(&signature.result, batch.num_rows());
+            let mut builder = A::Value::builder(&signature.result, room_for(batch));
             for row in 0..batch.num_rows() {
                 check_cancelled(row, is_cancelled)?;
                 let arguments = columns.read(row)?;
@@ -90,7 +99,7 @@ impl Functions {
             type Of<I> = <<I as IntoIterator>::Item as Answer>::Value;
             let columns = Columns::<R>::new(signature, batch.columns());
             let (mut numbers, mut count) = (Int32Builder::new(), 0);
-            let mut results = Of::<I>::builder(&signature.result, batch.num_rows());
+            let mut results = Of::<I>::builder(&signature.result, room_for(batch).min(RESULTS_PER_PART));
             for row in 0..batch.num_rows() {
                 check_cancelled(row, is_cancelled)?;
                 let arguments = columns.read(row)?;
@@ -246,6 +255,10 @@ impl Function {
     /// Answers a batch in parts, of which the last is said to be it.
     pub(crate) fn answer(&self, batch: &RecordBatch, is_cancelled: IsCancelled, emit: Emit) -> Result<(), CallError> {
         self.check(batch)?;
+        // Table functions number rows with 32 bits.
+        if i32::try_from(batch.num_rows()).is_err() {
+            return Err(CallError::violation(format!("a batch cannot have {} rows", batch.num_rows())));
+        }
         match &self.code.answering {
             Some(answering) => guarded(|| answering(&self.signature, batch, is_cancelled, emit)),
             None => Err(CallError::violation(format!("{} is an aggregate function", self.name()))),

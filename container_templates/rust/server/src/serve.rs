@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use udf_project::manifest::Manifest;
 
@@ -87,7 +88,10 @@ async fn serve(container: Arc<Container>) -> Result<(), String> {
     }
     if let Some(port) = port("TRANSSHIP_FLIGHT_PORT")? {
         let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
-        tasks.push(tokio::spawn(serve_flight(container.clone(), TcpListenerStream::new(listener), stopped.clone())));
+        // The end of a stream is a small packet behind others, which would wait until the client has confirmed those.
+        let accepted = TcpListenerStream::new(listener)
+            .map(|accepted| accepted.and_then(|socket| socket.set_nodelay(true).map(|()| socket)));
+        tasks.push(tokio::spawn(serve_flight(container.clone(), accepted, stopped.clone())));
         is_reachable = true;
     }
     if !is_reachable {
@@ -140,7 +144,6 @@ where
     let served = tonic::transport::Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
-        .tcp_nodelay(true)
         .add_service(service)
         .serve_with_incoming_shutdown(listener, wait(stopped))
         .await;

@@ -27,6 +27,19 @@ pub fn check_reply(signature: &Signature, call: &CallBatch, columns: &RecordBatc
     if signature.kind == FunctionKind::Table {
         check_row_numbers(function, calls, columns)?;
     }
+    if signature.kind == FunctionKind::Scalar && signature.row_errors.is_some() {
+        check_row_errors(function, columns)?;
+    }
+    Ok(())
+}
+
+/// `docs/protocol.md` §4.9: "the result of a row with an error is NULL".
+fn check_row_errors(function: &str, columns: &RecordBatch) -> Result<()> {
+    let (results, errors) = (columns.column(0).logical_nulls(), columns.column(1));
+    let has_both = |row: usize| errors.is_valid(row) && results.as_ref().is_none_or(|nulls| nulls.is_valid(row));
+    if errors.null_count() < errors.len() && (0..errors.len()).any(has_both) {
+        return Err(Error::protocol(function, "Its reply has a result and an error for one row."));
+    }
     Ok(())
 }
 

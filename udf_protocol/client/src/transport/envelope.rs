@@ -29,7 +29,7 @@ use crate::inbox::{Inbox, Reply};
 use crate::outbox::Outbox;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::{Http, Most};
-use crate::transport::status::error_of_gateway;
+use crate::transport::status::{error_of_gateway, is_of_request};
 use crate::transport::{Transport, answer_each};
 
 /// Between two looks at whether a result that was promised (HTTP 202) is there: twice as long each time, up to the second.
@@ -347,7 +347,8 @@ fn read_reply<'a>(
             return Err(error);
         }
         let trace = body.as_ref().and_then(|body| body.get("stack_trace")).and_then(Json::as_str).map(str::to_string);
-        return Err(Error::user_code(function, &words, None, trace.map(short)));
+        let error = Error::user_code(function, &words, None, trace.map(short));
+        return Err(if is_of_request(status) { error.with_doubt() } else { error });
     }
     let malformed = |fact: &str| Error::protocol(function, format!("Its reply cannot be read: {fact}."));
     let mut body = body.ok_or_else(|| malformed("it is not JSON"))?;
@@ -374,7 +375,11 @@ fn read_reply<'a>(
             if body.get("success").is_some_and(is_false) || body.get("results").is_none() {
                 let trace = body.get("stackTrace").map(Json::to_string);
                 let words = words_of(&body).ok_or_else(|| malformed("it has no array \"results\""))?;
-                return Err(Error::user_code(function, &short(words), None, trace.map(short)));
+                // Lambda's own words for a function that was not found, ended, or took too long.
+                let ty = body.get("errorType").and_then(Json::as_str).unwrap_or_default();
+                let is_lambdas = ["Runtime.", "Sandbox.", "Extension."].iter().any(|whose| ty.starts_with(whose));
+                let error = Error::user_code(function, &short(words), None, trace.map(short));
+                return Err(if is_lambdas { error.with_doubt() } else { error });
             }
             list(body.take("results"), "results")
         }
@@ -753,8 +758,17 @@ mod tests {
             (Dialect::Singlestore, 500, "Traceback: no", "no"),
         ] {
             let error = reply(dialect, Type::Int8, 1, status, body).unwrap_err();
-            assert_eq!(error.kind(), udf_types::error::Kind::UserCode, "{body}");
+            assert!(error.is_of_handler(), "{body}");
             assert!(error.message().contains(words), "{error}");
+        }
+        for ty in ["Sandbox.Timedout", "Runtime.ExitError", "Runtime.ImportModuleError"] {
+            let body = format!(r#"{{"errorMessage": "no", "errorType": "{ty}"}}"#);
+            let error = reply(Dialect::Redshift, Type::Int8, 1, 200, &body).unwrap_err();
+            assert!(error.kind() == udf_types::error::Kind::UserCode && !error.is_of_handler(), "{ty}");
+        }
+        for status in [302, 404, 405, 413, 501] {
+            let error = reply(Dialect::Array, Type::Int8, 1, status, r#"{"error": "no"}"#).unwrap_err();
+            assert!(error.kind() == udf_types::error::Kind::UserCode && !error.is_of_handler(), "{status}");
         }
         for status in [408, 429, 502, 503, 504] {
             assert!(reply(Dialect::Bigquery, Type::Int8, 1, status, "busy").unwrap_err().is_retryable());

@@ -467,7 +467,11 @@ impl Flight {
         let mut reply_schema: Option<SchemaRef> = None;
         let mut bytes_sent = HashMap::new();
         let mut first = first;
-        let lost = |status: Status| reply_error(function, &status, most);
+        let lost = |status: Status| match reply_error(function, &status, most) {
+            // docs/protocol.md §5: who speaks this protocol says in a message what the handler raised.
+            error if foreign.is_none() => error.with_doubt(),
+            error => error,
+        };
         let (mut is_closing, mut is_parking) = (false, false);
         loop {
             if is_closing {

@@ -88,7 +88,9 @@ impl PutGet {
         // Its columns come one after the other, are joined, and then adapted.
         let mut share = inbox.budget().share_of_text(batch.number);
         let most = share.left();
-        let lost = |status: Status| reply_error(function, &status, most);
+        let failed = |status: Status| reply_error(function, &status, most);
+        // The function is run between storing and fetching.
+        let lost = |status: Status| failed(status).with_doubt();
         let malformed =
             |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
         let _lock = self.acquire(patience).await?;
@@ -99,7 +101,7 @@ impl PutGet {
         let bytes_sent = message.data_body.len() + message.data_header.len();
         drain(client.do_put(stream::iter([opening, message])).await.map_err(lost)?.into_inner()).await.map_err(lost)?;
         let action = Action { r#type: "score".to_string(), body: Default::default() };
-        drain(client.do_action(action).await.map_err(lost)?.into_inner()).await.map_err(lost)?;
+        drain(client.do_action(action).await.map_err(failed)?.into_inner()).await.map_err(failed)?;
         let ticket = Ticket { ticket: "scored".into() };
         let mut results: Streaming<FlightData> = client.do_get(ticket).await.map_err(lost)?.into_inner();
         let (mut schema, mut batches, mut bytes_received) = (None, Vec::new(), 0);

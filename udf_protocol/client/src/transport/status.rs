@@ -34,6 +34,15 @@ pub(crate) fn error_of_gateway(function: &str, status: StatusCode, words: Option
     }
 }
 
+/// Whether a status says that a request did not get as far as a handler: it is for another place, or not in a form that is taken.
+pub(crate) fn is_of_request(status: StatusCode) -> bool {
+    status.is_redirection()
+        || matches!(
+            status.as_u16(),
+            404 | 405 | 406 | 407 | 410 | 411 | 413 | 414 | 415 | 421 | 426 | 431 | 501 | 505 | 511
+        )
+}
+
 /// What a status says of the way to a server, if it does: the client is refused, or nobody took the request.
 pub(crate) fn kind_of_gateway(status: StatusCode) -> Option<Kind> {
     match status.as_u16() {

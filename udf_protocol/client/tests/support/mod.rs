@@ -14,7 +14,7 @@ use arrow_flight::{
     PollInfo, PutResult, SchemaResult, Ticket,
 };
 use futures_util::future::BoxFuture;
-use futures_util::{Stream, TryStreamExt};
+use futures_util::{Stream, StreamExt, TryStreamExt};
 use tokio::net::UnixListener;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{UnboundedReceiverStream, UnixListenerStream};
@@ -105,9 +105,11 @@ impl MockContainer {
     pub async fn start_tcp(self) -> String {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let authority = listener.local_addr().unwrap().to_string();
+        let accepted = tokio_stream::wrappers::TcpListenerStream::new(listener)
+            .map(|accepted| accepted.and_then(|socket| socket.set_nodelay(true).map(|()| socket)));
         let server = tonic::transport::Server::builder()
             .add_service(FlightServiceServer::new(self))
-            .serve_with_incoming(tokio_stream::wrappers::TcpListenerStream::new(listener));
+            .serve_with_incoming(accepted);
         tokio::spawn(server);
         authority
     }
