@@ -11,8 +11,10 @@ use udf_types::Result;
 
 use crate::pg::reserve;
 
-/// How long a wait may be before the latch is waited for as well, in milliseconds: preparing that takes as long as a short call.
-const SHORT_WAIT_MS: u8 = 1;
+/// How long a wait may be before the latch is waited for as well, in milliseconds: preparing that takes as long as a short call, and
+/// where many sessions share few processors, most answers come later than the first millisecond. A signal ends the wait; one that
+/// comes just before it is noticed so much later.
+const SHORT_WAIT_MS: u8 = 20;
 
 /// A backend.
 #[derive(Debug, Clone, Copy)]
@@ -22,7 +24,7 @@ impl Host for Backend {
     /// Waits on the process latch as well as the doorbell. Cancel, statement_timeout and shutdown raise PostgreSQL's
     /// own error from here, which unwinds the caller; what it holds is dropped on the way, and that cancels the calls.
     fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()> {
-        let short = PollTimeout::from(SHORT_WAIT_MS);
+        let short = PollTimeout::from(u8::try_from(timeout.as_millis()).unwrap_or(u8::MAX).clamp(1, SHORT_WAIT_MS));
         // A signal ends it, and says what it is about below.
         if !matches!(poll(&mut [PollFd::new(doorbell, PollFlags::POLLIN)], short), Ok(1..) | Err(Errno::EINTR)) {
             wait_on_latch(doorbell, timeout);

@@ -1,11 +1,11 @@
-//! PostgreSQL's functions without pgrx's guard, for what is done once per row.
+//! PostgreSQL's functions without pgrx's guard, for what is done once per row or per plan.
 //!
 //! The guard costs more than most of these functions do. Without it, an error raised in one of them jumps straight over
 //! the Rust frames between it and the executor. So a frame that calls them owns nothing that has to be dropped, is not
 //! called by one that does, does not panic, and is itself called by PostgreSQL, not from a guarded function. What such frames
 //! fill belongs to the node's state, which the query's memory context drops.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 
 use pgrx::pg_sys::{
     self, Datum, ExprContext, ExprState, MemoryContext, PlanState, ProjectionInfo, TupleTableSlot, varlena,
@@ -42,6 +42,17 @@ unsafe extern "C-unwind" {
     fn slot_getsomeattrs_int(slot: *mut TupleTableSlot, count: i32);
     #[link_name = "ProcessInterrupts"]
     fn process_interrupts();
+    #[link_name = "SearchSysCache1"]
+    fn search_sys_cache(cache: i32, key: Datum) -> pg_sys::HeapTuple;
+    #[link_name = "ReleaseSysCache"]
+    fn release_sys_cache(tuple: pg_sys::HeapTuple);
+}
+
+/// The beginning of a row of `pg_language` (catalog/pg_language.h), which pgrx leaves out.
+#[repr(C)]
+struct LanguageRow {
+    oid: pg_sys::Oid,
+    name: pg_sys::NameData,
 }
 
 /// Makes the values of a slot's first `count` columns available.
@@ -67,5 +78,35 @@ pub unsafe fn check_for_interrupts() {
         if (&raw const pg_sys::InterruptPending).read_volatile() != 0 {
             process_interrupts();
         }
+    }
+}
+
+/// Whether a function is in the language with this name, or does not exist.
+///
+/// # Safety
+/// As for all of these functions.
+pub unsafe fn may_be_in_language(function: pg_sys::Oid, name: &CStr) -> bool {
+    /// internal, C and SQL (catalog/pg_language.dat).
+    const BUILT_IN: [u32; 3] = [12, 13, 14];
+    // SAFETY: a tuple of the cache PROCOID holds a FormData_pg_proc, one of LANGOID a row of pg_language, and either stays valid
+    // until it is released.
+    unsafe {
+        let tuple = search_sys_cache(pg_sys::SysCacheIdentifier::PROCOID as i32, Datum::from(function));
+        if tuple.is_null() {
+            return true;
+        }
+        let language = (*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_proc>()).prolang;
+        release_sys_cache(tuple);
+        if BUILT_IN.contains(&language.to_u32()) {
+            return false;
+        }
+        let tuple = search_sys_cache(pg_sys::SysCacheIdentifier::LANGOID as i32, Datum::from(language));
+        if tuple.is_null() {
+            return true;
+        }
+        let found = &(*pg_sys::GETSTRUCT(tuple).cast::<LanguageRow>()).name.data;
+        let is_it = CStr::from_ptr(found.as_ptr()) == name;
+        release_sys_cache(tuple);
+        is_it
     }
 }

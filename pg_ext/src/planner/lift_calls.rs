@@ -45,13 +45,7 @@ use crate::pg::{list, nodes};
 pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_sys::Oid, cursor_options: i32) {
     // SAFETY: the caller says that the plan is valid and ours to change.
     unsafe {
-        // A plan notes every function that is not built in, so that it can be thrown away when one changes: most plans
-        // have none, and nothing to be lifted.
-        let calls_functions = list::elements::<pg_sys::PlanInvalItem>((*statement).invalItems)
-            .into_iter()
-            .any(|item| (*item).cacheId == pg_sys::SysCacheIdentifier::PROCOID as i32);
-        let calls_functions = calls_functions || cfg!(feature = "lift-ordinary");
-        if (*statement).planTree.is_null() || !calls_functions {
+        if (*statement).planTree.is_null() {
             return;
         }
         let subplans = (*statement).subplans;

@@ -7,6 +7,7 @@ mod find_calls;
 mod lift_calls;
 mod lift_joins;
 mod lift_sets;
+mod named_functions;
 mod order;
 
 use std::cell::Cell;
@@ -32,7 +33,7 @@ pub fn install() {
 }
 
 /// Calls the planner as C code would, so that its errors arrive above as they were raised: an error jumps over this
-/// frame, which holds nothing to be dropped.
+/// frame, which holds nothing to be dropped, and which most statements leave without a guard of pgrx's.
 unsafe extern "C-unwind" fn plan_statement(
     query: *mut pg_sys::Query,
     query_string: *const c_char,
@@ -49,7 +50,11 @@ unsafe extern "C-unwind" fn plan_statement(
         if crate::ordinary::is_explained(query_string) {
             return statement;
         }
-        lift(statement, cursor_options);
+        if settings::is_batching()
+            && (cfg!(feature = "lift-ordinary") || named_functions::may_call_container(statement))
+        {
+            lift(statement, cursor_options);
+        }
         statement
     }
 }
@@ -69,9 +74,7 @@ unsafe extern "C-unwind" fn lift(statement: *mut pg_sys::PlannedStmt, cursor_opt
     let language = Some(pg_sys::InvalidOid);
     #[cfg(not(feature = "lift-ordinary"))]
     let language = catalog::container_language();
-    if settings::is_batching()
-        && let Some(language) = language
-    {
+    if let Some(language) = language {
         // SAFETY: the planner has just made the statement, and nobody uses it yet.
         unsafe { lift_calls::lift_statement(statement, language, cursor_options) };
     }
