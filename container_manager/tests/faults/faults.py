@@ -71,6 +71,7 @@ FLIGHT = [
     ("the unknown without batches", "5", "refuses an exchange of an unrecognized function that has no batches"),
     ("parts unmarked", "4.5", "gives a table function's results with their rows"),
     ("sums start again", "4.6", "streams a map function"),
+    ("constants in the first row", "4.10", "takes constants, and those of the batch before"),
     ("going on after an error", "5", "ends the exchange with an error"),
     ("other types taken", "5", "refuses arguments of other types, and lives on"),
     *((fault, "4.7", case) for fault, case in AGGREGATES),
@@ -90,6 +91,7 @@ JSON = [
     ("decimals rounded", "6", "reads decimals as numbers in arrays and composite values"),
     ("numbers as strings refused", "6", "reads numbers as strings, and integral floats"),
     ("integral floats refused", "6", "reads numbers as strings, and integral floats"),
+    ("constants in the first row", "6", "takes constants, and those of the batch before"),
     *((fault, "6", case) for fault, case in AGGREGATES),
 ]
 COLUMNS = [

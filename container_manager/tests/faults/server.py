@@ -126,7 +126,7 @@ class Functions:
         server = "" if self.has("no name") else "faults/1"
         names = [name for name in FUNCTIONS if FUNCTIONS[name][0] != "map" or "flight" in transports]
         greeting = {"protocol": protocol, "server": server, "functions": names, "transports": transports}
-        return greeting | {"constants": "socket" in transports}
+        return greeting | {"constants": True}
 
     def scalar(self, name, columns, rows, is_cancelled):
         """One result per row."""
@@ -307,6 +307,12 @@ class FlightServer(flight.FlightServerBase):
                         raise Failure("function_not_found", f"there is no {name}")
                     found = [column.type for column in chunk.data.columns]
                     takes = lambda ty: not has("views refused" if "view" in str(ty) else "large offsets refused")
+                    for position, ty in enumerate(found):
+                        if isinstance(ty, pa.DictionaryType) and ty.index_type == pa.int8():
+                            # A constant (§4.10).
+                            found[position] = ty.value_type
+                            if has("constants in the first row"):
+                                columns[position][1:] = [None] * (rows - 1)
                     found = [LAYOUTS.get(ty, ty) if takes(ty) else ty for ty in found]
                     if found != [ARROW[ty] for ty in call_types(name)] and not has("other types taken"):
                         raise violation("the arguments have other types", "types")
@@ -664,8 +670,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
             raise violation("it is no call", "call")
         if len(call["columns"]) != len(types):
             raise violation("it has other columns", "columns")
-        if any(len(column) != call["rows"] for column in call["columns"]):
+        rows, constants = call["rows"], call.get("constants", [])
+        if any(len(column) != (1 if i in constants else rows) for i, column in enumerate(call["columns"])):
             raise violation("its columns have other lengths", "lengths")
+        for position in constants:
+            (value,) = call["columns"][position]
+            first = has("constants in the first row")
+            call["columns"][position] = [value] + [None] * (rows - 1) if first else [value] * rows
         return call, [[read_json(ty, value, has) for value in column] for ty, column in zip(types, call["columns"])]
 
     def groups(self, name, header):
