@@ -122,7 +122,8 @@ pub fn schema_with_constants(schema: &Schema, positions: &[usize]) -> Schema {
             return field.clone();
         }
         let encoded = DataType::Dictionary(Box::new(DataType::Int8), Box::new(field.data_type().clone()));
-        Arc::new(Field::clone(field).with_data_type(encoded))
+        // Readers take extension types' names for those of whole columns.
+        Arc::new(Field::new(field.name(), encoded, field.is_nullable()))
     });
     Schema::new_with_metadata(fields.collect::<Vec<_>>(), schema.metadata().clone())
 }
