@@ -21,8 +21,9 @@ use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::{Cancel, cancel};
-use crate::config::{Config, make_dir};
+use crate::config::Config;
 use crate::folders::Opened;
+use crate::make_dir::make_dir;
 use crate::pool::{LIBRARY_NAME, Pool, inline_name};
 use crate::registration::library::{Room, Upload};
 use crate::replica::Holder;

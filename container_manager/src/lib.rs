@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod flags;
 pub mod folders;
 pub mod kept_logs;
+pub mod make_dir;
 pub mod pool;
 pub mod registration;
 pub mod replica;

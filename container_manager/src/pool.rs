@@ -143,12 +143,12 @@ impl Pool {
     /// An empty pool.
     pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
         let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
-        let place = &config.place;
+        let paths = &config.host.paths;
         let (are_processes, owner) = (runtime.name() == "process", runtime.owner()?);
-        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, are_processes, owner)?;
+        let folders = Folders::new(&paths.run_dir, &paths.shm_dir, config.segment_bytes, are_processes, owner)?;
         let state = Mutex::default();
         let builds = Builds::new(config.max_builds);
-        let kept_logs = KeptLogs::new(&config.place.state_dir);
+        let kept_logs = KeptLogs::new(&paths.state_dir);
         Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, builds }))
     }
 
@@ -299,7 +299,7 @@ impl Pool {
 
     /// The file whose time says when an image was last wanted.
     fn use_file(&self, digest: &str) -> PathBuf {
-        self.config.place.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
+        self.config.host.paths.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
     }
 
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
@@ -355,7 +355,7 @@ impl Pool {
     ) -> Result<ImageInfo> {
         let source = Arc::new(source);
         let text = source.clone();
-        let named = self.blocking(move |pool| name_inline(&pool.config.place.templates, &manifest, &text)).await?;
+        let named = self.blocking(move |pool| name_inline(&pool.config.host.paths.templates, &manifest, &text)).await?;
         self.build(named, user, cancel, move |runtime, templates, manifest, options| {
             build_inline(runtime, templates, manifest, &source, options)
         })
@@ -405,7 +405,7 @@ impl Pool {
         }
         let options = BuildOptions { cancel, ..BuildOptions::default() };
         let built = self
-            .blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &options))
+            .blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.host.paths.templates, &manifest, &options))
             .await
             .inspect_err(|error| {
                 if error.kind() == Kind::Cancelled {
@@ -505,7 +505,7 @@ impl Pool {
     /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
     /// host's.
     fn may_start(&self, manifest: &Manifest) -> bool {
-        !manifest.limits.network || self.config.place.network.is_some() || self.runtime.name() == "process"
+        !manifest.limits.network || self.config.host.runtime.network.is_some() || self.runtime.name() == "process"
     }
 
     /// The replica that a new lease is on, or what has to happen first. The lease is counted.
@@ -823,7 +823,7 @@ impl Pool {
         let random = random_name();
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
-        let socket_dir = self.config.place.run_dir.join(random);
+        let socket_dir = self.config.host.paths.run_dir.join(random);
         let mut replica = Replica::new(name, image, digest.to_string(), socket_dir);
         replica.memory_mb = state.limits_of(&self.config, digest).memory_mb;
         Ok(replica)

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use nix::unistd::Uid;
 use serde::de::DeserializeOwned;
@@ -25,9 +25,9 @@ use super::{
     BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found,
     not_a_udf_image, random_hex,
 };
-use crate::config::make_dir;
-use crate::flags::{BaseImage, PlaceFlags};
+use crate::config::{BaseImage, BuildConfig, HostConfig};
 use crate::kept_logs::KEPT_LOG_BYTES;
+use crate::make_dir::make_dir;
 use crate::registration::build::{code_of, content_of};
 use crate::registration::is_built_for_engines;
 use crate::registration::template::Template;
@@ -66,13 +66,7 @@ pub struct DockerCli {
     api: Option<DockerApi>,
     /// Tells this manager's containers from another's.
     manager: String,
-    build_network: Option<String>,
-    /// What one step of a build may use.
-    build_memory_mb: u64,
-    build_cpus: u64,
-    /// Longest that one build may take.
-    build_timeout: Duration,
-    base_images: Vec<BaseImage>,
+    builds: BuildConfig,
     /// That of containers which ask for one.
     network: Option<String>,
     cgroup_parent: Option<String>,
@@ -184,28 +178,18 @@ struct InspectedState {
 
 impl DockerCli {
     /// The command line `program`, which is docker or podman.
-    pub fn new(program: &'static str, place: &PlaceFlags) -> DockerCli {
-        let manager = place.state_dir.to_string_lossy().into_owned();
-        let PlaceFlags { build_network, build_memory_mb, build_cpus, base_images, network, cgroup_parent, .. } =
-            place.clone();
-        let api = if program == "docker" { DockerApi::of_environment() } else { None };
-        let (records, built, daemon) =
-            (place.state_dir.join("containers"), place.state_dir.join("built"), OnceLock::new());
-        let build_timeout = Duration::from_secs(place.build_timeout_s);
+    pub fn new(program: &'static str, host: &HostConfig) -> DockerCli {
+        let state_dir = &host.paths.state_dir;
         DockerCli {
             program,
-            api,
-            manager,
-            build_network,
-            build_memory_mb,
-            build_cpus,
-            build_timeout,
-            base_images,
-            network,
-            cgroup_parent,
-            daemon,
-            records,
-            built,
+            api: if program == "docker" { DockerApi::of_environment() } else { None },
+            manager: state_dir.to_string_lossy().into_owned(),
+            builds: host.builds.clone(),
+            network: host.runtime.network.clone(),
+            cgroup_parent: host.runtime.cgroup_parent.clone(),
+            daemon: OnceLock::new(),
+            records: state_dir.join("containers"),
+            built: state_dir.join("built"),
         }
     }
 
@@ -318,8 +302,8 @@ impl DockerCli {
         let mut limits = Limits { network: false, ..manifest.limits.clone() };
         // Who may send a project to be built has no word on what builds take of the host.
         if is_built_for_engines(&manifest.name) {
-            limits.memory_mb = limits.memory_mb.min(self.build_memory_mb);
-            limits.cpus = limits.cpus.min(self.build_cpus as f64);
+            limits.memory_mb = limits.memory_mb.min(self.builds.memory_mb);
+            limits.cpus = limits.cpus.min(self.builds.cpus as f64);
         }
         // Not by this process's number, which is the same in each container that builds: one that crashed may have left it.
         let name = format!("transship-describe-{}", random_hex()?);
@@ -337,14 +321,14 @@ impl DockerCli {
 
     /// The arguments by which a context is built on other images than its Dockerfile names.
     fn base_arguments(&self, context: &Path) -> Result<Vec<String>> {
-        if self.base_images.is_empty() {
+        if self.builds.base_images.is_empty() {
             return Ok(Vec::new());
         }
         let path = context.join("Dockerfile");
         let dockerfile = fs::read_to_string(&path).map_err(|cause| {
             Error::new(Kind::BuildFailed, format!("could not read \"{}\": {cause}", path.display()))
         })?;
-        Ok(base_arguments(&dockerfile, &self.base_images))
+        Ok(base_arguments(&dockerfile, &self.builds.base_images))
     }
 
     /// One `docker build`. The second of a project finds every layer in the cache and only adds the labels.
@@ -356,11 +340,11 @@ impl DockerCli {
         options: &BuildOptions,
     ) -> Result<()> {
         let mut command = self.command(["build", "--force-rm", "--tag", &building.tag]);
-        command.args(self.build_network.iter().map(|network| format!("--network={network}")));
-        command.arg(format!("--memory={}m", self.build_memory_mb));
+        command.args(self.builds.network.iter().map(|network| format!("--network={network}")));
+        command.arg(format!("--memory={}m", self.builds.memory_mb));
         // Equal to --memory: no swap on top.
-        command.arg(format!("--memory-swap={}m", self.build_memory_mb));
-        command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.build_cpus));
+        command.arg(format!("--memory-swap={}m", self.builds.memory_mb));
+        command.arg(format!("--cpu-period={CPU_PERIOD}")).arg(format!("--cpu-quota={}", CPU_PERIOD * self.builds.cpus));
         command.arg("--ulimit=core=0");
         for argument in self.base_arguments(context)? {
             command.args(["--build-arg", &argument]);
@@ -376,7 +360,7 @@ impl DockerCli {
         command.arg(context);
         let what = format!("build image \"{}\"", building.image);
         if !options.shows_progress {
-            return run_within(&mut command, Kind::BuildFailed, &what, self.build_timeout, &options.cancel).map(drop);
+            return run_within(&mut command, Kind::BuildFailed, &what, self.builds.timeout, &options.cancel).map(drop);
         }
         // Standard output is for the image's digest; the build is talk.
         let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
@@ -650,7 +634,7 @@ struct Building<'a> {
 impl<'a> Building<'a> {
     fn new(cli: &'a DockerCli, image: &'a str) -> Result<Building<'a>> {
         // It is built twice, and described in between.
-        let end = seconds_since_1970() + (2 * cli.build_timeout + 2 * DESCRIBE_TIMEOUT).as_secs();
+        let end = seconds_since_1970() + (2 * cli.builds.timeout + 2 * DESCRIBE_TIMEOUT).as_secs();
         Ok(Building { cli, image, tag: format!("{BUILDING_REPOSITORY}:{end}-{}", random_hex()?) })
     }
 }

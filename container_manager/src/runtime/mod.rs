@@ -17,7 +17,7 @@ use udf_project::manifest::{Limits, Manifest};
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
-use crate::flags::{PlaceFlags, RuntimeName};
+use crate::config::{HostConfig, RuntimeName};
 use crate::registration::template::Template;
 use crate::sandbox::Owner;
 use docker_cli::DockerCli;
@@ -132,20 +132,20 @@ pub trait Runtime: Send + Sync {
 }
 
 /// The runtime of that name, or the one that works here.
-pub fn choose(place: &PlaceFlags) -> Result<Arc<dyn Runtime>> {
-    match place.runtime {
-        RuntimeName::Docker => Ok(Arc::new(DockerCli::new("docker", place))),
-        RuntimeName::Podman => Ok(Arc::new(DockerCli::new("podman", place))),
-        RuntimeName::Process => Ok(Arc::new(ProcessRuntime::new(place)?)),
+pub fn choose(host: &HostConfig) -> Result<Arc<dyn Runtime>> {
+    match host.runtime.name {
+        RuntimeName::Docker => Ok(Arc::new(DockerCli::new("docker", host))),
+        RuntimeName::Podman => Ok(Arc::new(DockerCli::new("podman", host))),
+        RuntimeName::Process => Ok(Arc::new(ProcessRuntime::new(host)?)),
         RuntimeName::Auto if is_installed("docker") => {
-            let docker = DockerCli::new("docker", place);
+            let docker = DockerCli::new("docker", host);
             // A daemon that is only late must not make replicas less isolated.
             docker.check().map_err(|error| {
                 error.with_hint("Start the docker daemon, or choose --runtime process, which isolates replicas less.")
             })?;
             Ok(Arc::new(docker))
         }
-        RuntimeName::Auto => Ok(Arc::new(ProcessRuntime::new(place)?)),
+        RuntimeName::Auto => Ok(Arc::new(ProcessRuntime::new(host)?)),
     }
 }
 

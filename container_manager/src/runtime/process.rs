@@ -29,10 +29,10 @@ use super::{
     BuildOptions, DESCRIBE_TIMEOUT, FoundReplica, ReplicaSpec, ReplicaStatus, Runtime, image_not_found, last_lines,
 };
 use crate::cancel::Cancel;
-use crate::config::{make_closed_dir, make_dir};
-use crate::flags::PlaceFlags;
+use crate::config::HostConfig;
 use crate::folders;
 use crate::kept_logs::KEPT_LOG_BYTES;
+use crate::make_dir::{make_closed_dir, make_dir};
 use crate::registration::build::content_of;
 use crate::registration::template::{ProcessTemplate, Template};
 use crate::sandbox::{REPLICA_ID, process_prefix};
@@ -68,14 +68,13 @@ struct Record {
 
 impl ProcessRuntime {
     /// A runtime that keeps its images and logs in the state folder.
-    pub fn new(place: &PlaceFlags) -> Result<ProcessRuntime> {
+    pub fn new(host: &HostConfig) -> Result<ProcessRuntime> {
         let is_root = Uid::effective().is_root();
         let probe = process_prefix(&Limits::default(), is_root, true);
         let can_unshare =
             Command::new(&probe[0]).args(&probe[1..]).arg("true").output().is_ok_and(|out| out.status.success());
-        let build_timeout = Duration::from_secs(place.build_timeout_s);
-        let (state_dir, children) = (place.state_dir.clone(), Mutex::default());
-        Ok(ProcessRuntime { state_dir, build_timeout, is_root, can_unshare, children })
+        let (state_dir, children) = (host.paths.state_dir.clone(), Mutex::default());
+        Ok(ProcessRuntime { state_dir, build_timeout: host.builds.timeout, is_root, can_unshare, children })
     }
 
     /// Closes the state folder to all but replicas, which pass through it.
