@@ -22,9 +22,10 @@ use udf_types::{Error, Kind, Result};
 
 use crate::cancel::{Cancel, cancel};
 use crate::config::Config;
+use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
 use crate::make_dir::make_dir;
-use crate::pool::{LIBRARY_NAME, Pool, inline_name};
+use crate::pool::Pool;
 use crate::registration::library::{Room, Upload};
 use crate::replica::Holder;
 

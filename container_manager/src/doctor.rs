@@ -6,8 +6,8 @@ use udf_client::control::{Request, Response, ask};
 use udf_types::{Error, Result};
 
 use crate::config::HostConfig;
-use crate::registration::template::Template;
 use crate::runtime;
+use crate::template::Template;
 
 /// Prints one line per check; false if any failed.
 pub async fn examine(host: &HostConfig) -> bool {

@@ -15,7 +15,7 @@ use udf_client::transport::unix;
 use udf_codec::wire::ServerInfo;
 use udf_project::allow_list::allows;
 use udf_project::endpoint::Endpoint;
-use udf_project::manifest::{INLINE_REPOSITORY, Limits, Manifest};
+use udf_project::manifest::{Limits, Manifest};
 use udf_project::reference::ImageReference;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
@@ -24,10 +24,10 @@ use crate::builds::Builds;
 use crate::cancel::Cancel;
 use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
+use crate::engine_images::{is_built_for_engines, listed_name};
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
 use crate::registration::build::{build_inline, find_built, name_inline};
-use crate::registration::is_built_for_engines;
 use crate::registration::library::{Upload, build_library, name_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
 use crate::runtime::program::end_builds;
@@ -57,8 +57,6 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The use of an image is noted on disk that often.
 const USE_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// How an allow-list names projects that engines send.
-pub const LIBRARY_NAME: &str = "library";
 
 /// All replicas of this manager.
 pub struct Pool {
@@ -254,14 +252,7 @@ impl Pool {
 
     /// Whether an image is one of `--allow-images`, which binds all but operators.
     fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
-        let name = match &image.manifest {
-            // Inline code is listed by its template.
-            manifest if manifest.name != INLINE_REPOSITORY && is_built_for_engines(&manifest.name) => {
-                LIBRARY_NAME.to_string()
-            }
-            manifest => manifest.listed_name(),
-        };
-        self.check_name_allowed(&name, Some(&image.digest), is_operator)
+        self.check_name_allowed(&listed_name(&image.manifest), Some(&image.digest), is_operator)
     }
 
     /// The same by name, with the digest if it is known.
@@ -1129,11 +1120,6 @@ impl Pool {
             Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))),
         }
     }
-}
-
-/// How an allow-list names inline code.
-pub fn inline_name(manifest: &Manifest) -> String {
-    format!("inline:{}", manifest.template)
 }
 
 /// What a new lease needs.

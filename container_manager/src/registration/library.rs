@@ -18,7 +18,9 @@ use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
 use udf_types::{Error, Kind, Result};
 
-use super::build::{HashWriter, build_files, tag_of};
+use super::build::{build_files, tag_of};
+use crate::context::HashWriter;
+use crate::engine_images::LIBRARY_REPOSITORY;
 use crate::runtime::{BuildOptions, Runtime};
 
 /// Most bytes of a project's files together.
@@ -31,8 +33,6 @@ const MAX_UPLOAD_DEPTH: usize = 32;
 const MAX_USER_BYTES: u64 = 4 << 30;
 /// What a file or folder takes beside its content.
 const ENTRY_BYTES: u64 = 4 << 10;
-/// The repository of such images.
-pub const LIBRARY_REPOSITORY: &str = "transship-library";
 
 /// The files of a project that a connection has sent so far.
 #[derive(Debug)]

@@ -26,12 +26,12 @@ use super::{
     not_a_udf_image, random_hex,
 };
 use crate::config::{BaseImage, BuildConfig, HostConfig};
+use crate::context::{code_of, content_of};
+use crate::engine_images::is_built_for_engines;
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::make_dir::make_dir;
-use crate::registration::build::{code_of, content_of};
-use crate::registration::is_built_for_engines;
-use crate::registration::template::Template;
 use crate::sandbox::{Owner, container_arguments};
+use crate::template::Template;
 
 const MANAGER_LABEL: &str = "org.transship.manager";
 /// The files that an image was built of.

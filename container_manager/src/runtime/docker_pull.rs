@@ -10,7 +10,7 @@ use udf_types::{Error, Kind, Result};
 
 use super::docker_cli::{DockerCli, InspectedImage, advise_login, parse_reference};
 use super::program::run;
-use crate::registration::is_built_for_engines;
+use crate::engine_images::is_built_for_engines;
 
 /// Registries whose names are also written without them: Docker Hub, and what podman builds here.
 const LOCAL_REGISTRIES: [&str; 3] = ["docker.io", "index.docker.io", "localhost"];

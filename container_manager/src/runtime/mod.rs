@@ -18,8 +18,8 @@ use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
 use crate::config::{HostConfig, RuntimeName};
-use crate::registration::template::Template;
 use crate::sandbox::Owner;
+use crate::template::Template;
 use docker_cli::DockerCli;
 use process::ProcessRuntime;
 

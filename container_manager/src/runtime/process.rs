@@ -30,12 +30,12 @@ use super::{
 };
 use crate::cancel::Cancel;
 use crate::config::HostConfig;
+use crate::context::content_of;
 use crate::folders;
 use crate::kept_logs::KEPT_LOG_BYTES;
 use crate::make_dir::{make_closed_dir, make_dir};
-use crate::registration::build::content_of;
-use crate::registration::template::{ProcessTemplate, Template};
 use crate::sandbox::{REPLICA_ID, process_prefix};
+use crate::template::{ProcessTemplate, Template};
 
 /// Time between asking a process to end and killing it.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
