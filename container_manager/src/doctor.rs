@@ -11,13 +11,14 @@ use crate::template::Template;
 
 /// Prints one line per check; false if any failed.
 pub async fn examine(host: &HostConfig) -> bool {
-    let runtime = runtime::choose(host).and_then(|runtime| Ok(format!("{}: {}", runtime.name(), runtime.check()?)));
+    let runtime = runtime::choose(host)
+        .and_then(|engine| Ok(format!("{}: {}", engine.containers.name(), engine.containers.check()?)));
     let checks = [
         ("runtime", runtime),
         ("templates", list_templates(&host.paths.templates)),
         ("manager", ask_manager(&host.paths.socket).await),
     ];
-    let doubts = runtime::choose(host).and_then(|runtime| runtime.doubts()).unwrap_or_default();
+    let doubts = runtime::choose(host).and_then(|engine| engine.doubts()).unwrap_or_default();
     let mut is_well = true;
     for (name, result) in checks {
         match result {

@@ -10,7 +10,8 @@ use container_manager::advice::advised;
 use container_manager::config::HostConfig;
 use container_manager::flags::{CliFlags, Command, Engine};
 use container_manager::registration::build::build_project;
-use container_manager::runtime::{self, BuildOptions};
+use container_manager::runtime;
+use container_manager::runtime::image_store::BuildOptions;
 use container_manager::template::Template;
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
@@ -49,22 +50,22 @@ fn run(flags: CliFlags) -> Result<bool> {
             Ok(true)
         }
         Command::Build { project } => {
-            let runtime = runtime::choose(&host)?;
+            let engine = runtime::choose(&host)?;
             let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
-            let image = build_project(runtime.as_ref(), &host.paths.templates, &project, &options)?;
+            let image = build_project(engine.images.as_ref(), &host.paths.templates, &project, &options)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
         Command::Push { image, reference } => {
             let reference = reference.unwrap_or_else(|| image.clone());
-            println!("{}", runtime::choose(&host)?.push(&image, &reference)?);
+            println!("{}", runtime::choose(&host)?.images.push(&image, &reference)?);
             Ok(true)
         }
         Command::Pull { reference, replace, verify } => {
             if let Some(verifier) = &verify {
                 signature_check::check(verifier, &reference)?;
             }
-            let image = runtime::choose(&host)?.pull(&reference, replace)?;
+            let image = runtime::choose(&host)?.images.pull(&reference, replace)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }

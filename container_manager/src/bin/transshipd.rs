@@ -66,13 +66,13 @@ async fn serve(config: Config) -> Result<()> {
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let runtime = runtime::choose(&config.host)?;
-    runtime.check()?;
-    for doubt in runtime.doubts()? {
+    let engine = runtime::choose(&config.host)?;
+    engine.containers.check()?;
+    for doubt in engine.doubts()? {
         eprintln!("transshipd: {doubt}");
     }
-    folders::close(&config.host.paths.state_dir, runtime.name() == "process").map_err(failed)?;
-    if runtime.name() == "process" {
+    folders::close(&config.host.paths.state_dir, engine.containers.name() == "process").map_err(failed)?;
+    if engine.containers.name() == "process" {
         eprintln!(
             "transshipd: the process runtime is for development: replicas share this host's files and one user, and are not \
              limited in processors and processes (docs/security.md)"
@@ -80,7 +80,7 @@ async fn serve(config: Config) -> Result<()> {
     }
     let listener = api::bind(&config.host.paths.socket)?;
     let socket = config.host.paths.socket.clone();
-    let pool = Pool::new(config.clone(), runtime)?;
+    let pool = Pool::new(config.clone(), engine)?;
     let adopted = pool.adopt().await?;
     eprintln!(
         "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",

@@ -9,12 +9,12 @@ use udf_project::manifest::{INLINE_REPOSITORY, Limits, Manifest};
 use udf_types::{Error, Kind, Result};
 
 use crate::context::{stage, staging_failed};
-use crate::runtime::{BuildOptions, Runtime};
+use crate::runtime::image_store::{BuildOptions, ImageStore};
 use crate::template::Template;
 
 /// Builds the project in a folder.
 pub fn build_project(
-    runtime: &dyn Runtime,
+    images: &dyn ImageStore,
     templates: &Path,
     project: &Path,
     options: &BuildOptions,
@@ -23,12 +23,12 @@ pub fn build_project(
     let text = fs::read_to_string(&path).map_err(|cause| {
         Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
     })?;
-    build_files(runtime, templates, project, &Manifest::parse(&text)?, options)
+    build_files(images, templates, project, &Manifest::parse(&text)?, options)
 }
 
 /// Builds a manifest's files, which lie in a folder.
 pub fn build_files(
-    runtime: &dyn Runtime,
+    images: &dyn ImageStore,
     templates: &Path,
     project: &Path,
     manifest: &Manifest,
@@ -43,7 +43,7 @@ pub fn build_files(
             Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", project.join(file).display()))
         })?;
     }
-    runtime.build(context.path(), manifest, &template, options)
+    images.build(context.path(), manifest, &template, options)
 }
 
 /// The manifest of inline code's image, whose tag is made from its content.
@@ -80,7 +80,7 @@ fn check_inline(manifest: &Manifest) -> Result<()> {
 
 /// Builds inline code, with the manifest that [`name_inline`] gave.
 pub fn build_inline(
-    runtime: &dyn Runtime,
+    images: &dyn ImageStore,
     templates: &Path,
     manifest: &Manifest,
     source: &str,
@@ -89,17 +89,17 @@ pub fn build_inline(
     let template = Template::load(templates, &manifest.template)?;
     let context = stage(&template, manifest)?;
     fs::write(context.path().join("function").join(&manifest.handler), source).map_err(staging_failed)?;
-    runtime.build(context.path(), manifest, &template, options)
+    images.build(context.path(), manifest, &template, options)
 }
 
-/// The image of a manifest whose version is made from its content, unless it has to be built. An error if the runtime does not
+/// The image of a manifest whose version is made from its content, unless it has to be built. An error if the store does not
 /// say whether it is there. An image that was not built here may be anything, whatever its name and labels say.
-pub fn find_built(runtime: &dyn Runtime, manifest: &Manifest) -> Result<Option<ImageInfo>> {
-    match runtime.resolve(&manifest.image()) {
+pub fn find_built(images: &dyn ImageStore, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+    match images.resolve(&manifest.image()) {
         Err(error) if error.kind() == Kind::ContainerFailed => Err(error),
         // One that is of no use, or is another in spite of its name, is built over. The handler has said what its functions take.
         found => Ok(found.ok().filter(|found| {
-            runtime.was_built_here(&found.digest)
+            images.was_built_here(&found.digest)
                 && manifest.with_described(&found.manifest.to_label()).is_ok_and(|wanted| wanted == found.manifest)
         })),
     }
@@ -116,16 +116,12 @@ pub fn tag_of(hash: Sha256) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runtime::{FoundReplica, ReplicaSpec, ReplicaStatus, image_not_found};
+    use crate::runtime::image_store::image_not_found;
 
-    /// A runtime that knows one image, or why it cannot say; and whether it was built here.
+    /// A store that knows one image, or why it cannot say; and whether it was built here.
     struct Known(Result<ImageInfo>, bool);
 
-    impl Runtime for Known {
-        fn name(&self) -> &str {
-            "known"
-        }
-
+    impl ImageStore for Known {
         fn resolve(&self, _: &str) -> Result<ImageInfo> {
             self.0.clone()
         }
@@ -133,10 +129,6 @@ mod tests {
         fn was_built_here(&self, digest: &str) -> bool {
             assert_eq!(digest, self.0.as_ref().unwrap().digest);
             self.1
-        }
-
-        fn check(&self) -> Result<String> {
-            unimplemented!()
         }
 
         fn images(&self) -> Result<Vec<ImageInfo>> {
@@ -156,34 +148,6 @@ mod tests {
         }
 
         fn pull(&self, _: &str, _: bool) -> Result<ImageInfo> {
-            unimplemented!()
-        }
-
-        fn start(&self, _: &ReplicaSpec) -> Result<()> {
-            unimplemented!()
-        }
-
-        fn status(&self, _: &str) -> Result<ReplicaStatus> {
-            unimplemented!()
-        }
-
-        fn pause(&self, _: &str) -> Result<()> {
-            unimplemented!()
-        }
-
-        fn resume(&self, _: &str) -> Result<()> {
-            unimplemented!()
-        }
-
-        fn stop(&self, _: &str) -> Result<()> {
-            unimplemented!()
-        }
-
-        fn logs(&self, _: &str) -> Result<String> {
-            unimplemented!()
-        }
-
-        fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
             unimplemented!()
         }
     }
