@@ -21,9 +21,11 @@ use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::{Cancel, cancel};
-use crate::config::{Config, make_dir};
+use crate::config::Config;
+use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
-use crate::pool::{LIBRARY_NAME, Pool, inline_name};
+use crate::make_dir::make_dir;
+use crate::pool::Pool;
 use crate::registration::library::{Room, Upload};
 use crate::replica::Holder;
 

@@ -1,28 +1,18 @@
-//! Flags to a checked configuration.
+//! The configuration of the manager, and of what both programs know of the host: checked, and free of how it was given.
 
 use std::collections::HashSet;
-use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
-use nix::unistd::{Uid, User};
-use udf_types::{Error, Kind, Result};
-
-use crate::flags::{DaemonFlags, PlaceFlags};
-
-/// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
-const MAX_RUN_DIR_BYTES: usize = 107 - 60;
-
-/// Without `--max-containers`.
-const CONTAINERS_PER_PROCESSOR: usize = 8;
-const LEAST_CONTAINERS: usize = 32;
+use clap::ValueEnum;
+use udf_project::reference::ImageReference;
 
 /// The manager's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where things are.
-    pub place: PlaceFlags,
+    /// What both programs know of the host.
+    pub host: HostConfig,
     /// Users who may connect.
     pub allowed_uids: HashSet<u32>,
     /// Those of them who may do everything; the others may do what an engine needs.
@@ -49,90 +39,88 @@ pub struct Config {
     pub max_memory_mb: u64,
 }
 
-impl Config {
-    /// Checks the daemon's flags and makes its folders.
-    pub fn from_flags(flags: DaemonFlags) -> Result<Config> {
-        let mut operator_uids = HashSet::from([0, Uid::effective().as_raw()]);
-        for name in &flags.operators {
-            operator_uids.insert(uid_of(name)?);
+/// What both programs know of the host.
+#[derive(Debug, Clone)]
+pub struct HostConfig {
+    /// Where things are.
+    pub paths: Paths,
+    /// What runs containers.
+    pub runtime: RuntimeConfig,
+    /// What builds of images may use.
+    pub builds: BuildConfig,
+}
+
+/// Where things are. All paths are absolute: replicas run elsewhere than the manager.
+#[derive(Debug, Clone)]
+pub struct Paths {
+    /// Socket on which the manager listens.
+    pub socket: PathBuf,
+    /// Folder of images and logs.
+    pub state_dir: PathBuf,
+    /// Folder of the replicas' sockets.
+    pub run_dir: PathBuf,
+    /// Folder in memory for the segments that engines and replicas share.
+    pub shm_dir: PathBuf,
+    /// Folder of the templates.
+    pub templates: PathBuf,
+}
+
+/// What runs containers.
+#[derive(Debug, Clone)]
+pub struct RuntimeConfig {
+    /// The program.
+    pub name: RuntimeName,
+    /// Network of containers whose manifest asks for one; without it, they are not started.
+    pub network: Option<String>,
+    /// Control group in which docker and podman create those of containers; that of docker or podman if left out.
+    pub cgroup_parent: Option<String>,
+}
+
+/// A program that runs containers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum RuntimeName {
+    /// Docker if it is installed, otherwise sandboxed child processes.
+    Auto,
+    /// The docker command line.
+    Docker,
+    /// The podman command line.
+    Podman,
+    /// Sandboxed child processes, without a container engine; for development.
+    Process,
+}
+
+/// What builds of images may use.
+#[derive(Debug, Clone)]
+pub struct BuildConfig {
+    /// Network of docker's and podman's builds; that of docker or podman if left out.
+    pub network: Option<String>,
+    /// Memory of each step of docker's and podman's builds, in megabytes, swap included.
+    pub memory_mb: u64,
+    /// Processors of each step of docker's and podman's builds.
+    pub cpus: u64,
+    /// Longest that each program of a build may take.
+    pub timeout: Duration,
+    /// Images that docker and podman use in place of those that templates name.
+    pub base_images: Vec<BaseImage>,
+}
+
+/// What builds use in place of an image that templates name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseImage {
+    /// As the template's Dockerfile names it.
+    pub name: String,
+    /// What is used.
+    pub reference: String,
+}
+
+impl FromStr for BaseImage {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BaseImage, String> {
+        let (name, reference) = text.split_once('=').ok_or("expected NAME=REFERENCE")?;
+        for image in [name, reference] {
+            ImageReference::parse(image).map_err(|error| error.message().to_string())?;
         }
-        let mut allowed_uids = operator_uids.clone();
-        for name in &flags.allow_users {
-            allowed_uids.insert(uid_of(name)?);
-        }
-        let place = absolute_place(flags.place)?;
-        if place.run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
-            return Err(invalid(format!("--run-dir has more than {MAX_RUN_DIR_BYTES} bytes")));
-        }
-        Ok(Config {
-            place,
-            allowed_uids,
-            operator_uids,
-            allowed_images: flags.allow_images,
-            idle_timeout: Duration::from_secs(flags.idle_timeout_s),
-            start_timeout: Duration::from_secs(flags.start_timeout_s),
-            segment_bytes: flags.segments_mb << 20,
-            silent_timeout: Duration::from_secs(flags.silent_timeout_s),
-            adopted_grace: Duration::from_secs(flags.adopted_grace_s),
-            log_leases: flags.log_leases,
-            max_containers: flags.max_containers.map_or_else(default_containers, |count| count as usize),
-            max_builds: flags.max_builds as usize,
-            max_memory_mb: flags.max_memory_mb.unwrap_or_else(default_memory_mb),
-        })
+        Ok(BaseImage { name: name.to_string(), reference: reference.to_string() })
     }
-}
-
-/// Makes the paths absolute: replicas run elsewhere than the manager.
-pub fn absolute_place(mut place: PlaceFlags) -> Result<PlaceFlags> {
-    for path in [&mut place.socket, &mut place.state_dir, &mut place.run_dir, &mut place.shm_dir, &mut place.templates]
-    {
-        let absolute: PathBuf = std::path::absolute(&*path)
-            .map_err(|cause| invalid(format!("invalid path \"{}\": {cause}", path.display())))?;
-        *path = absolute;
-    }
-    Ok(place)
-}
-
-/// Makes a folder and its parents.
-pub fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path)
-        .map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display())))
-}
-
-/// Makes a folder that nobody else may enter, and its parents as usual. One that is there stays as it is.
-pub fn make_closed_dir(path: &Path) -> Result<()> {
-    if let Some(parent) = path.parent() {
-        make_dir(parent)?;
-    }
-    match DirBuilder::new().mode(0o700).create(path) {
-        Err(_) if path.is_dir() => Ok(()),
-        made => made.map_err(|cause| invalid(format!("could not make folder \"{}\": {cause}", path.display()))),
-    }
-}
-
-/// As many as the processors can take turns with.
-fn default_containers() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    (processors * CONTAINERS_PER_PROCESSOR).max(LEAST_CONTAINERS)
-}
-
-/// The host's memory (proc(5)).
-fn default_memory_mb() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
-    total.and_then(|kilobytes| kilobytes.parse::<u64>().ok()).map_or(u64::MAX, |kilobytes| kilobytes >> 10)
-}
-
-fn uid_of(name: &str) -> Result<u32> {
-    if let Ok(uid) = name.parse() {
-        return Ok(uid);
-    }
-    match User::from_name(name) {
-        Ok(Some(user)) => Ok(user.uid.as_raw()),
-        _ => Err(invalid(format!("there is no user \"{name}\""))),
-    }
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(Kind::InvalidDefinition, message)
 }

@@ -5,19 +5,20 @@ use std::path::Path;
 use udf_client::control::{Request, Response, ask};
 use udf_types::{Error, Result};
 
-use crate::flags::PlaceFlags;
-use crate::registration::template::Template;
+use crate::config::HostConfig;
 use crate::runtime;
+use crate::template::Template;
 
 /// Prints one line per check; false if any failed.
-pub async fn examine(place: &PlaceFlags) -> bool {
-    let runtime = runtime::choose(place).and_then(|runtime| Ok(format!("{}: {}", runtime.name(), runtime.check()?)));
+pub async fn examine(host: &HostConfig) -> bool {
+    let runtime = runtime::choose(host)
+        .and_then(|engine| Ok(format!("{}: {}", engine.containers.name(), engine.containers.check()?)));
     let checks = [
         ("runtime", runtime),
-        ("templates", list_templates(&place.templates)),
-        ("manager", ask_manager(&place.socket).await),
+        ("templates", list_templates(&host.paths.templates)),
+        ("manager", ask_manager(&host.paths.socket).await),
     ];
-    let doubts = runtime::choose(place).and_then(|runtime| runtime.doubts()).unwrap_or_default();
+    let doubts = runtime::choose(host).and_then(|engine| engine.doubts()).unwrap_or_default();
     let mut is_well = true;
     for (name, result) in checks {
         match result {

@@ -1,13 +1,22 @@
 //! Every flag of both programs, defined once; help and parser derive from here.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
-use std::str::FromStr;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use nix::unistd::{Uid, User};
+use udf_types::{Error, Result};
 
-use udf_project::reference::ImageReference;
+use crate::config::{BaseImage, BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
+use crate::deploy::{self, DeployTarget};
 
-use crate::deploy;
+/// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
+const MAX_RUN_DIR_BYTES: usize = 107 - 60;
+
+/// Without `--max-containers`.
+const CONTAINERS_PER_PROCESSOR: usize = 8;
+const LEAST_CONTAINERS: usize = 32;
 
 /// The container manager of Transship.
 #[derive(Debug, Parser)]
@@ -15,7 +24,7 @@ use crate::deploy;
 pub struct DaemonFlags {
     /// What both programs need to know.
     #[command(flatten)]
-    pub place: PlaceFlags,
+    pub host: HostFlags,
     /// User, by name or number, that may do what an engine needs: build code that it has, lease replicas, and ask about the
     /// replicas that it leases. May be repeated.
     #[arg(long = "allow-user", value_name = "USER")]
@@ -59,9 +68,9 @@ pub struct DaemonFlags {
     pub max_memory_mb: Option<u64>,
 }
 
-/// Where images, sockets and templates are, and what runs containers.
+/// Where images, sockets and templates are, and what builds images and runs containers.
 #[derive(Debug, Clone, Args)]
-pub struct PlaceFlags {
+pub struct HostFlags {
     /// Socket on which the manager listens.
     #[arg(long, env = "TRANSSHIP_SOCKET", default_value = "/run/transship/transshipd.sock", global = true)]
     pub socket: PathBuf,
@@ -116,47 +125,13 @@ pub struct PlaceFlags {
     pub runtime: RuntimeName,
 }
 
-/// What builds use in place of an image that templates name.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BaseImage {
-    /// As the template's Dockerfile names it.
-    pub name: String,
-    /// What is used.
-    pub reference: String,
-}
-
-impl FromStr for BaseImage {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<BaseImage, String> {
-        let (name, reference) = text.split_once('=').ok_or("expected NAME=REFERENCE")?;
-        for image in [name, reference] {
-            ImageReference::parse(image).map_err(|error| error.message().to_string())?;
-        }
-        Ok(BaseImage { name: name.to_string(), reference: reference.to_string() })
-    }
-}
-
-/// What runs containers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RuntimeName {
-    /// Docker if it is installed, otherwise sandboxed child processes.
-    Auto,
-    /// The docker command line.
-    Docker,
-    /// The podman command line.
-    Podman,
-    /// Sandboxed child processes, without a container engine; for development.
-    Process,
-}
-
 /// The command line of Transship.
 #[derive(Debug, Parser)]
 #[command(name = "transship", version)]
 pub struct CliFlags {
     /// What both programs need to know.
     #[command(flatten)]
-    pub place: PlaceFlags,
+    pub host: HostFlags,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -290,15 +265,6 @@ pub enum Command {
     Doctor,
 }
 
-/// System that runs containers on other hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum DeployTarget {
-    /// Docker Compose.
-    Compose,
-    /// Kubernetes.
-    Kubernetes,
-}
-
 /// A database engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
@@ -308,4 +274,119 @@ pub enum Engine {
     Mssql,
     /// Spark: a Python module.
     Spark,
+}
+
+impl DaemonFlags {
+    /// Checks the self.
+    pub fn into_config(self) -> Result<Config> {
+        let mut operator_uids = HashSet::from([0, Uid::effective().as_raw()]);
+        for name in &self.operators {
+            operator_uids.insert(uid_of(name)?);
+        }
+        let mut allowed_uids = operator_uids.clone();
+        for name in &self.allow_users {
+            allowed_uids.insert(uid_of(name)?);
+        }
+        let host = self.host.into_config()?;
+        if host.paths.run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
+            return Err(invalid(format!("--run-dir has more than {MAX_RUN_DIR_BYTES} bytes")));
+        }
+        Ok(Config {
+            host,
+            allowed_uids,
+            operator_uids,
+            allowed_images: self.allow_images,
+            idle_timeout: Duration::from_secs(self.idle_timeout_s),
+            start_timeout: Duration::from_secs(self.start_timeout_s),
+            segment_bytes: self.segments_mb << 20,
+            silent_timeout: Duration::from_secs(self.silent_timeout_s),
+            adopted_grace: Duration::from_secs(self.adopted_grace_s),
+            log_leases: self.log_leases,
+            max_containers: self.max_containers.map_or_else(default_containers, |count| count as usize),
+            max_builds: self.max_builds as usize,
+            max_memory_mb: self.max_memory_mb.unwrap_or_else(default_memory_mb),
+        })
+    }
+}
+
+impl HostFlags {
+    /// Makes the paths absolute.
+    pub fn into_config(self) -> Result<HostConfig> {
+        Ok(HostConfig {
+            paths: Paths {
+                socket: absolute(self.socket)?,
+                state_dir: absolute(self.state_dir)?,
+                run_dir: absolute(self.run_dir)?,
+                shm_dir: absolute(self.shm_dir)?,
+                templates: absolute(self.templates)?,
+            },
+            runtime: RuntimeConfig { name: self.runtime, network: self.network, cgroup_parent: self.cgroup_parent },
+            builds: BuildConfig {
+                network: self.build_network,
+                memory_mb: self.build_memory_mb,
+                cpus: self.build_cpus,
+                timeout: Duration::from_secs(self.build_timeout_s),
+                base_images: self.base_images,
+            },
+        })
+    }
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf> {
+    std::path::absolute(&path).map_err(|cause| invalid(format!("invalid path \"{}\": {cause}", path.display())))
+}
+
+/// As many as the processors can take turns with.
+fn default_containers() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    (processors * CONTAINERS_PER_PROCESSOR).max(LEAST_CONTAINERS)
+}
+
+/// The host's memory (proc(5)).
+fn default_memory_mb() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    total.and_then(|kilobytes| kilobytes.parse::<u64>().ok()).map_or(u64::MAX, |kilobytes| kilobytes >> 10)
+}
+
+fn uid_of(name: &str) -> Result<u32> {
+    if let Ok(uid) = name.parse() {
+        return Ok(uid);
+    }
+    match User::from_name(name) {
+        Ok(Some(user)) => Ok(user.uid.as_raw()),
+        _ => Err(invalid(format!("there is no user \"{name}\""))),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::invalid_definition(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Config> {
+        DaemonFlags::parse_from(["transshipd"].iter().chain(arguments)).into_config()
+    }
+
+    #[test]
+    fn paths_become_absolute_and_units_are_the_managers() {
+        let config = read(&["--state-dir=s", "--build-timeout-s=7", "--segments-mb=16", "--max-containers=3"]).unwrap();
+        assert_eq!(config.host.paths.state_dir, std::env::current_dir().unwrap().join("s"));
+        assert_eq!(config.host.builds.timeout, Duration::from_secs(7));
+        assert_eq!((config.segment_bytes, config.max_containers), (16 << 20, 3));
+    }
+
+    #[test]
+    fn operators_may_connect_and_users_have_names_or_numbers() {
+        let config = read(&["--operator=4321", "--allow-user=nobody"]).unwrap();
+        assert!(config.operator_uids.contains(&4321) && config.allowed_uids.contains(&4321));
+        let nobody = User::from_name("nobody").unwrap().unwrap().uid.as_raw();
+        assert!(config.allowed_uids.contains(&nobody) && !config.operator_uids.contains(&nobody));
+        assert!(read(&["--allow-user=no such user"]).is_err());
+        let long = format!("--run-dir=/{}", "r".repeat(MAX_RUN_DIR_BYTES));
+        assert!(read(&[&long]).is_err());
+    }
 }

@@ -15,7 +15,7 @@ use udf_client::transport::unix;
 use udf_codec::wire::ServerInfo;
 use udf_project::allow_list::allows;
 use udf_project::endpoint::Endpoint;
-use udf_project::manifest::{INLINE_REPOSITORY, Limits, Manifest};
+use udf_project::manifest::{Limits, Manifest};
 use udf_project::reference::ImageReference;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
@@ -24,14 +24,16 @@ use crate::builds::Builds;
 use crate::cancel::Cancel;
 use crate::circuit::{Circuit, LONGEST_WAIT};
 use crate::config::Config;
+use crate::engine_images::{is_built_for_engines, listed_name};
 use crate::folders::{self, Folders, Opened};
 use crate::kept_logs::KeptLogs;
 use crate::registration::build::{build_inline, find_built, name_inline};
-use crate::registration::is_built_for_engines;
 use crate::registration::library::{Upload, build_library, name_library};
 use crate::replica::{Holder, Replica, State, flight_endpoint, json_endpoint};
-use crate::runtime::program::end_builds;
-use crate::runtime::{BuildOptions, ReplicaSpec, ReplicaStatus, Runtime, last_lines};
+use crate::runtime::ContainerEngine;
+use crate::runtime::container_runtime::{ReplicaSpec, ReplicaStatus};
+use crate::runtime::image_store::{BuildOptions, ImageStore};
+use crate::runtime::program::{end_builds, last_lines};
 use crate::sandbox::ServerUsers;
 
 /// Digits that begin the names of a lease's segments, of 32.
@@ -57,13 +59,11 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The use of an image is noted on disk that often.
 const USE_INTERVAL: Duration = Duration::from_secs(60 * 60);
-/// How an allow-list names projects that engines send.
-pub const LIBRARY_NAME: &str = "library";
 
 /// All replicas of this manager.
 pub struct Pool {
     config: Config,
-    runtime: Arc<dyn Runtime>,
+    engine: ContainerEngine,
     server_users: ServerUsers,
     folders: Folders,
     kept_logs: KeptLogs,
@@ -141,20 +141,20 @@ impl PoolState {
 
 impl Pool {
     /// An empty pool.
-    pub fn new(config: Config, runtime: Arc<dyn Runtime>) -> Result<Arc<Pool>> {
-        let server_users = ServerUsers::of(runtime.name(), &config.allowed_uids);
-        let place = &config.place;
-        let (are_processes, owner) = (runtime.name() == "process", runtime.owner()?);
-        let folders = Folders::new(&place.run_dir, &place.shm_dir, config.segment_bytes, are_processes, owner)?;
+    pub fn new(config: Config, engine: ContainerEngine) -> Result<Arc<Pool>> {
+        let server_users = ServerUsers::of(engine.containers.name(), &config.allowed_uids);
+        let paths = &config.host.paths;
+        let (are_processes, owner) = (engine.containers.name() == "process", engine.containers.owner()?);
+        let folders = Folders::new(&paths.run_dir, &paths.shm_dir, config.segment_bytes, are_processes, owner)?;
         let state = Mutex::default();
         let builds = Builds::new(config.max_builds);
-        let kept_logs = KeptLogs::new(&config.place.state_dir);
-        Ok(Arc::new(Pool { config, runtime, server_users, folders, kept_logs, state, builds }))
+        let kept_logs = KeptLogs::new(&paths.state_dir);
+        Ok(Arc::new(Pool { config, engine, server_users, folders, kept_logs, state, builds }))
     }
 
     /// The runtime's name.
     pub fn runtime_name(&self) -> &str {
-        self.runtime.name()
+        self.engine.containers.name()
     }
 
     /// Takes over the replicas that an earlier manager left, and stops those that do not answer.
@@ -162,20 +162,22 @@ impl Pool {
         let mut adopted = 0;
         self.remove_leftovers().await;
         let known = self.blocking(|pool| {
-            let mut images = pool.runtime.images()?;
+            let mut images = pool.engine.images.images()?;
             // Anybody could have made an image with such a label: what nobody here has built or asked for is not kept warm.
-            images.retain(|image| pool.runtime.was_built_here(&image.digest) || pool.use_file(&image.digest).exists());
+            images.retain(|image| {
+                pool.engine.images.was_built_here(&image.digest) || pool.use_file(&image.digest).exists()
+            });
             Ok(images)
         });
         for image in known.await? {
             self.lock().note_image(&image, true);
         }
-        for found in self.blocking(|pool| pool.runtime.find_replicas()).await? {
+        for found in self.blocking(|pool| pool.engine.containers.find_replicas()).await? {
             let name = found.name.clone();
             if found.is_paused {
                 let paused = name.clone();
                 // One that cannot go on does not answer, either.
-                let _ = self.blocking(move |pool| pool.runtime.resume(&paused)).await;
+                let _ = self.blocking(move |pool| pool.engine.containers.resume(&paused)).await;
             }
             let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
             let image = match self.resolve(found.digest.clone(), true).await {
@@ -197,8 +199,8 @@ impl Pool {
                 adopted += 1;
             } else {
                 let stop = move |pool: &Pool| {
-                    pool.kept_logs.keep(&name, &pool.runtime.logs(&name).unwrap_or_default());
-                    pool.runtime.stop(&name)
+                    pool.kept_logs.keep(&name, &pool.engine.containers.logs(&name).unwrap_or_default());
+                    pool.engine.containers.stop(&name)
                 };
                 self.blocking(stop).await?;
                 self.remove_folders(found.socket_dir).await;
@@ -233,7 +235,7 @@ impl Pool {
             }
         }
         let asked = image.clone();
-        let info = self.blocking(move |pool| pool.runtime.resolve(&asked)).await?;
+        let info = self.blocking(move |pool| pool.engine.images.resolve(&asked)).await?;
         // One that is noted may be kept warm.
         self.check_allowed(&info, is_operator)?;
         self.lock().note_image(&info, image == info.manifest.image());
@@ -254,14 +256,7 @@ impl Pool {
 
     /// Whether an image is one of `--allow-images`, which binds all but operators.
     fn check_allowed(&self, image: &ImageInfo, is_operator: bool) -> Result<()> {
-        let name = match &image.manifest {
-            // Inline code is listed by its template.
-            manifest if manifest.name != INLINE_REPOSITORY && is_built_for_engines(&manifest.name) => {
-                LIBRARY_NAME.to_string()
-            }
-            manifest => manifest.listed_name(),
-        };
-        self.check_name_allowed(&name, Some(&image.digest), is_operator)
+        self.check_name_allowed(&listed_name(&image.manifest), Some(&image.digest), is_operator)
     }
 
     /// The same by name, with the digest if it is known.
@@ -299,7 +294,7 @@ impl Pool {
 
     /// The file whose time says when an image was last wanted.
     fn use_file(&self, digest: &str) -> PathBuf {
-        self.config.place.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
+        self.config.host.paths.state_dir.join("used").join(digest.trim_start_matches("sha256:"))
     }
 
     /// Removes the images that engines had built of sources which they have, and that nobody has used for so long. The names.
@@ -307,7 +302,7 @@ impl Pool {
     pub async fn prune(self: &Arc<Pool>, unused_for: Duration) -> Result<Vec<String>> {
         self.remove_leftovers().await;
         let mut removed = Vec::new();
-        for image in self.blocking(|pool| pool.runtime.images()).await? {
+        for image in self.blocking(|pool| pool.engine.images.images()).await? {
             if !is_built_for_engines(&image.manifest.name) {
                 continue;
             }
@@ -327,7 +322,7 @@ impl Pool {
             }
             let name = image.manifest.image();
             let digest = image.digest.clone();
-            self.blocking(move |pool| pool.runtime.remove_image(&image)).await?;
+            self.blocking(move |pool| pool.engine.images.remove_image(&image)).await?;
             let mut state = self.lock();
             state.images.remove(&digest);
             state.names.remove(&name);
@@ -340,7 +335,7 @@ impl Pool {
     }
 
     async fn remove_leftovers(self: &Arc<Pool>) {
-        if let Err(error) = self.blocking(|pool| pool.runtime.remove_leftovers()).await {
+        if let Err(error) = self.blocking(|pool| pool.engine.images.remove_leftovers()).await {
             eprintln!("transshipd: {error}");
         }
     }
@@ -355,7 +350,7 @@ impl Pool {
     ) -> Result<ImageInfo> {
         let source = Arc::new(source);
         let text = source.clone();
-        let named = self.blocking(move |pool| name_inline(&pool.config.place.templates, &manifest, &text)).await?;
+        let named = self.blocking(move |pool| name_inline(&pool.config.host.paths.templates, &manifest, &text)).await?;
         self.build(named, user, cancel, move |runtime, templates, manifest, options| {
             build_inline(runtime, templates, manifest, &source, options)
         })
@@ -384,7 +379,7 @@ impl Pool {
         manifest: Manifest,
         user: u32,
         cancel: Cancel,
-        build: impl FnOnce(&dyn Runtime, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
+        build: impl FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
     ) -> Result<ImageInfo> {
         let name = manifest.image();
         // An image that is there waits for no other's build.
@@ -405,7 +400,9 @@ impl Pool {
         }
         let options = BuildOptions { cancel, ..BuildOptions::default() };
         let built = self
-            .blocking(move |pool| build(pool.runtime.as_ref(), &pool.config.place.templates, &manifest, &options))
+            .blocking(move |pool| {
+                build(pool.engine.images.as_ref(), &pool.config.host.paths.templates, &manifest, &options)
+            })
             .await
             .inspect_err(|error| {
                 if error.kind() == Kind::Cancelled {
@@ -418,7 +415,7 @@ impl Pool {
 
     async fn find_built(self: &Arc<Pool>, manifest: &Manifest) -> Result<Option<ImageInfo>> {
         let manifest = manifest.clone();
-        let found = self.blocking(move |pool| find_built(pool.runtime.as_ref(), &manifest)).await?;
+        let found = self.blocking(move |pool| find_built(pool.engine.images.as_ref(), &manifest)).await?;
         if let Some(image) = &found {
             self.note_built(image).await;
         }
@@ -505,7 +502,9 @@ impl Pool {
     /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
     /// host's.
     fn may_start(&self, manifest: &Manifest) -> bool {
-        !manifest.limits.network || self.config.place.network.is_some() || self.runtime.name() == "process"
+        !manifest.limits.network
+            || self.config.host.runtime.network.is_some()
+            || self.engine.containers.name() == "process"
     }
 
     /// The replica that a new lease is on, or what has to happen first. The lease is counted.
@@ -638,7 +637,8 @@ impl Pool {
         // A connection is lost a moment before the process behind it is seen to have ended.
         loop {
             let asked = name.clone();
-            if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
+            if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.engine.containers.status(&asked)).await?
+            {
                 self.discard_ended(name, &fate).await;
                 return Ok(fate);
             }
@@ -707,7 +707,9 @@ impl Pool {
                 }
                 missed += 1;
                 let asked = name.clone();
-                if let Ok(ReplicaStatus::Ended(fate)) = pool.blocking(move |pool| pool.runtime.status(&asked)).await {
+                if let Ok(ReplicaStatus::Ended(fate)) =
+                    pool.blocking(move |pool| pool.engine.containers.status(&asked)).await
+                {
                     return pool.discard_ended(name, &fate).await;
                 }
                 let is_unused = match pool.lock().replicas.get(&name) {
@@ -726,7 +728,7 @@ impl Pool {
     /// Takes out a replica that ended, or has to, without being asked to.
     async fn discard_ended(self: &Arc<Pool>, name: String, fate: &str) {
         let asked = name.clone();
-        let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
+        let log = self.blocking(move |pool| pool.engine.containers.logs(&asked)).await.unwrap_or_default();
         {
             let mut state = self.lock();
             // Several may have seen it end.
@@ -760,7 +762,7 @@ impl Pool {
     /// The last lines that a replica wrote; it may have ended.
     pub async fn logs(self: &Arc<Pool>, name: String) -> Result<String> {
         if self.lock().replicas.contains_key(&name) {
-            return self.blocking(move |pool| pool.runtime.logs(&name)).await;
+            return self.blocking(move |pool| pool.engine.containers.logs(&name)).await;
         }
         self.kept_logs.read(&name).ok_or_else(|| {
             Error::new(Kind::InvalidDefinition, format!("there is no replica \"{name}\""))
@@ -784,7 +786,7 @@ impl Pool {
     async fn keep_count(self: &Arc<Pool>) {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
-            if let Err(error) = self.blocking(|pool| pool.runtime.bound_logs()).await {
+            if let Err(error) = self.blocking(|pool| pool.engine.containers.bound_logs()).await {
                 eprintln!("transshipd: {error}");
             }
             self.stop_idle();
@@ -823,7 +825,7 @@ impl Pool {
         let random = random_name();
         let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
         let name = format!("transship-{short}-{}", &random[..8]);
-        let socket_dir = self.config.place.run_dir.join(random);
+        let socket_dir = self.config.host.paths.run_dir.join(random);
         let mut replica = Replica::new(name, image, digest.to_string(), socket_dir);
         replica.memory_mb = state.limits_of(&self.config, digest).memory_mb;
         Ok(replica)
@@ -865,7 +867,7 @@ impl Pool {
                 };
                 if !is_kept {
                     // It was discarded while it started; what has come up since must not stay.
-                    let _ = self.blocking(move |pool| pool.runtime.stop(&name)).await;
+                    let _ = self.blocking(move |pool| pool.engine.containers.stop(&name)).await;
                     self.remove_folders(kept_dir).await;
                 }
                 return;
@@ -873,7 +875,7 @@ impl Pool {
             Err(error) => error,
         };
         let asked = name.clone();
-        let log = self.blocking(move |pool| pool.runtime.logs(&asked)).await.unwrap_or_default();
+        let log = self.blocking(move |pool| pool.engine.containers.logs(&asked)).await.unwrap_or_default();
         let detail = format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string();
         let is_missing = error.kind() == Kind::ImageNotFound;
         let kind = if is_missing { Kind::ImageNotFound } else { Kind::ContainerFailed };
@@ -900,7 +902,7 @@ impl Pool {
         self.folders.make_sockets(&spec.socket_dir)?;
         let (name, socket_dir) = (spec.name.clone(), spec.socket_dir.clone());
         let deadline = Instant::now() + self.config.start_timeout;
-        self.blocking(move |pool| pool.runtime.start(&spec)).await?;
+        self.blocking(move |pool| pool.engine.containers.start(&spec)).await?;
         let mut next_status = Instant::now();
         loop {
             match greet(&socket_dir, &self.server_users).await {
@@ -912,7 +914,9 @@ impl Pool {
             if Instant::now() >= next_status {
                 next_status = Instant::now() + Duration::from_millis(500);
                 let asked = name.clone();
-                if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.runtime.status(&asked)).await? {
+                if let ReplicaStatus::Ended(fate) =
+                    self.blocking(move |pool| pool.engine.containers.status(&asked)).await?
+                {
                     return Err(Error::new(Kind::ContainerFailed, format!("the container {fate}")));
                 }
             }
@@ -948,9 +952,9 @@ impl Pool {
         let asked = name.clone();
         let stop = move |pool: &Pool| {
             // One that cannot go on may be stopped all the same.
-            let _ = is_paused.then(|| pool.runtime.resume(&asked));
-            pool.kept_logs.keep(&asked, &pool.runtime.logs(&asked).unwrap_or_default());
-            pool.runtime.stop(&asked)
+            let _ = is_paused.then(|| pool.engine.containers.resume(&asked));
+            pool.kept_logs.keep(&asked, &pool.engine.containers.logs(&asked).unwrap_or_default());
+            pool.engine.containers.stop(&asked)
         };
         if let Err(error) = self.blocking(stop).await {
             eprintln!("transshipd: {error}");
@@ -1003,7 +1007,7 @@ impl Pool {
             return;
         }
         let asked = name.clone();
-        if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.runtime.status(&asked)).await {
+        if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.engine.containers.status(&asked)).await {
             eprintln!("transshipd: replica \"{name}\" {fate}");
             let pool = self.clone();
             tokio::spawn(async move { pool.discard_ended(name, &fate).await });
@@ -1063,7 +1067,7 @@ impl Pool {
     /// Pauses a replica that is in the map as Pausing.
     async fn pause(self: Arc<Pool>, name: String) {
         let asked = name.clone();
-        let outcome = self.blocking(move |pool| pool.runtime.pause(&asked)).await;
+        let outcome = self.blocking(move |pool| pool.engine.containers.pause(&asked)).await;
         if let Some(replica) = self.lock().replicas.get_mut(&name) {
             let next = if outcome.is_ok() { State::Paused } else { State::Ready };
             let _ = replica.become_state(next);
@@ -1078,7 +1082,7 @@ impl Pool {
     /// Goes on with a replica that is in the map as Resuming. One that cannot is taken out; whoever waits gets another.
     async fn resume(self: Arc<Pool>, name: String) {
         let asked = name.clone();
-        match self.blocking(move |pool| pool.runtime.resume(&asked)).await {
+        match self.blocking(move |pool| pool.engine.containers.resume(&asked)).await {
             Ok(()) => {
                 if let Some(replica) = self.lock().replicas.get(&name) {
                     let _ = replica.become_state(State::Ready);
@@ -1129,11 +1133,6 @@ impl Pool {
             Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))),
         }
     }
-}
-
-/// How an allow-list names inline code.
-pub fn inline_name(manifest: &Manifest) -> String {
-    format!("inline:{}", manifest.template)
 }
 
 /// What a new lease needs.

@@ -7,11 +7,12 @@ use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
 use container_manager::advice::advised;
-use container_manager::config::absolute_place;
-use container_manager::flags::{CliFlags, Command, Engine, PlaceFlags};
+use container_manager::config::HostConfig;
+use container_manager::flags::{CliFlags, Command, Engine};
 use container_manager::registration::build::build_project;
-use container_manager::registration::template::Template;
-use container_manager::runtime::{self, BuildOptions};
+use container_manager::runtime;
+use container_manager::runtime::image_store::BuildOptions;
+use container_manager::template::Template;
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
 use udf_client::control::{CircuitInfo, Lease, LeaseHolder, Request, Response, ask, unexpected};
@@ -41,42 +42,42 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: CliFlags) -> Result<bool> {
-    let place = absolute_place(flags.place)?;
+    let host = flags.host.into_config()?;
     match flags.command {
         Command::New { name, template } => {
-            Template::load(&place.templates, &template)?.write_project(Path::new(&name), &name)?;
+            Template::load(&host.paths.templates, &template)?.write_project(Path::new(&name), &name)?;
             println!("Wrote project {name}; build it with \"transship build {name}\".");
             Ok(true)
         }
         Command::Build { project } => {
-            let runtime = runtime::choose(&place)?;
+            let engine = runtime::choose(&host)?;
             let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
-            let image = build_project(runtime.as_ref(), &place.templates, &project, &options)?;
+            let image = build_project(engine.images.as_ref(), &host.paths.templates, &project, &options)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
         Command::Push { image, reference } => {
             let reference = reference.unwrap_or_else(|| image.clone());
-            println!("{}", runtime::choose(&place)?.push(&image, &reference)?);
+            println!("{}", runtime::choose(&host)?.images.push(&image, &reference)?);
             Ok(true)
         }
         Command::Pull { reference, replace, verify } => {
             if let Some(verifier) = &verify {
                 signature_check::check(verifier, &reference)?;
             }
-            let image = runtime::choose(&place)?.pull(&reference, replace)?;
+            let image = runtime::choose(&host)?.images.pull(&reference, replace)?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
         Command::Ddl { image, engine, schema, endpoint } => {
-            let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
+            let Response::Image(found) = ask_manager(&host, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
-            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &place)?);
+            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &host)?);
             Ok(true)
         }
         Command::Deploy { image, target, reference, gateway, publish, flight_port, json_port } => {
-            let Response::Image(found) = ask_manager(&place, Request::Resolve { image })? else {
+            let Response::Image(found) = ask_manager(&host, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
             let published = deploy::Published { gateway, address: publish, flight_port, json_port };
@@ -97,10 +98,10 @@ fn run(flags: CliFlags) -> Result<bool> {
                 authorities: ca.as_deref().map(read_authorities).transpose()?,
                 ..Credentials::default()
             };
-            judge_servers(&place, &servers, &credentials, quiet)
+            judge_servers(&host, &servers, &credentials, quiet)
         }
         Command::Ps => {
-            let Response::Replicas { replicas, circuits } = ask_manager(&place, Request::Replicas)? else {
+            let Response::Replicas { replicas, circuits } = ask_manager(&host, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
             };
             println!("{:<40} {:<28} {:<9} {:>6} {:>8}  LEASED BY", "REPLICA", "IMAGE", "STATE", "LEASES", "AGE");
@@ -126,14 +127,14 @@ fn run(flags: CliFlags) -> Result<bool> {
             Ok(true)
         }
         Command::Logs { replica } => {
-            let Response::Logs { text } = ask_manager(&place, Request::Logs { replica })? else {
+            let Response::Logs { text } = ask_manager(&host, Request::Logs { replica })? else {
                 return Err(unexpected("It did not answer with a log."));
             };
             print!("{}", for_output(&text));
             Ok(true)
         }
         Command::Prune { older_than } => {
-            let Response::Pruned { images } = ask_manager(&place, Request::Prune { older_than_days: older_than })?
+            let Response::Pruned { images } = ask_manager(&host, Request::Prune { older_than_days: older_than })?
             else {
                 return Err(unexpected("It did not answer with the images that it removed."));
             };
@@ -142,7 +143,7 @@ fn run(flags: CliFlags) -> Result<bool> {
             }
             Ok(true)
         }
-        Command::Doctor => block_on(async { Ok(doctor::examine(&place).await) }),
+        Command::Doctor => block_on(async { Ok(doctor::examine(&host).await) }),
     }
 }
 
@@ -160,11 +161,13 @@ fn write_ddl(
     engine: Engine,
     schema: Option<&str>,
     endpoint: &str,
-    place: &PlaceFlags,
+    host: &HostConfig,
 ) -> Result<String> {
     let (statements, end) = match engine {
         Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"), &ddl::Pin::default())?, ";\n"),
-        Engine::Mssql => (ddl::mssql(manifest, schema.unwrap_or("dbo"), &place.socket.to_string_lossy())?, "\nGO\n"),
+        Engine::Mssql => {
+            (ddl::mssql(manifest, schema.unwrap_or("dbo"), &host.paths.socket.to_string_lossy())?, "\nGO\n")
+        }
         Engine::Spark => (ddl::spark(manifest, endpoint)?, "\n\n\n"),
     };
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
@@ -197,7 +200,7 @@ fn read_authorities(path: &Path) -> Result<Authorities> {
 }
 
 /// Judges each server; whether all of them passed every case that could be judged.
-fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentials, quiet: bool) -> Result<bool> {
+fn judge_servers(host: &HostConfig, servers: &[String], credentials: &Credentials, quiet: bool) -> Result<bool> {
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
@@ -206,19 +209,19 @@ fn judge_servers(place: &PlaceFlags, servers: &[String], credentials: &Credentia
             })?;
             continue;
         }
-        let Response::Image(image) = ask_manager(place, Request::Resolve { image: server.clone() })? else {
+        let Response::Image(image) = ask_manager(host, Request::Resolve { image: server.clone() })? else {
             return Err(unexpected("It did not answer with an image."));
         };
         // The lease lasts as long as the runtime that holds its connection.
         let runtime = io_runtime()?;
-        let lease = runtime.block_on(Lease::acquire(&place.socket, &image.digest))?;
+        let lease = runtime.block_on(Lease::acquire(&host.paths.socket, &image.digest))?;
         for transport in TransportName::ALL {
             if lease.info.choose(transport, FunctionKind::Scalar) != transport {
                 continue;
             }
             let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
-            let leased = Target::Image { manager: place.socket.clone(), digest: image.digest.clone() };
+            let leased = Target::Image { manager: host.paths.socket.clone(), digest: image.digest.clone() };
             let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
             has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
@@ -231,8 +234,8 @@ fn for_output(text: &str) -> Cow<'_, str> {
     if std::io::stdout().is_terminal() { printable(text) } else { text.into() }
 }
 
-fn ask_manager(place: &PlaceFlags, request: Request) -> Result<Response> {
-    block_on(ask(&place.socket, &request))
+fn ask_manager(host: &HostConfig, request: Request) -> Result<Response> {
+    block_on(ask(&host.paths.socket, &request))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {

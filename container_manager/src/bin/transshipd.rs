@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use clap::Parser;
 use container_manager::advice::advised;
-use container_manager::config::{Config, make_closed_dir};
+use container_manager::config::Config;
 use container_manager::flags::DaemonFlags;
+use container_manager::make_dir::make_closed_dir;
 use container_manager::pool::Pool;
 use container_manager::{api, folders, runtime};
 use nix::errno::Errno;
@@ -32,12 +33,12 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: DaemonFlags) -> Result<()> {
-    let config = Config::from_flags(flags)?;
-    make_closed_dir(&config.place.state_dir)?;
-    make_closed_dir(&config.place.run_dir)?;
+    let config = flags.into_config()?;
+    make_closed_dir(&config.host.paths.state_dir)?;
+    make_closed_dir(&config.host.paths.run_dir)?;
     // Two managers would stop each other's replicas.
-    let _state = lock_folder(&config.place.state_dir)?;
-    let _run = lock_folder(&config.place.run_dir)?;
+    let _state = lock_folder(&config.host.paths.state_dir)?;
+    let _run = lock_folder(&config.host.paths.run_dir)?;
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let served = runtime.block_on(serve(config));
@@ -65,21 +66,21 @@ async fn serve(config: Config) -> Result<()> {
     let failed = |cause: std::io::Error| Error::new(Kind::InvalidDefinition, format!("could not start: {cause}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    let runtime = runtime::choose(&config.place)?;
-    runtime.check()?;
-    for doubt in runtime.doubts()? {
+    let engine = runtime::choose(&config.host)?;
+    engine.containers.check()?;
+    for doubt in engine.doubts()? {
         eprintln!("transshipd: {doubt}");
     }
-    folders::close(&config.place.state_dir, runtime.name() == "process").map_err(failed)?;
-    if runtime.name() == "process" {
+    folders::close(&config.host.paths.state_dir, engine.containers.name() == "process").map_err(failed)?;
+    if engine.containers.name() == "process" {
         eprintln!(
             "transshipd: the process runtime is for development: replicas share this host's files and one user, and are not \
              limited in processors and processes (docs/security.md)"
         );
     }
-    let listener = api::bind(&config.place.socket)?;
-    let socket = config.place.socket.clone();
-    let pool = Pool::new(config.clone(), runtime)?;
+    let listener = api::bind(&config.host.paths.socket)?;
+    let socket = config.host.paths.socket.clone();
+    let pool = Pool::new(config.clone(), engine)?;
     let adopted = pool.adopt().await?;
     eprintln!(
         "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",

@@ -5,10 +5,9 @@ mod compose;
 mod gateway;
 mod kubernetes;
 
+use clap::ValueEnum;
 use udf_project::manifest::Manifest;
 use udf_types::{Error, Kind, Result};
-
-use crate::flags::DeployTarget;
 
 /// The port on which a deployed server answers Flight.
 pub const FLIGHT_PORT: u16 = 8815;
@@ -20,6 +19,15 @@ pub const GATEWAY: &str = "nginx:1.28";
 /// Descriptors of a process of the functions, and the size of their `/tmp` in MB, as the manager's replicas have them.
 const DESCRIPTORS: u32 = 4096;
 const TMP_MB: u64 = 64;
+
+/// System that runs containers on other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DeployTarget {
+    /// Docker Compose.
+    Compose,
+    /// Kubernetes.
+    Kubernetes,
+}
 
 /// The image of the functions, as the target's hosts can get it.
 struct Image {

@@ -18,8 +18,10 @@ use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
 use udf_types::{Error, Kind, Result};
 
-use super::build::{HashWriter, build_files, tag_of};
-use crate::runtime::{BuildOptions, Runtime};
+use super::build::{build_files, tag_of};
+use crate::context::HashWriter;
+use crate::engine_images::LIBRARY_REPOSITORY;
+use crate::runtime::image_store::{BuildOptions, ImageStore};
 
 /// Most bytes of a project's files together.
 const MAX_UPLOAD_BYTES: u64 = 2 << 30;
@@ -31,8 +33,6 @@ const MAX_UPLOAD_DEPTH: usize = 32;
 const MAX_USER_BYTES: u64 = 4 << 30;
 /// What a file or folder takes beside its content.
 const ENTRY_BYTES: u64 = 4 << 10;
-/// The repository of such images.
-pub const LIBRARY_REPOSITORY: &str = "transship-library";
 
 /// The files of a project that a connection has sent so far.
 #[derive(Debug)]
@@ -156,14 +156,14 @@ pub fn name_library(library: &str, upload: &Upload) -> Result<Manifest> {
 
 /// Builds what was uploaded, with the manifest that [`name_library`] gave.
 pub fn build_library(
-    runtime: &dyn Runtime,
+    images: &dyn ImageStore,
     templates: &Path,
     manifest: &Manifest,
     upload: &Upload,
     options: &BuildOptions,
 ) -> Result<ImageInfo> {
     let folder = upload.folder.as_ref().expect("its manifest was in it").path();
-    build_files(runtime, templates, folder, manifest, options)
+    build_files(images, templates, folder, manifest, options)
 }
 
 #[cfg(test)]

@@ -29,6 +29,12 @@ const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 /// What runs now and is a build.
 static BUILDS: Mutex<Option<HashSet<i32>>> = Mutex::new(None);
 
+/// The last `count` lines of a text.
+pub(crate) fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
 /// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
 pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
     let timeout = if kind == Kind::Unreachable { TRANSFER_TIMEOUT } else { TIMEOUT };
@@ -79,7 +85,7 @@ pub(crate) fn run_within(
         if Instant::now() >= deadline {
             end(&mut child, has_group);
             return Err(failed(format!("it took longer than {} s", timeout.as_secs()))
-                .with_detail(super::last_lines(&text_of(&errors).0, 30)));
+                .with_detail(last_lines(&text_of(&errors).0, 30)));
         }
         std::thread::sleep(POLL_INTERVAL);
     };
@@ -121,11 +127,11 @@ pub(crate) fn run_for_tail(command: &mut Command, what: &str, most_bytes: usize)
         let start = text.ceil_char_boundary(text.len().saturating_sub(most_bytes));
         return Ok(text[start..].to_string());
     }
-    Err(failed(status.to_string()).with_detail(super::last_lines(&text, 5)))
+    Err(failed(status.to_string()).with_detail(last_lines(&text, 5)))
 }
 
 fn detail_of(status: ExitStatus, output: &str, errors: &str) -> String {
-    let said = super::last_lines(&format!("{output}{errors}"), 30);
+    let said = last_lines(&format!("{output}{errors}"), 30);
     if said.is_empty() { format!("It ended with {status}.") } else { said }
 }
 

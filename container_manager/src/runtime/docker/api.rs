@@ -20,7 +20,7 @@ use tokio::net::UnixStream;
 use udf_client::names::percent_encoded;
 use udf_types::{Error, Kind, Result};
 
-use super::program::TIMEOUT;
+use crate::runtime::program::TIMEOUT;
 
 /// Where the daemon listens if nothing else is said.
 const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";

@@ -8,9 +8,11 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use udf_client::control::ImageInfo;
 use udf_types::{Error, Kind, Result};
 
-use super::docker_cli::{DockerCli, InspectedImage, advise_login, parse_reference};
-use super::program::run;
-use crate::registration::is_built_for_engines;
+use super::cli::DockerCli;
+use super::inspected::InspectedImage;
+use super::registry::{advise_login, parse_reference};
+use crate::engine_images::is_built_for_engines;
+use crate::runtime::program::run;
 
 /// Registries whose names are also written without them: Docker Hub, and what podman builds here.
 const LOCAL_REGISTRIES: [&str; 3] = ["docker.io", "index.docker.io", "localhost"];

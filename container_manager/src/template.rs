@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use udf_types::{Error, Kind, Result};
 
-use crate::config::make_dir;
+use crate::make_dir::make_dir;
 
 /// A template's `template.toml`.
 #[derive(Debug, Clone, Deserialize)]
