@@ -20,10 +20,12 @@ use udf_client::control::{MAX_LINE_BYTES, Request, Response, send};
 use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
+use crate::blocking::blocking;
 use crate::cancel::{Cancel, cancel};
 use crate::config::Config;
 use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
+use crate::images::Images;
 use crate::make_dir::make_dir;
 use crate::pool::Pool;
 use crate::registration::library::{Room, Upload};
@@ -69,7 +71,7 @@ pub fn bind(socket: &Path) -> Result<UnixListener> {
 }
 
 /// Serves connections until the listener fails.
-pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>) {
+pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>, config: Arc<Config>) {
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
@@ -99,7 +101,10 @@ pub async fn serve(listener: UnixListener, pool: Arc<Pool>, config: Arc<Config>)
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
         if let Ok(place) = connections.clone().try_acquire_owned() {
             let of_user = users.entry(peer.uid).or_default().clone();
-            tokio::spawn(serve_connection(stream, peer, of_user, pool.clone(), config.log_leases, place));
+            let upload = Upload::new(of_user.uploads.clone());
+            let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
+            let held = Held { images, pool, peer, leases: Vec::new(), log_leases, upload };
+            tokio::spawn(serve_connection(stream, held, of_user, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
             let message = format!("the container manager has {most} connections already");
             tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
@@ -158,6 +163,7 @@ impl Default for OfUser {
 
 /// What one connection holds: its leases, which dropping it releases, and the files it has sent.
 struct Held {
+    images: Arc<Images>,
     pool: Arc<Pool>,
     peer: Peer,
     leases: Vec<HeldLease>,
@@ -211,18 +217,9 @@ impl Drop for Held {
     }
 }
 
-async fn serve_connection(
-    stream: UnixStream,
-    peer: Peer,
-    of_user: Arc<OfUser>,
-    pool: Arc<Pool>,
-    log_leases: bool,
-    _place: OwnedSemaphorePermit,
-) {
+async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUser>, _place: OwnedSemaphorePermit) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
-    let upload = Upload::new(of_user.uploads.clone());
-    let mut held = Held { pool, peer, leases: Vec::new(), log_leases, upload };
     loop {
         let (line, turn) = match read_request(&mut reader, &of_user.long_requests).await {
             Ok(Some(read)) => read,
@@ -323,30 +320,27 @@ async fn write(writer: &mut OwnedWriteHalf, line: &[u8], opened: Option<Opened>)
 }
 
 async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, cancel: Cancel) -> Result<Response> {
-    let pool = held.pool.clone();
+    let (images, pool) = (held.images.clone(), held.pool.clone());
     match request {
         Request::Ping => Ok(Response::Pong {
             version: env!("CARGO_PKG_VERSION").to_string(),
             runtime: pool.runtime_name().to_string(),
         }),
-        Request::Resolve { image } => pool.resolve(image, held.peer.is_operator).await.map(Response::Image),
+        Request::Resolve { image } => images.resolve(image, held.peer.is_operator).await.map(Response::Image),
         Request::BuildInline { manifest, source } => {
-            pool.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
-            pool.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
+            images.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
+            images.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
         }
         Request::AddToFile { path, content } => {
             let mut upload = held.upload.take();
-            let adding = tokio::task::spawn_blocking(move || (upload.add(&path, &content), upload));
-            let (added, upload) = adding
-                .await
-                .map_err(|cause| Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}")))?;
+            let (added, upload) = blocking(move || Ok((upload.add(&path, &content), upload))).await?;
             held.upload = upload;
             added.map(|()| Response::Added)
         }
         Request::BuildLibrary { library } => {
-            pool.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
+            images.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
             let upload = held.upload.take();
-            pool.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
+            images.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
         }
         Request::Acquire { digest } => {
             let Peer { connection, uid, pid, is_operator } = held.peer;
@@ -359,7 +353,7 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
                 let message = format!("\"{digest}\" is not the digest of an image");
                 return Err(Error::new(Kind::InvalidDefinition, message).with_hint("Resolve the image's name first."));
             }
-            pool.image_of(&digest, is_operator).await?;
+            images.image_of(&digest, is_operator).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };
             let (info, folders) = pool.acquire(&digest, holder).await?;
             let (replica, image, prefix) = (info.replica.clone(), info.image.clone(), info.prefix.clone());
@@ -383,7 +377,8 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
         }
         Request::Prune { older_than_days } => {
             held.check_operator("remove images")?;
-            pool.prune(Duration::from_secs(older_than_days.saturating_mul(24 * 60 * 60)))
+            images
+                .prune(Duration::from_secs(older_than_days.saturating_mul(24 * 60 * 60)))
                 .await
                 .map(|images| Response::Pruned { images })
         }

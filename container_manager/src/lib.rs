@@ -2,10 +2,12 @@
 //! `transship` is its command line. Nothing else of the project talks to a container engine.
 #![forbid(unsafe_code)]
 
+pub mod adoption;
 pub mod advice;
 pub mod api;
-pub mod builds;
+pub mod blocking;
 pub mod cancel;
+pub mod catalogue;
 pub mod circuit;
 pub mod config;
 pub mod context;
@@ -14,6 +16,7 @@ pub mod doctor;
 pub mod engine_images;
 pub mod flags;
 pub mod folders;
+pub mod images;
 pub mod kept_logs;
 pub mod make_dir;
 pub mod pool;

@@ -8,9 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
+use container_manager::adoption::adopt;
 use container_manager::advice::advised;
+use container_manager::catalogue::Catalogue;
 use container_manager::config::Config;
 use container_manager::flags::DaemonFlags;
+use container_manager::images::Images;
 use container_manager::make_dir::make_closed_dir;
 use container_manager::pool::Pool;
 use container_manager::{api, folders, runtime};
@@ -80,20 +83,23 @@ async fn serve(config: Config) -> Result<()> {
     }
     let listener = api::bind(&config.host.paths.socket)?;
     let socket = config.host.paths.socket.clone();
-    let pool = Pool::new(config.clone(), engine)?;
-    let adopted = pool.adopt().await?;
+    let (config, catalogue) = (Arc::new(config), Arc::new(Catalogue::default()));
+    let pool = Pool::new(config.clone(), engine.containers, catalogue.clone())?;
+    let images = Images::new(config.clone(), engine.images, catalogue, pool.clone());
+    let adopted = adopt(&images, &pool).await?;
     eprintln!(
         "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",
         socket.display(),
         pool.runtime_name()
     );
     tokio::select! {
-        () = api::serve(listener, pool.clone(), Arc::new(config)) => {}
+        () = api::serve(listener, images.clone(), pool.clone(), config) => {}
         () = pool.clone().keep() => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     let _ = fs::remove_file(&socket);
+    images.shut_down();
     pool.shut_down().await;
     eprintln!("transshipd: stopped");
     Ok(())

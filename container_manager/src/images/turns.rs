@@ -11,9 +11,9 @@ use crate::cancel::Cancel;
 /// Most builds of one user that run or wait.
 const MOST_OF_USER: usize = 16;
 
-/// The builds of a manager.
+/// The turns of a manager's builds.
 #[derive(Debug)]
-pub struct Builds {
+pub(super) struct Turns {
     /// One permit per build that may run.
     running: Semaphore,
     state: Mutex<State>,
@@ -28,21 +28,21 @@ struct State {
 }
 
 /// What a caller has of an image: no other looks at it meanwhile in order to build or to remove it.
-pub type ImageLock = OwnedMutexGuard<()>;
+pub(super) type ImageLock = OwnedMutexGuard<()>;
 
-impl Builds {
+impl Turns {
     /// Builds of which `most` run side by side.
-    pub fn new(most: usize) -> Builds {
-        Builds { running: Semaphore::new(most), state: Mutex::default() }
+    pub(super) fn new(most: usize) -> Turns {
+        Turns { running: Semaphore::new(most), state: Mutex::default() }
     }
 
     /// The image's lock, unless somebody has it.
-    pub fn try_lock(&self, image: &str) -> Option<ImageLock> {
+    pub(super) fn try_lock(&self, image: &str) -> Option<ImageLock> {
         self.image(image).try_lock_owned().ok()
     }
 
     /// A place among a user's builds.
-    pub fn enter(&self, user: u32) -> Result<Place<'_>> {
+    pub(super) fn enter(&self, user: u32) -> Result<Place<'_>> {
         let mut state = self.state.lock().expect("no holder panics");
         let count = state.counts.entry(user).or_default();
         if *count >= MOST_OF_USER {
@@ -50,7 +50,7 @@ impl Builds {
             return Err(Error::new(Kind::Busy, message).with_hint("Try again once they have ended."));
         }
         *count += 1;
-        Ok(Place { builds: self, user })
+        Ok(Place { turns: self, user })
     }
 
     fn image(&self, image: &str) -> Arc<tokio::sync::Mutex<()>> {
@@ -62,27 +62,27 @@ impl Builds {
 
 /// One of a user's builds, until this is dropped.
 #[derive(Debug)]
-pub struct Place<'a> {
-    builds: &'a Builds,
+pub(super) struct Place<'a> {
+    turns: &'a Turns,
     user: u32,
 }
 
 impl Place<'_> {
     /// Waits for the image's lock.
-    pub async fn lock(&self, image: &str, cancel: &Cancel) -> Result<ImageLock> {
-        cancel.bound(&what(image), self.builds.image(image).lock_owned()).await
+    pub(super) async fn lock(&self, image: &str, cancel: &Cancel) -> Result<ImageLock> {
+        cancel.bound(&what(image), self.turns.image(image).lock_owned()).await
     }
 
     /// Waits until the build may run.
-    pub async fn turn(&self, image: &str, cancel: &Cancel) -> Result<SemaphorePermit<'_>> {
-        let turn = cancel.bound(&what(image), self.builds.running.acquire()).await?;
+    pub(super) async fn turn(&self, image: &str, cancel: &Cancel) -> Result<SemaphorePermit<'_>> {
+        let turn = cancel.bound(&what(image), self.turns.running.acquire()).await?;
         Ok(turn.expect("the semaphore is never closed"))
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut state = self.builds.state.lock().expect("no holder panics");
+        let mut state = self.turns.state.lock().expect("no holder panics");
         if let Some(count) = state.counts.get_mut(&self.user) {
             *count -= 1;
             if *count == 0 {
@@ -107,31 +107,31 @@ mod tests {
 
     #[test]
     fn a_user_has_so_many_builds() {
-        let builds = Builds::new(1);
-        let places: Vec<_> = (0..MOST_OF_USER).map(|_| builds.enter(1).unwrap()).collect();
-        assert_eq!(builds.enter(1).unwrap_err().kind(), Kind::Busy);
-        assert!(builds.enter(2).is_ok());
+        let turns = Turns::new(1);
+        let places: Vec<_> = (0..MOST_OF_USER).map(|_| turns.enter(1).unwrap()).collect();
+        assert_eq!(turns.enter(1).unwrap_err().kind(), Kind::Busy);
+        assert!(turns.enter(2).is_ok());
         drop(places);
-        assert!(builds.enter(1).is_ok());
-        assert!(builds.state.lock().unwrap().counts.is_empty());
+        assert!(turns.enter(1).is_ok());
+        assert!(turns.state.lock().unwrap().counts.is_empty());
     }
 
     #[test]
     fn who_waits_can_be_cancelled() {
-        let builds = Builds::new(1);
+        let turns = Turns::new(1);
         block_on(async {
             let (canceller, cancelled) = cancel();
-            let (first, second) = (builds.enter(1).unwrap(), builds.enter(1).unwrap());
+            let (first, second) = (turns.enter(1).unwrap(), turns.enter(1).unwrap());
             let _lock = first.lock("a:1", &Cancel::default()).await.unwrap();
             let _turn = first.turn("a:1", &Cancel::default()).await.unwrap();
-            assert!(builds.try_lock("a:1").is_none());
+            assert!(turns.try_lock("a:1").is_none());
             // Another image's lock is free, but its build waits.
             let _other = second.lock("b:1", &cancelled).await.unwrap();
             let (turn, ()) = tokio::join!(second.turn("b:1", &cancelled), async { canceller.cancel() });
             assert_eq!(turn.unwrap_err().kind(), Kind::Cancelled);
             assert_eq!(second.lock("a:1", &cancelled).await.unwrap_err().kind(), Kind::Cancelled);
         });
-        assert!(builds.try_lock("a:1").is_some() && builds.try_lock("b:1").is_some());
-        assert!(builds.state.lock().unwrap().images.len() <= 1);
+        assert!(turns.try_lock("a:1").is_some() && turns.try_lock("b:1").is_some());
+        assert!(turns.state.lock().unwrap().images.len() <= 1);
     }
 }

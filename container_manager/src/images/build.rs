@@ -1,0 +1,105 @@
+//! Builds for engines, of sources that these have: each once, in turn, and only while somebody waits for it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use udf_client::control::ImageInfo;
+use udf_project::manifest::Manifest;
+use udf_types::{Error, Kind, Result};
+
+use super::Images;
+use crate::cancel::Cancel;
+use crate::registration::build::{build_inline, find_built, name_inline};
+use crate::registration::library::{Upload, build_library, name_library};
+use crate::runtime::image_store::{BuildOptions, ImageStore};
+
+impl Images {
+    /// Builds inline code for a user, unless its image exists.
+    pub async fn build_inline(
+        self: &Arc<Images>,
+        manifest: Manifest,
+        source: String,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let source = Arc::new(source);
+        let text = source.clone();
+        let named =
+            self.blocking(move |images| name_inline(&images.config.host.paths.templates, &manifest, &text)).await?;
+        self.build(named, user, cancel, move |store, templates, manifest, options| {
+            build_inline(store, templates, manifest, &source, options)
+        })
+        .await
+    }
+
+    /// Builds a project that an engine has sent for a user, unless its image exists.
+    pub async fn build_library(
+        self: &Arc<Images>,
+        library: String,
+        upload: Upload,
+        user: u32,
+        cancel: Cancel,
+    ) -> Result<ImageInfo> {
+        let upload = Arc::new(upload);
+        let sent = upload.clone();
+        let named = self.blocking(move |_| name_library(&library, &sent)).await?;
+        self.build(named, user, cancel, move |store, templates, manifest, options| {
+            build_library(store, templates, manifest, &upload, options)
+        })
+        .await
+    }
+
+    async fn build(
+        self: &Arc<Images>,
+        manifest: Manifest,
+        user: u32,
+        cancel: Cancel,
+        build: impl FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
+    ) -> Result<ImageInfo> {
+        let name = manifest.image();
+        // An image that is there waits for no other's build.
+        if let Some(_lock) = self.turns.try_lock(&name)
+            && let Some(found) = self.find_built(&manifest).await?
+        {
+            return Ok(found);
+        }
+        let place = self.turns.enter(user)?;
+        let _lock = place.lock(&name, &cancel).await?;
+        // Somebody else may have built it meanwhile.
+        if let Some(found) = self.find_built(&manifest).await? {
+            return Ok(found);
+        }
+        let _turn = place.turn(&name, &cancel).await?;
+        if self.is_shutting_down.load(SeqCst) {
+            return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
+        }
+        let options = BuildOptions { cancel, ..BuildOptions::default() };
+        let built = self
+            .blocking(move |images| {
+                build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
+            })
+            .await
+            .inspect_err(|error| {
+                if error.kind() == Kind::Cancelled {
+                    eprintln!("transshipd: {error}");
+                }
+            })?;
+        self.note_built(&built).await;
+        Ok(built)
+    }
+
+    async fn find_built(self: &Arc<Images>, manifest: &Manifest) -> Result<Option<ImageInfo>> {
+        let manifest = manifest.clone();
+        let found = self.blocking(move |images| find_built(images.store.as_ref(), &manifest)).await?;
+        if let Some(image) = &found {
+            self.note_built(image).await;
+        }
+        Ok(found)
+    }
+
+    async fn note_built(self: &Arc<Images>, image: &ImageInfo) {
+        self.catalogue.note(image, true);
+        self.uses.note(&image.digest).await;
+    }
+}

@@ -1,0 +1,169 @@
+//! Keeping the pool as it should be: stops the idle, pauses the unused, replaces the lost, and keeps some warm.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use udf_client::transport::unix;
+use udf_project::manifest::Manifest;
+
+use super::Pool;
+use super::greet::PROBE_TIMEOUT;
+use crate::circuit::Circuit;
+use crate::replica::{Replica, State};
+use crate::runtime::container_runtime::ReplicaStatus;
+
+/// Between two looks for idle, dead and missing replicas.
+const KEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A replica that is to be paused when nobody uses it has been unused for that long.
+const PAUSE_AFTER: Duration = Duration::from_secs(5);
+/// A replica that nobody uses is asked for its greeting that often.
+const ASK_INTERVAL: Duration = Duration::from_secs(15);
+
+impl Pool {
+    /// Keeps the pool as it should be, for ever.
+    pub async fn keep(self: Arc<Pool>) {
+        // What waits for replicas keeps nothing else from its time.
+        let take_out = async {
+            loop {
+                tokio::time::sleep(KEEP_INTERVAL).await;
+                self.take_out_ended().await;
+            }
+        };
+        let ((), ()) = tokio::join!(take_out, self.keep_count());
+    }
+
+    /// Keeps as many replicas as there should be, and their logs bounded.
+    async fn keep_count(self: &Arc<Pool>) {
+        loop {
+            tokio::time::sleep(KEEP_INTERVAL).await;
+            if let Err(error) = self.blocking(|pool| pool.containers.bound_logs()).await {
+                eprintln!("transshipd: {error}");
+            }
+            self.stop_idle();
+            self.pause_unused();
+            self.ask_unused();
+            self.prewarm();
+        }
+    }
+
+    async fn take_out_ended(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            state
+                .replicas
+                .values()
+                .filter(|replica| replica.state() == State::Ready)
+                .map(|replica| replica.name.clone())
+                .collect()
+        };
+        // One that does not let itself be connected to delays no other.
+        let mut looks = tokio::task::JoinSet::new();
+        for name in names {
+            let pool = self.clone();
+            looks.spawn(async move { pool.take_out_if_ended(name).await });
+        }
+        looks.join_all().await;
+    }
+
+    async fn take_out_if_ended(self: &Arc<Pool>, name: String) {
+        let idle = {
+            let state = self.lock();
+            let unused = state.replicas.get(&name).filter(|replica| replica.leases == 0);
+            unused.map(|replica| (replica.socket_dir.clone(), replica.user))
+        };
+        // An engine that has a lease asks for the fate itself, and wants to hear it.
+        let Some((socket_dir, user)) = idle else { return };
+        // Knocking costs less than asking a container engine.
+        let knocks = async {
+            unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
+                || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
+        };
+        if tokio::time::timeout(PROBE_TIMEOUT, knocks).await.unwrap_or(false) {
+            return;
+        }
+        let asked = name.clone();
+        if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.containers.status(&asked)).await {
+            eprintln!("transshipd: replica \"{name}\" {fate}");
+            let pool = self.clone();
+            tokio::spawn(async move { pool.discard_ended(name, &fate).await });
+        }
+    }
+
+    fn stop_idle(self: &Arc<Pool>) {
+        let idle: Vec<String> = {
+            let state = self.lock();
+            let mut idle = Vec::new();
+            for (digest, manifest) in self.catalogue.all() {
+                let ready: Vec<&Replica> = state
+                    .replicas
+                    .values()
+                    .filter(|replica| {
+                        replica.digest == digest && matches!(replica.state(), State::Ready | State::Paused)
+                    })
+                    .collect();
+                let surplus = ready.len().saturating_sub(self.to_keep(&digest, &manifest));
+                let over = ready.into_iter().filter(|replica| replica.is_unused_for(self.config.idle_timeout));
+                idle.extend(over.take(surplus).map(|replica| replica.name.clone()));
+            }
+            idle
+        };
+        for name in idle {
+            self.discard_soon(name);
+        }
+    }
+
+    fn pause_unused(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            let is_unused = |replica: &&Replica| {
+                self.catalogue.manifest(&replica.digest).is_some_and(|manifest| manifest.pause)
+                    && replica.is_unused_for(PAUSE_AFTER)
+                    && replica.become_state(State::Pausing).is_ok()
+            };
+            state.replicas.values().filter(is_unused).map(|replica| replica.name.clone()).collect()
+        };
+        for name in names {
+            tokio::spawn(self.clone().pause(name));
+        }
+    }
+
+    /// Asks replicas that nobody uses, so that one that hangs is found before somebody waits for it.
+    fn ask_unused(self: &Arc<Pool>) {
+        let names: Vec<String> = {
+            let state = self.lock();
+            let is_due = |replica: &&Replica| replica.leases == 0 && replica.asked.elapsed() >= ASK_INTERVAL;
+            state.replicas.values().filter(is_due).map(|replica| replica.name.clone()).collect()
+        };
+        for name in names {
+            self.examine(name, false);
+        }
+    }
+
+    fn prewarm(self: &Arc<Pool>) {
+        let mut state = self.lock();
+        let mut missing = Vec::new();
+        for (digest, manifest) in self.catalogue.all() {
+            let count = state.replicas.values().filter(|replica| replica.digest == digest).count();
+            let may_start = state.circuits.get(&digest).is_none_or(Circuit::may_prewarm);
+            if may_start && self.may_start(&manifest) && !state.is_shutting_down {
+                missing.extend((count..self.to_keep(&digest, &manifest)).map(|_| digest.clone()));
+            }
+        }
+        for digest in missing {
+            let memory_mb = self.limits_of(&digest).memory_mb;
+            if !state.has_room(&self.config, memory_mb) {
+                return;
+            }
+            let replica = self.new_replica(&digest);
+            let name = replica.name.clone();
+            state.replicas.insert(name.clone(), replica);
+            let pool = self.clone();
+            tokio::spawn(async move { pool.start(name).await });
+        }
+    }
+
+    /// How many replicas of an image are kept running: none once its name stands for another, which is kept instead.
+    fn to_keep(&self, digest: &str, manifest: &Manifest) -> usize {
+        if self.catalogue.is_current(digest, manifest) { manifest.prewarm as usize } else { 0 }
+    }
+}

@@ -1,0 +1,115 @@
+//! Replicas that do not answer: busy ones are waited for, those that hang are stopped.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use udf_client::control::STILL_RUNNING;
+use udf_types::Result;
+
+use super::Pool;
+use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet};
+use crate::replica::State;
+use crate::runtime::container_runtime::ReplicaStatus;
+
+/// Between two times that a replica is asked which did not answer.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// A silent replica has missed at least so many greetings before it is stopped.
+const LEAST_MISSED: u32 = 3;
+
+impl Pool {
+    /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
+    /// answer may be busy for somebody else: it becomes Silent.
+    pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
+        let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
+            return Ok("was stopped".to_string());
+        };
+        let deadline = Instant::now() + PROBE_TIMEOUT;
+        // A connection is lost a moment before the process behind it is seen to have ended.
+        loop {
+            let asked = name.clone();
+            if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.containers.status(&asked)).await? {
+                self.discard_ended(name, &fate).await;
+                return Ok(fate);
+            }
+            if greet(&socket_dir, &self.server_users).await.is_ok() {
+                return Ok(STILL_RUNNING.to_string());
+            }
+            if Instant::now() >= deadline {
+                self.doubt(&name);
+                return Ok("does not answer".to_string());
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Asks a replica whether it answers at all; it `is_reported` if somebody has waited for it in vain.
+    pub fn examine(self: &Arc<Pool>, name: String, is_reported: bool) {
+        let socket_dir = {
+            let mut state = self.lock();
+            let Some(replica) = state.replicas.get_mut(&name) else { return };
+            if replica.state() != State::Ready {
+                return;
+            }
+            replica.is_reported |= is_reported;
+            // Many sessions may wait for one replica, but it is asked once.
+            if replica.is_being_asked {
+                return;
+            }
+            replica.is_being_asked = true;
+            replica.socket_dir.clone()
+        };
+        let pool = self.clone();
+        tokio::spawn(async move {
+            let greeting = tokio::time::timeout(PROBE_TIMEOUT, greet(&socket_dir, &pool.server_users)).await;
+            if !greeting.is_ok_and(|greeting| greeting.is_ok()) {
+                pool.doubt(&name);
+            }
+            if let Some(replica) = pool.lock().replicas.get_mut(&name) {
+                (replica.is_being_asked, replica.is_reported) = (false, false);
+                replica.asked = Instant::now();
+            }
+        });
+    }
+
+    /// A replica did not answer: gives no new leases on it, and asks on until it answers, or has been silent for too long and
+    /// nobody has a lease any more. A busy one keeps its query.
+    fn doubt(self: &Arc<Pool>, name: &str) {
+        let socket_dir = {
+            let state = self.lock();
+            let Some(replica) = state.replicas.get(name) else { return };
+            if replica.become_state(State::Silent).is_err() {
+                return;
+            }
+            replica.socket_dir.clone()
+        };
+        eprintln!("transshipd: replica \"{name}\" does not answer");
+        let (pool, name) = (self.clone(), name.to_string());
+        tokio::spawn(async move {
+            let (since, mut missed) = (Instant::now(), 1);
+            loop {
+                tokio::time::sleep(ASK_AGAIN).await;
+                if greet(&socket_dir, &pool.server_users).await.is_ok() {
+                    if let Some(replica) = pool.lock().replicas.get(&name) {
+                        let _ = replica.become_state(State::Ready);
+                    }
+                    return;
+                }
+                missed += 1;
+                let asked = name.clone();
+                if let Ok(ReplicaStatus::Ended(fate)) = pool.blocking(move |pool| pool.containers.status(&asked)).await
+                {
+                    return pool.discard_ended(name, &fate).await;
+                }
+                let is_unused = match pool.lock().replicas.get(&name) {
+                    Some(replica) => replica.is_unused_for(Duration::ZERO),
+                    None => return,
+                };
+                if is_unused && missed >= LEAST_MISSED && since.elapsed() >= pool.config.silent_timeout {
+                    let seconds = since.elapsed().as_secs();
+                    eprintln!("transshipd: replica \"{name}\" did not answer for {seconds} s and is stopped");
+                    return pool.discard_ended(name, &format!("did not answer for {seconds} s")).await;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,127 @@
+//! Starting replicas.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use udf_client::names::random_name;
+use udf_codec::wire::ServerInfo;
+use udf_project::manifest::{Limits, Manifest};
+use udf_types::{Error, Kind, Result};
+
+use super::Pool;
+use super::greet::{PROBE_INTERVAL, greet};
+use crate::replica::{Replica, State};
+use crate::runtime::container_runtime::{ReplicaSpec, ReplicaStatus};
+use crate::runtime::program::last_lines;
+
+impl Pool {
+    /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
+    /// host's.
+    pub(super) fn may_start(&self, manifest: &Manifest) -> bool {
+        !manifest.limits.network || self.config.host.runtime.network.is_some() || self.containers.name() == "process"
+    }
+
+    /// What a container of an image may use: no container gets more memory than all together.
+    pub(super) fn limits_of(&self, digest: &str) -> Limits {
+        let limits = self.catalogue.manifest(digest).map(|manifest| manifest.limits.clone()).unwrap_or_default();
+        Limits { memory_mb: limits.memory_mb.min(self.config.max_memory_mb), ..limits }
+    }
+
+    /// A replica that is to be started.
+    pub(super) fn new_replica(&self, digest: &str) -> Replica {
+        let image = self.catalogue.name(digest);
+        let random = random_name();
+        let short: String = image.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(24).collect();
+        let name = format!("transship-{short}-{}", &random[..8]);
+        let socket_dir = self.config.host.paths.run_dir.join(random);
+        let mut replica = Replica::new(name, image, digest.to_string(), socket_dir);
+        replica.memory_mb = self.limits_of(digest).memory_mb;
+        replica
+    }
+
+    /// Starts a replica that is in the map as Starting, and sees it to Ready or Gone.
+    pub(super) async fn start(self: Arc<Pool>, name: String) {
+        self.lock().starting += 1;
+        self.start_counted(name).await;
+        self.lock().starting -= 1;
+    }
+
+    async fn start_counted(self: &Arc<Pool>, name: String) {
+        let (digest, image, socket_dir) = {
+            let state = self.lock();
+            let Some(replica) = state.replicas.get(&name) else { return };
+            (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone())
+        };
+        let limits = self.limits_of(&digest);
+        let kept_dir = socket_dir.clone();
+        let segment_dir = self.folders.make_segments(&socket_dir);
+        let spec = ReplicaSpec {
+            name: name.clone(),
+            digest: digest.clone(),
+            socket_dir,
+            segment_dir: segment_dir.clone(),
+            limits,
+        };
+        let error = match self.start_and_wait(spec).await {
+            Ok((server, user)) => {
+                let is_kept = {
+                    let mut state = self.lock();
+                    state.replicas.get_mut(&name).is_some_and(|replica| {
+                        replica.segment_dir = segment_dir;
+                        replica.server = server;
+                        replica.user = Some(user);
+                        replica.become_state(State::Ready).is_ok()
+                    })
+                };
+                if !is_kept {
+                    // It was discarded while it started; what has come up since must not stay.
+                    let _ = self.blocking(move |pool| pool.containers.stop(&name)).await;
+                    self.remove_folders(kept_dir).await;
+                }
+                return;
+            }
+            Err(error) => error,
+        };
+        let asked = name.clone();
+        let log = self.blocking(move |pool| pool.containers.logs(&asked)).await.unwrap_or_default();
+        let detail = format!("{error}\n{}", last_lines(&log, 15)).trim_end().to_string();
+        let is_missing = error.kind() == Kind::ImageNotFound;
+        let kind = if is_missing { Kind::ImageNotFound } else { Kind::ContainerFailed };
+        let error =
+            Error::new(kind, format!("could not start a container of image \"{image}\"")).with_detail(detail.clone());
+        // Where the image is missing, nothing was started, and may be as soon as it is there.
+        if !is_missing {
+            self.lock().note_ending(&digest, None, false, &detail);
+        }
+        self.discard(name, Some(error)).await;
+    }
+
+    /// What the replica's server, which answers now, says of itself, and the user that it runs as.
+    async fn start_and_wait(self: &Arc<Pool>, spec: ReplicaSpec) -> Result<(ServerInfo, u32)> {
+        self.folders.make_sockets(&spec.socket_dir)?;
+        let (name, socket_dir) = (spec.name.clone(), spec.socket_dir.clone());
+        let deadline = Instant::now() + self.config.start_timeout;
+        self.blocking(move |pool| pool.containers.start(&spec)).await?;
+        let mut next_status = Instant::now();
+        loop {
+            match greet(&socket_dir, &self.server_users).await {
+                Ok(found) => return Ok(found),
+                Err(error) if error.kind() == Kind::ProtocolViolation => return Err(error),
+                Err(_) => {}
+            }
+            // Asking a container engine takes longer than asking the socket.
+            if Instant::now() >= next_status {
+                next_status = Instant::now() + Duration::from_millis(500);
+                let asked = name.clone();
+                if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.containers.status(&asked)).await? {
+                    return Err(Error::new(Kind::ContainerFailed, format!("the container {fate}")));
+                }
+            }
+            if Instant::now() >= deadline {
+                let seconds = self.config.start_timeout.as_secs();
+                return Err(Error::new(Kind::Timeout, format!("the container did not answer within {seconds} s")));
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+}
