@@ -172,10 +172,11 @@ namespace Transship
         {
             if (token.Type == JTokenType.Integer) return (long)token;
             if (token.Type == JTokenType.String) return long.Parse((string)token, NumberStyles.AllowLeadingSign, Plain);
-            if (token.Type != JTokenType.Float) throw new Misfit(token);
-            var number = (double)token;
-            if (number != Math.Floor(number) || Math.Abs(number) > MaxSafeInteger) throw new Misfit(token);
-            return (long)number;
+            var text = token as JsonNumber;
+            if (text == null) throw new Misfit(token);
+            var number = Decimal(text.Digits);
+            if (number != Math.Floor(number)) throw new Misfit(token);
+            return decimal.ToInt64(number);
         }
 
         static double Float(JToken token)
