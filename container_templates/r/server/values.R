@@ -139,7 +139,7 @@ holds <- function(names, type) {
 
 # The types of which jsonlite may round values in this JSON: doubles round decimals, and the others where these have no room for a number.
 rounded_types <- function(json) {
-  if (grepl("900719925474099|[0-9][eE]|[0-9]{309}", json, useBytes = TRUE)) c("numeric", "int8", "float4", "float8") else "numeric"
+  if (grepl("900719925474099|[0-9][eE]|[0-9]{309}", json, perl = TRUE)) c("numeric", "int8", "float4", "float8") else "numeric"
 }
 
 # A number's digits without an exponent, as docs/types.md has them; NULL if numeric has no room for them.
