@@ -71,6 +71,51 @@ impl Judge {
             }
             Err(format!("the status is {status}, the answer {answer}"))
         });
+        self.with(
+            "6",
+            "reads decimals with exponents, and gives digits",
+            unary("echo_numeric", Type::Numeric),
+            |_, _| {
+                let body = r#"{"batch": 0, "rows": 3, "columns": [[1.5e3, -12E-3, 25e+1]]}"#;
+                let (status, answer) = post("/v1/functions/echo_numeric", body.to_string())?;
+                let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+                if status == 200 && answer["columns"] == json!([["1500", "-0.012", "250"]]) {
+                    return Ok(());
+                }
+                Err(format!("the status is {status}, the answer {answer}"))
+            },
+        );
+        self.with("6", "reads decimals that no double can hold", unary("echo_numeric", Type::Numeric), |_, _| {
+            let digits = "1234567890".repeat(32);
+            let body = format!(r#"{{"batch": 0, "rows": 2, "columns": [[-{digits}, 7]]}}"#);
+            let (status, answer) = post("/v1/functions/echo_numeric", body)?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            let is_held = status == 200 && answer["columns"] == json!([[format!("-{digits}"), "7"]]);
+            // A language whose decimals have fewer digits says so.
+            if is_held || answer.pointer("/error/kind") == Some(&json!("out_of_range")) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with("6", "rounds no integer that is written as a float", binary("add"), |_, _| {
+            let body = r#"{"batch": 0, "rows": 1, "columns": [[9007199254740993.0], [0]]}"#;
+            let (status, answer) = post("/v1/functions/add", body.to_string())?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            if status == 400 || (status == 200 && answer["columns"] == json!([["9007199254740993"]])) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with("6", "refuses numbers that no double can hold", unary("echo_float8", Type::Float8), |_, _| {
+            let body = r#"{"batch": 0, "rows": 1, "columns": [[1e400]]}"#;
+            let (status, answer) = post("/v1/functions/echo_float8", body.to_string())?;
+            let kind = serde_json::from_slice::<Value>(&answer).map_err(|cause| cause.to_string())?;
+            let kind = kind.pointer("/error/kind").and_then(Value::as_str).unwrap_or_default().to_string();
+            if ["protocol_violation", "out_of_range"].contains(&kind.as_str()) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the kind \"{kind}\""))
+        });
         let nested = r#"{"a": 12345678901234567890.12, "b": [99999999999999.9999, null, "1.50", 0.10, 7]}"#;
         self.with("6", "reads decimals as numbers in arrays and composite values", echo_decimals(), |_, _| {
             let body = format!(r#"{{"batch": 0, "rows": 2, "columns": [[{nested}, null]]}}"#);
