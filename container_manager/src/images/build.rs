@@ -56,7 +56,8 @@ impl Images {
         .await
     }
 
-    /// Builds a project that an operator has sent, under the name that its manifest says.
+    /// Builds a project that an operator has sent, under the name that its manifest says. It is not kept warm before somebody
+    /// names it.
     pub async fn build_project(
         self: &Arc<Images>,
         upload: Upload,
@@ -96,7 +97,9 @@ impl Images {
             return Ok(found);
         }
         let _turn = place.turn(&name, &cancel).await?;
-        self.run(manifest, BuildOptions { cancel, ..BuildOptions::default() }, build).await
+        let built = self.run(manifest, BuildOptions { cancel, ..BuildOptions::default() }, build).await?;
+        self.note_built(&built).await;
+        Ok(built)
     }
 
     async fn run(
@@ -106,18 +109,14 @@ impl Images {
         build: impl Build,
     ) -> Result<ImageInfo> {
         self.check_is_open()?;
-        let built = self
-            .blocking(move |images| {
-                build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
-            })
-            .await
-            .inspect_err(|error| {
-                if error.kind() == Kind::Cancelled {
-                    eprintln!("transshipd: {error}");
-                }
-            })?;
-        self.note_built(&built).await;
-        Ok(built)
+        let built = self.blocking(move |images| {
+            build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
+        });
+        built.await.inspect_err(|error| {
+            if error.kind() == Kind::Cancelled {
+                eprintln!("transshipd: {error}");
+            }
+        })
     }
 
     async fn find_built(self: &Arc<Images>, manifest: &Manifest) -> Result<Option<ImageInfo>> {

@@ -31,6 +31,8 @@ pub struct Upload {
     folder: Option<TempDir>,
     /// By path.
     files: BTreeMap<String, SentFile>,
+    /// Of all files together.
+    size: u64,
     room: Arc<Room>,
     /// What it takes of the room.
     taken: u64,
@@ -83,7 +85,7 @@ impl Drop for Upload {
 impl Upload {
     /// No files yet; those that come take this room.
     pub fn new(room: Arc<Room>) -> Upload {
-        Upload { folder: None, files: BTreeMap::new(), room, taken: 0 }
+        Upload { folder: None, files: BTreeMap::new(), size: 0, room, taken: 0 }
     }
 
     /// What was sent so far; further files are of another project.
@@ -117,8 +119,7 @@ impl Upload {
         let Ok(bytes) = BASE64.decode(content) else {
             return refuse(format!("the content of file \"{path}\" is not base64"));
         };
-        let (size, most) =
-            (self.files.values().map(|file| file.size).sum::<u64>() + bytes.len() as u64, self.room.most / 2);
+        let (size, most) = (self.size + bytes.len() as u64, self.room.most / 2);
         if size > most || (self.files.len() >= MAX_UPLOAD_FILES && !self.files.contains_key(path)) {
             return refuse(format!("a project has at most {MAX_UPLOAD_FILES} files of {most} bytes in all"));
         }
@@ -139,6 +140,7 @@ impl Upload {
         // Whatever this process gives its files: they are read by another user in the image.
         let mode = if is_program { 0o755 } else { 0o644 };
         file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
+        self.size = size;
         let sent = self.files.entry(path.to_string()).or_default();
         sent.size += bytes.len() as u64;
         sent.is_program = is_program;

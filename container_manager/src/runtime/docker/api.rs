@@ -25,7 +25,7 @@ use crate::runtime::program::TIMEOUT;
 /// Where the daemon listens if nothing else is said.
 const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
 /// The context of the command line's that stands for [`DEFAULT_HOST`].
-const DEFAULT_CONTEXT: &str = "default";
+pub(super) const DEFAULT_CONTEXT: &str = "default";
 /// Longest answer that is read.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 

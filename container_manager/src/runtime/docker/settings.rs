@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use udf_client::registry_login::RegistryLogin;
 use udf_types::{Error, Kind, Result};
 
-use super::api::{current_context, settings_folder};
+use super::api::{DEFAULT_CONTEXT, current_context, settings_folder};
 use crate::registry_name::keys_of;
 
 /// Settings of one command, which has ended when this is dropped.
@@ -29,8 +29,8 @@ impl Settings {
     /// With this login, and no other, at the registry of a reference.
     pub(super) fn with(login: Option<&RegistryLogin>, reference: &str) -> Result<Settings> {
         let of_manager = settings_folder();
-        let context = of_manager.as_deref().and_then(current_context).unwrap_or_default();
-        let text = describe(login, reference, &context).to_string();
+        let context = of_manager.as_deref().and_then(current_context).filter(|context| context != DEFAULT_CONTEXT);
+        let text = describe(login, reference, context.as_deref()).to_string();
         Settings::make(&text, of_manager.as_deref()).map_err(|cause| {
             Error::new(Kind::ContainerFailed, format!("could not write the settings of a transfer: {cause}"))
         })
@@ -61,9 +61,9 @@ impl Settings {
     }
 }
 
-fn describe(login: Option<&RegistryLogin>, reference: &str, context: &str) -> Value {
+fn describe(login: Option<&RegistryLogin>, reference: &str, context: Option<&str>) -> Value {
     let mut settings = json!({"auths": {}});
-    if !context.is_empty() {
+    if let Some(context) = context {
         settings["currentContext"] = json!(context);
     }
     if let Some(RegistryLogin { user, secret, is_token }) = login {
@@ -90,20 +90,20 @@ mod tests {
     fn a_login_is_for_its_registry_alone() {
         let auth = BASE64.encode("founder:s3:cret");
         assert_eq!(
-            describe(Some(&login(false)), "registry.example:5000/team/a:1", "default"),
-            json!({"auths": {"registry.example:5000": {"auth": auth}}, "currentContext": "default"})
+            describe(Some(&login(false)), "registry.example:5000/team/a:1", Some("other")),
+            json!({"auths": {"registry.example:5000": {"auth": auth}}, "currentContext": "other"})
         );
         let token = json!({"auth": BASE64.encode("founder:"), "identitytoken": "s3:cret"});
         assert_eq!(
-            describe(Some(&login(true)), "team/a:1", ""),
+            describe(Some(&login(true)), "team/a:1", None),
             json!({"auths": {"https://index.docker.io/v1/": token, "docker.io": token}})
         );
-        assert_eq!(describe(None, "registry.example/a", ""), json!({"auths": {}}));
+        assert_eq!(describe(None, "registry.example/a", None), json!({"auths": {}}));
     }
 
     #[test]
     fn settings_are_read_by_a_program_and_lie_on_no_disk() {
-        let text = describe(Some(&login(false)), "registry.example/a", "").to_string();
+        let text = describe(Some(&login(false)), "registry.example/a", None).to_string();
         let settings = Settings::make(&text, None).unwrap();
         let mut command = Command::new("sh");
         settings.apply(command.args([
