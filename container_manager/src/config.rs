@@ -1,4 +1,4 @@
-//! The configuration of the manager, and of what both programs know of the host: checked, and free of how it was given.
+//! The configuration of the manager: checked, and free of how it was given.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use udf_project::reference::ImageReference;
 /// The manager's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What both programs know of the host.
+    /// What it knows of the host.
     pub host: HostConfig,
     /// Users who may connect.
     pub allowed_uids: HashSet<u32>,
@@ -39,7 +39,7 @@ pub struct Config {
     pub max_memory_mb: u64,
 }
 
-/// What both programs know of the host.
+/// What the manager knows of the host.
 #[derive(Debug, Clone)]
 pub struct HostConfig {
     /// Where things are.

@@ -144,12 +144,32 @@ async fn answers(lease: &Lease) -> bool {
 
 fn live_a_life(runtime: &'static str) {
     let mut stage = Stage::new(runtime);
+    // Nothing is built, nor looked at, without the manager.
+    for verb in [&["build", stage.path("project").to_str().unwrap()][..], &["push", "life:1.0"], &["pull", "life:1.0"]]
+    {
+        let error = stage.transship(verb).unwrap_err();
+        assert!(
+            error.contains("could not reach the container manager") && error.contains("Start transshipd"),
+            "{error}"
+        );
+    }
+    stage.transship(&["doctor"]).unwrap_err();
+    stage.start_daemon();
     let built = stage.transship(&["build", stage.path("project").to_str().unwrap()]).unwrap();
     let digest = built.trim().strip_prefix("life:1.0 ").unwrap().to_string();
     // An unchanged project is the same image.
     assert_eq!(stage.transship(&["build", stage.path("project").to_str().unwrap()]).unwrap(), built);
+    let found = stage.transship(&["doctor"]).unwrap();
+    for line in [
+        format!("ok      runtime: {runtime}: "),
+        "ok      templates: ".to_string(),
+        format!("with runtime {runtime} at"),
+    ] {
+        assert!(found.contains(&line), "{found}");
+    }
+    // What was built before the manager started is kept warm, if it is to be.
+    stage.end_daemon(Signal::SIGTERM);
     stage.start_daemon();
-    assert!(stage.transship(&["doctor"]).unwrap().contains(runtime));
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio.block_on(async {
         // One is started before anybody asks, and taken first; a second is started for a second lease, not a third.
@@ -295,7 +315,8 @@ fn life_on_container_engines() {
 
 #[test]
 fn new_project_builds_at_once() {
-    let stage = Stage::new("process");
+    let mut stage = Stage::new("process");
+    stage.start_daemon();
     let output = stage
         .command(env!("CARGO_BIN_EXE_transship"))
         .args(["new", "my_first"])

@@ -26,6 +26,7 @@ use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
 use crate::folder::Folder;
+use crate::registry_login::RegistryLogin;
 use crate::transport::Takes;
 use crate::transport::Transport;
 use crate::transport::connect;
@@ -67,6 +68,9 @@ pub enum Request {
         path: String,
         /// The bytes, in base64.
         content: String,
+        /// Whether the file can be run.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_program: bool,
     },
     /// Builds the project whose files this connection has sent, unless its image exists. The image is named after the
     /// library and the content of its files, so that no library takes another image's name.
@@ -74,6 +78,32 @@ pub enum Request {
         /// The library's name, for messages.
         library: String,
     },
+    /// Builds the project whose files this connection has sent, under the name that its manifest says. [`Response::Progress`]
+    /// comes any number of times before the image.
+    BuildProject,
+    /// Sends an image to a registry.
+    Push {
+        /// `name:tag` or a digest.
+        image: String,
+        /// The reference under which the registry is to have it.
+        reference: String,
+        /// The caller's login at the registry; the manager uses no other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        login: Option<RegistryLogin>,
+    },
+    /// Gets an image from a registry, with the name that its manifest says.
+    Pull {
+        /// The reference by which the registry has it.
+        reference: String,
+        /// Whether it takes its names from other images that have them here.
+        #[serde(default)]
+        replace: bool,
+        /// The caller's login at the registry; the manager uses no other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        login: Option<RegistryLogin>,
+    },
+    /// What does the manager lack on this host?
+    Doctor,
     /// Leases a replica for as long as this connection lasts.
     Acquire {
         /// Digest of the image.
@@ -123,8 +153,26 @@ pub enum Response {
         /// The names of what was removed.
         images: Vec<String>,
     },
-    /// To [`Request::Resolve`], [`Request::BuildInline`] and [`Request::BuildLibrary`].
+    /// To [`Request::Resolve`], to all requests to build, and to [`Request::Pull`].
     Image(ImageInfo),
+    /// What a build says while it runs, before the response to [`Request::BuildProject`].
+    Progress {
+        /// Text, with the ends of its lines.
+        text: String,
+    },
+    /// To [`Request::Push`].
+    Pushed {
+        /// The reference by which the registry knows the image's content.
+        reference: String,
+    },
+    /// To [`Request::Doctor`].
+    Doctor {
+        /// One entry per thing that was looked at.
+        checks: Vec<CheckInfo>,
+        /// What replicas and builds are not kept from, though they should be.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        doubts: Vec<String>,
+    },
     /// To [`Request::Acquire`].
     Lease(LeaseInfo),
     /// To [`Request::ReportFailure`]: a phrase that follows "The container".
@@ -168,7 +216,7 @@ pub async fn build_library(
         let pieces = if bytes.is_empty() { vec![&bytes[..]] } else { bytes.chunks(MAX_PIECE_BYTES).collect() };
         for piece in pieces {
             let content = base64::engine::general_purpose::STANDARD.encode(piece);
-            connection.request(&Request::AddToFile { path: path.clone(), content }).await?;
+            connection.request(&Request::AddToFile { path: path.clone(), content, is_program: false }).await?;
         }
     }
     match connection.request(&Request::BuildLibrary { library: library.to_string() }).await? {
@@ -313,6 +361,17 @@ pub struct CircuitInfo {
     pub last: String,
 }
 
+/// One thing that the manager looked at for [`Request::Doctor`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckInfo {
+    /// What it is.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub is_well: bool,
+    /// What was found, or the error.
+    pub fact: String,
+}
+
 /// Who has a lease.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LeaseHolder {
@@ -353,6 +412,11 @@ impl Connection {
 
     /// Sends a request and waits for its response; the manager's own error comes back as one.
     pub async fn request(&mut self, request: &Request) -> Result<Response> {
+        self.request_telling(request, |_| ()).await
+    }
+
+    /// The same, with what the manager says meanwhile of how it goes on.
+    pub async fn request_telling(&mut self, request: &Request, mut tell: impl FnMut(&str)) -> Result<Response> {
         let lost = |socket: &Path, cause: &dyn std::fmt::Display| {
             Error::manager_unreachable(&socket.to_string_lossy(), format!("the connection was lost: {cause}"))
         };
@@ -360,14 +424,20 @@ impl Connection {
         line.push('\n');
         self.descriptors.clear();
         self.stream.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
-        let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
-        let Some(response) = response else {
-            return Err(lost(&self.socket, &"the manager closed it"));
-        };
-        match serde_json::from_str(&response) {
-            Ok(Response::Error(error)) => Err(error),
-            Ok(response) => Ok(response),
-            Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+        loop {
+            let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
+            let Some(response) = response else {
+                return Err(lost(&self.socket, &"the manager closed it"));
+            };
+            return match serde_json::from_str(&response) {
+                Ok(Response::Progress { text }) => {
+                    tell(&text);
+                    continue;
+                }
+                Ok(Response::Error(error)) => Err(error),
+                Ok(response) => Ok(response),
+                Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+            };
         }
     }
 

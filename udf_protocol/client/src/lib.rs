@@ -68,6 +68,7 @@ pub mod inbox;
 pub mod names;
 pub mod outbox;
 pub mod pace;
+pub mod registry_login;
 mod row_errors;
 mod segment;
 mod spin;
