@@ -15,8 +15,10 @@ use container_manager::runtime::image_store::BuildOptions;
 use container_manager::template::Template;
 use container_manager::{deploy, doctor, signature_check};
 use nix::unistd::{Uid, User};
-use udf_client::control::{CircuitInfo, Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::control::{CircuitInfo, LeaseHolder, Request, Response, ask, unexpected};
 use udf_client::dispatch::Target;
+use udf_client::lease::Lease;
+use udf_client::route::Route;
 use udf_client::transport::credentials::Authorities;
 use udf_client::transport::credentials::{Credentials, Token};
 use udf_conformance::print_verdicts;
@@ -216,10 +218,10 @@ fn judge_servers(host: &HostConfig, servers: &[String], credentials: &Credential
         let runtime = io_runtime()?;
         let lease = runtime.block_on(Lease::acquire(&host.paths.socket, &image.digest))?;
         for transport in TransportName::ALL {
-            if lease.info.choose(transport, FunctionKind::Scalar) != transport {
+            let Route { endpoint, protocol, .. } = Route::to_replica(&lease.info, transport, FunctionKind::Scalar)?;
+            if protocol.name() != transport {
                 continue;
             }
-            let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
             let leased = Target::Image { manager: host.paths.socket.clone(), digest: image.digest.clone() };
             let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
