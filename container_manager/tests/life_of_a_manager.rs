@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use udf_client::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
+use udf_client::control::{Connection, ReplicaInfo, Request, Response, ask};
+use udf_client::lease::Lease;
 use udf_client::transport::connect;
 use udf_project::endpoint::Endpoint;
-use udf_types::transport_name::TransportName;
 use udf_types::{Kind, Result};
 
 const PROJECT: &str = r#"
@@ -134,12 +134,16 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
     }
 }
 
+fn flight_of(lease: &Lease) -> &str {
+    lease.info.flight.as_deref().expect("the replica offers Flight")
+}
+
 async fn answers(lease: &Lease) -> bool {
     let credentials = lease.credentials();
     let says_hello = async |endpoint: &str| {
         connect::to_endpoint(&Endpoint::parse(endpoint).unwrap(), &credentials).hello().await.is_ok()
     };
-    says_hello(lease.info.endpoint(TransportName::Flight)).await && says_hello(&lease.info.json).await
+    says_hello(flight_of(lease)).await && says_hello(&lease.info.json).await
 }
 
 fn live_a_life(runtime: &'static str) {
@@ -252,10 +256,7 @@ fn left_behind(stage: &Stage) -> Vec<PathBuf> {
 async fn end_replica(lease: &Lease) {
     use udf_client::inbox::Inbox;
     use udf_client::outbox::Outbox;
-    let transport = connect::to_endpoint(
-        &Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap(),
-        &lease.credentials(),
-    );
+    let transport = connect::to_endpoint(&Endpoint::parse(flight_of(lease)).unwrap(), &lease.credentials());
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_codec::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();

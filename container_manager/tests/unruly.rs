@@ -354,7 +354,7 @@ fn a_session_leases_again_after_the_manager_was_restarted() {
     stage.start(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let lease = udf_client::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
+        let lease = udf_client::lease::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!lease.is_lost());
         stage.end(Signal::SIGKILL);

@@ -12,8 +12,10 @@ use container_manager::registration::project::build_project;
 use container_manager::template::Template;
 use container_manager::{deploy, registry_login, signature_check};
 use nix::unistd::{Uid, User};
-use udf_client::control::{CheckInfo, CircuitInfo, Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::control::{CheckInfo, CircuitInfo, LeaseHolder, Request, Response, ask, unexpected};
 use udf_client::dispatch::Target;
+use udf_client::lease::Lease;
+use udf_client::route::Route;
 use udf_client::transport::credentials::Authorities;
 use udf_client::transport::credentials::{Credentials, Token};
 use udf_conformance::print_verdicts;
@@ -252,10 +254,10 @@ fn judge_servers(paths: &PathFlags, servers: &[String], credentials: &Credential
         let runtime = io_runtime()?;
         let lease = runtime.block_on(Lease::acquire(&paths.socket, &image.digest))?;
         for transport in TransportName::ALL {
-            if lease.info.choose(transport, FunctionKind::Scalar) != transport {
+            let Route { endpoint, protocol, .. } = Route::to_replica(&lease.info, transport, FunctionKind::Scalar)?;
+            if protocol.name() != transport {
                 continue;
             }
-            let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
             let leased = Target::Image { manager: paths.socket.clone(), digest: image.digest.clone() };
             let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;

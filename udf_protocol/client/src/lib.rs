@@ -4,8 +4,8 @@
 //! A batch's journey, in the order of the modules: an engine hands a [`CallBatch`](udf_codec::batch::CallBatch) to a
 //! [`driver::Driver`], which sends it through an [`exchange::Exchange`] of the engine's [`client::Client`] at the [`pace`] that the
 //! batches before have set; [`dispatch`] keeps a window
-//! of batches in flight, a [`transport`] moves them to a replica that [`control`] leased from the container manager, and the
-//! replies come back in the order of the calls.
+//! of batches in flight, a [`transport`] moves them along the [`route`] that was chosen to a replica of which the container manager
+//! gave a [`lease`], and the replies come back in the order of the calls.
 //!
 //! Two batches to a server that runs already. The second is on its way while the server computes the first:
 //!
@@ -65,10 +65,12 @@ pub mod folder;
 mod foreground;
 pub mod host;
 pub mod inbox;
+pub mod lease;
 pub mod names;
 pub mod outbox;
 pub mod pace;
 pub mod registry_login;
+pub mod route;
 mod row_errors;
 mod segment;
 mod spin;

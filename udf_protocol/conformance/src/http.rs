@@ -9,9 +9,9 @@ impl Judge {
         if self.transport != TransportName::Json {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         let post = |path: &str, body: String| {
-            block_on(rest.post(path, "application/json", body.into())).map_err(|error| say(&error))
+            block_on(server.post(path, "application/json", body.into())).map_err(|error| say(&error))
         };
         for (case, body) in [
             ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),
@@ -44,7 +44,7 @@ impl Judge {
         let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
         self.with("6", "forgets an exchange that is deleted", total, |_, _| {
             let (first, _) = post("/v1/functions/total", step("conformance-c", 0).to_string())?;
-            let deleted = block_on(rest.delete("/v1/exchanges/conformance-c")).map_err(|error| say(&error))?;
+            let deleted = block_on(server.delete("/v1/exchanges/conformance-c")).map_err(|error| say(&error))?;
             let (later, _) = post("/v1/functions/total", step("conformance-c", 1).to_string())?;
             if first == 200 && deleted < 300 && later == 400 {
                 return Ok(());
@@ -143,7 +143,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         let numbers = |buffers: Value| json!({"batch": 0, "rows": 1, "buffers": buffers});
         let text_function =
             Signature::scalar("echo_text", vec![Argument { name: String::new(), ty: Type::Text }], Type::Text);
@@ -203,7 +203,7 @@ impl Judge {
             let signature = if function == "add" { binary("add") } else { text_function.clone() };
             self.with("7", case, signature, |_, _| {
                 let path = format!("/v1/functions/{function}");
-                expect_violation(block_on(rest.post(&path, COLUMNS, body)))
+                expect_violation(block_on(server.post(&path, COLUMNS, body)))
             });
         }
     }
@@ -241,7 +241,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         for (case, more) in [
             (
                 "refuses constants of a batch before that brought none",
@@ -255,7 +255,7 @@ impl Judge {
                     .as_object_mut()
                     .into_iter()
                     .for_each(|header| header.extend(more.as_object().cloned().unwrap_or_default()));
-                expect_violation(block_on(rest.post("/v1/functions/add", COLUMNS, framed(&header, &[0; 16]))))
+                expect_violation(block_on(server.post("/v1/functions/add", COLUMNS, framed(&header, &[0; 16]))))
             });
         }
         // Two requests on one connection; only the first brings the constant.
@@ -264,8 +264,8 @@ impl Judge {
             let first = json!({"batch": 0, "rows": 2, "buffers": [0, 0, 0, 16, 0, 0, 16, 8], "constants": [1], "constants_id": "a"});
             let second = json!({"batch": 1, "rows": 2, "buffers": [0, 0, 0, 16], "constants": [1], "constants_id": id, "same_constants": true});
             block_on(async {
-                let (status, _) = rest.post("/v1/functions/add", COLUMNS, framed(&first, &numbers)).await?;
-                let answer = rest.post("/v1/functions/add", COLUMNS, framed(&second, &numbers[..16])).await?;
+                let (status, _) = server.post("/v1/functions/add", COLUMNS, framed(&first, &numbers)).await?;
+                let answer = server.post("/v1/functions/add", COLUMNS, framed(&second, &numbers[..16])).await?;
                 Ok((status, answer))
             })
         };

@@ -44,7 +44,7 @@ use udf_client::host::PlainHost;
 use udf_client::transport::connect;
 use udf_client::transport::credentials::Credentials;
 use udf_client::transport::flight::Flight;
-use udf_client::transport::rest::{Form, Rest};
+use udf_client::transport::http_server::HttpServer;
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::constants::Constants;
 use udf_codec::json::{decode_column, encode_column};
