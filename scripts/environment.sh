@@ -62,6 +62,8 @@ build_image() {
 start_own_manager() {
   local place=$1
   shift
+  # Replicas of the process runtime pass through it.
+  chmod 711 "$place"
   export TRANSSHIP_SOCKET=$place/m.sock TRANSSHIP_STATE_DIR=$place/state TRANSSHIP_RUN_DIR=$place/r
   "$BUILD/transshipd" "$@" > "$place/log" 2>&1 < /dev/null &
   own_manager=$!

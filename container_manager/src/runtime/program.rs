@@ -113,7 +113,9 @@ pub(crate) fn run_telling(
     if status.success() {
         return Ok(output);
     }
-    Err(Error::new(kind, format!("could not {what}")).with_detail(detail_of(status, &output, &errors)))
+    // Whoever has heard it need not read it again.
+    let detail = if is_heard { format!("{name}: {status}.") } else { detail_of(status, &output, &errors) };
+    Err(Error::new(kind, format!("could not {what}")).with_detail(detail))
 }
 
 /// Runs a program to its end, and gives the end of all that it wrote, wherever to.
@@ -272,7 +274,8 @@ mod tests {
         let script = "echo one; echo two >&2; head -c 20000000 /dev/zero | tr '\\0' '\\n'; printf end; exit 3";
         let failed = run_telling(&mut shell(script), Kind::BuildFailed, "say", TIMEOUT, &Cancel::default(), &progress);
         // It may write more than is kept.
-        assert_eq!(failed.unwrap_err().message(), "could not say");
+        let error = failed.unwrap_err();
+        assert_eq!((error.message(), error.detail()), ("could not say", Some("sh: exit status: 3.")));
         progress.end();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let mut said = String::new();
