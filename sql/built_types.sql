@@ -111,3 +111,21 @@ CREATE FUNCTION pass_datetime2(x text) RETURNS text LANGUAGE container AS 'image
 SELECT echo_datetime2(v), pass_datetime2(v) FROM (VALUES ('0001-01-01T00:00:00.0000001'), ('9999-12-31T23:59:59.9999999'), (NULL)) s (v);
 SELECT echo_datetime2('yesterday');
 CREATE FUNCTION wrong(x timestamp) RETURNS timestamp LANGUAGE container AS E'image = "regress:1.0"\nfunction = "echo_datetime2"';
+-- What a domain refuses leaves nothing behind in the session.
+CREATE DOMAIN refusing AS bigint CHECK (VALUE < 0);
+CREATE FUNCTION refused(x bigint) RETURNS refusing LANGUAGE container AS 'image = "regress:1.0" function = "add_one"';
+CREATE FUNCTION growth(calls bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE before bigint := sum(total_bytes) FROM pg_backend_memory_contexts;
+BEGIN
+  FOR i IN 1..calls LOOP
+    BEGIN
+      PERFORM refused(i);
+    EXCEPTION WHEN check_violation THEN
+    END;
+  END LOOP;
+  RETURN (SELECT sum(total_bytes) FROM pg_backend_memory_contexts) - before;
+END
+$$;
+SELECT growth(10) < 2000000 AS is_small, growth(500) < 2000000 AS stays_small;
+DROP FUNCTION growth, refused;
+DROP DOMAIN refusing;

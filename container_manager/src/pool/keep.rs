@@ -108,7 +108,8 @@ impl Pool {
             idle
         };
         for name in idle {
-            self.discard_soon(name);
+            let pool = self.clone();
+            tokio::spawn(async move { pool.discard_unused(name).await });
         }
     }
 

@@ -72,7 +72,7 @@ impl Pool {
                 }
                 Choice::Without(name) => {
                     eprintln!("transshipd: replica \"{name}\", which nobody uses, makes room for another image");
-                    self.discard(name, None).await;
+                    self.discard_unused(name).await;
                     continue;
                 }
             };

@@ -17,6 +17,15 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 impl Pool {
     /// Takes a replica out and stops it. Whoever waits for it learns `error`.
     pub(super) async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
+        self.discard_if(name, error, |_| true).await;
+    }
+
+    /// The same of a replica that nobody uses. One that was leased since it was chosen stays.
+    pub(super) async fn discard_unused(self: &Arc<Pool>, name: String) {
+        self.discard_if(name, None, |replica| replica.is_unused_for(Duration::ZERO)).await;
+    }
+
+    async fn discard_if(self: &Arc<Pool>, name: String, error: Option<Error>, may_end: fn(&Replica) -> bool) {
         // What is being paused is so in a moment, and is not stopped meanwhile.
         let watch = self.lock().replicas.get(&name).map(Replica::watch);
         if let Some(mut watch) = watch {
@@ -24,6 +33,9 @@ impl Pool {
         }
         let (socket_dir, is_paused) = {
             let mut state = self.lock();
+            if !state.replicas.get(&name).is_some_and(may_end) {
+                return;
+            }
             let Some(replica) = state.replicas.remove(&name) else { return };
             // A replica that was still starting, or failed, is simply gone; for a ready one this is the end of its work.
             let next = match replica.state() {
@@ -103,5 +115,103 @@ impl Pool {
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
         eprintln!("transshipd: some replicas could not be stopped");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use udf_types::Result;
+
+    use super::*;
+    use crate::catalogue::Catalogue;
+    use crate::config::{BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
+    use crate::runtime::container_runtime::{ContainerRuntime, FoundReplica, ReplicaSpec, ReplicaStatus};
+
+    /// Counts how many replicas were stopped.
+    #[derive(Default)]
+    struct Stops(AtomicUsize);
+
+    impl ContainerRuntime for Stops {
+        fn name(&self) -> &'static str {
+            "process"
+        }
+        fn check(&self) -> Result<String> {
+            Ok(String::new())
+        }
+        fn start(&self, _: &ReplicaSpec) -> Result<()> {
+            Ok(())
+        }
+        fn status(&self, _: &str) -> Result<ReplicaStatus> {
+            Ok(ReplicaStatus::Running)
+        }
+        fn pause(&self, _: &str) -> Result<()> {
+            Ok(())
+        }
+        fn resume(&self, _: &str) -> Result<()> {
+            Ok(())
+        }
+        fn stop(&self, _: &str) -> Result<()> {
+            self.0.fetch_add(1, SeqCst);
+            Ok(())
+        }
+        fn logs(&self, _: &str) -> Result<String> {
+            Ok(String::new())
+        }
+        fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
+            Ok(Vec::new())
+        }
+    }
+
+    fn config(folder: &Path) -> Config {
+        let duration = Duration::from_secs(60);
+        let [run_dir, shm_dir] = ["run", "shm"].map(|name| {
+            let path = folder.join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        });
+        let (socket, state_dir, templates) = (folder.join("socket"), folder.join("state"), folder.join("templates"));
+        let builds =
+            BuildConfig { network: None, memory_mb: 1024, cpus: 1, timeout: duration, base_images: Vec::new() };
+        let runtime = RuntimeConfig { name: RuntimeName::Process, network: None, cgroup_parent: None };
+        Config {
+            host: HostConfig { paths: Paths { socket, state_dir, run_dir, shm_dir, templates }, runtime, builds },
+            allowed_uids: HashSet::new(),
+            operator_uids: HashSet::new(),
+            allowed_images: None,
+            idle_timeout: duration,
+            start_timeout: duration,
+            segment_bytes: 1 << 20,
+            silent_timeout: duration,
+            adopted_grace: duration,
+            log_leases: false,
+            max_containers: 10,
+            max_builds: 1,
+            max_memory_mb: 10_000,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_was_leased_since_it_was_chosen_is_not_stopped() {
+        let folder = tempfile::tempdir().unwrap();
+        let stops = Arc::new(Stops::default());
+        let config = Arc::new(config(folder.path()));
+        let pool = Pool::new(config, stops.clone(), Arc::new(Catalogue::default())).unwrap();
+        let replica = pool.new_replica("sha256:1");
+        let name = replica.name.clone();
+        replica.become_state(State::Ready).unwrap();
+        pool.lock().replicas.insert(name.clone(), replica);
+        let unused = pool.lock().longest_unused().unwrap();
+        // Somebody leases it before whoever has chosen it goes on.
+        pool.lock().replicas.get_mut(&name).unwrap().leases = 1;
+        pool.discard_unused(unused.clone()).await;
+        assert_eq!((pool.lock().replicas[&name].state(), stops.0.load(SeqCst)), (State::Ready, 0));
+        pool.lock().replicas.get_mut(&name).unwrap().leases = 0;
+        pool.discard_unused(unused).await;
+        let state = pool.lock();
+        assert_eq!((state.replicas.len(), state.leaving.len(), stops.0.load(SeqCst)), (0, 0, 1));
     }
 }

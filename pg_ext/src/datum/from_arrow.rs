@@ -123,13 +123,18 @@ fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Resu
         });
     }
     if let Some(domain) = &sql_type.domain {
-        let mut memory = domain.memory.get();
         let datum = datum.unwrap_or(pg_sys::Datum::from(0usize));
-        // SAFETY: the value is of the domain's base type; the memory is PostgreSQL's own, and lives as long as the cache.
+        // SAFETY: the value is of the domain's base type; the memory is PostgreSQL's own, and lives as long as the cache. It is
+        // noted where it stays, since a value that is refused raises an error.
         unsafe {
-            pg_sys::domain_check(datum, column.is_null(row), domain.oid, &mut memory, pg_sys::CacheMemoryContext);
+            pg_sys::domain_check(
+                datum,
+                column.is_null(row),
+                domain.oid,
+                domain.memory.as_ptr(),
+                pg_sys::CacheMemoryContext,
+            );
         }
-        domain.memory.set(memory);
     }
     Ok(datum)
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
-use arrow_array::{Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_array::{Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchOptions, StringArray, UInt32Array};
 use arrow_row::{RowConverter, Rows, SortField};
 use arrow_schema::{DataType, Schema, SchemaRef};
 use arrow_select::take::{take, take_record_batch};
@@ -18,6 +18,7 @@ use arrow_select::take::{take, take_record_batch};
 use udf_codec::batch::CallBatch;
 use udf_codec::unreadable::Unreadable;
 use udf_types::limits::MAX_MESSAGE_BYTES;
+use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, Signature, Volatility};
 use udf_types::types::Type;
 
@@ -50,8 +51,14 @@ pub(crate) struct Folded {
 }
 
 impl Folded {
-    /// The results of the distinct rows as those of all rows, which may have `most` bytes of text. The error says what is wrong.
-    pub(crate) fn unfold(&self, results: &RecordBatch, most: usize) -> Result<RecordBatch, Unreadable> {
+    /// The results of the distinct rows as those of all rows, which may have `most` bytes of text. The second column may be the
+    /// errors of rows. The error says what is wrong.
+    pub(crate) fn unfold(
+        &self,
+        results: &RecordBatch,
+        has_errors: bool,
+        most: usize,
+    ) -> Result<RecordBatch, Unreadable> {
         if results.num_rows() != self.firsts.len() {
             return Err(format!("It gave {} results for {} rows.", results.num_rows(), self.firsts.len()).into());
         }
@@ -60,12 +67,26 @@ impl Folded {
         {
             return Ok(encoded);
         }
-        let bytes: usize = results.columns().iter().map(|column| self.bytes_of(column)).sum();
+        let (values, errors) = results.columns().split_at(results.num_columns() - usize::from(has_errors));
+        let errors: Vec<_> = errors.iter().map(|column| self.errors_of(column)).collect();
+        let bytes: usize = values.iter().map(|column| self.bytes_of(column)).sum();
+        let bytes = errors.iter().flatten().flatten().map(|error| error.len()).fold(bytes, usize::saturating_add);
         // Offsets of 32 bits reach no further than the largest message.
         if bytes > most.min(MAX_MESSAGE_BYTES) {
             return Err(Unreadable::TooLarge);
         }
-        take_record_batch(results, &self.places).map_err(|cause| format!("{cause}.").into())
+        let values = values.iter().map(|column| take(column, &self.places, None));
+        let errors = errors.into_iter().map(|errors| Ok(Arc::new(StringArray::from(errors)) as ArrayRef));
+        let columns = values.chain(errors).collect::<Result<Vec<_>, _>>();
+        let all = columns.and_then(|columns| RecordBatch::try_new(results.schema(), columns));
+        all.map_err(|cause| format!("{cause}.").into())
+    }
+
+    /// What is told of the errors of all rows: a batch in which many rows have the same one says no more than any other.
+    fn errors_of<'e>(&self, errors: &'e ArrayRef) -> Vec<Option<&'e str>> {
+        let (errors, mut texts) = (errors.as_string::<i32>(), RowTexts::new());
+        let places = self.places.values().iter().map(|place| *place as usize);
+        places.map(|place| errors.is_valid(place).then(|| texts.cut(errors.value(place)))).collect()
     }
 
     /// The results as a dictionary, if they are one column of texts.
@@ -251,7 +272,7 @@ fn places_of(rows: &Rows, whole: usize) -> (Vec<u32>, Vec<u32>) {
 #[cfg(test)]
 mod tests {
     use arrow_array::types::{Float64Type, UInt32Type};
-    use arrow_array::{Float64Array, Int64Array, StringArray};
+    use arrow_array::{Float64Array, Int64Array};
     use proptest::prelude::*;
 
     use super::*;
@@ -277,7 +298,7 @@ mod tests {
         assert_eq!(distinct.column(1).as_string::<i32>().iter().collect::<Vec<_>>(), [Some("a"), None, Some("b")]);
         assert_eq!([0, 1, 2, 3].map(|row| folded.first(row)), [Some(0), Some(1), Some(4), None]);
         let results = batch(vec![Arc::new(UInt32Array::from(vec![10, 20, 30]))]);
-        let all = folded.unfold(&results.columns, usize::MAX).unwrap();
+        let all = folded.unfold(&results.columns, false, usize::MAX).unwrap();
         assert_eq!(all.column(0).as_primitive::<UInt32Type>().values(), &[10, 20, 10, 20, 30, 10]);
     }
 
@@ -339,10 +360,24 @@ mod tests {
     fn results_that_would_be_too_large_are_refused() {
         let (_, folded) = unknown().fold(&batch(vec![Arc::new(Int64Array::from_value(1, 100))])).unwrap();
         let results = batch(vec![Arc::new(StringArray::from(vec!["x".repeat(MAX_MESSAGE_BYTES / 90)]))]);
-        assert!(folded.unfold(&results.columns, usize::MAX).unwrap_err() == Unreadable::TooLarge);
+        assert!(folded.unfold(&results.columns, false, usize::MAX).unwrap_err() == Unreadable::TooLarge);
         // As a dictionary they are no larger than what came.
         let folded = Folded { takes_dictionaries: true, ..folded };
-        assert_eq!(folded.unfold(&results.columns, usize::MAX).unwrap().num_rows(), 100);
+        assert_eq!(folded.unfold(&results.columns, false, usize::MAX).unwrap().num_rows(), 100);
+    }
+
+    #[test]
+    fn errors_of_equal_rows_are_bounded_like_those_of_others() {
+        let numbers = (0..100_000).map(|i| Some(i64::from(i % 2))).collect::<Int64Array>();
+        let (_, folded) = unknown().fold(&batch(vec![Arc::new(numbers)])).unwrap();
+        let long = "\u{10400}".repeat(4096);
+        let errors = StringArray::from(vec![None, Some(long.as_str())]);
+        let results = batch(vec![Arc::new(Int64Array::from(vec![Some(7), None])), Arc::new(errors)]);
+        let all = folded.unfold(&results.columns, true, 64 << 20).unwrap();
+        assert_eq!((all.num_rows(), all.column(0).null_count(), all.column(1).null_count()), (100_000, 50_000, 50_000));
+        let characters = |row| all.column(1).as_string::<i32>().value(row).chars().count();
+        assert_eq!([1, 511, 513, 99_999].map(characters), [4096, 4096, 256, 256]);
+        assert!(folded.unfold(&results.columns, true, 32 << 20).unwrap_err() == Unreadable::TooLarge);
     }
 
     #[test]
@@ -354,12 +389,12 @@ mod tests {
         let texts = batch(vec![Arc::new(StringArray::from(vec![Some("a"), None, Some("b")]))]);
         let encoded = batch(vec![Arc::new(DictionaryArray::<Int32Type>::from_iter([Some("a"), None, Some("b")]))]);
         for results in [texts, encoded] {
-            let all = folded.unfold(&results.columns, usize::MAX).unwrap();
+            let all = folded.unfold(&results.columns, false, usize::MAX).unwrap();
             let all = all.column(0).as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
             assert_eq!(all.into_iter().collect::<Vec<_>>(), expected);
         }
         let numbers = batch(vec![Arc::new(Int64Array::from(vec![1, 2, 3]))]);
-        assert_eq!(folded.unfold(&numbers.columns, usize::MAX).unwrap().schema(), numbers.columns.schema());
+        assert_eq!(folded.unfold(&numbers.columns, false, usize::MAX).unwrap().schema(), numbers.columns.schema());
     }
 
     #[test]
@@ -380,7 +415,7 @@ mod tests {
             let all = batch(vec![Arc::new(numbers), Arc::new(texts)]);
             if let Some((distinct, folded)) = taking(1e6).fold(&all) {
                 prop_assert!(distinct.num_rows() < all.columns.num_rows());
-                prop_assert_eq!(folded.unfold(&distinct, usize::MAX).unwrap(), all.columns);
+                prop_assert_eq!(folded.unfold(&distinct, false, usize::MAX).unwrap(), all.columns);
             }
         }
     }

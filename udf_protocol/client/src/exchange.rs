@@ -273,7 +273,8 @@ impl Exchange {
         self.folding.note(rows, reply.compute_us);
         if let Some(folded) = self.folded.remove(&reply.number) {
             let function = &self.call.signature.function;
-            reply.columns = folded.unfold(&reply.columns, self.budget.limit()).map_err(|unreadable| {
+            let has_errors = self.call.signature.row_errors.is_some();
+            reply.columns = folded.unfold(&reply.columns, has_errors, self.budget.limit()).map_err(|unreadable| {
                 unreadable.into_error(function, self.budget.limit(), |fact| Error::bad_result(function, fact))
             })?;
             reply.repeated = reply.columns.num_rows() - rows;
