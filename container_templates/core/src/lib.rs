@@ -1,18 +1,24 @@
 //! The server's side of the Transship UDF protocol (`docs/protocol.md`): HTTP, Flight, sockets, columns in shared memory, JSON,
 //! exchanges of aggregate functions, constants, errors of rows, cancellation, and an orderly end.
 //!
-//! A language adds its values and its handlers. In Rust it implements [`Handler`] and calls [`serve`].
-#![forbid(unsafe_code)]
+//! A language adds its values and its handlers. In Rust it implements [`Handler`] and calls [`serve`]; any other language links
+//! the library and follows `include/transship_core.h`.
+#![deny(unsafe_code)]
 
 mod columns;
 mod container;
 pub mod error;
 mod exchanges;
+mod ffi;
 mod flight;
 mod function;
 mod handler;
 mod http;
 mod json;
+mod plain;
+mod pulled;
+mod pulled_server;
+mod queue;
 mod rest;
 mod row_errors;
 mod seats;
