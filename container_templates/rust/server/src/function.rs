@@ -236,7 +236,7 @@ fn append_value<V: Value>(
 
 /// The results as a column.
 pub(crate) fn finish<V: Value>(signature: &Signature, builder: V::Builder) -> Result<ArrayRef, CallError> {
-    V::finish(builder, &signature.result).map_err(|fact| CallError::bad_result(fact))
+    V::finish(builder, &signature.result).map_err(CallError::bad_result)
 }
 
 fn check<R: Row, A: Answer>(signature: &Signature) -> Result<(), String> {
