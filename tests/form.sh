@@ -21,8 +21,8 @@ fi
 # PostgreSQL gets there from the first version, by one script after the other.
 compgen -G "pg_ext/transship--*--$version.sql" > /dev/null || { echo "No script updates the extension to $version." >&2; exit 1; }
 
-say "Checking that no modules of the protocol's crates and of the manager import each other in a circle"
-crates=(container_manager)
+say "Checking that no modules of the protocol's crates, the server core and the manager import each other in a circle"
+crates=(container_manager container_templates/core)
 for manifest in udf_protocol/*/Cargo.toml; do [ ! -e "$manifest" ] || crates+=("$(dirname "$manifest")"); done
 tests/cycles.py "${crates[@]}"
 

@@ -5,6 +5,7 @@
 //! out of them, so that mutations get behind the first check. `fuzz/fuzz_targets` runs the cases under libFuzzer, and
 //! `tests/corpus.rs` replays the committed inputs.
 
+mod calls;
 mod generate;
 mod host;
 mod memory;
@@ -20,7 +21,8 @@ use std::sync::Once;
 pub type Case = fn(&[u8]);
 
 /// The cases by name.
-pub const CASES: [(&str, Case); 17] = [
+pub const CASES: [(&str, Case); 18] = [
+    ("flight_calls", calls::flight_calls),
     ("flight_reply", replies::flight_reply),
     ("flight_schema", replies::flight_schema),
     ("json_reply", replies::json_reply),

@@ -12,7 +12,7 @@ use arrow_flight::{FlightData, SchemaAsIpc};
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::read_record_batch;
 use arrow_ipc::writer::{DictionaryTracker, IpcDataGenerator, IpcWriteContext, IpcWriteOptions};
-use arrow_ipc::{root_as_message, root_as_message_with_opts};
+use arrow_ipc::{MetadataVersion, root_as_message, root_as_message_with_opts};
 use arrow_schema::{ArrowError, DataType, Schema, SchemaRef};
 use flatbuffers::VerifierOptions;
 
@@ -141,6 +141,28 @@ pub fn decode_batch(message: &FlightData, schema: SchemaRef) -> Result<RecordBat
 pub fn decode_batch_within(message: &FlightData, schema: SchemaRef, most: usize) -> Result<RecordBatch, Unreadable> {
     let header = root_as_message(&message.data_header).map_err(|_| "it is not a message of Arrow".to_string())?;
     let batch = header.header_as_record_batch().ok_or_else(|| "it is not a batch".to_string())?;
+    read_within(message, batch, header.version(), schema, most)
+}
+
+/// The values of a dictionary as a batch of one column.
+pub(crate) fn decode_dictionary_within(
+    message: &FlightData,
+    schema: SchemaRef,
+    most: usize,
+) -> Result<RecordBatch, Unreadable> {
+    let header = root_as_message(&message.data_header).map_err(|_| "it is not a message of Arrow".to_string())?;
+    let batch = header.header_as_dictionary_batch().and_then(|dictionary| dictionary.data());
+    let batch = batch.ok_or_else(|| "it is not a dictionary".to_string())?;
+    read_within(message, batch, header.version(), schema, most)
+}
+
+fn read_within(
+    message: &FlightData,
+    batch: arrow_ipc::RecordBatch<'_>,
+    version: MetadataVersion,
+    schema: SchemaRef,
+    most: usize,
+) -> Result<RecordBatch, Unreadable> {
     check_buffers(&schema, &batch, &message.data_body, most)?;
     // What is short is not worth keeping all that came with it.
     let body = match message.data_body.len() > MOST_COPIED {
@@ -148,7 +170,7 @@ pub fn decode_batch_within(message: &FlightData, schema: SchemaRef, most: usize)
         false => Buffer::from(message.data_body.as_ref()),
     };
     // The reader checks much but panics on the rest.
-    let read = || read_record_batch(&body, batch, schema, &HashMap::new(), None, &header.version());
+    let read = || read_record_batch(&body, batch, schema, &HashMap::new(), None, &version);
     let read = catch_unwind(AssertUnwindSafe(read)).map_err(|_| "the message is damaged".to_string())?;
     read.map_err(|cause| cause.to_string().into())
 }

@@ -31,6 +31,7 @@
 pub mod adapt;
 pub mod arrow_ipc;
 pub mod batch;
+pub mod call_decoder;
 pub mod client_layout;
 pub mod columns;
 pub mod constants;

@@ -109,6 +109,19 @@ pub enum BatchForm {
     Pandas,
 }
 
+impl BatchForm {
+    /// The form's name in manifests.
+    pub fn name(self) -> &'static str {
+        match self {
+            BatchForm::Row => "row",
+            BatchForm::Columns => "columns",
+            BatchForm::Arrow => "arrow",
+            BatchForm::Numpy => "numpy",
+            BatchForm::Pandas => "pandas",
+        }
+    }
+}
+
 /// What a container may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

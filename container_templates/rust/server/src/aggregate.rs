@@ -1,8 +1,7 @@
 //! Aggregate functions: one result per group of rows (`docs/protocol.md` §4.7).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
@@ -12,12 +11,11 @@ use serde::de::DeserializeOwned;
 use udf_types::signature::Signature;
 use udf_types::types::Type;
 
-use crate::error::{CallError, at_row, guarded, user_error};
-use crate::function::{Columns, Function, IsCancelled, Row, append, check_cancelled, finish};
-use crate::value::{Answer, Value};
+use transship_core::error::{at_row, user_error};
+use transship_core::{CallError, Groups, IsCancelled, check_cancelled};
 
-/// How long an exchange over JSON is kept that nobody asks for.
-const EXCHANGE_IDLE: Duration = Duration::from_secs(600);
+use crate::function::{Columns, Row, append, finish};
+use crate::value::{Answer, Value};
 
 /// The state of one group. States travel between containers in their JSON form.
 pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + 'static {
@@ -32,16 +30,6 @@ pub trait Aggregate: Default + Serialize + DeserializeOwned + Send + 'static {
     fn merge(&mut self, other: Self);
     /// Gives the result, as often as it is asked.
     fn finish(&self) -> Self::Result;
-}
-
-/// The groups of one exchange, whatever their type.
-pub(crate) trait Groups: Send {
-    fn answer(
-        &mut self,
-        batch: &RecordBatch,
-        step: &str,
-        is_cancelled: IsCancelled,
-    ) -> Result<Vec<ArrayRef>, CallError>;
 }
 
 /// The groups of an aggregate function, by number.
@@ -61,14 +49,14 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
         &mut self,
         batch: &RecordBatch,
         step: &str,
-        is_cancelled: IsCancelled,
+        is_cancelled: IsCancelled<'_>,
     ) -> Result<Vec<ArrayRef>, CallError> {
         let ty = &self.signature.result;
         let rows = batch.num_rows();
         let numbers = batch.column(0).as_primitive::<Int64Type>().values();
         let nothing = || vec![new_null_array(&ty.data_type(), 0), new_null_array(&Type::Bytea.data_type(), 0)];
         let states = &mut self.states;
-        guarded(|| match step {
+        match step {
             "accumulate" => {
                 let arguments = batch.columns()[1..batch.num_columns() - 1].to_vec();
                 let columns = Columns::<A::Row>::new(&self.signature, &arguments);
@@ -117,45 +105,6 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 Ok(nothing())
             }
             _ => Err(CallError::violation(format!("there is no step {step:?}"))),
-        })
-    }
-}
-
-/// Exchanges of JSON's clients, by the names that these gave them.
-#[derive(Default)]
-pub(crate) struct Exchanges(Mutex<HashMap<String, Exchange>>);
-
-struct Exchange {
-    function: String,
-    groups: Arc<Mutex<Box<dyn Groups>>>,
-    used: Instant,
-}
-
-impl Exchanges {
-    /// Opens the exchange with batch 0; any other batch needs one that is open.
-    pub(crate) fn find(
-        &self,
-        function: &Function,
-        name: &str,
-        batch: u64,
-    ) -> Result<Arc<Mutex<Box<dyn Groups>>>, CallError> {
-        let mut exchanges = self.0.lock().expect("no holder panics");
-        exchanges.retain(|_, exchange| exchange.used.elapsed() < EXCHANGE_IDLE);
-        if batch == 0 && !name.is_empty() {
-            let groups = Arc::new(Mutex::new(function.groups()?));
-            let exchange = Exchange { function: function.name().to_string(), groups, used: Instant::now() };
-            exchanges.insert(name.to_string(), exchange);
         }
-        match exchanges.get_mut(name) {
-            Some(exchange) if exchange.function == function.name() => {
-                exchange.used = Instant::now();
-                Ok(exchange.groups.clone())
-            }
-            _ => Err(CallError::violation(format!("there is no exchange {name:?} of {}", function.name()))),
-        }
-    }
-
-    pub(crate) fn end(&self, name: &str) {
-        self.0.lock().expect("no holder panics").remove(name);
     }
 }

@@ -4,46 +4,22 @@
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use arrow_array::builder::Int32Builder;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions};
-use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
+use arrow_array::builder::{Int32Builder, StringBuilder};
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use transship_core::error::{at_row, guarded, user_error};
+use transship_core::{CallError, Calls, Emit, Function, Groups, Handler, check_cancelled, in_pieces, room_for};
 use udf_project::manifest::{BatchForm, Manifest};
+use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, Signature};
-use udf_types::types::Type;
 
-use crate::aggregate::{Aggregate, Groups, GroupsOf};
-use crate::error::{CallError, at_row, guarded, user_error};
+use crate::aggregate::{Aggregate, GroupsOf};
 use crate::value::{Answer, Parameter, Refused, Value};
 
-/// Rows that pass between two looks at whether the client has gone.
-const ROWS_BETWEEN_CHECKS: usize = 256;
 /// Results of a table function that go out together.
 const RESULTS_PER_PART: usize = 1024;
 
-/// Most results of rows without arguments that room is made for at once.
-const ROWS_WITHOUT_ARGUMENTS: usize = 1 << 16;
-
-/// Says whether the client has gone.
-pub(crate) type IsCancelled<'a> = &'a dyn Fn() -> bool;
-
-/// The client has gone; nobody reads the error.
-pub(crate) fn check_cancelled(row: usize, is_cancelled: IsCancelled) -> Result<(), CallError> {
-    if row.is_multiple_of(ROWS_BETWEEN_CHECKS) && is_cancelled() {
-        return Err(CallError::new("user_code", "cancelled"));
-    }
-    Ok(())
-}
-
-/// How many results room is made for before there are any.
-fn room_for(batch: &RecordBatch) -> usize {
-    // Rows without arguments take no bytes: a few bytes may say that there are any number.
-    if batch.num_columns() == 0 { batch.num_rows().min(ROWS_WITHOUT_ARGUMENTS) } else { batch.num_rows() }
-}
-
-type Emit<'a> = &'a mut dyn FnMut(Vec<ArrayRef>, bool) -> Result<(), CallError>;
-type Answering = Box<dyn Fn(&Signature, &RecordBatch, IsCancelled, Emit) -> Result<(), CallError> + Send + Sync>;
+type Answering = Box<dyn Fn(&Signature, &Calls<'_>, Emit<'_>) -> Result<(), CallError> + Send + Sync>;
 type NewGroups = Box<dyn Fn(Arc<Signature>) -> Box<dyn Groups> + Send + Sync>;
 type Check = fn(&Signature) -> Result<(), String>;
 
@@ -74,16 +50,37 @@ impl Functions {
 
     /// Adds a function that is called for each row: `fn(A, B, ...) -> R`, of up to twelve arguments.
     pub fn scalar<R: Row, A: Answer>(mut self, name: &str, function: impl Callable<R, A>) -> Functions {
-        let answering: Answering = Box::new(move |signature, batch, is_cancelled, emit| {
+        let answering: Answering = Box::new(move |signature, calls, emit| {
+            let batch = calls.batch;
             let columns = Columns::<R>::new(signature, batch.columns());
             let mut builder = A::Value::builder(&signature.result, room_for(batch));
+            let (mut errors, mut texts) = (StringBuilder::new(), RowTexts::new());
             for row in 0..batch.num_rows() {
-                check_cancelled(row, is_cancelled)?;
+                check_cancelled(row, calls.is_cancelled)?;
                 let arguments = columns.read(row)?;
                 at_row(row);
-                append(signature, &mut builder, function.call(arguments), row)?;
+                if calls.row_errors.is_none() {
+                    append(signature, &mut builder, function.call(arguments), row)?;
+                    continue;
+                }
+                // Of what fails here, the handler's own errors are errors of the row.
+                match guarded(|| function.call(arguments).answer()) {
+                    Ok(value) => {
+                        append_value::<A::Value>(signature, &mut builder, value, row)?;
+                        errors.append_null();
+                    }
+                    Err(error) if error.is_of_handler() => {
+                        append_value::<A::Value>(signature, &mut builder, None, row)?;
+                        errors.append_value(texts.cut(&error.message));
+                    }
+                    Err(error) => return Err(error.at(row)),
+                }
             }
-            emit(vec![finish::<A::Value>(signature, builder)?], true)
+            let mut reply = vec![finish::<A::Value>(signature, builder)?];
+            if calls.row_errors.is_some() {
+                reply.push(Arc::new(errors.finish()));
+            }
+            emit(reply, true)
         });
         self.add(name, FunctionKind::Scalar, BatchForm::Row, check::<R, A>, answering);
         self
@@ -95,7 +92,8 @@ impl Functions {
         I: IntoIterator,
         I::Item: Answer,
     {
-        let answering: Answering = Box::new(move |signature, batch, is_cancelled, emit| {
+        let answering: Answering = Box::new(move |signature, calls, emit| {
+            let (batch, is_cancelled) = (calls.batch, calls.is_cancelled);
             type Of<I> = <<I as IntoIterator>::Item as Answer>::Value;
             let columns = Columns::<R>::new(signature, batch.columns());
             let (mut numbers, mut count) = (Int32Builder::new(), 0);
@@ -129,17 +127,27 @@ impl Functions {
         name: &str,
         function: impl Fn(&RecordBatch) -> Result<ArrayRef, E> + Send + Sync + 'static,
     ) -> Functions {
-        let answering: Answering = Box::new(move |signature, batch, _, emit| {
-            let column = function(batch).map_err(user_error)?;
-            let bad = |fact: String| CallError::new("bad_result", fact);
-            if *column.data_type() != signature.result.data_type() {
-                let (found, declared) = (column.data_type(), &signature.result);
-                return Err(bad(format!("It returned {found}; the declared result is {declared}.")));
+        let answering: Answering = Box::new(move |signature, calls, emit| {
+            let mut call = |batch: &RecordBatch| {
+                let column = guarded(|| function(batch).map_err(user_error))?;
+                if *column.data_type() != signature.result.data_type() {
+                    let (found, declared) = (column.data_type(), &signature.result);
+                    let fact = format!("It returned {found}; the declared result is {declared}.");
+                    return Err(CallError::bad_result(fact));
+                }
+                if column.len() != batch.num_rows() {
+                    let fact = format!("It returned {} values for {} rows.", column.len(), batch.num_rows());
+                    return Err(CallError::bad_result(fact));
+                }
+                Ok(column)
+            };
+            let result = signature.result.data_type();
+            match calls.row_errors {
+                None => emit(vec![call(calls.batch)?], true),
+                Some(row_errors) => {
+                    emit(in_pieces(calls.batch, &result, row_errors, calls.is_cancelled, &mut call)?, true)
+                }
             }
-            if column.len() != batch.num_rows() {
-                return Err(bad(format!("It returned {} values for {} rows.", column.len(), batch.num_rows())));
-            }
-            emit(vec![column], true)
         });
         self.add(name, FunctionKind::Scalar, BatchForm::Arrow, |_| Ok(()), answering);
         self
@@ -177,100 +185,30 @@ impl Functions {
                 return Err(refuse(format!("the handler has it as a {kind} function with batch = \"{form}\"")));
             }
             (code.check)(&signature).map_err(refuse)?;
-            functions.push(Function { signature: Arc::new(signature), code, takes_long: AtomicBool::new(false) });
+            let signature = Arc::new(signature);
+            functions.push(Function::new(signature.clone(), Box::new(Bound { signature, code })));
         }
         Ok(functions)
     }
 }
 
-/// A function of the container.
-pub(crate) struct Function {
+/// A function's code with its signature.
+struct Bound {
     signature: Arc<Signature>,
     code: Code,
-    takes_long: AtomicBool,
 }
 
-impl Function {
-    /// Whether its last call took long.
-    pub(crate) fn takes_long(&self) -> bool {
-        self.takes_long.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn note_long(&self, takes_long: bool) {
-        // Threads do not take a line of memory from one another that stays as it is.
-        if self.takes_long() != takes_long {
-            self.takes_long.store(takes_long, Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.signature.function
-    }
-
-    pub(crate) fn signature(&self) -> &Signature {
-        &self.signature
-    }
-
-    /// The schema of a reply (`docs/protocol.md` §4).
-    pub(crate) fn reply_schema(&self) -> SchemaRef {
-        let names: &[&str] = match self.signature.kind {
-            FunctionKind::Table => &["row", self.name()],
-            FunctionKind::Aggregate => &[self.name(), "state"],
-            FunctionKind::Scalar | FunctionKind::Map => &[self.name()],
-        };
-        let fields =
-            self.signature.reply_types().iter().zip(names).map(|(ty, name)| ty.field(name)).collect::<Vec<_>>();
-        Arc::new(Schema::new(fields))
-    }
-
-    /// A reply's columns as a batch.
-    pub(crate) fn reply(&self, columns: Vec<ArrayRef>) -> Result<RecordBatch, CallError> {
-        let options = RecordBatchOptions::new().with_row_count(Some(columns[0].len()));
-        RecordBatch::try_new_with_options(self.reply_schema(), columns, &options)
-            .map_err(|cause| CallError::new("bad_result", format!("Its reply is malformed: {cause}.")))
-    }
-
-    /// Refuses a batch whose columns are not the arguments.
-    pub(crate) fn check(&self, batch: &RecordBatch) -> Result<(), CallError> {
-        let (types, name) = (self.signature.call_types(), self.name());
-        if batch.num_columns() != types.len() {
-            return Err(CallError::violation(format!(
-                "{name} takes {} columns, not {}",
-                types.len(),
-                batch.num_columns()
-            )));
-        }
-        for (position, (ty, field)) in types.iter().zip(batch.schema().fields()).enumerate() {
-            // Engines need not say the extensions that texts carry.
-            let is_right =
-                Type::from_field(field).is_ok_and(|found| found == *ty) || has_form(field.data_type(), &ty.data_type());
-            if !is_right {
-                let found = field.data_type();
-                return Err(CallError::violation(format!("column {} of {name} is {ty}, not {found}", position + 1)));
-            }
-        }
-        Ok(())
-    }
-
-    /// Answers a batch in parts, of which the last is said to be it.
-    pub(crate) fn answer(&self, batch: &RecordBatch, is_cancelled: IsCancelled, emit: Emit) -> Result<(), CallError> {
-        self.check(batch)?;
-        // Table functions number rows with 32 bits.
-        if i32::try_from(batch.num_rows()).is_err() {
-            return Err(CallError::violation(format!("a batch cannot have {} rows", batch.num_rows())));
-        }
+impl Handler for Bound {
+    fn answer(&self, calls: &Calls<'_>, emit: Emit<'_>) -> Result<(), CallError> {
         match &self.code.answering {
-            Some(answering) => guarded(|| answering(&self.signature, batch, is_cancelled, emit)),
-            None => Err(CallError::violation(format!("{} is an aggregate function", self.name()))),
+            Some(answering) => answering(&self.signature, calls, emit),
+            None => Err(CallError::violation(format!("{} is an aggregate function", self.signature.function))),
         }
     }
 
-    /// The groups of a new exchange.
-    pub(crate) fn groups(&self) -> Result<Box<dyn Groups>, CallError> {
-        match &self.code.new_groups {
-            Some(new_groups) => Ok(new_groups(self.signature.clone())),
-            None => Err(CallError::violation(format!("{} is no aggregate function", self.name()))),
-        }
+    fn groups(&self) -> Box<dyn Groups> {
+        let new_groups = self.code.new_groups.as_ref().expect("only aggregate functions are asked for groups");
+        new_groups(self.signature.clone())
     }
 }
 
@@ -282,29 +220,23 @@ pub(crate) fn append<A: Answer>(
     row: usize,
 ) -> Result<(), CallError> {
     let value = answer.answer().map_err(|error| error.at(row))?;
-    A::Value::append(builder, value).map_err(|shown| {
-        let fact = format!("It returned {shown}; the declared result is {}.", signature.result);
-        CallError::new("bad_result", fact).at(row)
+    append_value::<A::Value>(signature, builder, value, row)
+}
+
+fn append_value<V: Value>(
+    signature: &Signature,
+    builder: &mut V::Builder,
+    value: Option<V>,
+    row: usize,
+) -> Result<(), CallError> {
+    V::append(builder, value).map_err(|shown| {
+        CallError::bad_result(format!("It returned {shown}; the declared result is {}.", signature.result)).at(row)
     })
 }
 
 /// The results as a column.
 pub(crate) fn finish<V: Value>(signature: &Signature, builder: V::Builder) -> Result<ArrayRef, CallError> {
-    V::finish(builder, &signature.result).map_err(|fact| CallError::new("bad_result", fact))
-}
-
-/// Whether columns of a type lie in memory as those of another, with the same names of attributes, whatever extensions either has.
-fn has_form(found: &DataType, wanted: &DataType) -> bool {
-    match (found, wanted) {
-        (DataType::List(found), DataType::List(wanted)) => has_form(found.data_type(), wanted.data_type()),
-        (DataType::Struct(found), DataType::Struct(wanted)) => {
-            let is_same = |(found, wanted): (&FieldRef, &FieldRef)| {
-                found.name() == wanted.name() && has_form(found.data_type(), wanted.data_type())
-            };
-            found.len() == wanted.len() && found.iter().zip(wanted).all(is_same)
-        }
-        _ => found == wanted,
-    }
+    V::finish(builder, &signature.result).map_err(CallError::bad_result)
 }
 
 fn check<R: Row, A: Answer>(signature: &Signature) -> Result<(), String> {

@@ -5,14 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod aggregate;
-mod columns;
-pub mod error;
-mod flight;
 pub mod function;
-mod http;
-mod rest;
-mod seats;
-mod serve;
 pub mod value;
 
 pub use aggregate::Aggregate;
@@ -22,15 +15,38 @@ pub use chrono;
 pub use function::Functions;
 pub use serde;
 pub use serde_json;
+pub use transship_core::CallError;
 pub use value::Json;
+
+use transship_core::error::install_panic_hook;
+use transship_core::{Settings, serve};
+use udf_project::manifest::Manifest;
+use udf_types::signature::FunctionKind;
 
 /// Runs the command of the program's arguments, `serve` or `describe`, on a handler's functions.
 pub fn main(functions: Functions) -> std::process::ExitCode {
-    match serve::run(functions) {
+    match run(functions) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(fact) => {
             eprintln!("transship: {fact}");
             std::process::ExitCode::FAILURE
         }
     }
+}
+
+fn run(functions: Functions) -> Result<(), String> {
+    let root = std::env::var("TRANSSHIP_ROOT").unwrap_or_else(|_| "/opt/transship".to_string());
+    let text =
+        std::fs::read_to_string(format!("{root}/manifest.json")).map_err(|cause| format!("manifest.json: {cause}"))?;
+    let mut manifest = Manifest::from_label(&text).map_err(|error| error.to_string())?;
+    let functions = functions.bind(&manifest)?;
+    if std::env::args().nth(1).as_deref() == Some("describe") {
+        for (entry, function) in manifest.functions.iter_mut().zip(&functions) {
+            entry.merges = function.signature().kind == FunctionKind::Aggregate;
+        }
+        print!("{}", manifest.to_label());
+        return Ok(());
+    }
+    install_panic_hook();
+    serve(functions, &Settings::from_environment(concat!("transship-rust/", env!("CARGO_PKG_VERSION")))?)
 }

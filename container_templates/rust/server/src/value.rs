@@ -62,14 +62,14 @@ pub trait Answer {
     /// The value.
     type Value: Value;
     /// NULL, a value, or the handler's error.
-    fn answer(self) -> Result<Option<Self::Value>, crate::error::CallError>;
+    fn answer(self) -> Result<Option<Self::Value>, transship_core::error::CallError>;
 }
 
 impl<A: Answer, E: std::fmt::Display + std::fmt::Debug> Answer for Result<A, E> {
     type Value = A::Value;
 
-    fn answer(self) -> Result<Option<A::Value>, crate::error::CallError> {
-        self.map_err(crate::error::user_error)?.answer()
+    fn answer(self) -> Result<Option<A::Value>, transship_core::error::CallError> {
+        self.map_err(transship_core::error::user_error)?.answer()
     }
 }
 
@@ -94,7 +94,7 @@ macro_rules! nullable {
         impl<$($generic: $($bound +)+ 'static)?> Answer for $value {
             type Value = $value;
 
-            fn answer(self) -> Result<Option<$value>, crate::error::CallError> {
+            fn answer(self) -> Result<Option<$value>, transship_core::error::CallError> {
                 Ok(Some(self))
             }
         }
@@ -102,7 +102,7 @@ macro_rules! nullable {
         impl<$($generic: $($bound +)+ 'static)?> Answer for Option<$value> {
             type Value = $value;
 
-            fn answer(self) -> Result<Option<$value>, crate::error::CallError> {
+            fn answer(self) -> Result<Option<$value>, transship_core::error::CallError> {
                 Ok(self)
             }
         }

@@ -1,4 +1,4 @@
-//! Listens and stops, `docs/protocol.md` §7.
+//! Listens and stops, `docs/protocol.md` §8.
 
 use std::os::unix::net;
 use std::sync::Arc;
@@ -12,68 +12,90 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
-use udf_project::manifest::Manifest;
+use udf_types::limits::MAX_MESSAGE_BYTES;
 
-use crate::aggregate::Exchanges;
 use crate::columns::has_segments;
-use crate::error::{CallError, install_panic_hook};
+use crate::container::Container;
+use crate::exchanges::Exchanges;
 use crate::flight::Flight;
-use crate::function::{Function, Functions};
+use crate::function::Function;
 use crate::http::{Http, Listener};
 
-const MAX_MESSAGE_BYTES: usize = 1 << 30;
 const WINDOW_BYTES: u32 = 16 << 20;
 /// Patience with calls that run when the server is asked to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_STEP: Duration = Duration::from_millis(5);
 
-/// What all transports answer for.
-pub(crate) struct Container {
-    pub(crate) functions: Vec<Function>,
-    pub(crate) greeting: String,
-    pub(crate) exchanges: Exchanges,
+/// Where a server listens, and what it calls itself.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Name and version, for the greeting.
+    pub server: String,
+    /// The folder of `http.sock` and `flight.sock`.
+    pub socket_folder: Option<String>,
+    /// The TCP port of HTTP.
+    pub http_port: Option<u16>,
+    /// The TCP port of Flight.
+    pub flight_port: Option<u16>,
 }
 
-impl Container {
-    pub(crate) fn find(&self, name: &str) -> Result<&Function, CallError> {
-        let found = self.functions.iter().find(|function| function.name() == name);
-        found.ok_or_else(|| CallError::unknown_function(name))
+impl Settings {
+    /// What the environment of a container says (`docs/protocol.md` §8).
+    ///
+    /// # Errors
+    /// If a port is none.
+    pub fn from_environment(server: &str) -> Result<Settings, String> {
+        Ok(Settings {
+            server: server.to_string(),
+            socket_folder: std::env::var("TRANSSHIP_SOCKET_DIR").ok(),
+            http_port: port("TRANSSHIP_HTTP_PORT")?,
+            flight_port: port("TRANSSHIP_FLIGHT_PORT")?,
+        })
     }
 }
 
-pub(crate) fn run(functions: Functions) -> Result<(), String> {
-    let root = std::env::var("TRANSSHIP_ROOT").unwrap_or_else(|_| "/opt/transship".to_string());
-    let text =
-        std::fs::read_to_string(format!("{root}/manifest.json")).map_err(|cause| format!("manifest.json: {cause}"))?;
-    let mut manifest = Manifest::from_label(&text).map_err(|error| error.to_string())?;
-    let functions = functions.bind(&manifest)?;
-    if std::env::args().nth(1).as_deref() == Some("describe") {
-        for (entry, function) in manifest.functions.iter_mut().zip(&functions) {
-            entry.merges = function.groups().is_ok();
-        }
-        print!("{}", manifest.to_label());
-        return Ok(());
-    }
+/// Answers calls of the functions until SIGTERM or SIGINT arrives, and then until running calls are done.
+///
+/// # Errors
+/// If it cannot listen.
+pub fn serve(functions: Vec<Function>, settings: &Settings) -> Result<(), String> {
+    let (_stop, stopped) = watch::channel(false);
+    serve_until(functions, settings, stopped, || ())
+}
+
+/// The same, which ends when `stopped` becomes true as well, and says when it listens.
+pub(crate) fn serve_until(
+    functions: Vec<Function>,
+    settings: &Settings,
+    stopped: watch::Receiver<bool>,
+    on_ready: impl FnOnce(),
+) -> Result<(), String> {
     let names: Vec<&str> = functions.iter().map(Function::name).collect();
     let mut transports = vec!["flight", "json", "socket"];
     if has_segments() {
         transports.push("shm");
     }
-    let server = concat!("transship-rust/", env!("CARGO_PKG_VERSION"));
-    let greeting = json!({"protocol": 1, "server": server, "functions": names, "transports": transports, "keep_alive": true});
-    install_panic_hook();
-    let container = Arc::new(Container { functions, greeting: greeting.to_string(), exchanges: Exchanges::default() });
+    let greeting = json!({
+        "protocol": 1, "server": settings.server, "functions": names, "transports": transports, "keep_alive": true,
+        "constants": true, "row_errors": true,
+    });
+    let container = Arc::new(Container { greeting: greeting.to_string(), functions, exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-    runtime.map_err(|cause| cause.to_string())?.block_on(serve(container))
+    runtime.map_err(|cause| cause.to_string())?.block_on(listen(container, settings, stopped, on_ready))
 }
 
-async fn serve(container: Arc<Container>) -> Result<(), String> {
+async fn listen(
+    container: Arc<Container>,
+    settings: &Settings,
+    asked: watch::Receiver<bool>,
+    on_ready: impl FnOnce(),
+) -> Result<(), String> {
     let failed = |cause: std::io::Error| cause.to_string();
     let (stop, stopped) = watch::channel(false);
     let http = Http::start(container.clone()).map_err(failed)?;
     let mut tasks = Vec::new();
     let mut is_reachable = false;
-    if let Ok(folder) = std::env::var("TRANSSHIP_SOCKET_DIR") {
+    if let Some(folder) = &settings.socket_folder {
         http.listen(Listener::Unix(bind_unix(&format!("{folder}/http.sock")).map_err(failed)?)).map_err(failed)?;
         let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
         flight.set_nonblocking(true).map_err(failed)?;
@@ -81,12 +103,12 @@ async fn serve(container: Arc<Container>) -> Result<(), String> {
         is_reachable = true;
         tasks.push(tokio::spawn(serve_flight(container.clone(), UnixListenerStream::new(flight), stopped.clone())));
     }
-    if let Some(port) = port("TRANSSHIP_HTTP_PORT")? {
+    if let Some(port) = settings.http_port {
         let listener = std::net::TcpListener::bind(("0.0.0.0", port)).map_err(failed)?;
         http.listen(Listener::Tcp(listener)).map_err(failed)?;
         is_reachable = true;
     }
-    if let Some(port) = port("TRANSSHIP_FLIGHT_PORT")? {
+    if let Some(port) = settings.flight_port {
         let listener = TcpListener::bind(("0.0.0.0", port)).await.map_err(failed)?;
         // The end of a stream is a small packet behind others, which would wait until the client has confirmed those.
         let accepted = TcpListenerStream::new(listener)
@@ -97,10 +119,11 @@ async fn serve(container: Arc<Container>) -> Result<(), String> {
     if !is_reachable {
         return Err("set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT".to_string());
     }
-    eprintln!("transship: ready, {} functions", container.functions.len());
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
-    tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
+    eprintln!("transship: ready, {} functions", container.functions.len());
+    on_ready();
+    tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {}, () = wait(asked) => {} }
     stop.send_replace(true);
     http.stop();
     let all = async {

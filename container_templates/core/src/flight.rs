@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_flight::flight_service_server::FlightService;
 use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
     PollInfo, PutResult, SchemaResult, Ticket,
 };
-use arrow_schema::Schema;
+use arrow_schema::{Field, Schema};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
@@ -18,15 +19,18 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
-use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_codec::arrow_ipc::{BatchEncoder, encode_schema};
+use udf_codec::call_decoder::{CallDecoder, DecodedCalls};
 use udf_codec::client_layout::ClientLayout;
+use udf_codec::constants::Constants;
 use udf_codec::unreadable::Unreadable;
 use udf_types::limits::MAX_MESSAGE_BYTES;
-use udf_types::signature::FunctionKind;
+use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, RowErrors};
 
-use crate::error::CallError;
-use crate::function::Function;
-use crate::serve::Container;
+use crate::container::Container;
+use crate::error::{CallError, guarded};
+use crate::function::{Arrived, Function};
+use crate::handler::Groups;
 
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
@@ -56,7 +60,7 @@ fn describe(function: &Function) -> Result<FlightInfo, Status> {
         fields.push(signature.result.field(function.name()));
         metadata.insert("transship.kind".to_string(), "aggregate".to_string());
     } else {
-        fields.extend(function.reply_schema().fields().iter().map(|field| field.as_ref().clone()));
+        fields.extend(function.reply_schema(None).fields().iter().map(|field| field.as_ref().clone()));
     }
     let info = FlightInfo::new()
         .try_with_schema(&Schema::new(fields).with_metadata(metadata))
@@ -154,36 +158,38 @@ async fn run_exchange(
         let Some(message) = calls.message().await? else { return Ok(()) };
         opening = message;
     }
-    let schema = decode_schema(&opening).map_err(|cause| malformed(&cause))?;
-    let layout = ClientLayout::of(&schema);
+    let mut decoder = CallDecoder::new(&opening).map_err(|cause| malformed(&cause))?;
+    let layout = ClientLayout::of(decoder.schema());
+    let row_errors = match decoder.schema().metadata().get(ROW_ERRORS_KEY) {
+        None => Ok(None),
+        Some(text) if text == RowErrors::Once.name() => Ok(Some(RowErrors::Once)),
+        Some(text) if text == RowErrors::Again.name() => Ok(Some(RowErrors::Again)),
+        Some(text) => Err(CallError::violation(format!("errors of rows are once or again, not {text:?}"))),
+    };
+    let mut groups = None;
     if let Ok(function) = container.find(&name) {
-        // The receiver is gone if the client is.
-        let _ = sender.send(Ok(encode_schema(&layout.schema(&function.reply_schema())))).await;
+        groups = function.groups().ok();
+        // The receiver is gone if the client is. What is refused has a reply of the ordinary schema, before the error.
+        let schema = function.reply_schema(row_errors.clone().unwrap_or(None).filter(|_| is_scalar(function)));
+        let _ = sender.send(Ok(encode_schema(&layout.schema(&schema)))).await;
     }
-    let groups = container.find(&name).ok().and_then(|function| function.groups().ok());
     let groups = Arc::new(Mutex::new(groups));
     let mut number = 0;
     while let Some(message) = calls.message().await? {
+        let Some(decoded) = decoder.read(&message, MAX_MESSAGE_BYTES).map_err(refused)? else { continue };
         let metadata: CallMetadata = match message.app_metadata.is_empty() {
             true => CallMetadata::default(),
             false => serde_json::from_slice(&message.app_metadata).map_err(|cause| malformed(&cause))?,
         };
         let is_foreign = message.app_metadata.is_empty();
         number = metadata.batch.unwrap_or(number);
-        let batch = decode_batch(&message, schema.clone()).map_err(|cause| malformed(&cause))?;
-        let (container, name, sender, groups) = (container.clone(), name.clone(), sender.clone(), groups.clone());
+        let (name, sender, groups) = (name.clone(), sender.clone(), groups.clone());
+        let (container, row_errors) = (container.clone(), row_errors.clone());
         // The handler may compute or wait for as long as it likes: on a thread of its own.
         let answered = tokio::task::spawn_blocking(move || {
-            let answer = answer(
-                &container,
-                &name,
-                layout,
-                batch,
-                number,
-                &metadata.step,
-                &mut groups.lock().expect("no holder panics"),
-                &sender,
-            );
+            let mut groups = groups.lock().expect("no holder panics");
+            let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
+            let answer = exchange.answer(decoded, number, &metadata.step, &mut groups);
             answer.err().map(|error| {
                 let told = if is_foreign {
                     Err(status_of(&error))
@@ -206,6 +212,21 @@ async fn run_exchange(
     }
 }
 
+fn is_scalar(function: &Function) -> bool {
+    function.signature().kind == FunctionKind::Scalar
+}
+
+fn refused(unreadable: Unreadable) -> Status {
+    Status::invalid_argument(words_of(unreadable))
+}
+
+fn words_of(unreadable: Unreadable) -> String {
+    match unreadable {
+        Unreadable::Misfit(fact) => fact,
+        Unreadable::TooLarge => "They are larger than 1 GiB.".to_string(),
+    }
+}
+
 /// The error as clients know it that send no metadata, such as RisingWave's.
 fn status_of(error: &CallError) -> Status {
     match error.kind {
@@ -215,45 +236,65 @@ fn status_of(error: &CallError) -> Status {
     }
 }
 
-fn answer(
-    container: &Container,
-    name: &str,
+/// What the batches of an exchange have in common.
+struct Exchange<'a> {
+    container: &'a Container,
+    name: &'a str,
     layout: ClientLayout,
-    batch: arrow_array::RecordBatch,
-    number: u64,
-    step: &str,
-    groups: &mut Option<Box<dyn crate::aggregate::Groups>>,
-    sender: &Sender,
-) -> Result<(), CallError> {
-    let function = container.find(name)?;
-    let batch = layout.read(batch, MAX_MESSAGE_BYTES).map_err(|unreadable| {
-        let fact = match unreadable {
-            Unreadable::Misfit(fact) => fact,
-            Unreadable::TooLarge => "They are larger than 1 GiB.".to_string(),
+    row_errors: Result<Option<RowErrors>, CallError>,
+    sender: &'a Sender,
+}
+
+impl Exchange<'_> {
+    fn answer(
+        &self,
+        decoded: DecodedCalls,
+        number: u64,
+        step: &str,
+        groups: &mut Option<Box<dyn Groups>>,
+    ) -> Result<(), CallError> {
+        let function = self.container.find(self.name)?;
+        let row_errors = self.row_errors.clone()?;
+        let arrived = self.read(decoded)?;
+        let mut encoder = BatchEncoder::default();
+        let mut start = Instant::now();
+        let mut emit = |columns: Vec<ArrayRef>, is_last: bool| {
+            let micros = start.elapsed().as_micros() as u64;
+            let mut metadata = json!({"batch": number, "micros": micros});
+            if !is_last {
+                metadata["more"] = json!(true);
+            }
+            let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
+            let reply = self.layout.write(function.reply(columns, row_errors)?).map_err(unwritable)?;
+            let message = encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))?;
+            let _ = self.sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
+            start = Instant::now();
+            Ok(())
         };
-        CallError::violation(format!("the arguments of {name} cannot be read: {fact}"))
-    })?;
-    let mut encoder = BatchEncoder::default();
-    let mut start = Instant::now();
-    let mut emit = |columns: Vec<arrow_array::ArrayRef>, is_last: bool| {
-        let micros = start.elapsed().as_micros() as u64;
-        let mut metadata = json!({"batch": number, "micros": micros});
-        if !is_last {
-            metadata["more"] = json!(true);
+        let is_cancelled = || self.sender.is_closed();
+        match groups {
+            Some(groups) => {
+                function.check(&arrived, row_errors)?;
+                emit(guarded(|| groups.answer(&arrived.others, step, &is_cancelled))?, true)
+            }
+            None => function.answer(&arrived, row_errors, &is_cancelled, &mut emit),
         }
-        let unwritable = |fact: String| CallError::new("bad_result", format!("Its reply cannot be encoded: {fact}"));
-        let reply = layout.write(function.reply(columns)?).map_err(unwritable)?;
-        let message = encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))?;
-        let _ = sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
-        start = Instant::now();
-        Ok(())
-    };
-    let is_cancelled = || sender.is_closed();
-    match groups {
-        Some(groups) => {
-            function.check(&batch)?;
-            emit(groups.answer(&batch, step, &is_cancelled)?, true)
+    }
+
+    /// The calls in the protocol's own layout.
+    fn read(&self, decoded: DecodedCalls) -> Result<Arrived, CallError> {
+        let unreadable = |unreadable: Unreadable| {
+            CallError::violation(format!("the arguments of {} cannot be read: {}", self.name, words_of(unreadable)))
+        };
+        let others = self.layout.read(decoded.others, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+        let mut constants = Vec::new();
+        for (position, value) in decoded.constants.positions().into_iter().zip(decoded.constants.values()) {
+            let field = Field::new("", value.data_type().clone(), true);
+            let one = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![value.clone()]);
+            let one = one.map_err(|cause| unreadable(Unreadable::Misfit(cause.to_string())))?;
+            let one = self.layout.read(one, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+            constants.push((position, one.column(0).clone()));
         }
-        None => function.answer(&batch, &is_cancelled, &mut emit),
+        Ok(Arrived { others, constants: Constants::new(constants) })
     }
 }

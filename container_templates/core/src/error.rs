@@ -24,11 +24,23 @@ pub struct CallError {
 }
 
 impl CallError {
-    pub(crate) fn new(kind: &'static str, message: impl Into<String>) -> CallError {
+    /// An error of a kind of §5, of no single row.
+    pub fn new(kind: &'static str, message: impl Into<String>) -> CallError {
         CallError { kind, message: message.into(), row: None, traceback: None }
     }
 
-    pub(crate) fn violation(message: impl Into<String>) -> CallError {
+    /// The handler's own error.
+    pub fn user_code(message: impl Into<String>) -> CallError {
+        CallError::new("user_code", message)
+    }
+
+    /// A result that is not of the declared type.
+    pub fn bad_result(message: impl Into<String>) -> CallError {
+        CallError::new("bad_result", message)
+    }
+
+    /// A request that breaks the protocol.
+    pub fn violation(message: impl Into<String>) -> CallError {
         CallError::new("protocol_violation", message)
     }
 
@@ -36,15 +48,21 @@ impl CallError {
         CallError::new("function_not_found", format!("there is no function \"{name}\""))
     }
 
-    pub(crate) fn at(mut self, row: usize) -> CallError {
+    /// The same error, of a row.
+    pub fn at(mut self, row: usize) -> CallError {
         self.row = Some(row);
         self
     }
+
+    /// Whether the handler raised it.
+    pub fn is_of_handler(&self) -> bool {
+        self.kind == "user_code"
+    }
 }
 
-/// A handler's error: its text, and its `Debug` form as the traceback.
-pub(crate) fn user_error(error: impl Display + Debug) -> CallError {
-    CallError { traceback: Some(format!("{error:?}")), ..CallError::new("user_code", error.to_string()) }
+/// A handler's error in Rust: its text, and its `Debug` form as the traceback.
+pub fn user_error(error: impl Display + Debug) -> CallError {
+    CallError { traceback: Some(format!("{error:?}")), ..CallError::user_code(error.to_string()) }
 }
 
 thread_local! {
@@ -54,12 +72,12 @@ thread_local! {
 }
 
 /// Says which row the handler is at, for a panic.
-pub(crate) fn at_row(row: usize) {
+pub fn at_row(row: usize) {
     ROW.set(Some(row));
 }
 
 /// Keeps where a panic came from; the rest of the program goes on.
-pub(crate) fn install_panic_hook() {
+pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
         let text = format!("{info}\n{}", Backtrace::force_capture());
         eprintln!("{text}");
@@ -68,17 +86,18 @@ pub(crate) fn install_panic_hook() {
 }
 
 /// Runs the handler's code; a panic becomes an error.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
+pub fn guarded<T>(work: impl FnOnce() -> Result<T, CallError>) -> Result<T, CallError> {
     ROW.set(None);
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|cause| {
-        let mut error = CallError::new("user_code", format!("panic: {}", words_of(cause.as_ref())));
+        let mut error = CallError::user_code(format!("panic: {}", words_of(cause.as_ref())));
         error.row = ROW.get();
         error.traceback = BACKTRACE.take();
         Err(error)
     })
 }
 
-fn words_of(cause: &(dyn Any + Send)) -> &str {
+/// What a panic said.
+pub(crate) fn words_of(cause: &(dyn Any + Send)) -> &str {
     let text = cause.downcast_ref::<&str>().copied();
     text.or_else(|| cause.downcast_ref::<String>().map(String::as_str)).unwrap_or("of another type than text")
 }

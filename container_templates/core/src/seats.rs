@@ -185,7 +185,8 @@ impl Seats {
     /// Frees the seats of threads that are busy for long. Where no thread can take them, it does what takes no time itself.
     fn watch<W: Work>(self: &Arc<Self>, work: &Arc<W>) {
         loop {
-            let is_idle = || self.busy_since.iter().all(|since| since.load(SeqCst) == 0) && self.state().free.is_empty();
+            let is_idle =
+                || self.busy_since.iter().all(|since| since.load(SeqCst) == 0) && self.state().free.is_empty();
             while !self.is_active.swap(false, SeqCst) && is_idle() {
                 thread::park();
             }

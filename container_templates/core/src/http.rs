@@ -3,11 +3,9 @@
 //! A connection that waits for its client takes no thread: the kernel has them all in a list (epoll), and reports each once, to one
 //! thread. That thread polls hyper's future of the connection until it waits again.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fs::File;
-use std::future::poll_fn;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,9 +29,10 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::{Shutdown, shutdown};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::rest;
-use crate::seats::{Seats, Work, may_run};
-use crate::serve::Container;
+use crate::container::Container;
+use crate::rest::{self, Client};
+use crate::seats::{Seats, Work};
+use crate::waits;
 
 /// Between two attempts to accept a connection that failed, for example because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -42,7 +41,7 @@ const MOST_READY: usize = 256;
 
 /// The server of HTTP.
 pub(crate) struct Http {
-    pub(crate) container: Arc<Container>,
+    container: Arc<Container>,
     epoll: Epoll,
     connections: Mutex<Connections>,
     seats: Arc<Seats>,
@@ -74,26 +73,6 @@ struct Connection {
     woken: Arc<Woken>,
     waker: Waker,
     is_ending: bool,
-}
-
-/// What a connection waits for.
-#[derive(Clone, Copy, Default)]
-struct Waits {
-    is_reading: bool,
-    is_writing: bool,
-    /// For a thread that may run its call.
-    is_queued: bool,
-}
-
-thread_local! {
-    /// Of the connection that this thread polls.
-    static WAITS: Cell<Waits> = const { Cell::new(Waits { is_reading: false, is_writing: false, is_queued: false }) };
-}
-
-fn note(note: impl FnOnce(&mut Waits)) {
-    let mut waits = WAITS.get();
-    note(&mut waits);
-    WAITS.set(waits);
 }
 
 impl Http {
@@ -135,7 +114,7 @@ impl Http {
     }
 
     /// Lets this thread take its time for a call, while others answer connections.
-    pub(crate) fn take_time(self: &Arc<Self>) {
+    fn take_time(self: &Arc<Self>) {
         self.seats.give_up(self);
     }
 
@@ -171,7 +150,8 @@ impl Http {
 
     fn open(self: &Arc<Self>, socket: File) -> io::Result<()> {
         let socket = Arc::new(socket);
-        let answering = Answering { server: self.clone(), socket: socket.clone() };
+        let client = Arc::new(Client::new(socket.clone()));
+        let answering = Answering { server: self.clone(), client };
         let http = http1::Builder::new().serve_connection(TokioIo::new(Stream(socket.clone())), answering);
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -199,7 +179,7 @@ impl Http {
                 connection.is_ending = true;
                 connection.http.as_mut().graceful_shutdown();
             }
-            WAITS.set(Waits::default());
+            waits::reset();
             let http = connection.http.as_mut();
             let mut context = Context::from_waker(&connection.waker);
             // An error means that the client has gone, or sent what is no HTTP; what panics is no handler.
@@ -207,7 +187,7 @@ impl Http {
             if !matches!(polled, Ok(Poll::Pending)) {
                 return self.close(connection);
             }
-            let waits = WAITS.get();
+            let waits = waits::found();
             if connection.woken.0.swap(false, Ordering::Relaxed) && !waits.is_queued {
                 continue;
             }
@@ -332,7 +312,7 @@ impl Wake for Woken {
 /// Answers a connection's requests.
 struct Answering {
     server: Arc<Http>,
-    socket: Arc<File>,
+    client: Arc<Client>,
 }
 
 impl Service<Request<Incoming>> for Answering {
@@ -341,20 +321,10 @@ impl Service<Request<Incoming>> for Answering {
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
-        Box::pin(rest::respond(self.server.clone(), request, self.socket.clone()))
+        let server = self.server.clone();
+        let take_time = move || server.take_time();
+        Box::pin(rest::respond(self.server.container.clone(), take_time, request, self.client.clone()))
     }
-}
-
-/// Waits for a thread that may run calls.
-pub(crate) async fn may_run_here() {
-    poll_fn(|_| match may_run() {
-        true => Poll::Ready(()),
-        false => {
-            note(|waits| waits.is_queued = true);
-            Poll::Pending
-        }
-    })
-    .await;
 }
 
 /// A connected socket that does not block.
@@ -375,7 +345,7 @@ impl Stream {
     fn attempt_write(&self, act: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
         let written = attempt(act);
         if written.is_pending() {
-            note(|waits| waits.is_writing = true);
+            waits::note(|waits| waits.is_writing = true);
         }
         written
     }
@@ -385,7 +355,7 @@ impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = attempt(|| (&*self.0).read(room.initialize_unfilled()));
         if read.is_pending() {
-            note(|waits| waits.is_reading = true);
+            waits::note(|waits| waits.is_reading = true);
         }
         room.advance(ready!(read)?);
         Poll::Ready(Ok(()))

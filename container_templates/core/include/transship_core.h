@@ -1,0 +1,201 @@
+/* The server's side of the Transship UDF protocol (docs/protocol.md), for a server in any language.
+ *
+ * A language makes a server of the manifest, finds a handler for each function, starts the server, and pulls work until there
+ * is none: transship_next gives a unit of work, which transship_work_answer or transship_work_fail ends. All of the protocol is
+ * the library's: connections, encodings, shared memory, exchanges, constants, errors of rows, limits, and the end on SIGTERM.
+ *
+ * Threads. Any thread may call any function with a server. As many threads as the language likes may pull at the same time, or
+ * one alone, such as the main thread of Node or R: connections are answered by threads of the library, whatever the language
+ * does. One unit of work belongs to one thread at a time. The library has no thread-local state but the text of
+ * transship_message.
+ *
+ * Ownership. What a function gives through a pointer belongs to the caller, as said beside each function. Arrow structs follow
+ * the Arrow C data interface: whoever receives one calls its release, and what a language hands over is released by the library,
+ * also if the function fails. Texts that are taken are UTF-8 that ends with a zero, and are copied.
+ *
+ * Failure. No function panics, throws or ends the process. Each gives a transship_status; below zero, transship_message says why.
+ * A pointer that must not be NULL is checked. Other invalid pointers, and work that has ended, are undefined behaviour.
+ *
+ * Lifetime. One server per process, from transship_server_new to the end of the process or transship_server_free. SIGTERM and
+ * SIGINT are handled from transship_server_start on, and SIGPIPE is ignored. */
+#ifndef TRANSSHIP_CORE_H
+#define TRANSSHIP_CORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The Arrow C data interface, https://arrow.apache.org/docs/format/CDataInterface.html. */
+#ifndef ARROW_C_DATA_INTERFACE
+#define ARROW_C_DATA_INTERFACE
+
+#define ARROW_FLAG_DICTIONARY_ORDERED 1
+#define ARROW_FLAG_NULLABLE 2
+#define ARROW_FLAG_MAP_KEYS_SORTED 4
+
+struct ArrowSchema {
+  const char *format;
+  const char *name;
+  const char *metadata;
+  int64_t flags;
+  int64_t n_children;
+  struct ArrowSchema **children;
+  struct ArrowSchema *dictionary;
+  void (*release)(struct ArrowSchema *);
+  void *private_data;
+};
+
+struct ArrowArray {
+  int64_t length;
+  int64_t null_count;
+  int64_t offset;
+  int64_t n_buffers;
+  int64_t n_children;
+  const void **buffers;
+  struct ArrowArray **children;
+  struct ArrowArray *dictionary;
+  void (*release)(struct ArrowArray *);
+  void *private_data;
+};
+#endif
+
+/* The version of this interface. A function is added without a change of it; any other change raises it. */
+#define TRANSSHIP_CORE_VERSION 1
+
+typedef int32_t transship_status;
+#define TRANSSHIP_OK 0
+/* There was no work in time. */
+#define TRANSSHIP_NOTHING 1
+/* There will be no more work. */
+#define TRANSSHIP_ENDED 2
+/* Nobody waits for what was given. */
+#define TRANSSHIP_UNWANTED 3
+/* An argument is wrong. */
+#define TRANSSHIP_INVALID (-1)
+/* It could not be done. */
+#define TRANSSHIP_FAILED (-2)
+/* A fault of the library. */
+#define TRANSSHIP_FAULT (-3)
+
+typedef struct transship_server transship_server;
+typedef struct transship_work transship_work;
+
+/* A function of the manifest. The texts live as long as the server. */
+typedef struct transship_function {
+  const char *name;
+  /* "scalar", "table" or "aggregate". */
+  const char *kind;
+  /* How the manifest says that the handler takes rows: "row", "columns" or another name. */
+  const char *batch;
+  /* The result's type, as docs/types.md writes it. */
+  const char *result;
+  /* The format of a column of results in the Arrow C data interface; a nested type has "+l" or "+s" alone. */
+  const char *result_format;
+  size_t arguments;
+} transship_function;
+
+/* What is to be done with a batch. */
+typedef int32_t transship_step;
+/* Answer calls of a scalar or table function. */
+#define TRANSSHIP_CALL 0
+/* The steps of an aggregate function (docs/protocol.md §4.7). The columns of the batch are the group (int64), the arguments, and
+ * the state (bytes). The language keeps the states of an exchange by group. */
+#define TRANSSHIP_ACCUMULATE 1
+#define TRANSSHIP_MERGE 2
+#define TRANSSHIP_FINISH 3
+#define TRANSSHIP_STATE 4
+#define TRANSSHIP_FORGET 5
+/* The exchange is over: the language drops its groups. Whatever it answers is ignored. */
+#define TRANSSHIP_END 6
+
+typedef struct transship_work_info {
+  /* The function's number, in the manifest's order. */
+  size_t function;
+  transship_step step;
+  /* Whether rows on which the handler raises an error have an error of their own. Then the reply of TRANSSHIP_CALL has a second
+   * column of text behind the results, with the error of each such row, whose result is NULL. It is asked of functions with
+   * batch "row" alone; others fail as usual, and the library finds the rows. */
+  int32_t row_errors;
+  /* The number of an aggregate function's exchange; one exchange has one unit of work at a time, in order. */
+  uint64_t exchange;
+  /* The rows of the batch. */
+  size_t rows;
+} transship_work_info;
+
+/* TRANSSHIP_CORE_VERSION of the library. */
+uint32_t transship_core_version(void);
+
+/* Why the last function that this thread called failed; "" if it did not. It lives until the thread's next call. */
+const char *transship_message(void);
+
+/* Makes a server that does not listen yet. `config` is a JSON object:
+ *   "server"   name and version, such as "transship-cpp/0.2.0", for the greeting
+ *   "root"     the folder of manifest.json; if left out, $TRANSSHIP_ROOT or /opt/transship
+ *   "columns"  "arrow" (if left out): columns have the types of docs/types.md;
+ *              "plain": columns are bool, int64, float64, or bytes (binary), which hold text, and the JSON form of docs/types.md,
+ *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
+ *              four types; what does not fit the declared type is an error that names the row.
+ * The environment says where to listen (docs/protocol.md §8). The caller ends the server with transship_server_free. */
+transship_status transship_server_new(const char *config, transship_server **server);
+
+/* How many functions the manifest has; 0 if `server` is NULL. */
+size_t transship_server_functions(const transship_server *server);
+
+/* Describes the function with this number. */
+transship_status transship_server_function(const transship_server *server, size_t number, transship_function *function);
+
+/* Gives the manifest as JSON, in which the aggregate functions at these `count` numbers merge states: what the command `describe`
+ * prints. The caller ends the text with transship_text_free. */
+transship_status transship_server_describe(const transship_server *server, const size_t *merging, size_t count, char **text);
+void transship_text_free(char *text);
+
+/* Begins to listen. It returns once clients can connect. */
+transship_status transship_server_start(transship_server *server);
+
+/* A descriptor that is readable while work waits, and after the end, for event loops. It belongs to the server; a caller polls it,
+ * and neither reads, writes nor closes it. -1 if `server` is NULL. */
+int transship_server_descriptor(const transship_server *server);
+
+/* Has the server end as SIGTERM does: no connection is taken any more, and calls that run are answered. */
+transship_status transship_server_stop(transship_server *server);
+
+/* Ends a server, once transship_next has given TRANSSHIP_ENDED or if it was not started, and no thread uses it. NULL is ignored. */
+void transship_server_free(transship_server *server);
+
+/* Gives the next unit of work, which the caller ends with transship_work_answer or transship_work_fail. It waits for at most so
+ * many milliseconds, or below zero as long as it takes. TRANSSHIP_OK, TRANSSHIP_NOTHING or TRANSSHIP_ENDED; `work` is NULL but with
+ * the first. */
+transship_status transship_next(transship_server *server, int64_t timeout_ms, transship_work **work);
+
+/* Says what the work is. */
+transship_status transship_work_info_of(const transship_work *work, transship_work_info *info);
+
+/* Gives the columns of the batch as an array of structs, and its schema. They may be read after the work has ended. The caller
+ * releases both. */
+transship_status transship_work_batch(const transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
+
+/* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
+int32_t transship_work_is_cancelled(const transship_work *work);
+
+/* Gives a part of a table function's reply that is not the last, an array of structs of row and result. It waits while the client
+ * is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */
+transship_status transship_work_part(transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
+
+/* Ends work with its reply, an array of structs: for a scalar function the results, and the errors if info says so; for a table
+ * function the number of the row, counted from 0 and ascending, and the result; for an aggregate function the result and the state.
+ * TRANSSHIP_ACCUMULATE, TRANSSHIP_MERGE, TRANSSHIP_FORGET and TRANSSHIP_END may have NULL for both. `work` is no longer valid,
+ * whatever the status; if the reply cannot be read, the client gets an error. */
+transship_status transship_work_answer(transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
+
+/* Ends work with an error (docs/protocol.md §5). `kind` is "user_code", "bad_result", "out_of_range" or "protocol_violation".
+ * `traceback` may be NULL. `row` counts from 0 within the batch; below zero, no single row is to blame. `work` is no longer valid,
+ * whatever the status. */
+transship_status transship_work_fail(transship_work *work, const char *kind, const char *message, const char *traceback, int64_t row);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,526 @@
+//! The C interface. `include/transship_core.h` is its documentation and its contract: what each function takes, gives and owns.
+#![allow(unsafe_code)]
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi, to_ffi};
+use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_data::ArrayData;
+use nix::sys::signal::{SigHandler, Signal, signal};
+
+use crate::error::{CallError, words_of};
+use crate::plain::plain_type;
+use crate::pulled_server::PulledServer;
+use crate::queue::{Found, Reply, Work};
+
+const VERSION: u32 = 1;
+const OK: i32 = 0;
+const NOTHING: i32 = 1;
+const ENDED: i32 = 2;
+const UNWANTED: i32 = 3;
+const INVALID: i32 = -1;
+const FAILED: i32 = -2;
+const FAULT: i32 = -3;
+
+/// `transship_server`.
+pub struct Server {
+    server: PulledServer,
+    functions: Vec<FunctionTexts>,
+}
+
+/// What a `transship_function` points to.
+struct FunctionTexts {
+    name: CString,
+    kind: CString,
+    batch: CString,
+    result: CString,
+    result_format: CString,
+}
+
+/// `transship_work`.
+pub struct PulledWork(Arc<Work>);
+
+/// `transship_function`.
+#[repr(C)]
+pub struct FunctionInfo {
+    name: *const c_char,
+    kind: *const c_char,
+    batch: *const c_char,
+    result: *const c_char,
+    result_format: *const c_char,
+    arguments: usize,
+}
+
+/// `transship_work_info`.
+#[repr(C)]
+pub struct WorkInfo {
+    function: usize,
+    step: i32,
+    row_errors: i32,
+    exchange: u64,
+    rows: usize,
+}
+
+thread_local! {
+    /// Why this thread's last call failed.
+    static MESSAGE: RefCell<CString> = RefCell::default();
+}
+
+/// Why a call fails.
+enum Failure {
+    Invalid(&'static str),
+    Failed(String),
+}
+
+/// A text for C, up to its first zero.
+fn c_text(text: &str) -> CString {
+    let text = text.split('\0').next().unwrap_or_default();
+    CString::new(text).unwrap_or_default()
+}
+
+fn say(text: &str) {
+    MESSAGE.set(c_text(text));
+}
+
+/// The frame of each function: a panic does not cross the border.
+fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        say("");
+        work()
+    }));
+    match done {
+        Ok(Ok(status)) => status,
+        Ok(Err(Failure::Invalid(fact))) => {
+            say(fact);
+            INVALID
+        }
+        Ok(Err(Failure::Failed(fact))) => {
+            say(&fact);
+            FAILED
+        }
+        Err(cause) => {
+            say(words_of(cause.as_ref()));
+            FAULT
+        }
+    }
+}
+
+/// What a pointer of the caller leads to.
+///
+/// # Safety
+/// It is NULL, or the caller holds what it leads to for the whole call.
+unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Failure> {
+    // SAFETY: the caller of this function vouches for it.
+    unsafe { pointer.as_ref() }.ok_or(Failure::Invalid(name))
+}
+
+/// A text of the caller.
+///
+/// # Safety
+/// It is NULL, or ends with a zero and does not change during the call.
+unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<std::borrow::Cow<'a, str>, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::Invalid(name));
+    }
+    // SAFETY: it is not NULL, and the caller of this function vouches for the rest.
+    Ok(unsafe { CStr::from_ptr(pointer) }.to_string_lossy())
+}
+
+/// Writes a result to where the caller wants it.
+///
+/// # Safety
+/// `to` is NULL, or memory for a `T` that nothing else uses, and which may hold anything.
+unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err(Failure::Invalid(name));
+    }
+    // SAFETY: it is not NULL, and the caller of this function vouches for the rest.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Takes over the columns of a reply. Both structs are released whatever happens.
+///
+/// # Safety
+/// Both are NULL, or follow the Arrow C data interface.
+unsafe fn columns(array: *mut FFI_ArrowArray, schema: *mut FFI_ArrowSchema) -> Result<Vec<ArrayRef>, String> {
+    if array.is_null() && schema.is_null() {
+        return Ok(Vec::new());
+    }
+    if array.is_null() || schema.is_null() {
+        return Err("the columns or their schema are NULL".to_string());
+    }
+    // SAFETY: neither is NULL, and the caller hands both over; from_raw marks them as released, so nothing is released twice.
+    let (array, schema) = unsafe { (FFI_ArrowArray::from_raw(array), FFI_ArrowSchema::from_raw(schema)) };
+    if array.is_released() || schema.release().is_none() {
+        return Err("the columns or their schema are released already".to_string());
+    }
+    // SAFETY: the caller vouches that they follow the C data interface; the values are checked below.
+    let data: ArrayData = unsafe { from_ffi(array, &schema) }.map_err(|cause| cause.to_string())?;
+    data.validate_full().map_err(|cause| cause.to_string())?;
+    if data.null_count() > 0 || !matches!(data.data_type(), arrow_schema::DataType::Struct(_)) {
+        return Err("the columns are no array of structs".to_string());
+    }
+    Ok(StructArray::from(data).columns().to_vec())
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn transship_core_version() -> u32 {
+    VERSION
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn transship_message() -> *const c_char {
+    MESSAGE.with_borrow(|message| message.as_ptr())
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_new(config: *const c_char, server: *mut *mut Server) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks the caller for texts that end with a zero, and for memory for the result.
+        let config = unsafe {
+            give(server, std::ptr::null_mut(), "server is NULL")?;
+            text(config, "config is NULL")?
+        };
+        let made = PulledServer::new(&config).map_err(Failure::Failed)?;
+        let functions = made.entries.iter().map(|entry| FunctionTexts {
+            name: c_text(&entry.name),
+            kind: c_text(entry.kind.name()),
+            batch: c_text(entry.form.name()),
+            result: c_text(&entry.signature.result.to_string()),
+            result_format: result_format(&made, &entry.signature.result),
+        });
+        let made = Server { functions: functions.collect(), server: made };
+        // SAFETY: as above.
+        unsafe { give(server, Box::into_raw(Box::new(made)), "server is NULL")? };
+        Ok(OK)
+    })
+}
+
+fn result_format(server: &PulledServer, ty: &udf_types::types::Type) -> CString {
+    let arrow = if server.is_plain() { plain_type(ty) } else { ty.data_type() };
+    FFI_ArrowSchema::try_from(&arrow).map(|schema| c_text(schema.format())).unwrap_or_default()
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_functions(server: *const Server) -> usize {
+    // SAFETY: the header asks for a server that lives, or NULL.
+    unsafe { server.as_ref() }.map_or(0, |server| server.functions.len())
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_function(
+    server: *const Server,
+    number: usize,
+    function: *mut FunctionInfo,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for a server that lives, or NULL.
+        let server = unsafe { borrowed(server, "server is NULL")? };
+        let texts = server.functions.get(number).ok_or(Failure::Invalid("there is no function of this number"))?;
+        let info = FunctionInfo {
+            name: texts.name.as_ptr(),
+            kind: texts.kind.as_ptr(),
+            batch: texts.batch.as_ptr(),
+            result: texts.result.as_ptr(),
+            result_format: texts.result_format.as_ptr(),
+            arguments: server.server.entries[number].signature.arguments.len(),
+        };
+        // SAFETY: the header asks for memory for the result.
+        unsafe { give(function, info, "function is NULL")? };
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_describe(
+    server: *const Server,
+    merging: *const usize,
+    count: usize,
+    text: *mut *mut c_char,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for a server that lives, or NULL.
+        let server = unsafe { borrowed(server, "server is NULL")? };
+        let merging = match (merging.is_null(), count) {
+            (_, 0) => &[][..],
+            (true, _) => return Err(Failure::Invalid("merging is NULL")),
+            // SAFETY: the header asks for so many numbers.
+            (false, _) => unsafe { std::slice::from_raw_parts(merging, count) },
+        };
+        let described = c_text(&server.server.describe(merging)).into_raw();
+        // SAFETY: the header asks for memory for the result. A text that nobody takes is freed.
+        unsafe { give(text, described, "text is NULL").inspect_err(|_| drop(CString::from_raw(described)))? };
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_text_free(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: the header asks for a text that transship_server_describe gave, and which is freed once.
+        drop(unsafe { CString::from_raw(text) });
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_start(server: *mut Server) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for a server that lives, or NULL.
+        let server = unsafe { borrowed(server, "server is NULL")? };
+        // Programs in Rust ignore it from the start. A client that goes away would end the process otherwise.
+        // SAFETY: no handler is installed, so nothing runs within the signal.
+        unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
+        server.server.start().map_err(Failure::Failed)?;
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_descriptor(server: *const Server) -> c_int {
+    // SAFETY: the header asks for a server that lives, or NULL.
+    unsafe { server.as_ref() }.map_or(-1, |server| server.server.descriptor())
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_stop(server: *mut Server) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for a server that lives, or NULL.
+        let server = unsafe { borrowed(server, "server is NULL")? };
+        server.server.stop();
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_free(server: *mut Server) {
+    if !server.is_null() {
+        entry(|| {
+            // SAFETY: the header asks for a server that transship_server_new gave, that no thread uses and that is freed once.
+            drop(unsafe { Box::from_raw(server) });
+            Ok(OK)
+        });
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_next(server: *mut Server, timeout_ms: i64, work: *mut *mut PulledWork) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for a server that lives, or NULL, and for memory for the result.
+        let server = unsafe {
+            give(work, std::ptr::null_mut(), "work is NULL")?;
+            borrowed(server, "server is NULL")?
+        };
+        let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+        match server.server.next(patience) {
+            Found::Nothing => Ok(NOTHING),
+            Found::Ended => Ok(ENDED),
+            Found::Work(found) => {
+                // SAFETY: as above.
+                unsafe { give(work, Box::into_raw(Box::new(PulledWork(found))), "work is NULL")? };
+                Ok(OK)
+            }
+        }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_info_of(work: *const PulledWork, info: *mut WorkInfo) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL.
+        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        let told = WorkInfo {
+            function: work.function,
+            step: work.step as i32,
+            row_errors: i32::from(work.row_errors),
+            exchange: work.exchange,
+            rows: work.batch.num_rows(),
+        };
+        // SAFETY: the header asks for memory for the result.
+        unsafe { give(info, told, "info is NULL")? };
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_batch(
+    work: *const PulledWork,
+    columns: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL.
+        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        if columns.is_null() || schema.is_null() {
+            return Err(Failure::Invalid("columns or schema is NULL"));
+        }
+        let batch = &work.batch;
+        let rows = StructArray::try_new_with_length(
+            batch.schema().fields().clone(),
+            batch.columns().to_vec(),
+            None,
+            batch.num_rows(),
+        );
+        let rows = rows.map_err(|cause| Failure::Failed(cause.to_string()))?;
+        let (array, its_schema) = to_ffi(&rows.to_data()).map_err(|cause| Failure::Failed(cause.to_string()))?;
+        // SAFETY: neither is NULL, and the header asks for memory for the results.
+        unsafe {
+            give(columns, array, "columns is NULL")?;
+            give(schema, its_schema, "schema is NULL")?;
+        }
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) -> i32 {
+    // SAFETY: the header asks for work that has not ended, or NULL.
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_cancelled()))
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_part(
+    work: *mut PulledWork,
+    array: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL, and for columns that are handed over.
+        let (work, columns) = unsafe { (borrowed(work, "work is NULL"), columns(array, schema)) };
+        let (work, columns) = (&work?.0, columns.map_err(Failure::Failed)?);
+        Ok(if work.give_part(columns) { OK } else { UNWANTED })
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_answer(
+    work: *mut PulledWork,
+    array: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for columns that are handed over.
+        let columns = unsafe { columns(array, schema) };
+        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends.
+        let work = unsafe { ended(work)? };
+        match columns {
+            Ok(columns) => {
+                work.0.end(Reply::Last(columns));
+                Ok(OK)
+            }
+            Err(fact) => {
+                work.0.end(Reply::Failed(CallError::bad_result(format!("Its reply cannot be read: {fact}."))));
+                Err(Failure::Failed(fact))
+            }
+        }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_fail(
+    work: *mut PulledWork,
+    kind: *const c_char,
+    message: *const c_char,
+    traceback: *const c_char,
+    row: i64,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends.
+        let work = unsafe { ended(work)? };
+        // SAFETY: the header asks for texts that end with a zero, or NULL.
+        let texts = unsafe { [text(kind, "kind is NULL"), text(message, "message is NULL"), text(traceback, "")] };
+        let [kind, message, traceback] = texts;
+        let known = ["user_code", "bad_result", "out_of_range", "protocol_violation"];
+        let found = kind.as_ref().ok().and_then(|kind| known.iter().find(|known| **known == kind.as_ref()));
+        let words = message.as_ref().map_or("", |message| message.as_ref());
+        let mut error = CallError::new(found.copied().unwrap_or("user_code"), words);
+        error.traceback = traceback.ok().map(|text| text.into_owned());
+        error.row = usize::try_from(row).ok();
+        work.0.end(Reply::Failed(error));
+        message?;
+        kind?;
+        found.map(|_| OK).ok_or(Failure::Invalid("kind is no kind of error"))
+    })
+}
+
+/// Takes back work that ends.
+///
+/// # Safety
+/// It is NULL, or work that transship_next gave and that has not ended.
+unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Failure> {
+    if work.is_null() {
+        return Err(Failure::Invalid("work is NULL"));
+    }
+    // SAFETY: transship_next made it of a box, and the caller of this function vouches that it has not ended.
+    Ok(unsafe { Box::from_raw(work) })
+}

@@ -1,0 +1,232 @@
+//! A function of the container: what transports know of it, and the door to its handler.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_schema::{ArrowError, DataType, FieldRef, Schema, SchemaRef};
+use arrow_select::concat::concat;
+use arrow_select::take::take;
+use udf_codec::constants::Constants;
+use udf_types::signature::{FunctionKind, RowErrors, Signature};
+use udf_types::types::Type;
+
+use crate::error::{CallError, guarded};
+use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
+
+/// Bytes of repeated constants that a handler is given at a time.
+const MOST_REPEATED_BYTES: usize = 64 << 20;
+
+/// A batch as it arrives: the columns that differ from row to row, and the others (`docs/protocol.md` §4.10).
+pub(crate) struct Arrived {
+    pub(crate) others: RecordBatch,
+    pub(crate) constants: Constants,
+}
+
+/// A function of the container.
+pub struct Function {
+    signature: Arc<Signature>,
+    with_row_errors: Arc<Signature>,
+    handler: Box<dyn Handler>,
+    takes_long: AtomicBool,
+}
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Function").field(&self.signature).finish()
+    }
+}
+
+impl Function {
+    /// A function of this signature.
+    pub fn new(signature: Arc<Signature>, handler: Box<dyn Handler>) -> Function {
+        let with_row_errors = Signature { row_errors: Some(RowErrors::Again), ..signature.as_ref().clone() };
+        Function { signature, with_row_errors: Arc::new(with_row_errors), handler, takes_long: AtomicBool::new(false) }
+    }
+
+    /// Whether its last call took long.
+    pub(crate) fn takes_long(&self) -> bool {
+        self.takes_long.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn note_long(&self, takes_long: bool) {
+        // Threads do not take a line of memory from one another that stays as it is.
+        if self.takes_long() != takes_long {
+            self.takes_long.store(takes_long, Ordering::Relaxed);
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.signature.function
+    }
+
+    /// Its signature.
+    pub fn signature(&self) -> &Signature {
+        &self.signature
+    }
+
+    /// The types of a reply's columns.
+    pub(crate) fn reply_types(&self, row_errors: Option<RowErrors>) -> Vec<Type> {
+        if row_errors.is_some() { self.with_row_errors.reply_types() } else { self.signature.reply_types() }
+    }
+
+    /// The schema of a reply (`docs/protocol.md` §4).
+    pub(crate) fn reply_schema(&self, row_errors: Option<RowErrors>) -> SchemaRef {
+        let names: &[&str] = match self.signature.kind {
+            FunctionKind::Table => &["row", self.name()],
+            FunctionKind::Aggregate => &[self.name(), "state"],
+            FunctionKind::Scalar | FunctionKind::Map => &[self.name(), "error"],
+        };
+        let fields =
+            self.reply_types(row_errors).iter().zip(names).map(|(ty, name)| ty.field(name)).collect::<Vec<_>>();
+        Arc::new(Schema::new(fields))
+    }
+
+    /// A reply's columns as a batch.
+    pub(crate) fn reply(
+        &self,
+        columns: Vec<ArrayRef>,
+        row_errors: Option<RowErrors>,
+    ) -> Result<RecordBatch, CallError> {
+        let options = RecordBatchOptions::new().with_row_count(columns.first().map(|column| column.len()));
+        RecordBatch::try_new_with_options(self.reply_schema(row_errors), columns, &options)
+            .map_err(|cause| CallError::bad_result(format!("Its reply is malformed: {cause}.")))
+    }
+
+    /// Refuses a batch whose columns are not the arguments, and errors of rows where there are none.
+    pub(crate) fn check(&self, arrived: &Arrived, row_errors: Option<RowErrors>) -> Result<(), CallError> {
+        let (types, name, kind) = (self.signature.call_types(), self.name(), self.signature.kind);
+        let Arrived { others, constants } = arrived;
+        let found = others.num_columns() + constants.positions().len();
+        if found != types.len() {
+            return Err(CallError::violation(format!("{name} takes {} columns, not {found}", types.len())));
+        }
+        if row_errors.is_some() && kind != FunctionKind::Scalar {
+            return Err(CallError::violation(format!("{name} is no scalar function, and its rows have no errors")));
+        }
+        if !constants.is_empty() && !matches!(kind, FunctionKind::Scalar | FunctionKind::Table) {
+            return Err(CallError::violation(format!("{name} takes no constants")));
+        }
+        let schema = others.schema();
+        let mut fields = schema.fields().iter();
+        for (position, ty) in types.iter().enumerate() {
+            let (is_right, found) = match constants.at(position) {
+                Some(value) => (has_form(value.data_type(), &ty.data_type()), value.data_type().clone()),
+                // Engines need not say the extensions that texts carry.
+                None => fields.next().map_or((false, DataType::Null), |field| {
+                    let is_right = Type::from_field(field).is_ok_and(|found| found == *ty);
+                    (is_right || has_form(field.data_type(), &ty.data_type()), field.data_type().clone())
+                }),
+            };
+            if !is_right {
+                return Err(CallError::violation(format!("column {} of {name} is {ty}, not {found}", position + 1)));
+            }
+        }
+        // Table functions number rows with 32 bits.
+        if i32::try_from(others.num_rows()).is_err() {
+            return Err(CallError::violation(format!("a batch cannot have {} rows", others.num_rows())));
+        }
+        Ok(())
+    }
+
+    /// Answers a batch in parts, of which the last is said to be it.
+    pub(crate) fn answer(
+        &self,
+        arrived: &Arrived,
+        row_errors: Option<RowErrors>,
+        is_cancelled: IsCancelled<'_>,
+        emit: Emit<'_>,
+    ) -> Result<(), CallError> {
+        self.check(arrived, row_errors)?;
+        if self.signature.kind == FunctionKind::Aggregate {
+            return Err(CallError::violation(format!("{} is an aggregate function", self.name())));
+        }
+        let Arrived { others, constants } = arrived;
+        if constants.is_empty() {
+            return guarded(|| self.handler.answer(&Calls { batch: others, row_errors, is_cancelled }, emit));
+        }
+        let width: usize =
+            constants.values().map(|value| value.to_data().get_slice_memory_size().unwrap_or(usize::MAX)).sum();
+        let (rows, step) = (others.num_rows(), (MOST_REPEATED_BYTES / width.max(1)).max(1));
+        let mut columns_of_pieces = Vec::new();
+        for first in (0..rows.max(1)).step_by(step) {
+            let count = step.min(rows - first);
+            let batch = repeat(&self.signature, &others.slice(first, count), constants)
+                .map_err(|cause| CallError::violation(format!("the constants cannot be repeated: {cause}")))?;
+            let is_table = self.signature.kind == FunctionKind::Table;
+            let mut take_part = |mut columns: Vec<ArrayRef>, is_last: bool| {
+                if !is_table {
+                    columns_of_pieces.push(columns);
+                    return Ok(());
+                }
+                if first > 0 {
+                    columns[0] = Arc::new(shifted(columns[0].as_primitive::<Int32Type>(), first));
+                }
+                emit(columns, is_last && first + count == rows)
+            };
+            guarded(|| self.handler.answer(&Calls { batch: &batch, row_errors, is_cancelled }, &mut take_part))
+                .map_err(|error| CallError { row: error.row.map(|row| first + row), ..error })?;
+        }
+        if self.signature.kind == FunctionKind::Table { Ok(()) } else { emit(joined(columns_of_pieces)?, true) }
+    }
+
+    /// The groups of a new exchange.
+    pub(crate) fn groups(&self) -> Result<Box<dyn Groups>, CallError> {
+        match self.signature.kind {
+            FunctionKind::Aggregate => Ok(self.handler.groups()),
+            _ => Err(CallError::violation(format!("{} is no aggregate function", self.name()))),
+        }
+    }
+}
+
+/// Whole columns: the constants stand in each row.
+fn repeat(signature: &Signature, others: &RecordBatch, constants: &Constants) -> Result<RecordBatch, ArrowError> {
+    let first = UInt32Array::from_value(0, others.num_rows());
+    let (mut rest, mut columns, mut fields) = (others.columns().iter(), Vec::new(), Vec::new());
+    for (position, field) in signature.call_schema().fields().iter().enumerate() {
+        let column = match constants.at(position) {
+            Some(value) => take(value, &first, None)?,
+            None => rest.next().cloned().ok_or_else(|| ArrowError::SchemaError("a column is missing".to_string()))?,
+        };
+        fields.push(field.as_ref().clone().with_data_type(column.data_type().clone()));
+        columns.push(column);
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(others.num_rows()));
+    RecordBatch::try_new_with_options(Arc::new(Schema::new(fields)), columns, &options)
+}
+
+/// Row numbers of a piece as those of the batch.
+fn shifted(numbers: &Int32Array, first: usize) -> Int32Array {
+    let first = i32::try_from(first).expect("a batch has fewer rows");
+    numbers.unary(|number| number.saturating_add(first))
+}
+
+/// The columns of all pieces of a scalar function's reply.
+fn joined(mut pieces: Vec<Vec<ArrayRef>>) -> Result<Vec<ArrayRef>, CallError> {
+    if pieces.len() == 1 {
+        return Ok(pieces.remove(0));
+    }
+    let count = pieces.first().map_or(0, Vec::len);
+    let column = |position: usize| {
+        let parts: Vec<&dyn Array> = pieces.iter().filter_map(|piece| piece.get(position)).map(AsRef::as_ref).collect();
+        concat(&parts).map_err(|cause| CallError::bad_result(format!("Its results differ: {cause}.")))
+    };
+    (0..count).map(column).collect()
+}
+
+/// Whether columns of a type lie in memory as those of another, with the same names of attributes, whatever extensions either has.
+fn has_form(found: &DataType, wanted: &DataType) -> bool {
+    match (found, wanted) {
+        (DataType::List(found), DataType::List(wanted)) => has_form(found.data_type(), wanted.data_type()),
+        (DataType::Struct(found), DataType::Struct(wanted)) => {
+            let is_same = |(found, wanted): (&FieldRef, &FieldRef)| {
+                found.name() == wanted.name() && has_form(found.data_type(), wanted.data_type())
+            };
+            found.len() == wanted.len() && found.iter().zip(wanted).all(is_same)
+        }
+        _ => found == wanted,
+    }
+}

@@ -1,0 +1,32 @@
+//! The server's side of the Transship UDF protocol (`docs/protocol.md`): HTTP, Flight, sockets, columns in shared memory, JSON,
+//! exchanges of aggregate functions, constants, errors of rows, cancellation, and an orderly end.
+//!
+//! A language adds its values and its handlers. In Rust it implements [`Handler`] and calls [`serve`]; any other language links
+//! the library and follows `include/transship_core.h`.
+#![deny(unsafe_code)]
+
+mod columns;
+mod container;
+pub mod error;
+mod exchanges;
+mod ffi;
+mod flight;
+mod function;
+mod handler;
+mod http;
+mod json;
+mod plain;
+mod pulled;
+mod pulled_server;
+mod queue;
+mod rest;
+mod row_errors;
+mod seats;
+mod serve;
+mod waits;
+
+pub use error::CallError;
+pub use function::Function;
+pub use handler::{Calls, Emit, Groups, Handler, IsCancelled, check_cancelled, room_for};
+pub use row_errors::in_pieces;
+pub use serve::{Settings, serve};

@@ -1,0 +1,338 @@
+//! Calls that wait for a language to pull them, and what becomes of each.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use arrow_array::{ArrayRef, RecordBatch};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::error::CallError;
+
+/// Between two looks at whether the client has gone.
+const LOOK: Duration = Duration::from_millis(20);
+/// Parts of a reply that may wait for the client.
+const PARTS_AHEAD: usize = 2;
+
+/// What is to be done with a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub(crate) enum Step {
+    /// Answer a scalar or table function's calls.
+    Call = 0,
+    Accumulate = 1,
+    Merge = 2,
+    Finish = 3,
+    State = 4,
+    Forget = 5,
+    /// The exchange is over, and its groups with it.
+    End = 6,
+}
+
+/// A unit of work.
+#[derive(Debug)]
+pub(crate) struct Work {
+    /// The function's number.
+    pub(crate) function: usize,
+    pub(crate) step: Step,
+    /// The exchange of an aggregate function.
+    pub(crate) exchange: u64,
+    pub(crate) batch: RecordBatch,
+    /// Whether the reply has a column of errors.
+    pub(crate) row_errors: bool,
+    is_cancelled: AtomicBool,
+    replies: Mutex<Replies>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Replies {
+    waiting: VecDeque<Reply>,
+    /// Whether nobody waits for them any more.
+    is_abandoned: bool,
+}
+
+/// What a language answers.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Part(Vec<ArrayRef>),
+    Last(Vec<ArrayRef>),
+    Failed(CallError),
+}
+
+impl Work {
+    pub(crate) fn new(function: usize, step: Step, exchange: u64, batch: RecordBatch, row_errors: bool) -> Work {
+        Work {
+            function,
+            step,
+            exchange,
+            batch,
+            row_errors,
+            is_cancelled: AtomicBool::new(false),
+            replies: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// Whether the client has gone.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    fn replies(&self) -> MutexGuard<'_, Replies> {
+        self.replies.lock().expect("no holder panics")
+    }
+
+    /// Gives a part, once there is room for it; false if nobody waits for it.
+    pub(crate) fn give_part(&self, columns: Vec<ArrayRef>) -> bool {
+        let mut replies = self.replies();
+        while replies.waiting.len() >= PARTS_AHEAD && !replies.is_abandoned {
+            replies = self.changed.wait(replies).expect("no holder panics");
+        }
+        if replies.is_abandoned {
+            return false;
+        }
+        replies.waiting.push_back(Reply::Part(columns));
+        self.changed.notify_all();
+        true
+    }
+
+    /// Gives what ends it.
+    pub(crate) fn end(&self, reply: Reply) {
+        self.replies().waiting.push_back(reply);
+        self.changed.notify_all();
+    }
+}
+
+/// The work that waits. The descriptor is readable while some does, and after the end.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    filled: Condvar,
+    descriptor: EventFd,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<Arc<Work>>,
+    is_ended: bool,
+}
+
+/// What a language finds.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Work(Arc<Work>),
+    /// There was none in time.
+    Nothing,
+    /// There will be none.
+    Ended,
+}
+
+impl Queue {
+    pub(crate) fn new() -> std::io::Result<Queue> {
+        let descriptor = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        Ok(Queue { state: Mutex::default(), filled: Condvar::new(), descriptor })
+    }
+
+    /// The descriptor to wait for.
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.descriptor.as_raw_fd()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Adds work that nobody waits for.
+    pub(crate) fn push(&self, work: Arc<Work>) {
+        let mut state = self.state();
+        if state.waiting.is_empty() && !state.is_ended {
+            // It fails only if the count is near 2^64.
+            let _ = self.descriptor.write(1);
+        }
+        state.waiting.push_back(work);
+        self.filled.notify_one();
+    }
+
+    /// Takes the next work, waiting for it at most so long; none means as long as it takes.
+    pub(crate) fn next(&self, patience: Option<Duration>) -> Found {
+        let deadline = patience.map(|patience| Instant::now() + patience);
+        let mut state = self.state();
+        loop {
+            if let Some(work) = state.waiting.pop_front() {
+                if state.waiting.is_empty() && !state.is_ended {
+                    let _ = self.descriptor.read();
+                }
+                return Found::Work(work);
+            }
+            if state.is_ended {
+                return Found::Ended;
+            }
+            state = match deadline {
+                None => self.filled.wait(state).expect("no holder panics"),
+                Some(deadline) => {
+                    let Some(left) = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+                    else {
+                        return Found::Nothing;
+                    };
+                    self.filled.wait_timeout(state, left).expect("no holder panics").0
+                }
+            };
+        }
+    }
+
+    /// Says that there will be no more work.
+    pub(crate) fn end(&self) {
+        let mut state = self.state();
+        if !state.is_ended {
+            state.is_ended = true;
+            let _ = self.descriptor.write(1);
+        }
+        self.filled.notify_all();
+    }
+
+    /// Has work done, and takes its reply in parts, of which the last is said to be it.
+    pub(crate) fn run(
+        &self,
+        work: Work,
+        is_cancelled: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(Vec<ArrayRef>, bool) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        let work = Arc::new(work);
+        self.push(work.clone());
+        let waited = self.wait_for(&work, is_cancelled, take);
+        work.replies().is_abandoned = true;
+        work.changed.notify_all();
+        waited
+    }
+
+    fn wait_for(
+        &self,
+        work: &Arc<Work>,
+        is_cancelled: &dyn Fn() -> bool,
+        take: &mut dyn FnMut(Vec<ArrayRef>, bool) -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        let mut replies = work.replies();
+        loop {
+            match replies.waiting.pop_front() {
+                Some(Reply::Part(columns)) => {
+                    work.changed.notify_all();
+                    drop(replies);
+                    take(columns, false)?;
+                    if is_cancelled() {
+                        work.is_cancelled.store(true, Ordering::Relaxed);
+                        return Err(CallError::user_code("cancelled"));
+                    }
+                    replies = work.replies();
+                    continue;
+                }
+                Some(Reply::Last(columns)) => {
+                    drop(replies);
+                    return take(columns, true);
+                }
+                Some(Reply::Failed(error)) => return Err(error),
+                None => {}
+            }
+            replies = work.changed.wait_timeout(replies, LOOK).expect("no holder panics").0;
+            if replies.waiting.is_empty() && !work.is_cancelled() && is_cancelled() {
+                // A language that has it stops as soon as it can; until then the exchange is not free.
+                work.is_cancelled.store(true, Ordering::Relaxed);
+                drop(replies);
+                if self.withdraw(work) {
+                    return Err(CallError::user_code("cancelled"));
+                }
+                replies = work.replies();
+            }
+        }
+    }
+
+    /// Takes back work that nobody has pulled.
+    fn withdraw(&self, work: &Arc<Work>) -> bool {
+        let mut state = self.state();
+        let count = state.waiting.len();
+        state.waiting.retain(|waiting| !Arc::ptr_eq(waiting, work));
+        let is_withdrawn = state.waiting.len() < count;
+        if is_withdrawn && state.waiting.is_empty() && !state.is_ended {
+            let _ = self.descriptor.read();
+        }
+        is_withdrawn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::RecordBatchOptions;
+    use arrow_schema::Schema;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+
+    fn work() -> Work {
+        let options = RecordBatchOptions::new().with_row_count(Some(1));
+        let batch = RecordBatch::try_new_with_options(Arc::new(Schema::empty()), vec![], &options).unwrap();
+        Work::new(0, Step::Call, 0, batch, false)
+    }
+
+    fn is_readable(queue: &Queue) -> bool {
+        poll(&mut [PollFd::new(queue.descriptor.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(1)
+    }
+
+    #[test]
+    fn the_descriptor_says_whether_work_waits() {
+        let queue = Queue::new().unwrap();
+        assert!(!is_readable(&queue));
+        assert!(matches!(queue.next(Some(Duration::ZERO)), Found::Nothing));
+        queue.push(Arc::new(work()));
+        queue.push(Arc::new(work()));
+        for is_left in [true, false] {
+            assert!(is_readable(&queue));
+            assert!(matches!(queue.next(None), Found::Work(_)));
+            assert_eq!(is_readable(&queue), is_left);
+        }
+        queue.end();
+        assert!(is_readable(&queue));
+        assert!(matches!(queue.next(None), Found::Ended));
+        assert!(is_readable(&queue));
+    }
+
+    #[test]
+    fn work_whose_client_has_gone_is_withdrawn_or_told_so() {
+        let queue = Arc::new(Queue::new().unwrap());
+        let withdrawn = queue.run(work(), &|| true, &mut |_, _| Ok(()));
+        assert_eq!(withdrawn.unwrap_err().message, "cancelled");
+        assert!(!is_readable(&queue));
+        let pulled = queue.clone();
+        let puller = std::thread::spawn(move || {
+            let Found::Work(work) = pulled.next(None) else { panic!("no work") };
+            while !work.is_cancelled() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            work.end(Reply::Failed(CallError::user_code("stopped")));
+        });
+        let start = Instant::now();
+        let error = queue.run(work(), &|| start.elapsed() > Duration::from_millis(50), &mut |_, _| Ok(())).unwrap_err();
+        assert_eq!(error.message, "stopped");
+        puller.join().unwrap();
+    }
+
+    #[test]
+    fn parts_do_not_outrun_the_client() {
+        let queue = Arc::new(Queue::new().unwrap());
+        let pulled = queue.clone();
+        let puller = std::thread::spawn(move || {
+            let Found::Work(work) = pulled.next(None) else { panic!("no work") };
+            let given = (0..10).take_while(|_| work.give_part(vec![])).count();
+            work.end(Reply::Last(vec![]));
+            given
+        });
+        let mut taken = 0;
+        let error = queue.run(work(), &|| false, &mut |_, _| {
+            taken += 1;
+            if taken == 3 { Err(CallError::user_code("enough")) } else { Ok(()) }
+        });
+        assert_eq!(error.unwrap_err().message, "enough");
+        assert!(puller.join().unwrap() < 6);
+    }
+}

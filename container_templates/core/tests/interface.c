@@ -1,0 +1,166 @@
+/* Drives the library through its header alone, on one thread that waits for the descriptor as an event loop does. The Rust test
+ * beside it (c_interface.rs) compiles this and is its client. interface FOLDER, which has manifest.json. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transship_core.h"
+
+#define CHECK(condition) \
+  do { \
+    if (!(condition)) { \
+      fprintf(stderr, "interface.c:%d: %s: %s\n", __LINE__, #condition, transship_message()); \
+      exit(1); \
+    } \
+  } while (0)
+
+static void release_schema(struct ArrowSchema *schema) { schema->release = NULL; }
+static void release_array(struct ArrowArray *array) {
+  free(array->private_data);
+  array->release = NULL;
+}
+
+/* A reply of columns of int64 that live as long as the program, without NULL. */
+struct reply {
+  struct ArrowArray columns[2], *column_pointers[2];
+  struct ArrowSchema schemas[2], *schema_pointers[2];
+  const void *buffers[2][2], *nothing;
+};
+
+static void release_child(struct ArrowArray *array) { array->release = NULL; }
+
+static void make_reply(int count, int64_t rows, int64_t *values[2], struct ArrowArray *array, struct ArrowSchema *schema) {
+  struct reply *reply = calloc(1, sizeof *reply);
+  static struct ArrowSchema children[2], *pointers[2];
+  for (int i = 0; i < count; i++) {
+    reply->buffers[i][1] = values[i];
+    reply->columns[i] = (struct ArrowArray){.length = rows, .n_buffers = 2, .buffers = reply->buffers[i], .release = release_child};
+    reply->column_pointers[i] = &reply->columns[i];
+    children[i] = (struct ArrowSchema){.format = "l", .name = "", .flags = ARROW_FLAG_NULLABLE, .release = release_schema};
+    pointers[i] = &children[i];
+  }
+  *array = (struct ArrowArray){.length = rows, .n_buffers = 1, .n_children = count, .buffers = &reply->nothing, .children = reply->column_pointers, .release = release_array, .private_data = reply};
+  *schema = (struct ArrowSchema){.format = "+s", .name = "", .n_children = count, .children = pointers, .release = release_schema};
+}
+
+static void check_null(void) {
+  transship_server *server = (transship_server *)&server;
+  CHECK(transship_server_new(NULL, &server) == TRANSSHIP_INVALID && server == NULL);
+  CHECK(strcmp(transship_message(), "config is NULL") == 0);
+  CHECK(transship_server_new("{}", NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_server_new("{}", &server) == TRANSSHIP_FAILED && server == NULL);
+  CHECK(transship_server_new("{\"server\": \"x\", \"root\": \"/nowhere\"}", &server) == TRANSSHIP_FAILED);
+  CHECK(strstr(transship_message(), "/nowhere/manifest.json") != NULL);
+  CHECK(transship_server_functions(NULL) == 0 && transship_server_descriptor(NULL) == -1);
+  CHECK(transship_server_start(NULL) == TRANSSHIP_INVALID && transship_server_stop(NULL) == TRANSSHIP_INVALID);
+  transship_work *work = NULL;
+  CHECK(transship_next(NULL, 0, &work) == TRANSSHIP_INVALID && transship_work_is_cancelled(NULL) == 0);
+  CHECK(transship_work_answer(NULL, NULL, NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_work_fail(NULL, "user_code", "no", NULL, -1) == TRANSSHIP_INVALID);
+  transship_server_free(NULL);
+  transship_text_free(NULL);
+}
+
+/* 0 fails at the value 13, 1 is a table function, 2 an aggregate function, 3 waits until its client has gone. */
+static void answer(transship_work *work) {
+  transship_work_info info;
+  CHECK(transship_work_info_of(work, NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_work_info_of(work, &info) == TRANSSHIP_OK);
+  if (info.step == TRANSSHIP_END) {
+    CHECK(transship_work_answer(work, NULL, NULL) == TRANSSHIP_OK);
+    return;
+  }
+  struct ArrowArray batch, array;
+  struct ArrowSchema schema;
+  CHECK(transship_work_batch(work, NULL, NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_work_batch(work, &batch, &schema) == TRANSSHIP_OK);
+  CHECK(strcmp(schema.format, "+s") == 0 && (size_t)batch.length == info.rows);
+  const struct ArrowArray *first = batch.children[0];
+  const int64_t *values = (const int64_t *)first->buffers[1] + first->offset;
+  int64_t *columns[2] = {calloc(4096, 8), calloc(4096, 8)};
+  schema.release(&schema);
+  transship_status status = TRANSSHIP_OK;
+  if (info.function == 0) {
+    for (size_t row = 0; row < info.rows; row++) {
+      if (values[row] == 13) {
+        status = transship_work_fail(work, "user_code", "13 is bad", "in interface.c", (int64_t)row);
+        goto end;
+      }
+      columns[0][row] = values[row] * 2;
+    }
+    make_reply(1, batch.length, columns, &array, &schema);
+    status = transship_work_answer(work, &array, &schema);
+  } else if (info.function == 1) {
+    /* Each result in a part of its own. */
+    for (int64_t i = 0; i < values[0]; i++) {
+      columns[1][i] = i;
+      int64_t *part[2] = {columns[0] + i, columns[1] + i};
+      make_reply(2, 1, part, &array, &schema);
+      CHECK(transship_work_part(work, &array, &schema) == TRANSSHIP_OK && array.release == NULL);
+    }
+    make_reply(2, 0, columns, &array, &schema);
+    if (values[0] == 0) {
+      /* As many parts as the client takes. */
+      int64_t *part[2] = {columns[0], columns[1]};
+      array.release(&array);
+      do make_reply(2, 1, part, &array, &schema);
+      while ((status = transship_work_part(work, &array, &schema)) == TRANSSHIP_OK);
+      CHECK(status == TRANSSHIP_UNWANTED && array.release == NULL);
+      fprintf(stderr, "interface: unwanted\n");
+      make_reply(2, 0, columns, &array, &schema);
+    }
+    status = transship_work_answer(work, &array, &schema);
+  } else if (info.function == 2) {
+    /* The columns are of another number than the reply's. */
+    make_reply(1, batch.length, columns, &array, &schema);
+    status = transship_work_answer(work, &array, &schema);
+  } else {
+    while (!transship_work_is_cancelled(work)) poll(NULL, 0, 1);
+    fprintf(stderr, "interface: cancelled\n");
+    status = transship_work_fail(work, "no such kind", "cancelled", NULL, -1);
+    CHECK(status == TRANSSHIP_INVALID);
+    status = TRANSSHIP_OK;
+  }
+end:
+  CHECK(status == TRANSSHIP_OK);
+  batch.release(&batch);
+}
+
+int main(int count, char **arguments) {
+  CHECK(count == 2 && transship_core_version() == TRANSSHIP_CORE_VERSION);
+  check_null();
+  char config[4096];
+  snprintf(config, sizeof config, "{\"server\": \"interface/1\", \"root\": \"%s\", \"columns\": \"plain\"}", arguments[1]);
+  transship_server *server = NULL;
+  CHECK(transship_server_new(config, &server) == TRANSSHIP_OK && server);
+  CHECK(transship_server_functions(server) == 4);
+  transship_function function;
+  CHECK(transship_server_function(server, 4, &function) == TRANSSHIP_INVALID);
+  CHECK(transship_server_function(server, 1, &function) == TRANSSHIP_OK);
+  CHECK(strcmp(function.name, "up_to") == 0 && strcmp(function.kind, "table") == 0 && strcmp(function.batch, "row") == 0);
+  CHECK(strcmp(function.result, "int4") == 0 && strcmp(function.result_format, "l") == 0 && function.arguments == 1);
+  size_t merging = 2;
+  char *text = NULL;
+  CHECK(transship_server_describe(server, NULL, 1, &text) == TRANSSHIP_INVALID);
+  CHECK(transship_server_describe(server, &merging, 1, &text) == TRANSSHIP_OK && strstr(text, "\"merges\":true"));
+  transship_text_free(text);
+  transship_work *work = NULL;
+  CHECK(transship_next(server, 1, &work) == TRANSSHIP_NOTHING && !work);
+  CHECK(transship_server_start(server) == TRANSSHIP_OK);
+  CHECK(transship_server_start(server) == TRANSSHIP_FAILED);
+  for (;;) {
+    struct pollfd readable = {.fd = transship_server_descriptor(server), .events = POLLIN};
+    /* A signal may interrupt it. */
+    if (poll(&readable, 1, -1) < 0 && errno == EINTR) continue;
+    CHECK(readable.revents == POLLIN);
+    const transship_status status = transship_next(server, 0, &work);
+    if (status == TRANSSHIP_ENDED) break;
+    CHECK(status == TRANSSHIP_OK);
+    answer(work);
+  }
+  transship_server_free(server);
+  fprintf(stderr, "interface: ended\n");
+  return 0;
+}

@@ -1,0 +1,56 @@
+//! The functions of the conformance suite, served by a process of this program, pass the suite over every transport.
+#![allow(missing_docs)]
+
+#[path = "../../conformance/handler.rs"]
+mod handler;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use udf_client::transport::credentials::Credentials;
+use udf_conformance::{Outcome, judge_server};
+use udf_project::endpoint::Endpoint;
+use udf_project::manifest::Manifest;
+
+/// Names the role of this program: the server's, if it is set.
+const ROLE: &str = "TRANSSHIP_CONFORMANCE_SERVER";
+
+#[test]
+fn the_server_conforms() {
+    if std::env::var_os(ROLE).is_some() {
+        transship::main(handler::functions());
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let text = include_str!("../../conformance/transship.toml");
+    std::fs::write(folder.path().join("manifest.json"), Manifest::parse(text).unwrap().to_label()).unwrap();
+    let mut server = Command::new(std::env::current_exe().unwrap())
+        .args(["the_server_conforms", "--exact"])
+        .env(ROLE, "yes")
+        .env("TRANSSHIP_ROOT", folder.path())
+        .env("TRANSSHIP_SOCKET_DIR", folder.path())
+        .env_remove("TRANSSHIP_HTTP_PORT")
+        .env_remove("TRANSSHIP_FLIGHT_PORT")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (start, path) = (Instant::now(), folder.path().to_str().unwrap());
+    while std::os::unix::net::UnixStream::connect(folder.path().join("flight.sock")).is_err() {
+        assert!(start.elapsed() < Duration::from_secs(60) && server.try_wait().unwrap().is_none());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (mut failed, mut counts) = (Vec::new(), Vec::new());
+    for endpoint in [format!("http+unix:{path}/http.sock"), format!("unix:{path}/flight.sock")] {
+        let endpoint = Endpoint::parse(&endpoint).unwrap();
+        judge_server(&endpoint, &Credentials::default(), |transport, verdicts| {
+            let bad = verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Failed(_)));
+            failed.extend(bad.map(|verdict| format!("over {transport}: {verdict}")));
+            counts.push(verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Passed).count());
+        })
+        .unwrap();
+    }
+    let ended = Command::new("kill").arg(server.id().to_string()).status().unwrap();
+    assert!(ended.success() && server.wait().unwrap().success());
+    assert!(failed.is_empty(), "{failed:#?}");
+    assert!(counts.len() == 3 && counts.iter().all(|count| *count > 40), "{counts:?}");
+}
