@@ -11,7 +11,6 @@ use udf_client::control::{Connection, ReplicaInfo, Request, Response, ask};
 use udf_client::lease::Lease;
 use udf_client::transport::connect;
 use udf_project::endpoint::Endpoint;
-use udf_types::transport_name::TransportName;
 use udf_types::{Kind, Result};
 
 const PROJECT: &str = r#"
