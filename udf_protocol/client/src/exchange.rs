@@ -278,6 +278,7 @@ impl Exchange {
                 unreadable.into_error(function, self.budget.limit(), |fact| Error::bad_result(function, fact))
             })?;
             reply.repeated = reply.columns.num_rows() - rows;
+            reply.bytes_needed = reply.bytes_needed.saturating_add(bytes_of(&reply.columns));
         }
         Ok(reply)
     }

@@ -190,6 +190,17 @@ fn equal_rows_share_their_error() {
 }
 
 #[test]
+fn what_equal_rows_get_counts_as_memory_that_the_reply_needs() {
+    let stage = Stage::raising(1, Names::Row);
+    let mut exchange = stage.open(Volatility::Stable);
+    exchange.send(batch_of(&mut BatchBuilder::new(&plain()), &vec![7; 50_000]));
+    let reply = exchange.receive(&PlainHost).unwrap();
+    assert_eq!((reply.columns.num_rows(), reply.repeated), (50_000, 49_999));
+    // A number and an error for each.
+    assert!(reply.bytes_needed > 50_000 * 12, "{}", reply.bytes_needed);
+}
+
+#[test]
 fn a_server_that_reports_errors_of_rows_is_asked_to() {
     for (volatility, asked) in [(Volatility::Volatile, "once"), (Volatility::Stable, "again")] {
         let script: Script = Arc::new(move |mut calls: Calls, answers: Answers| {
