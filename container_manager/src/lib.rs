@@ -19,6 +19,8 @@ pub mod folders;
 pub mod images;
 pub mod kept_logs;
 pub mod make_dir;
+pub mod metrics;
+pub mod monitoring;
 pub mod pool;
 pub mod registration;
 pub mod replica;

@@ -9,6 +9,7 @@ use clap::Parser;
 use container_manager::advice::advised;
 use container_manager::config::HostConfig;
 use container_manager::flags::{CliFlags, Command, Engine};
+use container_manager::monitoring::series;
 use container_manager::registration::build::build_project;
 use container_manager::runtime;
 use container_manager::runtime::image_store::BuildOptions;
@@ -143,6 +144,17 @@ fn run(flags: CliFlags) -> Result<bool> {
             }
             Ok(true)
         }
+        Command::Stats { dsn: Some(dsn), .. } => {
+            show_functions(&dsn)?;
+            Ok(true)
+        }
+        Command::Stats { prometheus, dsn: None } => {
+            let Response::Metrics { text } = ask_manager(&host, Request::Metrics)? else {
+                return Err(unexpected("It did not answer with metrics."));
+            };
+            print!("{}", for_output(&if prometheus { text } else { series::table(&text) }));
+            Ok(true)
+        }
         Command::Doctor => block_on(async { Ok(doctor::examine(&host).await) }),
     }
 }
@@ -189,6 +201,32 @@ fn run_in_postgres(dsn: &str, function: &str, image: &str, schema: &str) -> Resu
     match child.wait().map_err(|cause| failed(&cause))? {
         status if status.success() => Ok(()),
         status => Err(failed(&format!("psql: {status}."))),
+    }
+}
+
+/// Prints what the backends of a database have counted, busiest functions first.
+fn show_functions(dsn: &str) -> Result<()> {
+    let failed = |cause: String| {
+        Error::new(Kind::InvalidDefinition, "could not read the statistics of container functions").with_detail(cause)
+    };
+    const QUERY: &str = "SELECT schema || '.' || name AS function, exchanges, calls, rows, batches, errors, retries, \
+        round(wait_time::numeric) AS wait_ms, round(compute_time::numeric) AS compute_ms, \
+        round(latency_p50::numeric, 2) AS p50_ms, round(latency_p99::numeric, 2) AS p99_ms \
+        FROM transship.stat_functions ORDER BY wait_time DESC, function";
+    let mut psql = std::process::Command::new("psql");
+    psql.args([
+        "--no-psqlrc",
+        "--quiet",
+        "--set=ON_ERROR_STOP=1",
+        "--pset=pager=off",
+        "--dbname",
+        dsn,
+        "--command",
+        QUERY,
+    ]);
+    match psql.status().map_err(|cause| failed(format!("psql: {cause}")))? {
+        status if status.success() => Ok(()),
+        status => Err(failed(format!("psql: {status}."))),
     }
 }
 

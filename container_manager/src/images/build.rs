@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
 
 use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
@@ -75,6 +76,7 @@ impl Images {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
         let options = BuildOptions { cancel, ..BuildOptions::default() };
+        let begun = Instant::now();
         let built = self
             .blocking(move |images| {
                 build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
@@ -84,7 +86,9 @@ impl Images {
                 if error.kind() == Kind::Cancelled {
                     eprintln!("transshipd: {error}");
                 }
-            })?;
+            });
+        self.pool.metrics().built(begun.elapsed(), &built);
+        let built = built?;
         self.note_built(&built).await;
         Ok(built)
     }

@@ -8,6 +8,7 @@ use udf_types::Error;
 
 use super::Pool;
 use super::greet::PROBE_INTERVAL;
+use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::program::last_lines;
 
@@ -16,7 +17,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pool {
     /// Takes a replica out and stops it. Whoever waits for it learns `error`.
-    pub(super) async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
+    pub(super) async fn discard(self: &Arc<Pool>, name: String, end: End, error: Option<Error>) {
         // What is being paused is so in a moment, and is not stopped meanwhile.
         let watch = self.lock().replicas.get(&name).map(Replica::watch);
         if let Some(mut watch) = watch {
@@ -32,6 +33,7 @@ impl Pool {
             };
             let is_paused = replica.state() == State::Paused;
             let _ = replica.become_state(next);
+            self.metrics.ended(&replica.image, end);
             let socket_dir = replica.socket_dir.clone();
             state.leaving.insert(name.clone(), replica);
             (socket_dir, is_paused)
@@ -53,13 +55,13 @@ impl Pool {
     }
 
     /// The same, on a task of its own: whoever asks may be cancelled, the stop must not be.
-    pub(super) fn discard_soon(self: &Arc<Pool>, name: String) {
+    pub(super) fn discard_soon(self: &Arc<Pool>, name: String, end: End) {
         let pool = self.clone();
-        tokio::spawn(async move { pool.discard(name, None).await });
+        tokio::spawn(async move { pool.discard(name, end, None).await });
     }
 
     /// Takes out a replica that ended, or has to, without being asked to.
-    pub(super) async fn discard_ended(self: &Arc<Pool>, name: String, fate: &str) {
+    pub(super) async fn discard_ended(self: &Arc<Pool>, name: String, end: End, fate: &str) {
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.containers.logs(&asked)).await.unwrap_or_default();
         {
@@ -70,7 +72,7 @@ impl Pool {
             let last = format!("The last one {fate}.\n{}", last_lines(&log, 15));
             state.note_ending(&digest, Some(lived), was_in_use, last.trim_end());
         }
-        self.discard(name, None).await;
+        self.discard(name, end, None).await;
     }
 
     pub(super) async fn remove_folders(self: &Arc<Pool>, socket_dir: PathBuf) {
@@ -90,7 +92,7 @@ impl Pool {
             state.replicas.keys().cloned().collect()
         };
         for name in names {
-            self.discard_soon(name);
+            self.discard_soon(name, End::Shutdown);
         }
         let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         while Instant::now() < deadline {
