@@ -7,17 +7,19 @@ use udf_types::{Error, Result};
 
 use crate::config::HostConfig;
 use crate::runtime;
+use crate::setup_checks;
 use crate::template::Template;
 
 /// Prints one line per check; false if any failed.
 pub async fn examine(host: &HostConfig) -> bool {
     let runtime = runtime::choose(host)
         .and_then(|engine| Ok(format!("{}: {}", engine.containers.name(), engine.containers.check()?)));
-    let checks = [
+    let mut checks = vec![
         ("runtime", runtime),
         ("templates", list_templates(&host.paths.templates)),
         ("manager", ask_manager(&host.paths.socket).await),
     ];
+    checks.extend(setup_checks::examine(host).await);
     let doubts = runtime::choose(host).and_then(|engine| engine.doubts()).unwrap_or_default();
     let mut is_well = true;
     for (name, result) in checks {

@@ -13,7 +13,7 @@ use crate::config::{BaseImage, BuildConfig, Config, HostConfig, Paths, RuntimeCo
 use crate::deploy::{self, DeployTarget};
 
 /// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
-const MAX_RUN_DIR_BYTES: usize = 107 - 60;
+pub const MAX_RUN_DIR_BYTES: usize = 107 - 60;
 
 /// Without `--max-containers`.
 const CONTAINERS_PER_PROCESSOR: usize = 8;

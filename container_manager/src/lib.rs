@@ -26,5 +26,6 @@ pub mod registration;
 pub mod replica;
 pub mod runtime;
 pub mod sandbox;
+pub mod setup_checks;
 pub mod signature_check;
 pub mod template;

@@ -544,6 +544,7 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "report_timeout", "replica": other}),
         json!({"request": "logs", "replica": other}),
         json!({"request": "prune", "older_than_days": 0}),
+        json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_345, &socket, &requests);
     for (request, answer) in requests.iter().zip(&answers).take(8) {
@@ -570,9 +571,13 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "resolve", "image": "secret:1"}),
         json!({"request": "logs", "replica": other}),
         json!({"request": "prune", "older_than_days": 100}),
+        json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_346, &socket, &requests);
     assert!(answers[1]["text"].as_str().unwrap().contains("secret talk"), "{answers:?}");
+    let metrics = answers[3]["text"].as_str().unwrap();
+    assert!(metrics.contains("transship_replicas{image=\"secret:1\",state=\"ready\"} 1\n"), "{metrics}");
+    assert!(!metrics.contains("secret talk"));
     assert_eq!((&answers[0]["response"], &answers[2]["images"]), (&json!("image"), &json!([])));
 }
 

@@ -21,7 +21,7 @@ pub(super) fn render(snapshot: &Snapshot, metrics: &str) -> String {
         String::from("<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Transship</title>");
     let _ = write!(page, "<meta http-equiv=\"refresh\" content=\"10\"><style>{STYLE}</style></head><body>");
     let _ = write!(page, "<h1>Transship {}, runtime {}</h1>", env!("CARGO_PKG_VERSION"), escape(&snapshot.runtime));
-    table(&mut page, "Limits", &["what", "now", "waiting", "limit"], limits(snapshot));
+    table(&mut page, "Limits", &["resource", "now", "waiting", "limit"], limits(snapshot));
     table(&mut page, "Images", &["image", "replicas", "leases"], images(snapshot));
     let replicas = snapshot.replicas.iter().map(|replica| {
         let state = if replica.state == "silent" { bad(&replica.state) } else { text(&replica.state) };
@@ -32,9 +32,9 @@ pub(super) fn render(snapshot: &Snapshot, metrics: &str) -> String {
         let state = if circuit.state == "closed" { text(&circuit.state) } else { bad(&circuit.state) };
         [text(&circuit.image), state, number(u64::from(circuit.endings)), seconds(circuit.wait_s)].into()
     });
-    let names = ["image", "circuit", "ended in a row", "none is started for"];
+    let names = ["image", "circuit", "ended in a row", "next start in"];
     table(&mut page, "Images whose replicas ended by themselves", &names, circuits.collect());
-    table(&mut page, "Errors since the start", &["what", "which", "count"], errors(metrics));
+    table(&mut page, "Errors since the start", &["metric", "labels", "count"], errors(metrics));
     page.push_str("<p>\"transship ps\" says how replicas ended, \"transship logs\" what they wrote. ");
     page.push_str("<a href=\"/metrics\">Metrics</a></p></body></html>\n");
     page
