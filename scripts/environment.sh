@@ -49,12 +49,29 @@ find_docker
 # Brings up what the functions of a test or an example need, as RUNTIME says; that may be a daemon that was not there before.
 bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 
-# Builds a UDF project; what the build said is shown only if it fails.
+# Has the manager build a UDF project; what the build said is shown only if it fails.
 build_image() {
   local log
   log=$(mktemp)
   "$BUILD/transship" build "$1" > "$log" 2>&1 || { tail -n 30 "$log" >&2; exit 1; }
   rm "$log"
+}
+
+# Starts a manager beside the private one, with folders of its own in a folder with a short path, and with further options. From
+# then on, `transship` asks this one: start_own_manager FOLDER [OPTIONS...]. Its process is $own_manager.
+start_own_manager() {
+  local place=$1
+  shift
+  export TRANSSHIP_SOCKET=$place/m.sock TRANSSHIP_STATE_DIR=$place/state TRANSSHIP_RUN_DIR=$place/r
+  "$BUILD/transshipd" "$@" > "$place/log" 2>&1 < /dev/null &
+  own_manager=$!
+  for _ in $(seq 200); do
+    ! "$BUILD/transship" ps > /dev/null 2>&1 || return 0
+    kill -0 "$own_manager" 2> /dev/null || break
+    sleep 0.1
+  done
+  tail -n 20 "$place/log" >&2
+  return 1
 }
 
 # Whether the process in a pid file is alive and ours.

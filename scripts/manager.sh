@@ -29,7 +29,7 @@ case ${1:-} in
     fi
     ;;
   env)
-    for name in TRANSSHIP_SOCKET TRANSSHIP_STATE_DIR TRANSSHIP_RUN_DIR TRANSSHIP_TEMPLATES TRANSSHIP_RUNTIME DOCKER_HOST; do
+    for name in TRANSSHIP_SOCKET TRANSSHIP_TEMPLATES; do
       [ -z "${!name:-}" ] || printf 'export %s=%q\n' "$name" "${!name}"
     done
     ;;

@@ -33,6 +33,11 @@ SELECT transport, count(*) AS calls, sum(wrong_rows(form || name, coalesce(quote
 FROM unnest(ARRAY['auto', 'shm', 'socket', 'flight', 'json']) transport, unnest(ARRAY['same_', 'whole_']) form,
   (SELECT * FROM constants UNION ALL SELECT name, type, 'NULL' FROM constants) c
 GROUP BY transport ORDER BY transport;
+-- Parquet repeats them in each row; it has no arrays, ranges and intervals.
+SELECT transport, count(*) AS calls, sum(wrong_rows(form || name, coalesce(quote_literal(nullif(value, 'NULL')), 'NULL') || '::' || type, transport)) AS wrong_rows
+FROM unnest(ARRAY['parquet']) transport, unnest(ARRAY['same_', 'whole_']) form,
+  (SELECT * FROM constants UNION ALL SELECT name, type, 'NULL' FROM constants) c
+WHERE type !~ '\[\]|range|interval' GROUP BY transport;
 -- Before, between and behind columns, alone, and as NULL.
 CREATE FUNCTION add_volatile(a bigint, b bigint) RETURNS bigint LANGUAGE container AS 'image = "regress:1.0" function = "add"';
 CREATE FUNCTION add_strict(a bigint, b bigint) RETURNS bigint LANGUAGE container STRICT AS 'image = "regress:1.0" function = "add"';
@@ -92,7 +97,7 @@ $$;
 CREATE FUNCTION peak_megabytes() RETURNS bigint LANGUAGE sql
 AS $$ SELECT substring(pg_read_file('/proc/self/status') FROM 'VmHWM:\s+(\d+) kB')::bigint / 1024 $$;
 SELECT transport, sum_of_bytes(decode(repeat('0a', 17000000), 'hex'), transport), peak_megabytes() < 600 AS is_bounded
-FROM unnest(ARRAY['shm', 'socket', 'flight', 'json']) transport;
+FROM unnest(ARRAY['shm', 'socket', 'flight', 'json', 'parquet']) transport;
 SET transship.batching = off;
 SELECT sum(add_volatile(5, x)), sum(add_volatile(x, -5)) FROM numbers WHERE x <= 33;
 RESET transship.batching;

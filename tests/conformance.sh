@@ -16,6 +16,10 @@ templates=("$@")
 can_start() { [ "$TRANSSHIP_RUNTIME" != process ] || grep -qx '\[process\]' "container_templates/$1/template.toml"; }
 [ "$TRANSSHIP_RUNTIME" != docker ] || "$ROOT/scripts/docker.sh" compilers
 if [ -n "$only_build" ]; then
+  # The private manager may have another runtime meanwhile.
+  own=$(mktemp -d /tmp/ts-XXXXXX)
+  trap 'kill "$own_manager"; wait "$own_manager" || true; rm -rf "$own"' EXIT
+  start_own_manager "$own"
   for template in "${templates[@]}"; do
     ! can_start "$template" || build_image "container_templates/$template/conformance"
   done

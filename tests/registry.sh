@@ -57,6 +57,10 @@ expect "$reference@sha256:" "$pushed"
 expect "does not exist" "$(fails "$transship" push no_such:1 "$reference:2")"
 expect "is not a reference" "$(fails "$transship" pull -- --all-tags)"
 
+# The manager uses the caller's login, and keeps it nowhere.
+! grep -qF -e s3cret -e "$(printf founder:s3cret | base64)" "$PRIVATE/m/log" || { echo "the manager's log has a login" >&2; exit 1; }
+expect "docker login" "$(DOCKER_CONFIG=$place fails "$transship" push samples:1.0 "$reference:1.0")"
+
 # The image goes, and comes back by its digest as what it was. Replicas that earlier tests left would keep it.
 "$ROOT/scripts/manager.sh" stop
 "$ROOT/scripts/manager.sh" start
@@ -123,7 +127,13 @@ docker push --quiet "$reference:base" > /dev/null
 base=$(docker image inspect --format '{{index .RepoDigests 0}}' "$reference:base")
 first_layers=$(docker image inspect --format '{{json .RootFS.Layers}}' "$base")
 docker image rm --force "$(id_of "$reference:base")" > /dev/null
-build_pinned() { TRANSSHIP_TEMPLATES=$place/templates "$transship" --base-image "debian:bookworm-slim=$1" build "$place/tiny" 2>&1; }
+# By a manager that builds on it, and gets it with its own login.
+build_pinned() (
+  own=$(mktemp -d /tmp/ts-XXXXXX)
+  trap 'kill "$own_manager"; wait "$own_manager" || true; rm -rf "$own"' EXIT
+  start_own_manager "$own" --templates "$place/templates" --base-image "debian:bookworm-slim=$1"
+  "$transship" build "$place/tiny" 2>&1
+)
 pinned=$(build_pinned "$base" | tail -n 1 | cut -d' ' -f2)
 [ "$(docker run --rm --entrypoint cat "$pinned" /base)" = "$model" ]
 expect "${first_layers%]}" "$(docker image inspect --format '{{json .RootFS.Layers}}' "$pinned")"

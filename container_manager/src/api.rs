@@ -29,8 +29,10 @@ use crate::images::Images;
 use crate::make_dir::make_dir;
 use crate::monitoring::write_metrics;
 use crate::pool::Pool;
-use crate::registration::library::{Room, Upload};
+use crate::progress::{Heard, Progress, progress};
+use crate::registration::upload::{Room, Upload};
 use crate::replica::Holder;
+use crate::runtime::image_store::{BuildOptions, TransferOptions};
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
 /// the descriptors that the manager may have.
@@ -101,7 +103,7 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
         };
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
         if let Ok(place) = connections.clone().try_acquire_owned() {
-            let of_user = users.entry(peer.uid).or_default().clone();
+            let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator)).clone();
             let upload = Upload::new(of_user.uploads.clone());
             let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
             let config = config.clone();
@@ -157,9 +159,10 @@ struct OfUser {
     uploads: Arc<Room>,
 }
 
-impl Default for OfUser {
-    fn default() -> OfUser {
-        OfUser { long_requests: Arc::new(Semaphore::new(MOST_LONG_REQUESTS)), uploads: Arc::default() }
+impl OfUser {
+    fn new(is_operator: bool) -> Arc<OfUser> {
+        let uploads = Arc::new(Room::new(is_operator));
+        Arc::new(OfUser { long_requests: Arc::new(Semaphore::new(MOST_LONG_REQUESTS)), uploads })
     }
 }
 
@@ -237,17 +240,7 @@ async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUse
             Ok(request) => {
                 // A build may take long; how many there are is bounded otherwise.
                 let _turn = turn.filter(|_| !matches!(request, Request::BuildInline { .. }));
-                let (canceller, cancel) = cancel();
-                let mut answering = pin!(answer(request, &mut held, &mut opened, cancel));
-                tokio::select! {
-                    biased;
-                    response = &mut answering => response,
-                    // A build ends then. Everything else goes on, so that no lease is half counted.
-                    () = hung_up(reader.get_ref().as_ref()) => {
-                        canceller.cancel();
-                        answering.await
-                    }
-                }
+                answer_telling(request, &mut held, &mut opened, reader.get_ref(), &mut writer).await
             }
             Err(cause) => {
                 is_readable = false;
@@ -261,6 +254,53 @@ async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUse
             return;
         }
     }
+}
+
+/// Answers a request. Meanwhile, the client hears what is said of it; if it goes away, what takes long ends.
+async fn answer_telling(
+    request: Request,
+    held: &mut Held,
+    opened: &mut Option<Opened>,
+    reader: &OwnedReadHalf,
+    writer: &mut OwnedWriteHalf,
+) -> Result<Response> {
+    let ((canceller, cancel), (progress, heard)) = (cancel(), progress());
+    let answering = async {
+        let response = answer(request, held, opened, cancel, &progress).await;
+        progress.end();
+        response
+    };
+    let (mut answering, mut telling) = (pin!(answering), pin!(tell(writer, heard)));
+    let (mut response, mut is_told, mut is_there) = (None, false, true);
+    // Nothing of a client that reads slowly, or not at all, waits for it but its own response.
+    loop {
+        tokio::select! {
+            biased;
+            answered = &mut answering, if response.is_none() => response = Some(answered),
+            told = &mut telling, if !is_told => {
+                is_told = true;
+                if told.is_err() {
+                    canceller.cancel();
+                }
+            }
+            // A build or a transfer ends then. Everything else goes on, so that no lease is half counted.
+            () = hung_up(reader.as_ref()), if is_there => {
+                is_there = false;
+                canceller.cancel();
+            }
+        }
+        if is_told && let Some(response) = response.take() {
+            return response;
+        }
+    }
+}
+
+/// Sends what is heard, until its end.
+async fn tell(writer: &mut OwnedWriteHalf, mut heard: Heard) -> std::io::Result<()> {
+    while let Some(text) = heard.next().await {
+        writer.write_all(&line_of(&Response::Progress { text })).await?;
+    }
+    Ok(())
 }
 
 /// Reads the line of a request, of at most [`MAX_LINE_BYTES`]; a long one with its turn. None at the end of the stream.
@@ -322,7 +362,13 @@ async fn write(writer: &mut OwnedWriteHalf, line: &[u8], opened: Option<Opened>)
     writer.write_all(&line[sent..]).await
 }
 
-async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, cancel: Cancel) -> Result<Response> {
+async fn answer(
+    request: Request,
+    held: &mut Held,
+    opened: &mut Option<Opened>,
+    cancel: Cancel,
+    progress: &Progress,
+) -> Result<Response> {
     let (images, pool) = (held.images.clone(), held.pool.clone());
     match request {
         Request::Ping => Ok(Response::Pong {
@@ -334,9 +380,9 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             images.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
             images.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
         }
-        Request::AddToFile { path, content } => {
+        Request::AddToFile { path, content, is_program } => {
             let mut upload = held.upload.take();
-            let (added, upload) = blocking(move || Ok((upload.add(&path, &content), upload))).await?;
+            let (added, upload) = blocking(move || Ok((upload.add(&path, &content, is_program), upload))).await?;
             held.upload = upload;
             added.map(|()| Response::Added)
         }
@@ -344,6 +390,24 @@ async fn answer(request: Request, held: &mut Held, opened: &mut Option<Opened>, 
             images.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
             let upload = held.upload.take();
             images.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
+        }
+        Request::BuildProject => {
+            held.check_operator("build a project")?;
+            let (upload, options) = (held.upload.take(), BuildOptions { cancel, progress: progress.clone() });
+            images.build_project(upload, held.peer.uid, options).await.map(Response::Image)
+        }
+        Request::Push { image, reference, login } => {
+            held.check_operator("push an image")?;
+            let pushed = images.push(image, reference, TransferOptions { login, cancel }).await;
+            pushed.map(|reference| Response::Pushed { reference })
+        }
+        Request::Pull { reference, replace, login } => {
+            held.check_operator("pull an image")?;
+            images.pull(reference, replace, TransferOptions { login, cancel }).await.map(Response::Image)
+        }
+        Request::Doctor => {
+            held.check_operator("examine the host")?;
+            images.examine().await.map(|(checks, doubts)| Response::Doctor { checks, doubts })
         }
         Request::Acquire { digest } => {
             let Peer { connection, uid, pid, is_operator } = held.peer;

@@ -1,4 +1,4 @@
-//! The configuration of the manager, and of what both programs know of the host: checked, and free of how it was given.
+//! The configuration of the manager: checked, and free of how it was given.
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use udf_project::reference::ImageReference;
 /// The manager's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// What both programs know of the host.
+    /// What it knows of the host.
     pub host: HostConfig,
     /// Users who may connect.
     pub allowed_uids: HashSet<u32>,
@@ -44,7 +44,7 @@ pub struct Config {
     pub metrics_hosts: Vec<String>,
 }
 
-/// What both programs know of the host.
+/// What the manager knows of the host.
 #[derive(Debug, Clone)]
 pub struct HostConfig {
     /// Where things are.

@@ -25,6 +25,9 @@ const LEAST_CONTAINERS: usize = 32;
 pub struct DaemonFlags {
     /// What both programs need to know.
     #[command(flatten)]
+    pub paths: PathFlags,
+    /// What the manager needs to know of the host.
+    #[command(flatten)]
     pub host: HostFlags,
     /// User, by name or number, that may do what an engine needs: build code that it has, lease replicas, and ask about the
     /// replicas that it leases. May be repeated.
@@ -78,60 +81,59 @@ pub struct DaemonFlags {
     pub metrics_hosts: Vec<String>,
 }
 
-/// Where images, sockets and templates are, and what builds images and runs containers.
+/// What both programs need to know.
 #[derive(Debug, Clone, Args)]
-pub struct HostFlags {
+pub struct PathFlags {
     /// Socket on which the manager listens.
     #[arg(long, env = "TRANSSHIP_SOCKET", default_value = "/run/transship/transshipd.sock", global = true)]
     pub socket: PathBuf,
-    /// Folder of images and logs.
-    #[arg(long, env = "TRANSSHIP_STATE_DIR", default_value = "/var/lib/transship", global = true)]
-    pub state_dir: PathBuf,
-    /// Folder of the replicas' sockets. Must be short, because the path of a socket has at most 107 bytes.
-    #[arg(long, env = "TRANSSHIP_RUN_DIR", default_value = "/run/transship/replicas", global = true)]
-    pub run_dir: PathBuf,
-    /// Folder in memory for the segments that engines and replicas share.
-    #[arg(long, env = "TRANSSHIP_SHM_DIR", default_value = "/dev/shm", global = true)]
-    pub shm_dir: PathBuf,
     /// Folder of the templates.
     #[arg(long, env = "TRANSSHIP_TEMPLATES", default_value = "/usr/share/transship/templates", global = true)]
     pub templates: PathBuf,
+}
+
+/// Where images and the replicas' sockets are, and what builds images and runs containers.
+#[derive(Debug, Clone, Args)]
+pub struct HostFlags {
+    /// Folder of images and logs.
+    #[arg(long, env = "TRANSSHIP_STATE_DIR", default_value = "/var/lib/transship")]
+    pub state_dir: PathBuf,
+    /// Folder of the replicas' sockets. Must be short, because the path of a socket has at most 107 bytes.
+    #[arg(long, env = "TRANSSHIP_RUN_DIR", default_value = "/run/transship/replicas")]
+    pub run_dir: PathBuf,
+    /// Folder in memory for the segments that engines and replicas share.
+    #[arg(long, env = "TRANSSHIP_SHM_DIR", default_value = "/dev/shm")]
+    pub shm_dir: PathBuf,
     /// Network of docker's and podman's builds, in the notation of their own option. Default: that of docker or podman.
-    #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK", global = true)]
+    #[arg(long, env = "TRANSSHIP_BUILD_NETWORK", value_name = "NETWORK")]
     pub build_network: Option<String>,
     /// Memory of each step of docker's and podman's builds, in megabytes, swap included, 64 to 1048576.
-    #[arg(long, env = "TRANSSHIP_BUILD_MEMORY_MB", default_value_t = 4096, global = true)]
+    #[arg(long, env = "TRANSSHIP_BUILD_MEMORY_MB", default_value_t = 4096)]
     #[arg(value_parser = clap::value_parser!(u64).range(64..=1_048_576))]
     pub build_memory_mb: u64,
     /// Processors of each step of docker's and podman's builds, 1 to 256.
-    #[arg(long, env = "TRANSSHIP_BUILD_CPUS", default_value_t = 2, global = true)]
+    #[arg(long, env = "TRANSSHIP_BUILD_CPUS", default_value_t = 2)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=256))]
     pub build_cpus: u64,
     /// Maximum run time of each program of a build, in seconds, 1 to 86400.
-    #[arg(long, env = "TRANSSHIP_BUILD_TIMEOUT_S", default_value_t = 1800, global = true)]
+    #[arg(long, env = "TRANSSHIP_BUILD_TIMEOUT_S", default_value_t = 1800)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub build_timeout_s: u64,
     /// Network of containers whose manifest asks for one, in the notation of docker's and podman's own option. Without it, such
     /// containers are not started. Docker's network "transship" is created if it is missing, and its containers do not reach
     /// each other. Containers of any network may reach this host, and what it reaches, unless a firewall prevents it.
-    #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK", global = true)]
+    #[arg(long, env = "TRANSSHIP_NETWORK", value_name = "NETWORK")]
     pub network: Option<String>,
     /// Control group in which docker and podman create those of containers, in the notation of their own option. Default: that
     /// of docker or podman.
-    #[arg(long, env = "TRANSSHIP_CGROUP_PARENT", value_name = "GROUP", global = true)]
+    #[arg(long, env = "TRANSSHIP_CGROUP_PARENT", value_name = "GROUP")]
     pub cgroup_parent: Option<String>,
     /// Image on which docker and podman build in place of one that templates name, such as
     /// debian:bookworm-slim=debian@sha256:... May be repeated; in the environment, separated by commas.
-    #[arg(
-        long = "base-image",
-        env = "TRANSSHIP_BASE_IMAGES",
-        value_name = "NAME=REFERENCE",
-        value_delimiter = ',',
-        global = true
-    )]
+    #[arg(long = "base-image", env = "TRANSSHIP_BASE_IMAGES", value_name = "NAME=REFERENCE", value_delimiter = ',')]
     pub base_images: Vec<BaseImage>,
     /// Program that runs containers.
-    #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto, global = true)]
+    #[arg(long, env = "TRANSSHIP_RUNTIME", value_enum, default_value_t = RuntimeName::Auto)]
     pub runtime: RuntimeName,
 }
 
@@ -141,7 +143,7 @@ pub struct HostFlags {
 pub struct CliFlags {
     /// What both programs need to know.
     #[command(flatten)]
-    pub host: HostFlags,
+    pub paths: PathFlags,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -307,7 +309,7 @@ impl DaemonFlags {
         for name in &self.allow_users {
             allowed_uids.insert(uid_of(name)?);
         }
-        let host = self.host.into_config()?;
+        let host = self.host.into_config(self.paths)?;
         if host.paths.run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
             return Err(invalid(format!("--run-dir has more than {MAX_RUN_DIR_BYTES} bytes")));
         }
@@ -331,16 +333,23 @@ impl DaemonFlags {
     }
 }
 
+impl PathFlags {
+    /// The same from anywhere.
+    pub fn absolute(self) -> Result<PathFlags> {
+        Ok(PathFlags { socket: absolute(self.socket)?, templates: absolute(self.templates)? })
+    }
+}
+
 impl HostFlags {
-    /// Makes the paths absolute.
-    pub fn into_config(self) -> Result<HostConfig> {
+    fn into_config(self, paths: PathFlags) -> Result<HostConfig> {
+        let paths = paths.absolute()?;
         Ok(HostConfig {
             paths: Paths {
-                socket: absolute(self.socket)?,
+                socket: paths.socket,
                 state_dir: absolute(self.state_dir)?,
                 run_dir: absolute(self.run_dir)?,
                 shm_dir: absolute(self.shm_dir)?,
-                templates: absolute(self.templates)?,
+                templates: paths.templates,
             },
             runtime: RuntimeConfig { name: self.runtime, network: self.network, cgroup_parent: self.cgroup_parent },
             builds: BuildConfig {

@@ -5,10 +5,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::sys::statvfs::statvfs;
 use nix::unistd::Uid;
-use udf_client::control::{CircuitInfo, ReplicaInfo, Request, Response, ask};
+use udf_client::control::{CircuitInfo, ReplicaInfo};
 use udf_types::{Error, Kind, Result};
 
 use crate::config::HostConfig;
@@ -23,29 +22,22 @@ const LEAST_DISK_MB: u64 = 1024;
 const LEAST_DESCRIPTORS: u64 = 1024;
 
 /// What a check found, or what is wrong.
-type Finding = (&'static str, Result<String>);
+pub type Finding = (&'static str, Result<String>);
 
-/// Makes all checks.
-pub async fn examine(host: &HostConfig) -> Vec<Finding> {
+/// The checks that the manager makes of its host and of itself.
+pub fn of_host(host: &HostConfig) -> Vec<Finding> {
     let paths = &host.paths;
-    let mut found = vec![
+    vec![
         ("state folder", check_folder(&paths.state_dir, "--state-dir")),
         ("socket folder", check_length(&paths.run_dir).and_then(|()| check_folder(&paths.run_dir, "--run-dir"))),
         ("shared memory", room(&paths.shm_dir).and_then(|room| check_shared_memory(&paths.shm_dir, room))),
         ("disk", room(&existing(&paths.state_dir)).and_then(|room| check_disk(&paths.state_dir, room))),
         ("memory", fs::read_to_string("/proc/meminfo").map_err(unread).and_then(|text| check_memory(&text))),
-    ];
-    // Without a manager, the check of the manager says so.
-    if let Ok(Response::Pong { version, .. }) = ask(&paths.socket, &Request::Ping).await {
-        found.push(("version", check_version(&version)));
-    }
-    if let Some(limits) = limits_of_manager(&paths.socket) {
-        found.push(("descriptors", check_descriptors(&limits)));
-    }
-    if let Ok(Response::Replicas { replicas, circuits }) = ask(&paths.socket, &Request::Replicas).await {
-        found.push(("replicas", check_replicas(&replicas, &circuits)));
-    }
-    found
+        (
+            "descriptors",
+            fs::read_to_string("/proc/self/limits").map_err(unread).and_then(|text| check_descriptors(&text)),
+        ),
+    ]
 }
 
 fn wrong(message: String, hint: &str) -> Error {
@@ -157,7 +149,8 @@ fn check_memory(meminfo: &str) -> Result<String> {
     Ok(format!("{available} MB are available"))
 }
 
-fn check_version(manager: &str) -> Result<String> {
+/// Whether the manager that runs has the version of this program.
+pub fn check_version(manager: &str) -> Result<String> {
     let own = env!("CARGO_PKG_VERSION");
     if manager != own {
         return Err(wrong(
@@ -166,13 +159,6 @@ fn check_version(manager: &str) -> Result<String> {
         ));
     }
     Ok(format!("both programs have version {own}"))
-}
-
-/// The limits of the process that listens on the socket, if this user may read them.
-fn limits_of_manager(socket: &Path) -> Option<String> {
-    let stream = std::os::unix::net::UnixStream::connect(socket).ok()?;
-    let manager = getsockopt(&stream, PeerCredentials).ok()?.pid();
-    fs::read_to_string(format!("/proc/{manager}/limits")).ok()
 }
 
 fn check_descriptors(limits: &str) -> Result<String> {
@@ -188,7 +174,8 @@ fn check_descriptors(limits: &str) -> Result<String> {
     Ok(format!("the manager may have {soft} open files, and so {} connections of engines", (most / 3).min(8192)))
 }
 
-fn check_replicas(replicas: &[ReplicaInfo], circuits: &[CircuitInfo]) -> Result<String> {
+/// Whether the replicas of the manager stay, and answer.
+pub fn check_replicas(replicas: &[ReplicaInfo], circuits: &[CircuitInfo]) -> Result<String> {
     let open: Vec<&str> =
         circuits.iter().filter(|circuit| circuit.state != "closed").map(|circuit| circuit.image.as_str()).collect();
     if !open.is_empty() {

@@ -4,11 +4,14 @@ use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -38,6 +41,7 @@ impl Stage {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let template = folder.path().join("templates/slow");
         fs::create_dir_all(&template).unwrap();
+        fs::create_dir(folder.path().join("temporary")).unwrap();
         let text = PROCESS.replace("STAGE", folder.path().to_str().unwrap());
         fs::write(template.join("template.toml"), text).unwrap();
         fs::write(template.join("Dockerfile"), dockerfile).unwrap();
@@ -55,6 +59,7 @@ impl Stage {
             .env("TRANSSHIP_STATE_DIR", self.path("state"))
             .env("TRANSSHIP_RUN_DIR", self.path("r"))
             .env("TRANSSHIP_TEMPLATES", self.path("templates"))
+            .env("TMPDIR", self.path("temporary"))
             .env("TRANSSHIP_RUNTIME", &self.runtime);
         command
     }
@@ -191,6 +196,173 @@ fn builds_that_hang_stop_no_other_and_end_with_their_client() {
     let _ = third.read_line(&mut String::new());
 }
 
+/// A connection that has sent the files of a project by this name, with such requirements, and has it built.
+fn send_project(stage: &Stage, name: &str, requirements: &[&str]) -> BufReader<UnixStream> {
+    let manifest = format!(
+        "name = '{name}'\nversion = '1'\ntemplate = 'slow'\nhandler = 'handler.py'\nrequirements = {}\n\
+         [[functions]]\nname = 'f'\narguments = ['int8']\nreturns = 'int8'\n",
+        json!(requirements)
+    );
+    let mut connection = stage.send(&add_to_file("transship.toml", &manifest));
+    assert_eq!(answer_on(&mut connection)["response"], "added");
+    writeln!(connection.get_mut(), "{}", add_to_file("handler.py", "x = 1\n")).unwrap();
+    assert_eq!(answer_on(&mut connection)["response"], "added");
+    writeln!(connection.get_mut(), "{}", json!({"request": "build_project"})).unwrap();
+    connection
+}
+
+fn add_to_file(path: &str, text: &str) -> Value {
+    json!({"request": "add_to_file", "path": path, "content": STANDARD.encode(text)})
+}
+
+#[test]
+fn a_project_ends_with_its_client_and_waits_for_no_engine() {
+    let mut stage = Stage::new("process", "");
+    stage.start(&["--max-builds", "1"]);
+    // An engine's build that takes the only turn.
+    let _engine = stage.send(&build_of(&["a"]));
+    wait_until("it runs", || stage.building("a").is_some());
+    let temporary = || fs::read_dir(stage.path("temporary")).unwrap().count();
+    assert_eq!(temporary(), 1);
+    let first = send_project(&stage, "p", &["b"]);
+    wait_until("the project is being built", || stage.building("b").is_some());
+    // The same name waits, another does not.
+    let second = send_project(&stage, "p", &["c"]);
+    let third = send_project(&stage, "q", &["d"]);
+    wait_until("another project is being built", || stage.building("d").is_some());
+    assert_eq!(stage.building("c"), None);
+    let process = stage.building("b").unwrap();
+    drop(first);
+    wait_until("the second is built in its place", || stage.building("c").is_some());
+    assert!(!runs(process));
+    // One that is sent only in part goes with its connection as well.
+    let mut fourth = stage.send(&add_to_file("a/b", "text"));
+    assert_eq!(answer_on(&mut fourth)["response"], "added");
+    drop((second, third, fourth));
+    wait_until("nothing is left of them", || temporary() == 1);
+    wait_until("no image is left", || folders_in(&stage.path("state/images")) == 1);
+    assert_eq!(folders_in(&stage.path("state/envs")), 1);
+    assert_eq!(stage.ask(&json!({"request": "resolve", "image": "p:1"}))["kind"], "image_not_found");
+}
+
+#[test]
+fn a_project_is_what_was_sent() {
+    let mut stage = Stage::new("process", "");
+    stage.start(&[]);
+    let mut connection = send_project(&stage, "p", &[]);
+    let built = loop {
+        let answer = answer_on(&mut connection);
+        if answer["response"] != "progress" {
+            break answer;
+        }
+        assert!(answer["text"].as_str().unwrap().contains("/bin/sh -c"), "{answer}");
+    };
+    assert_eq!((&built["response"], &built["manifest"]["name"]), (&json!("image"), &json!("p")), "{built}");
+    // Another project begins with nothing, and files lie inside.
+    writeln!(connection.get_mut(), "{}", json!({"request": "build_project"})).unwrap();
+    let refused = answer_on(&mut connection);
+    assert!(refused["message"].as_str().unwrap().contains("has no file \"transship.toml\""), "{refused}");
+    for path in ["/etc/x", "../x", "a/../../x", "", "."] {
+        writeln!(connection.get_mut(), "{}", add_to_file(path, "x")).unwrap();
+        let refused = answer_on(&mut connection);
+        assert!(refused["message"].as_str().unwrap().contains("does not lie inside the project"), "{refused}");
+    }
+    // One that names a file which was not sent.
+    writeln!(
+        connection.get_mut(),
+        "{}",
+        add_to_file("transship.toml", "name = 'p'\ntemplate = 'slow'\nhandler = 'h'\nfunctions = [{ name = 'f' }]\n")
+    )
+    .unwrap();
+    answer_on(&mut connection);
+    writeln!(connection.get_mut(), "{}", json!({"request": "build_project"})).unwrap();
+    let refused = answer_on(&mut connection);
+    assert!(refused["message"].as_str().unwrap().contains("could not read file \"h\""), "{refused}");
+    // Nobody takes the names of what engines build.
+    let refused = answer_on(&mut send_project(&stage, "transship-inline", &[]));
+    assert_eq!(refused["kind"], "not_allowed", "{refused}");
+    // A line that ends too early is no request.
+    let mut cut = stage.send(&json!({"request": "ping"}));
+    answer_on(&mut cut);
+    cut.get_mut().write_all(b"{\"request\": \"add_to_file\", \"path\": \"x\", \"content\": \"").unwrap();
+    cut.get_ref().shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(cut.read_line(&mut String::new()).unwrap(), 0);
+    drop(connection);
+    wait_until("nothing is left", || fs::read_dir(stage.path("temporary")).unwrap().count() == 0);
+}
+
+#[test]
+fn the_command_line_reads_a_project_as_its_caller() {
+    let mut stage = Stage::new("process", "");
+    stage.start(&[]);
+    let project = write_project(&stage, "p");
+    let manifest = project.join("transship.toml");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replace("handler =", "files = [\"run.sh\", \"model\", \"handler.py\"]\nhandler ="))
+        .unwrap();
+    fs::write(project.join("run.sh"), "#!/bin/sh\n").unwrap();
+    fs::set_permissions(project.join("run.sh"), fs::Permissions::from_mode(0o700)).unwrap();
+    // More than a piece, and a link that leads out: the caller may read it.
+    let model: Vec<u8> = (0..9_000_001_u32).map(|i| (i % 251) as u8).collect();
+    fs::write(stage.path("model"), &model).unwrap();
+    std::os::unix::fs::symlink(stage.path("model"), project.join("model")).unwrap();
+    let (digest, _) = build_project(&stage, &project);
+    let root = stage.path("state/images").join(digest.trim_start_matches("sha256:")).join("function");
+    assert!(fs::read(root.join("model")).unwrap() == model);
+    let mode = |file: &str| fs::symlink_metadata(root.join(file)).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("model"), 0o644);
+    // Whether a file can be run is a part of the image.
+    fs::set_permissions(project.join("run.sh"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_ne!(build_project(&stage, &project).0, digest);
+    fs::set_permissions(project.join("run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(build_project(&stage, &project).0, digest);
+    assert_eq!(fs::read_to_string(root.join("handler.py")).unwrap(), "x = 1\n");
+    // What it may not read is not sent, though the manager may read it.
+    if nix::unistd::Uid::effective().is_root() {
+        fs::set_permissions(stage.path("model"), fs::Permissions::from_mode(0o600)).unwrap();
+        let copy = stage.path("transship");
+        fs::copy(env!("CARGO_BIN_EXE_transship"), &copy).unwrap();
+        let mut build = stage.command(copy.to_str().unwrap());
+        let output = build.arg("build").arg(&project).uid(12_345).output().unwrap();
+        assert!(!output.status.success());
+        stage.end();
+        stage.start(&["--operator", "12345"]);
+        let mut build = stage.command(copy.to_str().unwrap());
+        let said = build.arg("build").arg(&project).uid(12_345).output().unwrap().stderr;
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("could not read") && said.contains("Permission denied"), "{said}");
+    }
+}
+
+#[test]
+fn a_client_that_does_not_listen_delays_nobody() {
+    let mut stage = Stage::new("process", "");
+    let template = stage.path("templates/slow/template.toml");
+    let text = fs::read_to_string(&template).unwrap();
+    // Each command that is run is said.
+    let start = text.find("[[").unwrap();
+    let end = text.find("]]").unwrap();
+    let loud = format!("[\"/bin/true\", \"{}\"]", "x".repeat(100_000));
+    let loud = vec![loud; 80].join(", ");
+    fs::write(&template, format!("{}[{loud}]{}", &text[..start], &text[end + 2..])).unwrap();
+    stage.start(&[]);
+    let mut deaf = send_project(&stage, "p", &["x"]);
+    wait_until("it is built", || stage.ask(&json!({"request": "resolve", "image": "p:1"}))["response"] == "image");
+    // The name is free for the next one.
+    let mut next = send_project(&stage, "p", &["x"]);
+    assert_eq!(answer_on(&mut next)["response"], "image");
+    let mut said = 0;
+    let answer = loop {
+        let answer = answer_on(&mut deaf);
+        match answer["text"].as_str() {
+            Some(text) => said += text.len(),
+            None => break answer,
+        }
+    };
+    assert_eq!(answer["response"], "image", "{answer}");
+    assert!((2_000_000..8_000_000).contains(&said), "{said}");
+}
+
 #[test]
 fn a_build_has_an_end() {
     let mut stage = Stage::new("process", "");
@@ -284,6 +456,23 @@ fn an_engines_build_ends_with_its_client() {
         drop(client);
         wait_until("the build has ended", || !sleeps());
         wait_until("the manager knows", || stage.log().contains("nobody waits for it any more"));
+        // The same for a project: its client is killed, and nothing is left.
+        let name = format!("killed{seconds}");
+        let project = write_project(&stage, &name);
+        let mut build = stage.command(env!("CARGO_BIN_EXE_transship"));
+        let mut client = build.arg("build").arg(&project).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the build runs", sleeps);
+        client.kill().unwrap();
+        let said = client.wait_with_output().unwrap().stderr;
+        assert!(String::from_utf8_lossy(&said).contains("RUN sleep"), "it said nothing");
+        wait_until("the build has ended", || !sleeps());
+        wait_until("the manager knows", || stage.log().matches("nobody waits for it any more").count() == 2);
+        wait_until("the files are gone", || fs::read_dir(stage.path("temporary")).unwrap().count() == 0);
+        let left = images_of(&engine);
+        assert!(
+            !left.iter().any(|image| image.starts_with(&name) || image.starts_with("transship-build:")),
+            "{left:?}"
+        );
     }
 }
 
@@ -349,8 +538,8 @@ fn write_project(stage: &Stage, name: &str) -> PathBuf {
 }
 
 /// Runs `transship build`; the image's digest, and what the build said.
-fn build_project(stage: &Stage, project: &Path, flags: &[&str]) -> (String, String) {
-    let output = stage.command(env!("CARGO_BIN_EXE_transship")).args(flags).arg("build").arg(project).output().unwrap();
+fn build_project(stage: &Stage, project: &Path) -> (String, String) {
+    let output = stage.command(env!("CARGO_BIN_EXE_transship")).arg("build").arg(project).output().unwrap();
     let (printed, said) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{said}");
     (printed.split_whitespace().last().unwrap().to_string(), said.into_owned())
@@ -385,19 +574,24 @@ fn a_pinned_base_is_built_on_whatever_its_tag_names() {
         let (base, name) = (format!("transship-test-base:{random}"), format!("pinned{random}"));
         let on = |text: &str| format!("FROM debian:bookworm-slim\nRUN echo {text} {random} > /base\n");
         let pinned = make_image(&engine, &base, &on("first"));
-        let stage = Stage::new(&engine, &DESCRIBED.replace("debian:bookworm-slim", &base));
+        let mut stage = Stage::new(&engine, &DESCRIBED.replace("debian:bookworm-slim", &base));
         let project = write_project(&stage, &name);
         // The tag moves on, and the pin stays.
         let moved = make_image(&engine, &base, &on("second"));
         let option = format!("{base}={pinned}");
-        let (built, _) = build_project(&stage, &project, &["--base-image", &option]);
+        let mut build = |flags: &[&str]| {
+            stage.end();
+            stage.start(flags);
+            build_project(&stage, &project)
+        };
+        let (built, _) = build(&["--base-image", &option]);
         assert!(layers_of(&engine, &built).starts_with(&layers_of(&engine, &pinned)), "{built} on {pinned}");
         // Both are images of the same files, but none is taken for the other.
-        let (other, _) = build_project(&stage, &project, &[]);
+        let (other, _) = build(&[]);
         assert!(layers_of(&engine, &other).starts_with(&layers_of(&engine, &moved)), "{other} on {moved}");
-        assert_eq!(build_project(&stage, &project, &["--base-image", &option]).0, built);
+        assert_eq!(build(&["--base-image", &option]).0, built);
         // Nothing is built a second time.
-        assert_eq!(build_project(&stage, &project, &["--base-image", &option]), (built.clone(), String::new()));
+        assert_eq!(build_project(&stage, &project), (built.clone(), String::new()));
         run_engine(&engine, &["image", "rm", "--force", &built, &other, &pinned, &moved]);
     }
 }
@@ -417,17 +611,17 @@ fn labels_do_not_make_an_image_the_one_of_a_build() {
     for engine in container_engines() {
         let random = std::process::id();
         let mut stage = Stage::new(&engine, DESCRIBED);
+        stage.start(&[]);
         let name = format!("forged{random}");
         let project = write_project(&stage, &name);
         let image = format!("{name}:1");
-        let (built, _) = build_project(&stage, &project, &[]);
-        assert_eq!(build_project(&stage, &project, &[]), (built.clone(), String::new()));
+        let (built, _) = build_project(&stage, &project);
+        assert_eq!(build_project(&stage, &project), (built.clone(), String::new()));
         let forged = forge(&engine, &image);
         assert_ne!(forged, built);
-        assert_eq!(build_project(&stage, &project, &[]).0, built);
+        assert_eq!(build_project(&stage, &project).0, built);
         assert_eq!(id_of(&engine, &image), built);
         // The same for inline code, whose image an engine asks for.
-        stage.start(&[]);
         let mut request = build_of(&[]);
         request["source"] = json!(format!("x = {random}\n"));
         let first = stage.ask(&request);

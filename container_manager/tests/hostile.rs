@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,10 @@ use arrow_array::cast::AsArray;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use udf_client::client::Client;
-use udf_client::control::{Lease, Request, Response, ask};
+use udf_client::control::{Request, Response, ask};
 use udf_client::dispatch::{Call, Target};
 use udf_client::host::PlainHost;
+use udf_client::lease::Lease;
 use udf_codec::batch::{BatchBuilder, ColumnBuilder};
 use udf_types::signature::{Argument, Signature, Volatility};
 use udf_types::transport_name::TransportName;
@@ -58,12 +59,18 @@ impl Stage {
 
     /// With a manager that is given these flags.
     fn with(runtime: &str, flags: &[&str]) -> Stage {
+        let stage = Stage::started(runtime, flags);
+        stage.build(PROJECT);
+        stage
+    }
+
+    /// The same without an image.
+    fn started(runtime: &str, flags: &[&str]) -> Stage {
         let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(folder.path(), open).unwrap();
         let client = Client::start().unwrap();
         let mut stage = Stage { folder, runtime: runtime.to_string(), daemon: None, client };
-        stage.build(PROJECT);
         let mut daemon = stage.command(env!("CARGO_BIN_EXE_transshipd"));
         let log = std::fs::File::create(stage.path("log")).unwrap();
         daemon.args(["--segments-mb", "16", "--allow-user", "65532"]).args(flags).stderr(log);
@@ -77,12 +84,16 @@ impl Stage {
     }
 
     fn build(&self, project: &str) {
+        let built = self.try_build(project);
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    }
+
+    fn try_build(&self, project: &str) -> Output {
         let folder = self.path("project");
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("transship.toml"), project).unwrap();
         std::fs::write(folder.join("handler.py"), HANDLER).unwrap();
-        let built = self.command(env!("CARGO_BIN_EXE_transship")).arg("build").arg(&folder).output().unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        self.command(env!("CARGO_BIN_EXE_transship")).arg("build").arg(&folder).output().unwrap()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -376,11 +387,9 @@ fn containers_are_in_the_operators_control_group() {
 #[test]
 fn builds_use_the_operators_base_images() {
     for engine in engines() {
-        let stage = Stage::new(&engine);
         let absent = format!("localhost:9/absent@sha256:{}", "0".repeat(64));
-        let mut build = stage.command(env!("CARGO_BIN_EXE_transship"));
-        build.env("TRANSSHIP_BASE_IMAGES", format!("debian:bookworm-slim={absent}"));
-        let failed = build.arg("build").arg(stage.path("project")).output().unwrap();
+        let stage = Stage::started(&engine, &["--base-image", &format!("debian:bookworm-slim={absent}")]);
+        let failed = stage.try_build(PROJECT);
         let said = String::from_utf8_lossy(&failed.stderr);
         assert!(!failed.status.success() && said.contains("localhost:9/"), "{said}");
     }

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
-use udf_client::control::{Connection, Lease, ReplicaInfo, Request, Response, ask};
+use udf_client::control::{Connection, ReplicaInfo, Request, Response, ask};
+use udf_client::lease::Lease;
 use udf_client::transport::connect;
 use udf_project::endpoint::Endpoint;
-use udf_types::transport_name::TransportName;
 use udf_types::{Kind, Result};
 
 const PROJECT: &str = r#"
@@ -134,22 +134,46 @@ async fn wait_for_replicas(stage: &Stage, what: &str, is_so: impl Fn(&[ReplicaIn
     }
 }
 
+fn flight_of(lease: &Lease) -> &str {
+    lease.info.flight.as_deref().expect("the replica offers Flight")
+}
+
 async fn answers(lease: &Lease) -> bool {
     let credentials = lease.credentials();
     let says_hello = async |endpoint: &str| {
         connect::to_endpoint(&Endpoint::parse(endpoint).unwrap(), &credentials).hello().await.is_ok()
     };
-    says_hello(lease.info.endpoint(TransportName::Flight)).await && says_hello(&lease.info.json).await
+    says_hello(flight_of(lease)).await && says_hello(&lease.info.json).await
 }
 
 fn live_a_life(runtime: &'static str) {
     let mut stage = Stage::new(runtime);
+    // Nothing is built, nor looked at, without the manager.
+    for verb in [&["build", stage.path("project").to_str().unwrap()][..], &["push", "life:1.0"], &["pull", "life:1.0"]]
+    {
+        let error = stage.transship(verb).unwrap_err();
+        assert!(
+            error.contains("could not reach the container manager") && error.contains("Start transshipd"),
+            "{error}"
+        );
+    }
+    stage.transship(&["doctor"]).unwrap_err();
+    stage.start_daemon();
     let built = stage.transship(&["build", stage.path("project").to_str().unwrap()]).unwrap();
     let digest = built.trim().strip_prefix("life:1.0 ").unwrap().to_string();
     // An unchanged project is the same image.
     assert_eq!(stage.transship(&["build", stage.path("project").to_str().unwrap()]).unwrap(), built);
+    let found = stage.transship(&["doctor"]).unwrap();
+    for line in [
+        format!("ok      runtime: {runtime}: "),
+        "ok      templates: ".to_string(),
+        format!("with runtime {runtime} at"),
+    ] {
+        assert!(found.contains(&line), "{found}");
+    }
+    // What was built before the manager started is kept warm, if it is to be.
+    stage.end_daemon(Signal::SIGTERM);
     stage.start_daemon();
-    assert!(stage.transship(&["doctor"]).unwrap().contains(runtime));
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio.block_on(async {
         // One is started before anybody asks, and taken first; a second is started for a second lease, not a third.
@@ -232,10 +256,7 @@ fn left_behind(stage: &Stage) -> Vec<PathBuf> {
 async fn end_replica(lease: &Lease) {
     use udf_client::inbox::Inbox;
     use udf_client::outbox::Outbox;
-    let transport = connect::to_endpoint(
-        &Endpoint::parse(lease.info.endpoint(TransportName::Flight)).unwrap(),
-        &lease.credentials(),
-    );
+    let transport = connect::to_endpoint(&Endpoint::parse(flight_of(lease)).unwrap(), &lease.credentials());
     let signature = transport.signature("leave").await.unwrap();
     let mut builder = udf_codec::batch::BatchBuilder::new(&signature);
     builder.column(0).append_null();
@@ -295,7 +316,8 @@ fn life_on_container_engines() {
 
 #[test]
 fn new_project_builds_at_once() {
-    let stage = Stage::new("process");
+    let mut stage = Stage::new("process");
+    stage.start_daemon();
     let output = stage
         .command(env!("CARGO_BIN_EXE_transship"))
         .args(["new", "my_first"])

@@ -1,15 +1,25 @@
-//! What `transship pull` leaves of the names that are here, on a docker that keeps images in a file. `tests/registry.sh` does
-//! the same with the real one.
+//! What `transship pull` leaves of the names that are here, and what becomes of the caller's login, on a docker that keeps images
+//! in a file. `tests/registry.sh` does the same with the real one.
 
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use serde_json::{Value, json};
 use udf_project::manifest::{MANIFEST_LABEL, Manifest};
 
-/// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`.
+/// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`. `settings`: those with
+/// which an image came from there, or went there.
 const DOCKER: &str = r#"#!/usr/bin/python3 -IS
-import json, os, signal, sys
+import json, os, signal, sys, time
+if sys.argv[1] == "info":
+    print("{}")
+if sys.argv[1] not in ("image", "pull", "push"):
+    sys.exit()
 path = os.path.dirname(sys.argv[0]) + "/state.json"
 with open(path) as file:
     state = json.load(file)
@@ -32,7 +42,8 @@ def do(verb, *words):
     elif verb == "inspect":
         digest = find(words[0])
         tags = [name for name, named in names.items() if named == digest]
-        print(json.dumps([{"Id": digest, "RepoTags": tags, "Config": {"Labels": images[digest]}}]))
+        labels, pushed = images[digest], state.get("pushed", [])
+        print(json.dumps([{"Id": digest, "RepoTags": tags, "RepoDigests": pushed, "Config": {"Labels": labels}}]))
     elif verb == "tag":
         if words[1] == state.get("refuses"):
             fail("out of order")
@@ -50,6 +61,12 @@ if state["said"] and state["said"][-1].startswith("pull ") and state.get("ends")
 state["said"].append(" ".join(sys.argv[1:]))
 if sys.argv[1] == "image":
     do(*sys.argv[2:])
+else:
+    with open(os.environ["DOCKER_CONFIG"] + "/config.json") as file, open(os.environ["REGISTRY_AUTH_FILE"]) as same:
+        state["settings"] = json.load(file)
+        assert json.load(same) == state["settings"]
+if sys.argv[1] == "push":
+    state["pushed"] = [sys.argv[2].rpartition(":")[0] + "@" + find(sys.argv[2])]
 elif sys.argv[1] == "pull":
     digest, labels = state["registry"].get(sys.argv[2]) or fail("manifest unknown")
     images[digest] = labels
@@ -57,6 +74,10 @@ elif sys.argv[1] == "pull":
         names[plain(sys.argv[2])] = digest
 with open(path, "w") as file:
     json.dump(state, file)
+if sys.argv[1] == "pull" and state.get("hangs"):
+    with open(os.path.dirname(path) + "/pulling", "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(300)
 if sys.argv[1] == "pull" and state.get("breaks"):
     fail("connection lost")
 "#;
@@ -65,6 +86,7 @@ const OURS: &str = "registry.example/team/flights:1.0";
 
 struct Stage {
     folder: tempfile::TempDir,
+    daemon: Child,
 }
 
 /// The digest of a test's image.
@@ -83,12 +105,22 @@ fn labels(name: &str, content: &str) -> Value {
 impl Stage {
     /// With these images, names, and references of a registry.
     fn new(images: Value, names: Value, registry: Value) -> Stage {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
         let docker = folder.path().join("docker");
         std::fs::write(&docker, DOCKER).unwrap();
         std::fs::set_permissions(&docker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let stage = Stage { folder };
-        stage.write(&json!({"images": images, "names": names, "registry": registry, "said": []}));
+        let state = json!({"images": images, "names": names, "registry": registry, "said": []});
+        std::fs::write(folder.path().join("state.json"), state.to_string()).unwrap();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let mut daemon = command(&folder, env!("CARGO_BIN_EXE_transshipd")).stderr(log).spawn().unwrap();
+        let start = Instant::now();
+        while UnixStream::connect(folder.path().join("m.sock")).is_err() {
+            assert!(daemon.try_wait().unwrap().is_none() && start.elapsed() < Duration::from_secs(30));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let stage = Stage { folder, daemon };
+        // It listens before it has looked at all images.
+        stage.transship(&["ps"]).output().unwrap();
         stage
     }
 
@@ -110,15 +142,19 @@ impl Stage {
         self.write(&state);
     }
 
+    fn transship(&self, arguments: &[&str]) -> Command {
+        let mut command = command(&self.folder, env!("CARGO_BIN_EXE_transship"));
+        command.args(arguments);
+        command
+    }
+
     /// Runs `transship pull`; standard output if it succeeds, standard error if not.
     fn pull(&self, arguments: &[&str]) -> Result<String, String> {
-        let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
-        let mut command = Command::new(env!("CARGO_BIN_EXE_transship"));
-        command.args(["--runtime", "docker", "pull"]).args(arguments).env("PATH", path);
-        command.env("TRANSSHIP_STATE_DIR", self.path("state")).env("DOCKER_HOST", "tcp://127.0.0.1:1");
-        let output = command.env_remove("TRANSSHIP_VERIFY").output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+        outcome(self.transship(&["pull"]).args(arguments))
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap()
     }
 
     /// A pull that is refused for `reason`, and changes neither names nor images.
@@ -132,6 +168,46 @@ impl Stage {
             (&before["names"], &before["images"]),
             "{arguments:?}: {error}"
         );
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.daemon.id() as i32), Signal::SIGTERM);
+        let _ = self.daemon.wait();
+    }
+}
+
+/// A program in a stage's folder, with that docker; nobody has logged in.
+fn command(folder: &tempfile::TempDir, program: &str) -> Command {
+    let path = |name: &str| folder.path().join(name);
+    let mut command = Command::new(program);
+    command.env("PATH", format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap()));
+    command.env("TRANSSHIP_RUNTIME", "docker").env("DOCKER_HOST", "tcp://127.0.0.1:1");
+    for (name, folder) in [
+        ("TRANSSHIP_SOCKET", "m.sock"),
+        ("TRANSSHIP_STATE_DIR", "state"),
+        ("TRANSSHIP_RUN_DIR", "r"),
+        ("DOCKER_CONFIG", "nobody"),
+        ("REGISTRY_AUTH_FILE", "nobody.json"),
+    ] {
+        command.env(name, path(folder));
+    }
+    command.env_remove("TRANSSHIP_VERIFY").stdin(Stdio::null());
+    command
+}
+
+fn outcome(command: &mut Command) -> Result<String, String> {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(30), "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -221,14 +297,97 @@ fn what_is_refused_leaves_no_name() {
 }
 
 #[test]
-fn a_command_that_is_ended_puts_names_back_first() {
+fn a_manager_that_is_ended_puts_names_back_first() {
     let others = json!({digest(7): labels("flights:1.0", "seven")});
     let names = json!({"flights:1.0": digest(7), OURS: digest(7)});
-    let stage = Stage::new(others.clone(), names.clone(), json!({OURS: [digest(1), labels("flights:1.0", "one")]}));
-    stage.set("ends", json!(true));
-    // It says nothing any more.
-    assert_eq!(stage.pull(&[OURS]), Err(String::new()));
-    assert_eq!((&stage.read()["names"], &stage.read()["images"]), (&names, &others));
+    let registry = json!({OURS: [digest(1), labels("flights:1.0", "one")]});
+    // Once the image is here, and before.
+    for key in ["ends", "hangs"] {
+        let mut stage = Stage::new(others.clone(), names.clone(), registry.clone());
+        stage.set(key, json!(true));
+        let mut pulling = stage.transship(&["pull", OURS]).stderr(Stdio::null()).spawn().unwrap();
+        if key == "hangs" {
+            wait_until("it is being pulled", || stage.path("pulling").exists());
+            kill(Pid::from_raw(stage.daemon.id() as i32), Signal::SIGTERM).unwrap();
+        }
+        stage.daemon.wait().unwrap();
+        assert!(!pulling.wait().unwrap().success());
+        assert_eq!((&stage.read()["names"], &stage.read()["images"]), (&names, &others), "{}", stage.log());
+    }
+}
+
+#[test]
+fn a_pull_ends_with_its_client() {
+    let others = json!({digest(7): labels("flights:1.0", "seven")});
+    let names = json!({"flights:1.0": digest(7), OURS: digest(7)});
+    let registry = json!({OURS: [digest(1), labels("flights:1.0", "one")]});
+    let stage = Stage::new(others.clone(), names.clone(), registry);
+    stage.set("hangs", json!(true));
+    let mut client = stage.transship(&["pull", OURS]).spawn().unwrap();
+    wait_until("it is being pulled", || stage.path("pulling").exists());
+    assert_eq!(stage.read()["names"][OURS], json!(digest(1)));
+    let process = std::fs::read_to_string(stage.path("pulling")).unwrap();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until("docker has ended", || !PathBuf::from(format!("/proc/{process}")).exists());
+    let is_as_before = || {
+        // It may be being written.
+        let state = std::fs::read(stage.path("state.json")).unwrap();
+        serde_json::from_slice::<Value>(&state).is_ok_and(|now| now["names"] == names && now["images"] == others)
+    };
+    wait_until("all is as it was", is_as_before);
+}
+
+#[test]
+fn only_the_callers_login_is_used_and_nobody_sees_it() {
+    let registry = json!({OURS: [digest(1), labels("flights:1.0", "one")]});
+    let stage = Stage::new(json!({}), json!({}), registry);
+    // Somebody who has logged in, and whose login a program keeps.
+    std::fs::create_dir(stage.path("caller")).unwrap();
+    let write = |settings: Value| std::fs::write(stage.path("caller/config.json"), settings.to_string()).unwrap();
+    // "founder:s3cret"
+    write(json!({"auths": {"registry.example": {"auth": "Zm91bmRlcjpzM2NyZXQ="}, "other.example": {"auth": "eDp5"}}}));
+    let run = |arguments: &[&str]| outcome(stage.transship(arguments).env("DOCKER_CONFIG", stage.path("caller")));
+    let mine = json!({"auths": {"registry.example": {"auth": "Zm91bmRlcjpzM2NyZXQ="}}});
+    run(&["pull", OURS]).unwrap();
+    assert_eq!(stage.read()["settings"], mine);
+    let pushed = run(&["push", "flights:1.0", "registry.example/team/flights:2.0"]).unwrap();
+    assert_eq!(pushed, format!("registry.example/team/flights@{}\n", digest(1)));
+    assert_eq!(stage.read()["settings"], mine);
+    let helper = "#!/bin/sh\n[ \"$1 $(cat)\" = \"get registry.example\" ] || { echo credentials not found; exit 1; }\n\
+                  echo '{\"ServerURL\": \"registry.example\", \"Username\": \"<token>\", \"Secret\": \"t0ken\"}'\n";
+    let program = stage.path("docker-credential-test");
+    std::fs::write(&program, helper).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    write(json!({"auths": {}, "credsStore": "test"}));
+    run(&["pull", OURS]).unwrap();
+    assert_eq!(
+        stage.read()["settings"],
+        json!({"auths": {"registry.example": {"auth": "Og==", "identitytoken": "t0ken"}}})
+    );
+    // Who has not logged in has no login, whatever the manager's own user has.
+    stage.pull(&[OURS]).unwrap();
+    assert_eq!(stage.read()["settings"], json!({"auths": {}}));
+    stage.pull(&["registry.example/team/none:1"]).unwrap_err();
+    run(&["pull", "registry.example/team/none:1"]).unwrap_err();
+    // Nor is it written anywhere.
+    let said = stage.read()["said"].to_string() + &stage.log();
+    for secret in ["s3cret", "Zm91bmRlcjpzM2NyZXQ", "t0ken"] {
+        assert!(!said.contains(secret), "{said}");
+        let found = Command::new("grep").args(["-rl", secret]).arg(stage.path("state")).arg(stage.path("r")).output();
+        assert!(found.unwrap().stdout.is_empty());
+    }
+}
+
+#[test]
+fn no_image_takes_a_name_of_what_engines_build() {
+    let images = json!({digest(1): labels("flights:1.0", "one")});
+    let stage = Stage::new(images, json!({"flights:1.0": digest(1)}), json!({}));
+    for name in ["transship-inline:1", "docker.io/library/transship-inline:1", "transship-library/a:1"] {
+        let error = outcome(&mut stage.transship(&["push", "flights:1.0", name])).unwrap_err();
+        assert!(error.contains("that an engine has not built"), "{error}");
+    }
+    assert_eq!(stage.read()["names"], json!({"flights:1.0": digest(1)}));
 }
 
 #[test]

@@ -112,6 +112,11 @@ impl Stage {
     }
 
     fn start(&mut self, flags: &[&str]) {
+        self.daemon = Some(self.spawn(flags));
+    }
+
+    /// A manager that answers.
+    fn spawn(&self, flags: &[&str]) -> Child {
         let log = fs::File::options().create(true).append(true).open(self.path("log")).unwrap();
         let mut daemon = self.command(env!("CARGO_BIN_EXE_transshipd")).args(flags).stderr(log).spawn().unwrap();
         wait_until("the manager answers", || {
@@ -119,20 +124,19 @@ impl Stage {
             UnixStream::connect(self.path("m.sock")).is_ok()
                 && self.ask(&json!({"request": "ping"}))["response"] == "pong"
         });
-        self.daemon = Some(daemon);
+        daemon
     }
 
     fn end(&mut self, signal: Signal) {
-        let mut daemon = self.daemon.take().unwrap();
-        kill(Pid::from_raw(daemon.id() as i32), signal).unwrap();
-        daemon.wait().unwrap();
+        end(self.daemon.take().unwrap(), signal);
     }
 
     fn log(&self) -> String {
         fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Builds a project with that handler, in which STAGE stands for this stage's folder; its digest.
+    /// Builds a project with that handler, in which STAGE stands for this stage's folder; its digest. Where no manager runs yet,
+    /// one runs meanwhile.
     fn build(&self, name: &str, more: &str, handler: &str) -> String {
         let project = self.path(&format!("project-{name}"));
         fs::create_dir_all(&project).unwrap();
@@ -143,7 +147,9 @@ impl Stage {
         fs::write(project.join("transship.toml"), manifest).unwrap();
         let handler = handler.replace("STAGE", &format!("{:?}", self.folder.path().to_str().unwrap()));
         fs::write(project.join("handler.py"), handler).unwrap();
+        let own = self.daemon.is_none().then(|| self.spawn(&[]));
         let built = self.transship(&["build", project.to_str().unwrap()]).unwrap();
+        own.into_iter().for_each(|daemon| end(daemon, Signal::SIGTERM));
         built.trim().strip_prefix(&format!("{name}:1 ")).unwrap().to_string()
     }
 
@@ -214,6 +220,11 @@ impl Drop for Stage {
             self.end(Signal::SIGTERM);
         }
     }
+}
+
+fn end(mut daemon: Child, signal: Signal) {
+    kill(Pid::from_raw(daemon.id() as i32), signal).unwrap();
+    daemon.wait().unwrap();
 }
 
 struct Connection(BufReader<UnixStream>);
@@ -343,7 +354,7 @@ fn a_session_leases_again_after_the_manager_was_restarted() {
     stage.start(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let lease = udf_client::control::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
+        let lease = udf_client::lease::Lease::acquire(&stage.path("m.sock"), &digest).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!lease.is_lost());
         stage.end(Signal::SIGKILL);
@@ -544,6 +555,10 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "report_timeout", "replica": other}),
         json!({"request": "logs", "replica": other}),
         json!({"request": "prune", "older_than_days": 0}),
+        json!({"request": "build_project"}),
+        json!({"request": "push", "image": "good:1", "reference": "localhost:9/good:1"}),
+        json!({"request": "pull", "reference": "localhost:9/good:1"}),
+        json!({"request": "doctor"}),
         json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_345, &socket, &requests);
@@ -571,11 +586,20 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "resolve", "image": "secret:1"}),
         json!({"request": "logs", "replica": other}),
         json!({"request": "prune", "older_than_days": 100}),
+        json!({"request": "build_project"}),
+        json!({"request": "push", "image": "good:1", "reference": "localhost:9/good:1"}),
+        json!({"request": "pull", "reference": "localhost:9/good:1"}),
+        json!({"request": "doctor"}),
         json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_346, &socket, &requests);
+    assert!(answers[3]["message"].as_str().unwrap().contains("has no file \"transship.toml\""), "{answers:?}");
+    for refused in &answers[4..6] {
+        assert!(refused["message"].as_str().unwrap().contains("which no registry takes"), "{refused}");
+    }
+    assert_eq!(answers[6]["checks"][0]["name"], "runtime", "{answers:?}");
     assert!(answers[1]["text"].as_str().unwrap().contains("secret talk"), "{answers:?}");
-    let metrics = answers[3]["text"].as_str().unwrap();
+    let metrics = answers[7]["text"].as_str().unwrap();
     assert!(metrics.contains("transship_replicas{image=\"secret:1\",state=\"ready\"} 1\n"), "{metrics}");
     assert!(!metrics.contains("secret talk"));
     assert_eq!((&answers[0]["response"], &answers[2]["images"]), (&json!("image"), &json!([])));
@@ -716,7 +740,8 @@ fn what_is_installed_leads_to_no_other_file() {
 
 #[test]
 fn an_installation_that_failed_is_not_taken_for_complete() {
-    let stage = Stage::new();
+    let mut stage = Stage::new();
+    stage.start(&[]);
     let template =
         TEMPLATE.replace("prepare = []", "prepare = [[\"/bin/sh\", \"-c\", \"touch {env}/.complete; exit 1\"]]");
     fs::write(stage.path("templates/unruly/template.toml"), template).unwrap();

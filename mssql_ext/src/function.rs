@@ -42,7 +42,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     let body = &script.body;
     let max_batch_rows = body.max_batch_rows;
     if let Some(remote) = body.remote()? {
-        let transport = remote.transport_for(body.transport.unwrap_or(settings.transport));
+        let transport = body.transport.unwrap_or(settings.transport);
         let place = format!("the server at \"{remote}\"");
         let name = body
             .function

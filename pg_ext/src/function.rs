@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pgrx::pg_sys;
 use udf_client::dispatch::{Call, Target};
+use udf_client::route::{Protocol, Server};
 use udf_client::transport::credentials::Credentials;
 use udf_project::manifest::{FunctionBody, FunctionEntry, OnError};
 use udf_project::remote::Remote;
@@ -284,12 +285,18 @@ impl Function {
         self.call_of(signature, catalog::current_user())
     }
 
-    /// How its batches travel.
+    /// How its batches are to travel.
+    fn wanted_transport(&self) -> TransportName {
+        self.body.transport.unwrap_or_else(settings::transport)
+    }
+
+    /// How its batches will travel, as far as that is known before a container is asked; for EXPLAIN.
     pub fn transport(&self) -> TransportName {
+        let wanted = self.wanted_transport();
         match self.remote() {
-            Some(Ok(remote)) => remote.transport_for(self.body.transport.unwrap_or_else(settings::transport)),
+            Some(Ok(remote)) => Protocol::choose(Server::Remote(&remote), wanted, self.signature.kind).name(),
             Some(Err(_)) => TransportName::Auto,
-            None => self.body.transport.unwrap_or_else(settings::transport),
+            None => wanted,
         }
     }
 
@@ -314,7 +321,7 @@ impl Function {
     fn call_of(&self, signature: Signature, user: pg_sys::Oid) -> Result<Arc<Call>> {
         Ok(Arc::new(Call {
             target: self.target(user)?,
-            transport: self.transport(),
+            transport: self.wanted_transport(),
             signature,
             volatility: self.volatility,
             batch_timeout: self.body.timeout_ms.map_or_else(settings::batch_timeout, Duration::from_millis),
@@ -373,7 +380,7 @@ impl Function {
             }
             let name = &self.signature.function;
             let timeout = settings::start_timeout();
-            let signature = session::client().signature(&Backend, &target, self.transport(), name, timeout)?;
+            let signature = session::client().signature(&Backend, &target, self.wanted_transport(), name, timeout)?;
             let place = format!("the server at \"{}\"", self.body.place());
             return Ok(Some(Offered { signature, place, digest: None }));
         }

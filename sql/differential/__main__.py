@@ -14,6 +14,7 @@ import logic
 import sessions
 from queries import Queries
 from script import NOT_ALLOWED, OPTIONS, TIMED_OUT, Server, Step
+from shapes import shapes
 from twins import set_up
 
 # How often each kind is asked, compared with the others.
@@ -24,6 +25,7 @@ ONE_STATEMENT = {
 SEVERAL_STATEMENTS = {
     sessions.prepared: 6, sessions.cursors: 8, sessions.locking_cursors: 3, sessions.changes: 4, sessions.meetings: 6, sessions.effects: 4,
     sessions.turns: 8, sessions.stops: 6, sessions.roles: 6, logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3, logic.batching: 4,
+    shapes: 10,
 }  # fmt: skip
 # Of a kind that makes calls in all its questions, some must be batched.
 ENOUGH = 20

@@ -7,17 +7,16 @@ use std::process::{ExitCode, Stdio};
 
 use clap::Parser;
 use container_manager::advice::advised;
-use container_manager::config::HostConfig;
-use container_manager::flags::{CliFlags, Command, Engine};
+use container_manager::flags::{CliFlags, Command, Engine, PathFlags};
 use container_manager::monitoring::series;
-use container_manager::registration::build::build_project;
-use container_manager::runtime;
-use container_manager::runtime::image_store::BuildOptions;
+use container_manager::registration::project::build_project;
 use container_manager::template::Template;
-use container_manager::{deploy, doctor, signature_check};
+use container_manager::{deploy, registry_login, setup_checks, signature_check};
 use nix::unistd::{Uid, User};
-use udf_client::control::{CircuitInfo, Lease, LeaseHolder, Request, Response, ask, unexpected};
+use udf_client::control::{CheckInfo, CircuitInfo, LeaseHolder, Request, Response, ask, unexpected};
 use udf_client::dispatch::Target;
+use udf_client::lease::Lease;
+use udf_client::route::Route;
 use udf_client::transport::credentials::Authorities;
 use udf_client::transport::credentials::{Credentials, Token};
 use udf_conformance::print_verdicts;
@@ -43,42 +42,48 @@ fn main() -> ExitCode {
 }
 
 fn run(flags: CliFlags) -> Result<bool> {
-    let host = flags.host.into_config()?;
+    let paths = flags.paths.absolute()?;
     match flags.command {
         Command::New { name, template } => {
-            Template::load(&host.paths.templates, &template)?.write_project(Path::new(&name), &name)?;
+            Template::load(&paths.templates, &template)?.write_project(Path::new(&name), &name)?;
             println!("Wrote project {name}; build it with \"transship build {name}\".");
             Ok(true)
         }
         Command::Build { project } => {
-            let engine = runtime::choose(&host)?;
-            let options = BuildOptions { shows_progress: true, ..BuildOptions::default() };
-            let image = build_project(engine.images.as_ref(), &host.paths.templates, &project, &options)?;
+            let image = block_on(build_project(&paths.socket, &project, show_progress))?;
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
         Command::Push { image, reference } => {
             let reference = reference.unwrap_or_else(|| image.clone());
-            println!("{}", runtime::choose(&host)?.images.push(&image, &reference)?);
+            let login = registry_login::find(&reference)?;
+            let Response::Pushed { reference } = ask_manager(&paths, Request::Push { image, reference, login })? else {
+                return Err(unexpected("It did not answer with a reference."));
+            };
+            println!("{reference}");
             Ok(true)
         }
         Command::Pull { reference, replace, verify } => {
+            // As the user who asks; what is pulled then is the digest that was looked at.
             if let Some(verifier) = &verify {
                 signature_check::check(verifier, &reference)?;
             }
-            let image = runtime::choose(&host)?.images.pull(&reference, replace)?;
+            let login = registry_login::find(&reference)?;
+            let Response::Image(image) = ask_manager(&paths, Request::Pull { reference, replace, login })? else {
+                return Err(unexpected("It did not answer with an image."));
+            };
             println!("{} {}", image.manifest.image(), image.digest);
             Ok(true)
         }
         Command::Ddl { image, engine, schema, endpoint } => {
-            let Response::Image(found) = ask_manager(&host, Request::Resolve { image })? else {
+            let Response::Image(found) = ask_manager(&paths, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
-            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &host)?);
+            print!("{}", write_ddl(&found.manifest, engine, schema.as_deref(), &endpoint, &paths)?);
             Ok(true)
         }
         Command::Deploy { image, target, reference, gateway, publish, flight_port, json_port } => {
-            let Response::Image(found) = ask_manager(&host, Request::Resolve { image })? else {
+            let Response::Image(found) = ask_manager(&paths, Request::Resolve { image })? else {
                 return Err(unexpected("It did not answer with an image."));
             };
             let published = deploy::Published { gateway, address: publish, flight_port, json_port };
@@ -99,10 +104,10 @@ fn run(flags: CliFlags) -> Result<bool> {
                 authorities: ca.as_deref().map(read_authorities).transpose()?,
                 ..Credentials::default()
             };
-            judge_servers(&host, &servers, &credentials, quiet)
+            judge_servers(&paths, &servers, &credentials, quiet)
         }
         Command::Ps => {
-            let Response::Replicas { replicas, circuits } = ask_manager(&host, Request::Replicas)? else {
+            let Response::Replicas { replicas, circuits } = ask_manager(&paths, Request::Replicas)? else {
                 return Err(unexpected("It did not answer with replicas."));
             };
             println!("{:<40} {:<28} {:<9} {:>6} {:>8}  LEASED BY", "REPLICA", "IMAGE", "STATE", "LEASES", "AGE");
@@ -128,14 +133,14 @@ fn run(flags: CliFlags) -> Result<bool> {
             Ok(true)
         }
         Command::Logs { replica } => {
-            let Response::Logs { text } = ask_manager(&host, Request::Logs { replica })? else {
+            let Response::Logs { text } = ask_manager(&paths, Request::Logs { replica })? else {
                 return Err(unexpected("It did not answer with a log."));
             };
             print!("{}", for_output(&text));
             Ok(true)
         }
         Command::Prune { older_than } => {
-            let Response::Pruned { images } = ask_manager(&host, Request::Prune { older_than_days: older_than })?
+            let Response::Pruned { images } = ask_manager(&paths, Request::Prune { older_than_days: older_than })?
             else {
                 return Err(unexpected("It did not answer with the images that it removed."));
             };
@@ -149,14 +154,60 @@ fn run(flags: CliFlags) -> Result<bool> {
             Ok(true)
         }
         Command::Stats { prometheus, dsn: None } => {
-            let Response::Metrics { text } = ask_manager(&host, Request::Metrics)? else {
+            let Response::Metrics { text } = ask_manager(&paths, Request::Metrics)? else {
                 return Err(unexpected("It did not answer with metrics."));
             };
             print!("{}", for_output(&if prometheus { text } else { series::table(&text) }));
             Ok(true)
         }
-        Command::Doctor => block_on(async { Ok(doctor::examine(&host).await) }),
+        Command::Doctor => Ok(examine(&paths)),
     }
+}
+
+/// Standard output is for the image's digest; the build is talk.
+fn show_progress(text: &str) {
+    eprint!("{}", if std::io::stderr().is_terminal() { printable(text) } else { text.into() });
+}
+
+/// Prints one line per check; false if any failed.
+fn examine(paths: &PathFlags) -> bool {
+    let (mut checks, doubts) = match ask_manager(paths, Request::Doctor) {
+        Ok(Response::Doctor { checks, doubts }) => (checks, doubts),
+        Ok(_) => (vec![failed_check("host", unexpected("It did not answer with what it found."))], Vec::new()),
+        Err(error) => (vec![failed_check("host", error)], Vec::new()),
+    };
+    match ask_manager(paths, Request::Ping) {
+        Ok(Response::Pong { version, runtime }) => {
+            let fact = format!("transshipd {version} with runtime {runtime} at \"{}\"", paths.socket.display());
+            checks.push(CheckInfo { name: "manager".to_string(), is_well: true, fact });
+            checks.push(check_of("version", setup_checks::check_version(&version)));
+            if let Ok(Response::Replicas { replicas, circuits }) = ask_manager(paths, Request::Replicas) {
+                checks.push(check_of("replicas", setup_checks::check_replicas(&replicas, &circuits)));
+            }
+        }
+        Ok(_) => checks.push(failed_check("manager", unexpected("It did not answer to a ping."))),
+        // Without it, nobody looks at the rest.
+        Err(error) => checks = vec![failed_check("manager", error)],
+    }
+    for CheckInfo { name, is_well, fact } in &checks {
+        let result = if *is_well { "ok     " } else { "FAILED " };
+        println!("{result} {name}: {}", for_output(&fact.replace('\n', "\n        ")));
+    }
+    for doubt in doubts {
+        println!("WARNING runtime: {}", for_output(&doubt));
+    }
+    checks.iter().all(|check| check.is_well)
+}
+
+fn check_of(name: &str, found: Result<String>) -> CheckInfo {
+    match found {
+        Ok(fact) => CheckInfo { name: name.to_string(), is_well: true, fact },
+        Err(error) => failed_check(name, error),
+    }
+}
+
+fn failed_check(name: &str, error: Error) -> CheckInfo {
+    CheckInfo { name: name.to_string(), is_well: false, fact: advised(error).to_string() }
 }
 
 /// `USER pid PID AGE s`.
@@ -173,13 +224,11 @@ fn write_ddl(
     engine: Engine,
     schema: Option<&str>,
     endpoint: &str,
-    host: &HostConfig,
+    paths: &PathFlags,
 ) -> Result<String> {
     let (statements, end) = match engine {
         Engine::Postgres => (ddl::postgres(manifest, schema.unwrap_or("public"), &ddl::Pin::default())?, ";\n"),
-        Engine::Mssql => {
-            (ddl::mssql(manifest, schema.unwrap_or("dbo"), &host.paths.socket.to_string_lossy())?, "\nGO\n")
-        }
+        Engine::Mssql => (ddl::mssql(manifest, schema.unwrap_or("dbo"), &paths.socket.to_string_lossy())?, "\nGO\n"),
         Engine::Spark => (ddl::spark(manifest, endpoint)?, "\n\n\n"),
     };
     Ok(statements.iter().map(|statement| format!("{statement}{end}")).collect())
@@ -238,7 +287,7 @@ fn read_authorities(path: &Path) -> Result<Authorities> {
 }
 
 /// Judges each server; whether all of them passed every case that could be judged.
-fn judge_servers(host: &HostConfig, servers: &[String], credentials: &Credentials, quiet: bool) -> Result<bool> {
+fn judge_servers(paths: &PathFlags, servers: &[String], credentials: &Credentials, quiet: bool) -> Result<bool> {
     let mut has_failed = false;
     for server in servers {
         if let Ok(endpoint) = Endpoint::parse(server) {
@@ -247,19 +296,19 @@ fn judge_servers(host: &HostConfig, servers: &[String], credentials: &Credential
             })?;
             continue;
         }
-        let Response::Image(image) = ask_manager(host, Request::Resolve { image: server.clone() })? else {
+        let Response::Image(image) = ask_manager(paths, Request::Resolve { image: server.clone() })? else {
             return Err(unexpected("It did not answer with an image."));
         };
         // The lease lasts as long as the runtime that holds its connection.
         let runtime = io_runtime()?;
-        let lease = runtime.block_on(Lease::acquire(&host.paths.socket, &image.digest))?;
+        let lease = runtime.block_on(Lease::acquire(&paths.socket, &image.digest))?;
         for transport in TransportName::ALL {
-            if lease.info.choose(transport, FunctionKind::Scalar) != transport {
+            let Route { endpoint, protocol, .. } = Route::to_replica(&lease.info, transport, FunctionKind::Scalar)?;
+            if protocol.name() != transport {
                 continue;
             }
-            let endpoint = Endpoint::parse(lease.info.endpoint(transport))?;
             let credentials = lease.credentials();
-            let leased = Target::Image { manager: host.paths.socket.clone(), digest: image.digest.clone() };
+            let leased = Target::Image { manager: paths.socket.clone(), digest: image.digest.clone() };
             let verdicts = udf_conformance::judge(&endpoint, transport, Some(leased), &credentials)?;
             has_failed |= !print_verdicts(&format!("{server} over {}", transport.name()), &verdicts, quiet);
         }
@@ -272,8 +321,8 @@ fn for_output(text: &str) -> Cow<'_, str> {
     if std::io::stdout().is_terminal() { printable(text) } else { text.into() }
 }
 
-fn ask_manager(host: &HostConfig, request: Request) -> Result<Response> {
-    block_on(ask(&host.paths.socket, &request))
+fn ask_manager(paths: &PathFlags, request: Request) -> Result<Response> {
+    block_on(ask(&paths.socket, &request))
 }
 
 fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {

@@ -111,6 +111,7 @@ async fn serve(config: Config) -> Result<()> {
     }
     let _ = fs::remove_file(&socket);
     images.shut_down();
+    images.settle().await;
     pool.shut_down().await;
     eprintln!("transshipd: stopped");
     Ok(())

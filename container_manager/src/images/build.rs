@@ -1,19 +1,25 @@
-//! Builds for engines, of sources that these have: each once, in turn, and only while somebody waits for it.
+//! Builds, each only while somebody waits for it: for engines, of sources that these have, once and in turn; and of operators'
+//! projects.
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
 
 use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
-use udf_types::{Error, Kind, Result};
+use udf_types::{Kind, Result};
 
 use super::Images;
 use crate::cancel::Cancel;
-use crate::registration::build::{build_inline, find_built, name_inline};
-use crate::registration::library::{Upload, build_library, name_library};
+use crate::registration::build::{build_inline, build_upload, find_built, name_inline, read_manifest};
+use crate::registration::library::name_library;
+use crate::registration::upload::Upload;
 use crate::runtime::image_store::{BuildOptions, ImageStore};
+
+/// The work of a build.
+trait Build: FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static {}
+
+impl<T: FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static> Build for T {}
 
 impl Images {
     /// Builds inline code for a user, unless its image exists.
@@ -46,7 +52,27 @@ impl Images {
         let sent = upload.clone();
         let named = self.blocking(move |_| name_library(&library, &sent)).await?;
         self.build(named, user, cancel, move |store, templates, manifest, options| {
-            build_library(store, templates, manifest, &upload, options)
+            build_upload(store, templates, manifest, &upload, options)
+        })
+        .await
+    }
+
+    /// Builds a project that an operator has sent, under the name that its manifest says. It is not kept warm before somebody
+    /// names it.
+    pub async fn build_project(
+        self: &Arc<Images>,
+        upload: Upload,
+        user: u32,
+        options: BuildOptions,
+    ) -> Result<ImageInfo> {
+        let upload = Arc::new(upload);
+        let sent = upload.clone();
+        let manifest = self.blocking(move |_| read_manifest(&sent)).await?;
+        // No engine's builds keep it waiting: theirs have other names, and take turns of their own.
+        let place = self.turns.enter(user)?;
+        let _lock = place.lock(&manifest.image(), &options.cancel).await?;
+        self.run(manifest, options, move |store, templates, manifest, options| {
+            build_upload(store, templates, manifest, &upload, options)
         })
         .await
     }
@@ -56,7 +82,7 @@ impl Images {
         manifest: Manifest,
         user: u32,
         cancel: Cancel,
-        build: impl FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static,
+        build: impl Build,
     ) -> Result<ImageInfo> {
         let name = manifest.image();
         // An image that is there waits for no other's build.
@@ -72,25 +98,29 @@ impl Images {
             return Ok(found);
         }
         let _turn = place.turn(&name, &cancel).await?;
-        if self.is_shutting_down.load(SeqCst) {
-            return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
-        }
-        let options = BuildOptions { cancel, ..BuildOptions::default() };
-        let begun = Instant::now();
-        let built = self
-            .blocking(move |images| {
-                build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
-            })
-            .await
-            .inspect_err(|error| {
-                if error.kind() == Kind::Cancelled {
-                    eprintln!("transshipd: {error}");
-                }
-            });
-        self.pool.metrics().built(begun.elapsed(), &built);
-        let built = built?;
+        let built = self.run(manifest, BuildOptions { cancel, ..BuildOptions::default() }, build).await?;
         self.note_built(&built).await;
         Ok(built)
+    }
+
+    async fn run(
+        self: &Arc<Images>,
+        manifest: Manifest,
+        options: BuildOptions,
+        build: impl Build,
+    ) -> Result<ImageInfo> {
+        self.check_is_open()?;
+        let begun = Instant::now();
+        let built = self.blocking(move |images| {
+            build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
+        });
+        let built = built.await.inspect_err(|error| {
+            if error.kind() == Kind::Cancelled {
+                eprintln!("transshipd: {error}");
+            }
+        });
+        self.pool.metrics().built(begun.elapsed(), &built);
+        built
     }
 
     async fn find_built(self: &Arc<Images>, manifest: &Manifest) -> Result<Option<ImageInfo>> {

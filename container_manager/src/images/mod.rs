@@ -1,15 +1,16 @@
 //! The images of this host, as engines and operators ask for them: what a name stands for, who may use it, what is built for
-//! engines, and what is removed again.
+//! engines and operators, what goes to registries and comes from there, and what is removed again.
 
 mod build;
 mod prune;
+mod transfer;
 mod turns;
 mod uses;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-use udf_client::control::ImageInfo;
+use udf_client::control::{CheckInfo, ImageInfo};
 use udf_project::allow_list::allows;
 use udf_project::reference::ImageReference;
 use udf_types::{Error, Kind, Result};
@@ -17,10 +18,11 @@ use udf_types::{Error, Kind, Result};
 use crate::blocking::blocking;
 use crate::catalogue::Catalogue;
 use crate::config::Config;
+use crate::doctor::examine;
 use crate::engine_images::listed_name;
 use crate::pool::Pool;
 use crate::runtime::image_store::ImageStore;
-use crate::runtime::program::end_builds;
+use crate::runtime::program::end_long_work;
 use turns::Turns;
 use uses::Uses;
 
@@ -34,6 +36,8 @@ pub struct Images {
     pool: Arc<Pool>,
     uses: Uses,
     turns: Turns,
+    /// Whoever pulls an image has this.
+    pulling: tokio::sync::Mutex<()>,
     is_shutting_down: AtomicBool,
 }
 
@@ -46,7 +50,8 @@ impl Images {
         pool: Arc<Pool>,
     ) -> Arc<Images> {
         let (uses, turns) = (Uses::new(&config.host.paths.state_dir), Turns::new(config.max_builds));
-        Arc::new(Images { config, store, catalogue, pool, uses, turns, is_shutting_down: AtomicBool::new(false) })
+        let (pulling, is_shutting_down) = Default::default();
+        Arc::new(Images { config, store, catalogue, pool, uses, turns, pulling, is_shutting_down })
     }
 
     /// Notes the images that an earlier manager knew.
@@ -128,10 +133,15 @@ impl Images {
         }
     }
 
-    /// Ends the builds that run, and begins no other.
+    /// What the container engine lacks on this host, and the templates; and what replicas and builds are not kept from.
+    pub async fn examine(self: &Arc<Images>) -> Result<(Vec<CheckInfo>, Vec<String>)> {
+        self.blocking(|images| Ok(examine(&images.config.host, images.pool.runtime_name()))).await
+    }
+
+    /// Ends the builds and transfers that run, and begins no other.
     pub fn shut_down(&self) {
         self.is_shutting_down.store(true, SeqCst);
-        end_builds();
+        end_long_work();
     }
 
     async fn blocking<T: Send + 'static>(

@@ -122,8 +122,8 @@ impl Default for Metrics {
         );
         registry.register("transship_lease_errors", "Requests of a lease that failed", metrics.lease_errors.clone());
         registry.register("transship_lease_waiting", "Requests of a lease that wait", metrics.waiting.clone());
-        registry.register("transship_builds", "Builds for engines that have ended", metrics.builds.clone());
-        registry.register("transship_build_seconds", "Run time of builds for engines", metrics.build_seconds.clone());
+        registry.register("transship_builds", "Builds that have ended", metrics.builds.clone());
+        registry.register("transship_build_seconds", "Run time of builds", metrics.build_seconds.clone());
         registry.register("process_cpu_seconds", "Processor time of the manager", metrics.process_seconds.clone());
         // A counter that is missing until the first event hides that event from `rate`.
         for outcome in ["ok", "cancelled", "failed"] {

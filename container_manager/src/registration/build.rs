@@ -8,26 +8,39 @@ use udf_client::control::ImageInfo;
 use udf_project::manifest::{INLINE_REPOSITORY, Limits, Manifest};
 use udf_types::{Error, Kind, Result};
 
+use super::upload::Upload;
 use crate::context::{stage, staging_failed};
+use crate::engine_images::is_built_for_engines;
 use crate::runtime::image_store::{BuildOptions, ImageStore};
 use crate::template::Template;
 
-/// Builds the project in a folder.
-pub fn build_project(
+/// The manifest of a project that an operator has sent.
+pub fn read_manifest(upload: &Upload) -> Result<Manifest> {
+    let missing = || Error::new(Kind::InvalidDefinition, "the project has no file \"transship.toml\"");
+    let path = upload.folder().ok_or_else(missing)?.join("transship.toml");
+    let manifest = Manifest::parse(&fs::read_to_string(path).map_err(|_| missing())?)?;
+    if !is_built_for_engines(&manifest.name) {
+        return Ok(manifest);
+    }
+    // Whoever asks for one of these takes it for what its name says that it was built of.
+    let message = format!("no project may have the name \"{}\"", manifest.name);
+    Err(Error::new(Kind::NotAllowed, message).with_hint("Images of inline code and libraries have such names."))
+}
+
+/// Builds what was sent, with a manifest that was read of it.
+pub fn build_upload(
     images: &dyn ImageStore,
     templates: &Path,
-    project: &Path,
+    manifest: &Manifest,
+    upload: &Upload,
     options: &BuildOptions,
 ) -> Result<ImageInfo> {
-    let path = project.join("transship.toml");
-    let text = fs::read_to_string(&path).map_err(|cause| {
-        Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", path.display()))
-    })?;
-    build_files(images, templates, project, &Manifest::parse(&text)?, options)
+    let folder = upload.folder().expect("its manifest was in it");
+    build_files(images, templates, folder, manifest, options)
 }
 
 /// Builds a manifest's files, which lie in a folder.
-pub fn build_files(
+fn build_files(
     images: &dyn ImageStore,
     templates: &Path,
     project: &Path,
@@ -40,7 +53,7 @@ pub fn build_files(
         let target = context.path().join("function").join(file);
         fs::create_dir_all(target.parent().expect("a file lies in a folder")).map_err(staging_failed)?;
         fs::copy(project.join(file), &target).map_err(|cause| {
-            Error::new(Kind::InvalidDefinition, format!("could not read \"{}\": {cause}", project.join(file).display()))
+            Error::new(Kind::InvalidDefinition, format!("could not read file \"{file}\" of the project: {cause}"))
         })?;
     }
     images.build(context.path(), manifest, &template, options)
@@ -115,8 +128,14 @@ pub fn tag_of(hash: Sha256) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD as BASE64;
+
     use super::*;
-    use crate::runtime::image_store::image_not_found;
+    use crate::registration::upload::Room;
+    use crate::runtime::image_store::{TransferOptions, image_not_found};
 
     /// A store that knows one image, or why it cannot say; and whether it was built here.
     struct Known(Result<ImageInfo>, bool);
@@ -143,11 +162,11 @@ mod tests {
             unimplemented!()
         }
 
-        fn push(&self, _: &str, _: &str) -> Result<String> {
+        fn push(&self, _: &str, _: &str, _: &TransferOptions) -> Result<String> {
             unimplemented!()
         }
 
-        fn pull(&self, _: &str, _: bool) -> Result<ImageInfo> {
+        fn pull(&self, _: &str, _: bool, _: &TransferOptions) -> Result<ImageInfo> {
             unimplemented!()
         }
     }
@@ -193,6 +212,22 @@ mod tests {
             change(&mut manifest);
             assert_eq!(find(manifest.clone(), true), None, "{manifest:?}");
         }
+    }
+
+    #[test]
+    fn a_project_says_its_name_but_not_that_of_what_engines_build() {
+        let named = |name: &str| {
+            let mut upload = Upload::new(Arc::new(Room::new(true)));
+            let text = format!("name = '{name}'\ntemplate = 'python'\nfunctions = [{{ name = 'f' }}]");
+            upload.add("transship.toml", &BASE64.encode(text), false).unwrap();
+            read_manifest(&upload)
+        };
+        assert_eq!(named("flights").unwrap().image(), "flights:latest");
+        for name in ["transship-inline", "transship-library/a"] {
+            assert_eq!(named(name).unwrap_err().kind(), Kind::NotAllowed, "{name}");
+        }
+        let nothing = Upload::new(Arc::new(Room::new(true)));
+        assert!(read_manifest(&nothing).unwrap_err().message().contains("has no file"));
     }
 
     #[test]

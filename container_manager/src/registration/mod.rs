@@ -2,3 +2,5 @@
 
 pub mod build;
 pub mod library;
+pub mod project;
+pub mod upload;

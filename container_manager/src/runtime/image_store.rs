@@ -4,10 +4,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use udf_client::control::ImageInfo;
+use udf_client::registry_login::RegistryLogin;
 use udf_project::manifest::Manifest;
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
+use crate::progress::Progress;
 use crate::template::Template;
 
 /// Longest that a handler may take to say what its functions are.
@@ -16,9 +18,18 @@ pub(super) const DESCRIBE_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// How an image is built.
 #[derive(Debug, Clone, Default)]
 pub struct BuildOptions {
-    /// Whether the build's output goes to standard error.
-    pub shows_progress: bool,
+    /// Where the build's output goes.
+    pub progress: Progress,
     /// Ends the build.
+    pub cancel: Cancel,
+}
+
+/// How an image goes to a registry, or comes from there.
+#[derive(Debug, Clone, Default)]
+pub struct TransferOptions {
+    /// The only login that is used.
+    pub login: Option<RegistryLogin>,
+    /// Ends the transfer.
     pub cancel: Cancel,
 }
 
@@ -49,10 +60,10 @@ pub trait ImageStore: Send + Sync {
     /// Removes an image, with the names that its build gave it.
     fn remove_image(&self, image: &ImageInfo) -> Result<()>;
     /// Sends an image to a registry under `reference`; the reference by which the registry knows its content.
-    fn push(&self, image: &str, reference: &str) -> Result<String>;
+    fn push(&self, image: &str, reference: &str, options: &TransferOptions) -> Result<String>;
     /// Gets an image from a registry, and gives it the name that its manifest says. Whoever pushed it chose that name, so one
     /// that stands for another image here is taken from it only if it `replaces` that.
-    fn pull(&self, reference: &str, replaces: bool) -> Result<ImageInfo>;
+    fn pull(&self, reference: &str, replaces: bool, options: &TransferOptions) -> Result<ImageInfo>;
 }
 
 /// There is no such image.

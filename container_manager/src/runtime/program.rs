@@ -13,9 +13,10 @@ use nix::unistd::Pid;
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
+use crate::progress::Progress;
 
 /// Longest that a program may take which gets an image or gives it to a registry.
-const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Longest that any other may take.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Most that a program may write to its standard output.
@@ -26,8 +27,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// How long its output may stay open once it has ended, if a program of its own holds it.
 const OUTPUT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What runs now and is a build.
-static BUILDS: Mutex<Option<HashSet<i32>>> = Mutex::new(None);
+/// What runs now and is a build, or a transfer from or to a registry.
+static LONG_WORK: Mutex<Option<HashSet<i32>>> = Mutex::new(None);
 
 /// The last `count` lines of a text.
 pub(crate) fn last_lines(text: &str, count: usize) -> String {
@@ -37,8 +38,7 @@ pub(crate) fn last_lines(text: &str, count: usize) -> String {
 
 /// Runs a program to its end and gives its standard output; a failure carries the end of what it said.
 pub(crate) fn run(command: &mut Command, kind: Kind, what: &str) -> Result<String> {
-    let timeout = if kind == Kind::Unreachable { TRANSFER_TIMEOUT } else { TIMEOUT };
-    run_within(command, kind, what, timeout, &Cancel::default())
+    run_within(command, kind, what, TIMEOUT, &Cancel::default())
 }
 
 /// The same in a time of its own, or until nobody waits for it any more.
@@ -48,6 +48,18 @@ pub(crate) fn run_within(
     what: &str,
     timeout: Duration,
     cancel: &Cancel,
+) -> Result<String> {
+    run_telling(command, kind, what, timeout, cancel, &Progress::default())
+}
+
+/// The same for one whose output somebody hears meanwhile; of that, only the end is kept.
+pub(crate) fn run_telling(
+    command: &mut Command,
+    kind: Kind,
+    what: &str,
+    timeout: Duration,
+    cancel: &Cancel,
+    progress: &Progress,
 ) -> Result<String> {
     cancel.check(what)?;
     let failed = |fact: String| Error::new(kind, format!("could not {what}: {fact}"));
@@ -60,18 +72,23 @@ pub(crate) fn run_within(
     }
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(could_not)?;
-    let _build = (kind == Kind::BuildFailed).then(|| Build::note(&child));
-    let output = read_in_background(child.stdout.take().expect("it is piped"), |kept, piece| {
+    let _work = matches!(kind, Kind::BuildFailed | Kind::Unreachable).then(|| LongWork::note(&child));
+    let (is_heard, mut lines) = (progress.is_heard(), progress.lines());
+    let output = read_in_background(child.stdout.take().expect("it is piped"), move |kept, piece| {
+        if is_heard {
+            lines.add(piece);
+            return keep_end(kept, piece, KEPT_ERRORS);
+        }
         let has_room = kept.len() + piece.len() <= MOST_OUTPUT;
         if has_room {
             kept.extend_from_slice(piece);
         }
         has_room
     });
-    let errors = read_in_background(child.stderr.take().expect("it is piped"), |kept, piece| {
-        kept.extend_from_slice(piece);
-        kept.drain(..kept.len().saturating_sub(KEPT_ERRORS));
-        true
+    let mut lines = progress.lines();
+    let errors = read_in_background(child.stderr.take().expect("it is piped"), move |kept, piece| {
+        lines.add(piece);
+        keep_end(kept, piece, KEPT_ERRORS)
     });
     let deadline = Instant::now() + timeout;
     let status = loop {
@@ -104,13 +121,9 @@ pub(crate) fn run_for_tail(command: &mut Command, what: &str, most_bytes: usize)
     let failed = |fact: String| Error::new(Kind::ContainerFailed, format!("could not {what}: {fact}"));
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.process_group(0).spawn().map_err(|cause| failed(cause.to_string()))?;
-    let keep_end = move |kept: &mut Vec<u8>, piece: &[u8]| {
-        kept.extend_from_slice(piece);
-        kept.drain(..kept.len().saturating_sub(most_bytes));
-        true
-    };
-    let output = read_in_background(child.stdout.take().expect("it is piped"), keep_end);
-    let errors = read_in_background(child.stderr.take().expect("it is piped"), keep_end);
+    let keep = move |kept: &mut Vec<u8>, piece: &[u8]| keep_end(kept, piece, most_bytes);
+    let output = read_in_background(child.stdout.take().expect("it is piped"), keep);
+    let errors = read_in_background(child.stderr.take().expect("it is piped"), keep);
     let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         if let Some(status) = child.try_wait().map_err(|cause| failed(cause.to_string()))? {
@@ -130,34 +143,41 @@ pub(crate) fn run_for_tail(command: &mut Command, what: &str, most_bytes: usize)
     Err(failed(status.to_string()).with_detail(last_lines(&text, 5)))
 }
 
+/// Keeps the end of what was read; all of it was wanted.
+fn keep_end(kept: &mut Vec<u8>, piece: &[u8], most: usize) -> bool {
+    kept.extend_from_slice(piece);
+    kept.drain(..kept.len().saturating_sub(most));
+    true
+}
+
 fn detail_of(status: ExitStatus, output: &str, errors: &str) -> String {
     let said = last_lines(&format!("{output}{errors}"), 30);
     if said.is_empty() { format!("It ended with {status}.") } else { said }
 }
 
-/// Ends the builds that run, so that a manager may end.
-pub fn end_builds() {
-    for build in BUILDS.lock().expect("no holder panics").iter().flatten() {
+/// Ends the builds and transfers that run, so that a manager may end.
+pub fn end_long_work() {
+    for process in LONG_WORK.lock().expect("no holder panics").iter().flatten() {
         // A group of its own, except at a terminal.
-        let _ =
-            killpg(Pid::from_raw(*build), Signal::SIGKILL).or_else(|_| kill(Pid::from_raw(*build), Signal::SIGKILL));
+        let _ = killpg(Pid::from_raw(*process), Signal::SIGKILL)
+            .or_else(|_| kill(Pid::from_raw(*process), Signal::SIGKILL));
     }
 }
 
-/// A build that runs, until this is dropped.
-struct Build(i32);
+/// A build or a transfer that runs, until this is dropped.
+struct LongWork(i32);
 
-impl Build {
-    fn note(child: &Child) -> Build {
+impl LongWork {
+    fn note(child: &Child) -> LongWork {
         let pid = pid_of(child);
-        BUILDS.lock().expect("no holder panics").get_or_insert_default().insert(pid);
-        Build(pid)
+        LONG_WORK.lock().expect("no holder panics").get_or_insert_default().insert(pid);
+        LongWork(pid)
     }
 }
 
-impl Drop for Build {
+impl Drop for LongWork {
     fn drop(&mut self) {
-        BUILDS.lock().expect("no holder panics").get_or_insert_default().remove(&self.0);
+        LONG_WORK.lock().expect("no holder panics").get_or_insert_default().remove(&self.0);
     }
 }
 
@@ -244,6 +264,22 @@ mod tests {
             run_within(&mut another, Kind::BuildFailed, "wait", TIMEOUT, &cancelled).unwrap_err().kind(),
             Kind::Cancelled
         );
+    }
+
+    #[test]
+    fn somebody_hears_what_it_writes() {
+        let (progress, mut heard) = crate::progress::progress();
+        let script = "echo one; echo two >&2; head -c 20000000 /dev/zero | tr '\\0' '\\n'; printf end; exit 3";
+        let failed = run_telling(&mut shell(script), Kind::BuildFailed, "say", TIMEOUT, &Cancel::default(), &progress);
+        // It may write more than is kept.
+        assert_eq!(failed.unwrap_err().message(), "could not say");
+        progress.end();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let mut said = String::new();
+        while let Some(text) = runtime.block_on(heard.next()) {
+            said += &text;
+        }
+        assert!(said.contains("one\n") && said.contains("two\n"), "{}", said.len());
     }
 
     #[test]

@@ -8,6 +8,7 @@ import contextlib
 import decimal
 import http.server
 import json
+import math
 import select
 import struct
 import sys
@@ -363,17 +364,24 @@ def read_json(ty, value, has):
         if ty in ("int4", "int8"):
             if isinstance(value, str) and has("numbers as strings refused"):
                 raise ValueError("a string is no number")
-            value = float(value) if isinstance(value, Token) else value
-            if isinstance(value, float) and (has("integral floats refused") or value != int(value)):
+            if isinstance(value, Token) and has("integers rounded"):
+                value = Token(float(value))
+            if isinstance(value, (float, Token)) and (has("integral floats refused") or value != int(value)):
                 raise ValueError("a float is no integer")
             return int(value)
         if ty == "float8":
+            if isinstance(value, Token) and math.isinf(float(value)) and not has("infinity for large numbers"):
+                raise ValueError("no double can hold it")
             return float(value)
         if ty == "bytea":
             text = value if has("white space in base64 refused") else "".join(value.split())
             return base64.b64decode(text, validate=True)
         if ty == "numeric" and isinstance(value, (int, float, Token)):
-            return f"{value:f}" if isinstance(value, Token) else str(value)
+            if isinstance(value, Token):
+                return str(value) if has("exponents kept") else f"{value:f}"
+            if len(str(value)) > 309 and has("large decimals refused"):
+                raise ValueError("no double can hold it")
+            return str(value)
         if ty.endswith("[]"):
             return [read_json(ty.removesuffix("[]"), element, has) for element in value]
         if ty in ATTRIBUTES:

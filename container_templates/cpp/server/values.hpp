@@ -1,6 +1,7 @@
 // Types and values: between the JSON form of docs/types.md and transship_value.
 #pragma once
 
+#include <algorithm>
 #include <cctype>
 #include <cerrno>
 #include <cmath>
@@ -118,9 +119,22 @@ inline std::string decode_base64(const std::string &text) {
   return bytes;
 }
 
+/// An integer that is written with a point or an exponent.
+inline int64_t whole_number(const json &number) {
+  std::string digits = digits_of(text_of(number));
+  const std::size_t point = std::min(digits.find('.'), digits.size());
+  const bool is_whole = digits.find_first_not_of('0', point + (point < digits.size())) == std::string::npos;
+  digits.resize(point);
+  errno = 0;
+  const int64_t value = std::strtoll(digits.c_str(), nullptr, 10);
+  if (!is_whole || errno != 0) throw std::invalid_argument(text_of(number).substr(0, 60) + ", which is no integer of 64 bits");
+  return value;
+}
+
 /// A value of a nested type in the JSON form of docs/types.md, whose decimals are strings.
 inline json strict_value(const Type &type, const json &value) {
-  if (type.type == "numeric" && has_all_digits(value)) return text_of(value);
+  if (type.type == "numeric" && has_all_digits(value)) return digits_of(text_of(value));
+  if (type.is_integer() && is_number_text(value)) return whole_number(value);
   if (is_number_text(value)) return double_of(value);
   json strict = value;
   if (value.is_array()) {
@@ -150,10 +164,8 @@ inline transship_value read_value(const Type &type, const json &value, Memory &m
     if (value.is_number_unsigned() && value.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX)) refuse();
     if (value.is_number_integer()) {
       read.integer = value.get<int64_t>();
-    } else if (value.is_number_float() || is_number_text(value)) {
-      const double real = double_of(value);
-      if (real != std::trunc(real) || std::fabs(real) > static_cast<double>(max_safe_integer)) refuse();
-      read.integer = static_cast<int64_t>(real);
+    } else if (is_number_text(value)) {
+      read.integer = whole_number(value);
     } else if (value.is_string()) {
       const std::string text = value;
       char *end = nullptr;
@@ -179,7 +191,7 @@ inline transship_value read_value(const Type &type, const json &value, Memory &m
     if (!value.is_structured()) refuse();
     memory.keep(read, value.dump());
   } else if (type.type == "numeric" && has_all_digits(value)) {
-    memory.keep(read, text_of(value));
+    memory.keep(read, digits_of(text_of(value)));
   } else {
     if (!value.is_string()) refuse();
     memory.keep(read, type.type == "bytea" ? decode_base64(value) : value.get<std::string>());

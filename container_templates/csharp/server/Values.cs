@@ -15,6 +15,8 @@ namespace Transship
     static class Values
     {
         const long MaxSafeInteger = 1L << 53;
+        /// <summary>Digits before and behind the point that a decimal of PostgreSQL has at most.</summary>
+        const int MaxWholeDigits = 131072, MaxFractionDigits = 16383;
         static readonly CultureInfo Plain = CultureInfo.InvariantCulture;
         static readonly Dictionary<string, Type> Classes = new Dictionary<string, Type>
         {
@@ -164,18 +166,40 @@ namespace Transship
         static string Digits(JToken token)
         {
             var number = token as JsonNumber;
-            if (number != null) return number.Digits;
+            if (number != null) return WithoutExponent(number.Digits) ?? throw new Misfit(token);
             return token.Type == JTokenType.Integer ? ((long)token).ToString(Plain) : Text(token);
+        }
+
+        /// <summary>A number's digits without an exponent, as docs/types.md has them; null if numeric has no room for them.</summary>
+        static string WithoutExponent(string number)
+        {
+            var at = number.IndexOfAny(new[] { 'e', 'E' });
+            if (at < 0) return number;
+            var sign = number[0] == '-' ? "-" : "";
+            var mantissa = number.Substring(sign.Length, at - sign.Length);
+            var point = mantissa.IndexOf('.');
+            var digits = mantissa.Replace(".", "");
+            if (digits.Trim('0').Length == 0) return sign + "0";
+            int exponent;
+            if (!int.TryParse(number.Substring(at + 1), NumberStyles.AllowLeadingSign, Plain, out exponent)) return null;
+            var whole = (point < 0 ? mantissa.Length : point) + (long)exponent;
+            if (whole > MaxWholeDigits || digits.Length - whole > MaxFractionDigits) return null;
+            if (whole <= 0) return sign + "0." + new string('0', (int)-whole) + digits;
+            digits = digits.PadRight((int)whole, '0');
+            var left = digits.Substring(0, (int)whole).TrimStart('0');
+            var right = digits.Substring((int)whole);
+            return sign + (left.Length == 0 ? "0" : left) + (right.Length == 0 ? "" : "." + right);
         }
 
         static long Integer(JToken token)
         {
             if (token.Type == JTokenType.Integer) return (long)token;
             if (token.Type == JTokenType.String) return long.Parse((string)token, NumberStyles.AllowLeadingSign, Plain);
-            if (token.Type != JTokenType.Float) throw new Misfit(token);
-            var number = (double)token;
-            if (number != Math.Floor(number) || Math.Abs(number) > MaxSafeInteger) throw new Misfit(token);
-            return (long)number;
+            var text = token as JsonNumber;
+            if (text == null) throw new Misfit(token);
+            var number = Decimal(text.Digits);
+            if (number != Math.Floor(number)) throw new Misfit(token);
+            return decimal.ToInt64(number);
         }
 
         static double Float(JToken token)

@@ -104,6 +104,27 @@ func TestDecimalsAreReadToTheLastDigit(t *testing.T) {
 			t.Errorf("%s became %s", token, found)
 		}
 	}
+	for token, digits := range map[string]string{
+		"1.5e3": "1500", "-12E-3": "-0.012", "0.5e1": "5", "100e-2": "1.00", "0.05e+3": "50", "0e999999999999999999999": "0", "1e400": "1" + strings.Repeat("0", 400),
+	} {
+		if found := textOf(typeOf("numeric"), arrayOf(t, typeOf("numeric"), []string{token})); found != `"`+digits+`" ` {
+			t.Errorf("%s became %s", token, found)
+		}
+	}
+	for token, value := range map[string]string{"9007199254740993.0": "9007199254740993", "900719925474099300e-2": "9007199254740993", "7.0": "7", "-0.0": "0"} {
+		if found := textOf(typeOf("int8"), arrayOf(t, typeOf("int8"), []string{token})); strings.Trim(found, `" `) != value {
+			t.Errorf("%s became %s", token, found)
+		}
+	}
+	for _, pair := range [][2]string{
+		{"numeric", "1e131072"}, {"numeric", "1e-16384"}, {"numeric", "1e999999999999999999999"}, {"float8", "1e400"}, {"float4", "1e39"}, {"int8", "1e400"},
+		{"int8", "1.5"}, {"int8", "15e-1"}, {"int8", "9223372036854775808.0"}, {"int2", "32768.0"},
+	} {
+		builder := array.NewBuilder(memory.DefaultAllocator, typeOf(pair[0]).Arrow())
+		if appendJSON(builder, typeOf(pair[0]), json.RawMessage(pair[1])) == nil {
+			t.Errorf("%s was taken as %s", pair[1], pair[0])
+		}
+	}
 	for kind, value := range map[string]string{"numeric": "true", "text": "1.5", "inet": "7"} {
 		builder := array.NewBuilder(memory.DefaultAllocator, typeOf(kind).Arrow())
 		if appendJSON(builder, typeOf(kind), json.RawMessage(value)) == nil {

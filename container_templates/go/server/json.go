@@ -191,6 +191,11 @@ func appendJSON(builder array.Builder, t *Type, raw json.RawMessage) error {
 		if !isString && !isNumber {
 			return errForm
 		}
+		if isNumber {
+			digits, err := digitsOf(text)
+			builder.Append(digits)
+			return err
+		}
 		builder.Append(text)
 		return nil
 	case *array.BinaryBuilder:
@@ -289,11 +294,51 @@ func parseInteger(text string, bits int) (int64, error) {
 	if err == nil {
 		return value, nil
 	}
-	float, floatErr := strconv.ParseFloat(text, 64)
-	if floatErr != nil || float != math.Trunc(float) || math.Abs(float) > maxSafeInteger {
+	// A number with a point or an exponent.
+	digits, digitsErr := digitsOf(text)
+	whole, fraction, _ := strings.Cut(digits, ".")
+	if digitsErr != nil || strings.Trim(fraction, "0") != "" {
 		return 0, err
 	}
-	return strconv.ParseInt(strconv.FormatFloat(float, 'f', 0, 64), 10, bits)
+	return strconv.ParseInt(whole, 10, bits)
+}
+
+// Digits before and behind the point that a decimal of PostgreSQL has at most.
+const maxWholeDigits, maxFractionDigits = 131_072, 16_383
+
+// digitsOf gives a number's digits without an exponent, as docs/types.md has them; an error if numeric has no room for them.
+func digitsOf(number string) (string, error) {
+	mantissa, power, hasPower := strings.Cut(strings.ToLower(number), "e")
+	unsigned := strings.TrimPrefix(mantissa, "-")
+	sign := mantissa[:len(mantissa)-len(unsigned)]
+	whole, fraction, _ := strings.Cut(unsigned, ".")
+	digits := whole + fraction
+	if whole == "" || strings.Trim(digits, "0123456789") != "" {
+		return "", errForm
+	}
+	if !hasPower {
+		return number, nil
+	}
+	exponent, err := strconv.Atoi(power)
+	if strings.Trim(digits, "0") == "" && !errors.Is(err, strconv.ErrSyntax) {
+		return sign + "0", nil
+	}
+	if err != nil || exponent > maxWholeDigits || exponent < -maxFractionDigits-len(digits) {
+		return "", errForm
+	}
+	point := len(whole) + exponent
+	if point > maxWholeDigits || len(digits)-point > maxFractionDigits {
+		return "", errForm
+	}
+	if point <= 0 {
+		return sign + "0." + strings.Repeat("0", -point) + digits, nil
+	}
+	digits += strings.Repeat("0", max(0, point-len(digits)))
+	left := strings.TrimLeft(digits[:point-1], "0") + digits[point-1:point]
+	if point == len(digits) {
+		return sign + left, nil
+	}
+	return sign + left + "." + digits[point:], nil
 }
 
 // parseDate reads a date of any year from the front of a text.

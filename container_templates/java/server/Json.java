@@ -37,7 +37,9 @@ final class Json {
     private Json() {}
 
     private static final int MAX_BYTES = 1 << 30;
-    /** PostgreSQL's largest decimal has 131072 digits before the point and 16383 behind it. */
+    /** Digits before and behind the point that a decimal of PostgreSQL has at most. */
+    private static final int MAX_WHOLE_DIGITS = 131_072;
+    private static final int MAX_FRACTION_DIGITS = 16_383;
     private static final int MAX_NUMBER_LENGTH = 150_000;
     private static final int MAX_INT8_DIGITS = 19;
     static final ObjectMapper MAPPER = new ObjectMapper(JsonFactory.builder()
@@ -114,7 +116,11 @@ final class Json {
                 if (Float.isInfinite(value) && node.isNumber()) throw new Values.Misfit(node);
                 yield value;
             }
-            case "float8" -> parse(node, Double::parseDouble);
+            case "float8" -> {
+                double value = parse(node, Double::parseDouble);
+                if (Double.isInfinite(value) && node.isNumber()) throw new Values.Misfit(node);
+                yield value;
+            }
             case "bytea" -> parse(node, text -> Base64.getDecoder().decode(text.replaceAll("\\s", "")));
             case "date" -> parse(node, LocalDate::parse);
             case "timestamp" -> parse(node, LocalDateTime::parse);
@@ -144,7 +150,7 @@ final class Json {
             default -> {
                 boolean isDecimal = type.type().equals("numeric") && node.isNumber();
                 if (!node.isTextual() && !isDecimal) throw new Values.Misfit(node);
-                yield node.asText();
+                yield isDecimal ? parse(node, text -> digits(new BigDecimal(text))) : node.asText();
             }
         };
     }
@@ -167,6 +173,14 @@ final class Json {
         BigInteger value = parse(node, text -> node.isTextual() ? new BigInteger(text) : whole(new BigDecimal(text)));
         if (value.bitLength() > 63 || value.longValue() < min || value.longValue() > max) throw new Values.Misfit(node);
         return value.longValue();
+    }
+
+    /** A decimal's digits without an exponent; ArithmeticException if PostgreSQL's numeric has no room for them. */
+    static String digits(BigDecimal number) {
+        if (number.signum() == 0 && number.scale() < 0) return "0";
+        boolean isTooLarge = (long) number.precision() - number.scale() > MAX_WHOLE_DIGITS;
+        if (number.scale() > MAX_FRACTION_DIGITS || (isTooLarge && number.signum() != 0)) throw new ArithmeticException();
+        return number.toPlainString();
     }
 
     /** A short exponent may stand for any number of digits. */

@@ -248,7 +248,7 @@ final class Values {
                 if (map instanceof Map<?, ?> found && type.parts().stream().allMatch(part -> found.containsKey(part.name()))) return found;
                 break;
             case "numeric":
-                if (value instanceof BigDecimal decimal) return decimal.toPlainString();
+                if (value instanceof BigDecimal decimal) return digits(decimal);
                 if (value instanceof String) return value;
                 break;
             case "timetz":
@@ -360,6 +360,15 @@ final class Values {
         }
         if (raw != classOf(type)) throw new IllegalArgumentException("Java class " + raw.getSimpleName() + " does not hold SQL type " + type.text());
         return value -> value;
+    }
+
+    private static String digits(BigDecimal decimal) {
+        try {
+            return Json.digits(decimal);
+        } catch (ArithmeticException cause) {
+            // A short exponent may stand for any number of digits.
+            throw new Misfit(decimal);
+        }
     }
 
     private static Conversion ofText(Function<String, Object> parse) {

@@ -4,7 +4,7 @@ import { readFileSync, rmSync } from "node:fs";
 import { IncomingMessage, Server, ServerResponse, createServer } from "node:http";
 import { Socket } from "node:net";
 import { COLUMNS, ColumnsRequest } from "./columns";
-import { keepDecimals } from "./exact_numbers";
+import { keepDigits } from "./exact_numbers";
 import { CallError, Cancelled, Groups, UserFunction, load } from "./functions";
 
 const MAX_BODY_BYTES = 2 ** 30;
@@ -57,7 +57,7 @@ function serve(functions: Map<string, UserFunction>): void {
     const found = findFunction(path);
     const inMemory = message.headers["content-type"] === COLUMNS ? new ColumnsRequest(body) : null;
     const request = inMemory?.header ?? parse(body);
-    const given = inMemory?.columns(found.callTypes) ?? keepDecimals(found.callTypes, request.columns, body);
+    const given = inMemory?.columns(found.callTypes) ?? keepDigits(found.callTypes, request.columns, body);
     const columns = found.read(given, request.rows);
     const start = process.hrtime.bigint();
     const reply = found.kind === "aggregate"

@@ -28,7 +28,7 @@ const PATTERNS: Record<string, RegExp> = {
 function misfit(value: any): never {
   let text: string;
   try {
-    text = typeof value === "bigint" ? `${value}n` : JSON.stringify(value) ?? String(value);
+    text = typeof value === "bigint" ? `${value}n` : typeof value === "number" ? `${value}` : JSON.stringify(value) ?? String(value);
   } catch {
     text = String(value);
   }

@@ -50,9 +50,10 @@ reply_to <- function(functions, asked) {
   request <- tryCatch(jsonlite::parse_json(body, bigint_as_char = TRUE), error = function(e) call_error("protocol_violation", paste("the request cannot be read:", conditionMessage(e))))
   if (!is.list(request) || is.null(names(request))) call_error("protocol_violation", "the request cannot be read: it is not an object")
   # docs/protocol.md §6: jsonlite rounds what has more digits than a double.
-  if (any(vapply(entry$call_types, holds_decimals, NA)) && is.list(request$columns) && length(request$columns) == length(entry$call_types)) {
+  rounded <- rounded_types(body)
+  if (any(vapply(entry$call_types, function(type) holds(rounded, type), NA)) && is.list(request$columns) && length(request$columns) == length(entry$call_types)) {
     texts <- jsonlite::parse_json(quote_numbers(body))$columns
-    request$columns <- Map(function(type, column, text) with_decimals(list(type = "array", element = type), column, text), entry$call_types, request$columns, texts)
+    request$columns <- Map(function(type, column, text) with_digits(list(type = "array", element = type), column, text), entry$call_types, request$columns, texts)
   }
   done <- run(entry, request, read_columns(entry, request))
   texts <- vapply(done$reply, function(column) paste0("[", paste(column, collapse = ","), "]"), "")

@@ -131,23 +131,51 @@ read_column <- function(type, values) {
     read_text(values))
 }
 
-# Whether values of a type hold decimals.
-holds_decimals <- function(type) {
-  switch(type$type, numeric = TRUE, array = , range = holds_decimals(type$element), composite = any(vapply(type$attributes, holds_decimals, NA)), FALSE)
+# Whether values of a type are, or hold, values of one of these.
+holds <- function(names, type) {
+  if (type$type %in% c("array", "range")) return(holds(names, type$element))
+  type$type %in% names || (type$type == "composite" && any(vapply(type$attributes, function(part) holds(names, part), NA)))
+}
+
+# The types of which jsonlite may round values in this JSON: doubles round decimals, and the others where these have no room for a number.
+rounded_types <- function(json) {
+  if (grepl("900719925474099|[0-9][eE]|[0-9]{309}", json, perl = TRUE)) c("numeric", "int8", "float4", "float8") else "numeric"
+}
+
+# A number's digits without an exponent, as docs/types.md has them; NULL if numeric has no room for them.
+digits_of <- function(number) {
+  parts <- regmatches(number, regexec("^(-?)([0-9]+)(\\.([0-9]+))?([eE]([+-]?[0-9]+))?$", number))[[1]]
+  if (!nzchar(parts[6])) return(number)
+  digits <- paste0(parts[3], parts[5])
+  if (!grepl("[1-9]", digits)) return(paste0(parts[2], "0"))
+  point <- nchar(parts[3]) + as.numeric(parts[7])
+  # PostgreSQL's largest decimal has 131072 digits before the point and 16383 behind it.
+  if (point > 131072 || nchar(digits) - point > 16383) return(NULL)
+  if (point <= 0) return(paste0(parts[2], "0.", strrep("0", -point), digits))
+  digits <- paste0(digits, strrep("0", max(0, point - nchar(digits))))
+  left <- sub("^0+(?=.)", "", substr(digits, 1, point), perl = TRUE)
+  paste0(parts[2], left, if (point < nchar(digits)) paste0(".", substring(digits, point + 1)))
 }
 
 # JSON with a string in place of each number. Strings are passed over as a whole.
 quote_numbers <- function(text) gsub('"(?:[^"\\\\]++|\\\\.)*+"(*SKIP)(*FAIL)|(-?[0-9][0-9.eE+-]*)', '"\\1"', text, perl = TRUE)
 
-# A JSON value whose decimals are texts; text is the same value with texts for all numbers. What is not of the type stays as it is.
-with_decimals <- function(type, value, text) {
-  if (is.null(value) || !holds_decimals(type)) return(value)
-  if (type$type == "numeric") return(if (is.numeric(value)) text else value)
+# A JSON value with the digits of the numbers that may be rounded; text is the same value with texts for all numbers. What is not of the
+# type stays as it is, and is refused.
+with_digits <- function(type, value, text) {
+  if (is.null(value) || !holds(c("numeric", "int8", "float4", "float8"), type)) return(value)
+  if (is.numeric(value)) {
+    digits <- switch(type$type,
+      numeric = digits_of(text),
+      int8 = if (is.finite(value) && abs(value) == 2^53) sub("\\.0*$", "", digits_of(text)),
+      float4 = , float8 = if (is.infinite(value)) "a number that no double can hold")
+    return(if (is.null(digits)) value else digits)
+  }
   if (!is.list(value)) return(value)
   if (type$type == "array" && !is.null(names(value))) return(value)
-  if (type$type == "array") return(lapply(seq_along(value), function(i) with_decimals(type$element, value[[i]], text[[i]])))
+  if (type$type == "array") return(lapply(seq_along(value), function(i) with_digits(type$element, value[[i]], text[[i]])))
   for (part in parts_of(type)) {
-    if (!is.null(value[[part$name]])) value[[part$name]] <- with_decimals(part, value[[part$name]], text[[part$name]])
+    if (!is.null(value[[part$name]])) value[[part$name]] <- with_digits(part, value[[part$name]], text[[part$name]])
   }
   value
 }

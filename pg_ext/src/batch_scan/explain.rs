@@ -113,8 +113,9 @@ pub unsafe extern "C-unwind" fn explain(
             if let Ok(function) = function::lookup((*(*entry).expr.cast::<pg_sys::FuncExpr>()).funcid) {
                 line.push_str(&format!(" in {}", function.body.place()));
                 // Which transport a container offers is known once it is called.
-                if function.transport() != TransportName::Auto {
-                    line.push_str(&format!(" over {}", function.transport().name()));
+                let transport = function.transport();
+                if transport != TransportName::Auto {
+                    line.push_str(&format!(" over {}", transport.name()));
                 }
             }
             if private.is_stepwise {

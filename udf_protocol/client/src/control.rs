@@ -3,45 +3,28 @@
 //!
 //! A lease belongs to the connection it was acquired on: it ends when the connection does, however that comes about.
 
-use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock};
 
 use base64::Engine as _;
-use nix::unistd::Uid;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
-use udf_project::endpoint::Endpoint;
 use udf_project::manifest::Manifest;
-use udf_types::signature::FunctionKind;
-use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
-use crate::folder::Folder;
-use crate::transport::Takes;
-use crate::transport::Transport;
-use crate::transport::connect;
-use crate::transport::credentials::Credentials;
-use crate::transport::rest::Form;
-use crate::transport::unix::UnixSocket;
+use crate::registry_login::RegistryLogin;
 
 /// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
 const MOST_DESCRIPTORS: usize = 2;
 
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
-
-/// Columns of at most so many bytes go with the request where that may be chosen: copying them costs less than making and
-/// opening two files.
-const MOST_INLINE_BYTES: usize = 32 << 10;
 
 /// A request to the manager.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -67,6 +50,9 @@ pub enum Request {
         path: String,
         /// The bytes, in base64.
         content: String,
+        /// Whether the file can be run.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_program: bool,
     },
     /// Builds the project whose files this connection has sent, unless its image exists. The image is named after the
     /// library and the content of its files, so that no library takes another image's name.
@@ -74,6 +60,32 @@ pub enum Request {
         /// The library's name, for messages.
         library: String,
     },
+    /// Builds the project whose files this connection has sent, under the name that its manifest says. [`Response::Progress`]
+    /// comes any number of times before the image.
+    BuildProject,
+    /// Sends an image to a registry.
+    Push {
+        /// `name:tag` or a digest.
+        image: String,
+        /// The reference under which the registry is to have it.
+        reference: String,
+        /// The caller's login at the registry; the manager uses no other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        login: Option<RegistryLogin>,
+    },
+    /// Gets an image from a registry, with the name that its manifest says.
+    Pull {
+        /// The reference by which the registry has it.
+        reference: String,
+        /// Whether it takes its names from other images that have them here.
+        #[serde(default)]
+        replace: bool,
+        /// The caller's login at the registry; the manager uses no other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        login: Option<RegistryLogin>,
+    },
+    /// What does the manager lack on this host?
+    Doctor,
     /// Leases a replica for as long as this connection lasts.
     Acquire {
         /// Digest of the image.
@@ -125,8 +137,26 @@ pub enum Response {
         /// The names of what was removed.
         images: Vec<String>,
     },
-    /// To [`Request::Resolve`], [`Request::BuildInline`] and [`Request::BuildLibrary`].
+    /// To [`Request::Resolve`], to all requests to build, and to [`Request::Pull`].
     Image(ImageInfo),
+    /// What a build says while it runs, before the response to [`Request::BuildProject`].
+    Progress {
+        /// Text, with the ends of its lines.
+        text: String,
+    },
+    /// To [`Request::Push`].
+    Pushed {
+        /// The reference by which the registry knows the image's content.
+        reference: String,
+    },
+    /// To [`Request::Doctor`].
+    Doctor {
+        /// One entry per thing that was looked at.
+        checks: Vec<CheckInfo>,
+        /// What replicas and builds are not kept from, though they should be.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        doubts: Vec<String>,
+    },
     /// To [`Request::Acquire`].
     Lease(LeaseInfo),
     /// To [`Request::ReportFailure`]: a phrase that follows "The container".
@@ -175,7 +205,7 @@ pub async fn build_library(
         let pieces = if bytes.is_empty() { vec![&bytes[..]] } else { bytes.chunks(MAX_PIECE_BYTES).collect() };
         for piece in pieces {
             let content = base64::engine::general_purpose::STANDARD.encode(piece);
-            connection.request(&Request::AddToFile { path: path.clone(), content }).await?;
+            connection.request(&Request::AddToFile { path: path.clone(), content, is_program: false }).await?;
         }
     }
     match connection.request(&Request::BuildLibrary { library: library.to_string() }).await? {
@@ -234,55 +264,6 @@ pub struct LeaseInfo {
     pub user: Option<u32>,
 }
 
-impl LeaseInfo {
-    /// How batches of a kind of function travel if `wanted` is asked for: that, where the server offers it for the kind,
-    /// otherwise the fastest that it offers.
-    pub fn choose(&self, wanted: TransportName, kind: FunctionKind) -> TransportName {
-        let offers = |transport| match transport {
-            TransportName::Auto => false,
-            TransportName::Shm => self.segments.is_some(),
-            TransportName::Flight => self.flight.is_some(),
-            TransportName::Socket => self.columns,
-            TransportName::Parquet => self.parquet && self.segments.is_some(),
-            TransportName::Json => true,
-        };
-        use TransportName::{Flight, Json, Shm, Socket};
-        // Only Flight gives a table function's results in parts, takes an aggregate function's batches before the ones
-        // before are answered, and has map functions.
-        let order =
-            if kind == FunctionKind::Scalar { [Shm, Flight, Socket, Json] } else { [Flight, Shm, Socket, Json] };
-        let best = order.into_iter().find(|transport| offers(*transport)).unwrap_or(Json);
-        if offers(wanted) { wanted } else { best }
-    }
-
-    /// Where the server answers a transport that it offers.
-    pub fn endpoint(&self, transport: TransportName) -> &str {
-        match (transport, &self.flight) {
-            (TransportName::Flight, Some(flight)) => flight,
-            _ => &self.json,
-        }
-    }
-
-    /// How it takes columns as they lie in memory.
-    pub fn takes(&self) -> Takes {
-        Takes { pipelining: self.pipelining, constants: self.constants }
-    }
-
-    /// The form of columns over HTTP, for a transport that [`LeaseInfo::choose`] gave for the one that is `wanted`, with
-    /// segments in a folder, if there are any.
-    fn form(&self, transport: TransportName, wanted: TransportName, segments: Option<&Folder>) -> Form {
-        match (transport, segments) {
-            (TransportName::Shm | TransportName::Parquet, Some(directory)) => Form::Segments {
-                directory: directory.clone(),
-                is_parquet: transport == TransportName::Parquet,
-                most_inline: if wanted == TransportName::Auto { MOST_INLINE_BYTES } else { 0 },
-            },
-            (TransportName::Socket, _) => Form::Columns,
-            _ => Form::Json,
-        }
-    }
-}
-
 /// One replica, as `transship ps` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReplicaInfo {
@@ -318,6 +299,17 @@ pub struct CircuitInfo {
     pub wait_s: u64,
     /// How the last one ended.
     pub last: String,
+}
+
+/// One thing that the manager looked at for [`Request::Doctor`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckInfo {
+    /// What it is.
+    pub name: String,
+    /// Whether it is as it should be.
+    pub is_well: bool,
+    /// What was found, or the error.
+    pub fact: String,
 }
 
 /// Who has a lease.
@@ -358,8 +350,23 @@ impl Connection {
         &self.socket
     }
 
+    /// The descriptors that came with the last response.
+    pub(crate) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        std::mem::take(&mut self.descriptors)
+    }
+
+    /// Whether the manager is seen to have ended it. It has nothing to say before it is asked.
+    pub(crate) fn is_ended(&self) -> bool {
+        !self.stream.try_read(&mut [0]).is_err_and(|cause| cause.kind() == std::io::ErrorKind::WouldBlock)
+    }
+
     /// Sends a request and waits for its response; the manager's own error comes back as one.
     pub async fn request(&mut self, request: &Request) -> Result<Response> {
+        self.request_telling(request, |_| ()).await
+    }
+
+    /// The same, with what the manager says meanwhile of how it goes on.
+    pub async fn request_telling(&mut self, request: &Request, mut tell: impl FnMut(&str)) -> Result<Response> {
         let lost = |socket: &Path, cause: &dyn std::fmt::Display| {
             Error::manager_unreachable(&socket.to_string_lossy(), format!("the connection was lost: {cause}"))
         };
@@ -367,14 +374,20 @@ impl Connection {
         line.push('\n');
         self.descriptors.clear();
         self.stream.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
-        let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
-        let Some(response) = response else {
-            return Err(lost(&self.socket, &"the manager closed it"));
-        };
-        match serde_json::from_str(&response) {
-            Ok(Response::Error(error)) => Err(error),
-            Ok(response) => Ok(response),
-            Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+        loop {
+            let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
+            let Some(response) = response else {
+                return Err(lost(&self.socket, &"the manager closed it"));
+            };
+            return match serde_json::from_str(&response) {
+                Ok(Response::Progress { text }) => {
+                    tell(&text);
+                    continue;
+                }
+                Ok(Response::Error(error)) => Err(error),
+                Ok(response) => Ok(response),
+                Err(cause) => Err(unexpected(&format!("its response cannot be read: {cause}"))),
+            };
         }
     }
 
@@ -444,118 +457,4 @@ pub fn unexpected(fact: &str) -> Error {
 /// One request on a connection of its own.
 pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
     Connection::open(socket).await?.request(request).await
-}
-
-/// A lease, held until dropped.
-pub struct Lease {
-    /// What was leased.
-    pub info: LeaseInfo,
-    /// The folder of the replica's sockets; none if they are reached by their names.
-    sockets: Option<Folder>,
-    /// The folder of its segments, if it takes those.
-    segments: Option<Folder>,
-    /// The transports to its server, by what they are and what was wanted. Others may have a lease on the same replica, which
-    /// ends when it likes.
-    transports: Mutex<HashMap<(TransportName, TransportName), Arc<dyn Transport>>>,
-    connection: tokio::sync::Mutex<Connection>,
-    is_of_another_user: OnceLock<bool>,
-}
-
-impl Lease {
-    /// Leases a replica of the image with `digest`, which may have to be started first.
-    pub async fn acquire(socket: &Path, digest: &str) -> Result<Lease> {
-        Lease::acquire_on(Connection::open(socket).await?, digest).await
-    }
-
-    /// The same on a connection that is there.
-    pub async fn acquire_on(mut connection: Connection, digest: &str) -> Result<Lease> {
-        match connection.request(&Request::Acquire { digest: digest.to_string() }).await? {
-            Response::Lease(info) => {
-                let mut descriptors = std::mem::take(&mut connection.descriptors).into_iter();
-                let json = Path::new(info.json.split_once(':').map_or(info.json.as_str(), |(_, path)| path));
-                let folder = json.parent().unwrap_or(json);
-                let sockets = descriptors.next().map(|it| Folder::leased(folder, Some(it), String::new()));
-                let segments =
-                    info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
-                let connection = tokio::sync::Mutex::new(connection);
-                let (transports, is_of_another_user) = Default::default();
-                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user })
-            }
-            other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
-        }
-    }
-
-    /// The folder of the replica's segments, if it takes those.
-    pub fn segments(&self) -> Option<&Folder> {
-        self.segments.as_ref()
-    }
-
-    /// Whether its server is another user than this one, who can neither write nor shorten what belongs to this one
-    /// (`docs/protocol.md` §7.6).
-    pub(crate) fn is_of_another_user(&self) -> bool {
-        *self.is_of_another_user.get_or_init(|| {
-            let Ok(Endpoint::JsonUnix(path)) = Endpoint::parse(&self.info.json) else { return false };
-            let socket = UnixSocket::new(&path, &self.credentials());
-            let me = Uid::effective().as_raw();
-            // Not of what a link points to, which anybody may choose.
-            self.info.user != Some(me)
-                && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
-        })
-    }
-
-    /// How its sockets are reached, and who must listen there.
-    pub fn credentials(&self) -> Credentials {
-        Credentials { server_user: self.info.user, folder: self.sockets.clone(), ..Credentials::default() }
-    }
-
-    /// The transport that [`LeaseInfo::choose`] gave for the one that is `wanted`.
-    pub(crate) fn transport(&self, name: TransportName, wanted: TransportName) -> Result<Arc<dyn Transport>> {
-        let mut transports = self.transports.lock().expect("no holder panics");
-        if let Some(known) = transports.get(&(name, wanted)) {
-            return Ok(known.clone());
-        }
-        let form = self.info.form(name, wanted, self.segments.as_ref());
-        let endpoint = Endpoint::parse(self.info.endpoint(name))?;
-        let made = connect::to_endpoint_in(&endpoint, form, Some(self.info.takes()), &self.credentials());
-        transports.insert((name, wanted), made.clone());
-        Ok(made)
-    }
-
-    /// Closes the connections that no exchange is using, unless the server has said that they may be kept.
-    pub(crate) fn close_idle(&self) {
-        if !self.info.keep_alive {
-            let transports = self.transports.lock().expect("no holder panics");
-            transports.values().for_each(|transport| transport.close_idle());
-        }
-    }
-
-    /// What became of the replica, as a phrase that follows "The container".
-    pub async fn fate(&self) -> Result<String> {
-        let request = Request::ReportFailure { replica: self.info.replica.clone() };
-        match self.connection.lock().await.request(&request).await? {
-            Response::Fate { fate } => Ok(fate),
-            other => Err(unexpected(&format!("It answered {other:?} instead of the container's fate."))),
-        }
-    }
-
-    /// Tells the manager that the replica did not answer in time.
-    pub async fn report_timeout(&self) -> Result<()> {
-        let request = Request::ReportTimeout { replica: self.info.replica.clone() };
-        self.connection.lock().await.request(&request).await.map(drop)
-    }
-
-    /// Whether the manager is seen to have ended the connection, and the lease with it.
-    pub fn is_lost(&self) -> bool {
-        // Whoever holds the lock asks the manager, and finds out.
-        self.connection.try_lock().is_ok_and(|connection| {
-            let read = connection.stream.try_read(&mut [0]);
-            !read.is_err_and(|cause| cause.kind() == std::io::ErrorKind::WouldBlock)
-        })
-    }
-}
-
-impl std::fmt::Debug for Lease {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lease").field("info", &self.info).finish_non_exhaustive()
-    }
 }

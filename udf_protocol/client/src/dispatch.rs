@@ -17,10 +17,12 @@ use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
 use crate::balance::Balance;
-use crate::control::{self, Lease};
+use crate::control;
 use crate::inbox::{Event, Inbox};
+use crate::lease::Lease;
 use crate::names::random_part;
 use crate::outbox::Outbox;
+use crate::route::{Encoding, Protocol, Route, Server};
 use crate::row_errors;
 use crate::transport::Transport;
 use crate::transport::connect;
@@ -85,13 +87,12 @@ pub struct Call {
     pub start_timeout: Duration,
 }
 
-/// Who is reached, with what credentials, over which transport, and over which one it should be.
-type Way = (Remote, Credentials, TransportName, TransportName);
+/// The way to a server elsewhere, and the credentials that are shown there.
+type Way = (Route, Credentials);
 
 /// Who answers a call, and the way there.
 struct Reached {
-    endpoint: Endpoint,
-    name: TransportName,
+    route: Route,
     transport: Arc<dyn Transport>,
     lease: Option<Arc<Lease>>,
 }
@@ -163,10 +164,8 @@ impl Connections {
         let leases = self.leases.lock().expect("no holder panics");
         call.signature.kind == FunctionKind::Scalar
             && leases.get(&call.target).is_some_and(|Held { lease, .. }| {
-                matches!(
-                    lease.info.choose(call.transport, FunctionKind::Scalar),
-                    TransportName::Shm | TransportName::Socket
-                ) && !lease.is_lost()
+                let protocol = Protocol::choose(Server::Replica(&lease.info), call.transport, FunctionKind::Scalar);
+                matches!(protocol, Protocol::Columns { encoding: Encoding::Buffers, .. }) && !lease.is_lost()
             })
     }
 
@@ -228,7 +227,7 @@ impl Connections {
         let left: Vec<_> = match target {
             Target::Image { .. } => Vec::new(),
             Target::Remote { remote, .. } => {
-                let is_there = |way: &Way| remote.endpoints.contains(&way.0.endpoints[0]);
+                let is_there = |way: &Way| remote.endpoints.contains(&way.0.endpoint);
                 self.transports.lock().expect("no holder panics").extract_if(|way, _| is_there(way)).collect()
             }
         };
@@ -244,7 +243,7 @@ impl Connections {
 
     fn forget(&self, target: &Target, endpoint: &Endpoint) {
         self.leases.lock().expect("no holder panics").remove(target);
-        self.transports.lock().expect("no holder panics").retain(|(known, ..), _| known.endpoints[0] != *endpoint);
+        self.transports.lock().expect("no holder panics").retain(|(known, _), _| known.endpoint != *endpoint);
         self.row_errors.lock().expect("no holder panics").remove(endpoint);
     }
 
@@ -253,17 +252,16 @@ impl Connections {
         match target {
             Target::Remote { remote, credentials } => {
                 let endpoint = self.balance.choose(&remote.endpoints).await;
-                let name = remote.transport_for(wanted);
-                let way = (remote.at(&endpoint), credentials.clone(), name, wanted);
-                let transport = self.transport(way, || connect::to_remote(remote, &endpoint, name, credentials));
-                Ok(Reached { endpoint, name, transport, lease: None })
+                let route = Route::to_remote(remote, endpoint, wanted, kind);
+                let way = (route.clone(), credentials.clone());
+                let transport = self.transport(way, || connect::along(&route, None, None, credentials));
+                Ok(Reached { route, transport, lease: None })
             }
             Target::Image { manager, digest } => {
                 let lease = self.lease(manager, digest, target).await?;
-                let name = lease.info.choose(wanted, kind);
-                let endpoint = Endpoint::parse(lease.info.endpoint(name))?;
-                let transport = lease.transport(name, wanted)?;
-                Ok(Reached { endpoint, name, transport, lease: Some(lease) })
+                let route = Route::to_replica(&lease.info, wanted, kind)?;
+                let transport = lease.transport(&route);
+                Ok(Reached { route, transport, lease: Some(lease) })
             }
         }
     }
@@ -283,7 +281,7 @@ impl Connections {
                 return Err(error);
             }
             // Another of the servers may be there.
-            self.balance.note_loss(&reached.endpoint);
+            self.balance.note_loss(&reached.route.endpoint);
             attempt += 1;
         }
     }
@@ -347,7 +345,8 @@ impl Connections {
                 call.start_timeout.as_millis(),
             )
         })??;
-        let Reached { endpoint, name, transport, lease } = reached;
+        let Reached { route: Route { endpoint, protocol, .. }, transport, lease } = reached;
+        let name = protocol.name();
         // What must not be sent twice is sent to a server that is there.
         if let Target::Remote { remote, .. } = &call.target
             && call.volatility == Volatility::Volatile

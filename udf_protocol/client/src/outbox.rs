@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -37,8 +37,8 @@ impl Deref for Outgoing {
 /// Calls on their way out: those not yet answered, oldest first, then those the engine adds.
 #[derive(Debug)]
 pub struct Outbox {
-    /// What tells the exchange from all others, however often its batches are sent.
-    name: String,
+    /// What tells the exchange from all others, however often its batches are sent; made for those who ask.
+    name: OnceLock<String>,
     unanswered: VecDeque<Outgoing>,
     /// Whether the engine has a part of the answer to the oldest of them.
     is_partly_answered: bool,
@@ -58,7 +58,7 @@ impl Outbox {
         (
             sender,
             Outbox {
-                name: random_name(),
+                name: OnceLock::new(),
                 unanswered: VecDeque::new(),
                 is_partly_answered: false,
                 patience: Duration::MAX,
@@ -71,7 +71,7 @@ impl Outbox {
 
     /// The exchange's name, which no other has.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.name.get_or_init(random_name)
     }
 
     /// Notes how long the engine waits for the answer to a batch.

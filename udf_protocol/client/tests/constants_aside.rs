@@ -1,9 +1,11 @@
-//! Constants over Flight (docs/protocol.md §4.10) and in JSON (§6): what travels, and what a server gets that does not take them.
+//! Constants over Flight (docs/protocol.md §4.10) and in JSON (§6): what travels, and what a server gets that does not take them, one of
+//! another dialect among them.
 
 mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,7 +22,9 @@ use udf_client::exchange::Exchange;
 use udf_client::host::PlainHost;
 use udf_codec::batch::CallBatch;
 use udf_codec::constants::Constants;
+use udf_project::dialect::Dialect;
 use udf_project::endpoint::Endpoint;
+use udf_project::remote::Remote;
 use udf_types::Result;
 use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_types::transport_name::TransportName;
@@ -135,9 +139,14 @@ struct Caller {
 }
 
 impl Caller {
-    fn new(endpoint: Endpoint, transport: TransportName, kind: FunctionKind, folder: tempfile::TempDir) -> Caller {
+    fn new(
+        remote: impl Into<Remote>,
+        transport: TransportName,
+        kind: FunctionKind,
+        folder: tempfile::TempDir,
+    ) -> Caller {
         let call = Call {
-            target: Target::Remote { remote: endpoint.into(), credentials: Default::default() },
+            target: Target::Remote { remote: remote.into(), credentials: Default::default() },
             transport,
             signature: signature(kind),
             volatility: Volatility::Stable,
@@ -230,13 +239,19 @@ fn over_json(constants: bool) -> (Caller, Arc<Mutex<Vec<Value>>>) {
     std::thread::spawn(move || {
         for stream in std::iter::from_fn(|| listener.accept().ok()) {
             let note = note.clone();
-            std::thread::spawn(move || serve_json(&stream.0, constants, &note));
+            std::thread::spawn(move || {
+                serve_json(&stream.0, |is_greeting, body| answer_in_json(is_greeting, body, constants, &note))
+            });
         }
     });
     (Caller::new(Endpoint::JsonUnix(path), TransportName::Json, FunctionKind::Scalar, folder), log)
 }
 
-fn serve_json(stream: &UnixStream, constants: bool, note: &Mutex<Vec<Value>>) -> Option<()> {
+/// Answers the greeting and the requests of a connection.
+fn serve_json<S>(stream: &S, answer: impl Fn(bool, &[u8]) -> Value) -> Option<()>
+where
+    for<'a> &'a S: Read + Write,
+{
     let mut reader = BufReader::new(stream);
     loop {
         let (mut line, mut length) = (String::new(), 0);
@@ -251,25 +266,31 @@ fn serve_json(stream: &UnixStream, constants: bool, note: &Mutex<Vec<Value>>) ->
         }
         let mut body = vec![0; length];
         reader.read_exact(&mut body).ok()?;
-        let answer = if is_greeting {
-            json!({"protocol": 1, "server": "s", "functions": ["f"], "transports": ["json"], "constants": constants})
-        } else {
-            let request: Value = serde_json::from_slice(&body).unwrap();
-            let texts = request["columns"][1].as_array().unwrap();
-            let sums = request["columns"][0].as_array().unwrap().iter().enumerate().map(|(row, x)| {
-                let text = if texts.len() == 1 { &texts[0] } else { &texts[row] };
-                x.as_i64().unwrap() + (text.as_str().unwrap().trim_end_matches('=').len() * 3 / 4) as i64
-            });
-            let answer =
-                json!({"batch": request["batch"], "rows": request["rows"], "columns": [sums.collect::<Vec<_>>()]});
-            note.lock().unwrap().push(request);
-            answer
-        };
-        let answer = answer.to_string();
+        let answer = answer(is_greeting, &body).to_string();
         let head =
             format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n", answer.len());
         { stream }.write_all(&[head.as_bytes(), answer.as_bytes()].concat()).ok()?;
     }
+}
+
+/// How many bytes a text in base64 stands for.
+fn decoded_length(text: &Value) -> i64 {
+    (text.as_str().unwrap().trim_end_matches('=').len() * 3 / 4) as i64
+}
+
+fn answer_in_json(is_greeting: bool, body: &[u8], constants: bool, note: &Mutex<Vec<Value>>) -> Value {
+    if is_greeting {
+        return json!({"protocol": 1, "server": "s", "functions": ["f"], "transports": ["json"], "constants": constants});
+    }
+    let request: Value = serde_json::from_slice(body).unwrap();
+    let texts = request["columns"][1].as_array().unwrap();
+    let sums = request["columns"][0].as_array().unwrap().iter().enumerate().map(|(row, x)| {
+        let text = if texts.len() == 1 { &texts[0] } else { &texts[row] };
+        x.as_i64().unwrap() + decoded_length(text)
+    });
+    let answer = json!({"batch": request["batch"], "rows": request["rows"], "columns": [sums.collect::<Vec<_>>()]});
+    note.lock().unwrap().push(request);
+    answer
 }
 
 #[test]
@@ -285,6 +306,72 @@ fn in_json_a_constant_is_one_value() {
         for request in log.lock().unwrap().iter() {
             let said = (request.get("constants").cloned(), request["columns"][1].as_array().unwrap().len());
             assert_eq!(said, if constants { (Some(json!([1])), 1) } else { (None, 2) });
+        }
+    }
+}
+
+/// The answer of a server of a dialect, which finds both arguments in each row.
+fn answer_in_dialect(dialect: Dialect, body: &[u8]) -> Value {
+    let request: Value = serde_json::from_slice(body).unwrap();
+    let number = |value: &Value| value.as_i64().or_else(|| value.as_str()?.parse().ok()).unwrap();
+    let sums = |rows: &Value, first: usize| -> Vec<i64> {
+        let rows = rows.as_array().unwrap().iter();
+        rows.map(|row| match row.get("x") {
+            Some(x) => number(x) + decoded_length(&row["model"]),
+            // Snowflake's bytes are in hexadecimal.
+            None if dialect == Dialect::Snowflake => number(&row[1]) + row[2].as_str().unwrap().len() as i64 / 2,
+            None => number(&row[first]) + decoded_length(&row[first + 1]),
+        })
+        .collect()
+    };
+    let numbered = || -> Vec<Value> {
+        sums(&request["data"], 1).into_iter().enumerate().map(|(row, sum)| json!([row, sum])).collect()
+    };
+    match dialect {
+        Dialect::Snowflake | Dialect::Singlestore => json!({"data": numbered()}),
+        Dialect::Redshift => json!({"success": true, "results": sums(&request["arguments"], 0)}),
+        Dialect::Bigquery => json!({"replies": sums(&request["calls"], 0)}),
+        Dialect::Mlflow => json!({"predictions": sums(&request["dataframe_split"]["data"], 0)}),
+        Dialect::MlflowRecords => json!({"predictions": sums(&request["dataframe_records"], 0)}),
+        Dialect::MlflowInputs => {
+            let (x, models) = (&request["inputs"]["x"], &request["inputs"]["model"]);
+            let rows = x.as_array().unwrap().iter().zip(models.as_array().unwrap());
+            json!({"predictions": rows.map(|(x, model)| number(x) + decoded_length(model)).collect::<Vec<_>>()})
+        }
+        Dialect::MlflowSplit | Dialect::AzureMl => json!(sums(&request["data"], 0)),
+        _ => json!(sums(&request, 0)),
+    }
+}
+
+#[test]
+fn in_each_dialect_a_constant_stands_in_every_row() {
+    for dialect in [
+        Dialect::Snowflake,
+        Dialect::Singlestore,
+        Dialect::Redshift,
+        Dialect::Bigquery,
+        Dialect::Mlflow,
+        Dialect::MlflowRecords,
+        Dialect::MlflowInputs,
+        Dialect::MlflowSplit,
+        Dialect::Array,
+        Dialect::AzureMl,
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in std::iter::from_fn(|| listener.accept().ok()) {
+                std::thread::spawn(move || serve_json(&stream.0, |_, body| answer_in_dialect(dialect, body)));
+            }
+        });
+        let remote = Remote::parse(&endpoint, dialect).unwrap();
+        let caller = Caller::new(remote, TransportName::Json, FunctionKind::Scalar, tempfile::tempdir().unwrap());
+        let mut exchange = caller.open();
+        for (number, rows) in [vec![1, 2], vec![3], vec![4, 5, 6]].into_iter().enumerate() {
+            exchange.send(batch(number as u64, &rows, Some(&model(1))));
+            let expected: Vec<i64> = rows.iter().map(|x| x + SIZE).collect();
+            assert_eq!(receive(&mut exchange).unwrap(), expected, "{}", dialect.name());
+            assert!(!exchange.takes_constants());
         }
     }
 }

@@ -9,9 +9,9 @@ impl Judge {
         if self.transport != TransportName::Json {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Json, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         let post = |path: &str, body: String| {
-            block_on(rest.post(path, "application/json", body.into())).map_err(|error| say(&error))
+            block_on(server.post(path, "application/json", body.into())).map_err(|error| say(&error))
         };
         for (case, body) in [
             ("refuses what is not JSON", "{\"batch\": 0, ".to_string()),
@@ -44,7 +44,7 @@ impl Judge {
         let total = Signature { kind: FunctionKind::Aggregate, ..unary("total", Type::Int8) };
         self.with("6", "forgets an exchange that is deleted", total, |_, _| {
             let (first, _) = post("/v1/functions/total", step("conformance-c", 0).to_string())?;
-            let deleted = block_on(rest.delete("/v1/exchanges/conformance-c")).map_err(|error| say(&error))?;
+            let deleted = block_on(server.delete("/v1/exchanges/conformance-c")).map_err(|error| say(&error))?;
             let (later, _) = post("/v1/functions/total", step("conformance-c", 1).to_string())?;
             if first == 200 && deleted < 300 && later == 400 {
                 return Ok(());
@@ -70,6 +70,51 @@ impl Judge {
                 return Ok(());
             }
             Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with(
+            "6",
+            "reads decimals with exponents, and gives digits",
+            unary("echo_numeric", Type::Numeric),
+            |_, _| {
+                let body = r#"{"batch": 0, "rows": 3, "columns": [[1.5e3, -12E-3, 25e+1]]}"#;
+                let (status, answer) = post("/v1/functions/echo_numeric", body.to_string())?;
+                let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+                if status == 200 && answer["columns"] == json!([["1500", "-0.012", "250"]]) {
+                    return Ok(());
+                }
+                Err(format!("the status is {status}, the answer {answer}"))
+            },
+        );
+        self.with("6", "reads decimals that no double can hold", unary("echo_numeric", Type::Numeric), |_, _| {
+            let digits = "1234567890".repeat(32);
+            let body = format!(r#"{{"batch": 0, "rows": 2, "columns": [[-{digits}, 7]]}}"#);
+            let (status, answer) = post("/v1/functions/echo_numeric", body)?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            let is_held = status == 200 && answer["columns"] == json!([[format!("-{digits}"), "7"]]);
+            // A language whose decimals have fewer digits says so.
+            if is_held || answer.pointer("/error/kind") == Some(&json!("out_of_range")) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with("6", "rounds no integer that is written as a float", binary("add"), |_, _| {
+            let body = r#"{"batch": 0, "rows": 1, "columns": [[9007199254740993.0], [0]]}"#;
+            let (status, answer) = post("/v1/functions/add", body.to_string())?;
+            let answer: Value = serde_json::from_slice(&answer).map_err(|cause| cause.to_string())?;
+            if status == 400 || (status == 200 && answer["columns"] == json!([["9007199254740993"]])) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the answer {answer}"))
+        });
+        self.with("6", "refuses numbers that no double can hold", unary("echo_float8", Type::Float8), |_, _| {
+            let body = r#"{"batch": 0, "rows": 1, "columns": [[1e400]]}"#;
+            let (status, answer) = post("/v1/functions/echo_float8", body.to_string())?;
+            let kind = serde_json::from_slice::<Value>(&answer).map_err(|cause| cause.to_string())?;
+            let kind = kind.pointer("/error/kind").and_then(Value::as_str).unwrap_or_default().to_string();
+            if ["protocol_violation", "out_of_range"].contains(&kind.as_str()) {
+                return Ok(());
+            }
+            Err(format!("the status is {status}, the kind \"{kind}\""))
         });
         let nested = r#"{"a": 12345678901234567890.12, "b": [99999999999999.9999, null, "1.50", 0.10, 7]}"#;
         self.with("6", "reads decimals as numbers in arrays and composite values", echo_decimals(), |_, _| {
@@ -98,7 +143,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         let numbers = |buffers: Value| json!({"batch": 0, "rows": 1, "buffers": buffers});
         let text_function =
             Signature::scalar("echo_text", vec![Argument { name: String::new(), ty: Type::Text }], Type::Text);
@@ -158,7 +203,7 @@ impl Judge {
             let signature = if function == "add" { binary("add") } else { text_function.clone() };
             self.with("7", case, signature, |_, _| {
                 let path = format!("/v1/functions/{function}");
-                expect_violation(block_on(rest.post(&path, COLUMNS, body)))
+                expect_violation(block_on(server.post(&path, COLUMNS, body)))
             });
         }
     }
@@ -196,7 +241,7 @@ impl Judge {
         if self.transport != TransportName::Socket {
             return;
         }
-        let rest = Rest::new(self.endpoint.clone(), &self.credentials, Form::Columns, None);
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
         for (case, more) in [
             (
                 "refuses constants of a batch before that brought none",
@@ -210,7 +255,7 @@ impl Judge {
                     .as_object_mut()
                     .into_iter()
                     .for_each(|header| header.extend(more.as_object().cloned().unwrap_or_default()));
-                expect_violation(block_on(rest.post("/v1/functions/add", COLUMNS, framed(&header, &[0; 16]))))
+                expect_violation(block_on(server.post("/v1/functions/add", COLUMNS, framed(&header, &[0; 16]))))
             });
         }
         // Two requests on one connection; only the first brings the constant.
@@ -219,8 +264,8 @@ impl Judge {
             let first = json!({"batch": 0, "rows": 2, "buffers": [0, 0, 0, 16, 0, 0, 16, 8], "constants": [1], "constants_id": "a"});
             let second = json!({"batch": 1, "rows": 2, "buffers": [0, 0, 0, 16], "constants": [1], "constants_id": id, "same_constants": true});
             block_on(async {
-                let (status, _) = rest.post("/v1/functions/add", COLUMNS, framed(&first, &numbers)).await?;
-                let answer = rest.post("/v1/functions/add", COLUMNS, framed(&second, &numbers[..16])).await?;
+                let (status, _) = server.post("/v1/functions/add", COLUMNS, framed(&first, &numbers)).await?;
+                let answer = server.post("/v1/functions/add", COLUMNS, framed(&second, &numbers[..16])).await?;
                 Ok((status, answer))
             })
         };

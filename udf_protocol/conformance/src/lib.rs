@@ -4,6 +4,20 @@
 //! the suite (`container_templates/<language>/conformance`), as far as the server has them under their names and
 //! signatures. Each case names the clause that it is about; a case that cannot be judged is told as skipped, with the
 //! reason.
+//!
+//! ```no_run
+//! use udf_client::transport::credentials::Credentials;
+//! use udf_conformance::{Outcome, judge_server};
+//! use udf_project::endpoint::Endpoint;
+//!
+//! let endpoint = Endpoint::parse("http://127.0.0.1:8080")?;
+//! judge_server(&endpoint, &Credentials::default(), |transport, verdicts| {
+//!     for verdict in verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Failed(_))) {
+//!         println!("{transport}: {verdict}");
+//!     }
+//! })?;
+//! # Ok::<(), udf_types::Error>(())
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -30,7 +44,7 @@ use udf_client::host::PlainHost;
 use udf_client::transport::connect;
 use udf_client::transport::credentials::Credentials;
 use udf_client::transport::flight::Flight;
-use udf_client::transport::rest::{Form, Rest};
+use udf_client::transport::http_server::HttpServer;
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::constants::Constants;
 use udf_codec::json::{decode_column, encode_column};

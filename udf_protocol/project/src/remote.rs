@@ -69,22 +69,9 @@ impl Remote {
         }
     }
 
-    /// The one of the servers at that address.
-    pub fn at(&self, endpoint: &Endpoint) -> Remote {
-        Remote { endpoints: vec![endpoint.clone()], ..self.clone() }
-    }
-
     /// How batches travel if nothing else is asked for.
     pub fn transport_name(&self) -> TransportName {
         self.endpoints[0].transport_name()
-    }
-
-    /// How batches travel if `wanted` is asked for. The addresses decide, but for the form of columns over HTTP.
-    pub fn transport_for(&self, wanted: TransportName) -> TransportName {
-        match self.transport_name() {
-            TransportName::Json if wanted == TransportName::Socket && self.dialect == Dialect::Transship => wanted,
-            name => name,
-        }
     }
 
     /// What the servers speak.

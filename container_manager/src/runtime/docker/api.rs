@@ -25,7 +25,7 @@ use crate::runtime::program::TIMEOUT;
 /// Where the daemon listens if nothing else is said.
 const DEFAULT_HOST: &str = "unix:///var/run/docker.sock";
 /// The context of the command line's that stands for [`DEFAULT_HOST`].
-const DEFAULT_CONTEXT: &str = "default";
+pub(super) const DEFAULT_CONTEXT: &str = "default";
 /// Longest answer that is read.
 const MAX_ANSWER_BYTES: usize = 8 << 20;
 
@@ -91,8 +91,8 @@ impl DockerApi {
     /// The daemon that the command line would ask; none if it is not reached through a Unix socket.
     pub(super) fn of_environment() -> Option<DockerApi> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let config = variable("DOCKER_CONFIG").map(PathBuf::from).or_else(|| Some(home()?.join(".docker")))?;
-        let socket = socket_of(variable("DOCKER_HOST").as_deref(), variable("DOCKER_CONTEXT").as_deref(), &config)?;
+        let socket =
+            socket_of(variable("DOCKER_HOST").as_deref(), variable("DOCKER_CONTEXT").as_deref(), &settings_folder()?)?;
         Some(DockerApi { socket, timeout: TIMEOUT })
     }
 
@@ -153,8 +153,14 @@ fn socket_of(host: Option<&str>, context: Option<&str>, config: &Path) -> Option
     path.is_absolute().then_some(path)
 }
 
+/// The folder of docker's settings.
+pub(super) fn settings_folder() -> Option<PathBuf> {
+    let variable = std::env::var_os("DOCKER_CONFIG").filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable.or_else(|| Some(home()?.join(".docker")))
+}
+
 /// The context that docker's settings choose; none if they cannot be read.
-fn current_context(config: &Path) -> Option<String> {
+pub(super) fn current_context(config: &Path) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Settings {
         #[serde(rename = "currentContext", default)]

@@ -19,8 +19,9 @@ use super::inspected::{CONTENT_LABEL, CONTENT_TAG_DIGITS};
 use crate::config::{BaseImage, BuildConfig};
 use crate::context::{code_of, content_of};
 use crate::engine_images::is_built_for_engines;
+use crate::progress::Progress;
 use crate::runtime::image_store::{BuildOptions, DESCRIBE_TIMEOUT};
-use crate::runtime::program::{run, run_within};
+use crate::runtime::program::{run, run_telling, run_within};
 
 /// Those of the files that an image was built of that the functions' signatures depend on.
 const CODE_LABEL: &str = "org.transship.code";
@@ -73,8 +74,9 @@ impl Builder {
             ("org.opencontainers.image.title", manifest.name.clone()),
             ("org.opencontainers.image.version", manifest.version.clone()),
         ];
-        let shows_progress = options.shows_progress && known.is_some();
-        self.build_once(context, &building, &labels, &BuildOptions { shows_progress, ..options.clone() })?;
+        // The second time, a build has nothing new to say.
+        let progress = if known.is_some() { options.progress.clone() } else { Progress::default() };
+        self.build_once(context, &building, &labels, &BuildOptions { progress, ..options.clone() })?;
         let digest = self.cli.inspect_image(&building.tag)?.digest();
         self.built.write(&digest, &Built { content: content.clone(), code: code.clone() });
         options.cancel.check(&format!("build image \"{image}\""))?;
@@ -147,19 +149,8 @@ impl Builder {
         }
         command.arg(context);
         let what = format!("build image \"{}\"", building.image);
-        if !options.shows_progress {
-            return run_within(&mut command, Kind::BuildFailed, &what, self.config.timeout, &options.cancel).map(drop);
-        }
-        // Standard output is for the image's digest; the build is talk.
-        let status = command.stdin(Stdio::null()).stdout(std::io::stderr()).status();
-        match status {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(Error::new(Kind::BuildFailed, format!("could not {what}"))
-                .with_detail(format!("{}: {status}.", self.cli.program))),
-            Err(cause) => {
-                Err(Error::new(Kind::BuildFailed, format!("could not {what}: {}: {cause}", self.cli.program)))
-            }
-        }
+        run_telling(&mut command, Kind::BuildFailed, &what, self.config.timeout, &options.cancel, &options.progress)
+            .map(drop)
     }
 
     /// Removes what builds have left that were killed.
@@ -213,7 +204,7 @@ impl Drop for Building<'_> {
         if let Err(error) = run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", self.tag))
             && !says_missing(&error)
         {
-            eprintln!("transship: {error}");
+            eprintln!("transshipd: {error}");
         }
     }
 }

@@ -13,7 +13,7 @@ use super::built::BuiltRecords;
 use super::cli::DockerCli;
 use super::{pull, registry};
 use crate::config::HostConfig;
-use crate::runtime::image_store::{BuildOptions, ImageStore};
+use crate::runtime::image_store::{BuildOptions, ImageStore, TransferOptions};
 use crate::runtime::program::run;
 use crate::template::Template;
 
@@ -99,12 +99,12 @@ impl ImageStore for DockerImages {
         Ok(())
     }
 
-    fn push(&self, image: &str, reference: &str) -> Result<String> {
-        registry::push(&self.cli, image, reference)
+    fn push(&self, image: &str, reference: &str, options: &TransferOptions) -> Result<String> {
+        registry::push(&self.cli, image, reference, options)
     }
 
-    fn pull(&self, reference: &str, replaces: bool) -> Result<ImageInfo> {
-        pull::pull(&self.cli, reference, replaces)
+    fn pull(&self, reference: &str, replaces: bool, options: &TransferOptions) -> Result<ImageInfo> {
+        pull::pull(&self.cli, reference, replaces, options)
     }
 }
 

@@ -10,6 +10,7 @@ mod images;
 mod inspected;
 mod pull;
 mod registry;
+mod settings;
 
 use std::sync::Arc;
 

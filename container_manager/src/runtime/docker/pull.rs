@@ -4,22 +4,19 @@
 
 use std::collections::HashSet;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use udf_client::control::ImageInfo;
 use udf_types::{Error, Kind, Result};
 
 use super::cli::DockerCli;
 use super::inspected::InspectedImage;
-use super::registry::{advise_login, parse_reference};
+use super::registry::{local_name, parse_reference, transfer};
 use crate::engine_images::is_built_for_engines;
+use crate::runtime::image_store::TransferOptions;
 use crate::runtime::program::run;
-
-/// Registries whose names are also written without them: Docker Hub, and what podman builds here.
-const LOCAL_REGISTRIES: [&str; 3] = ["docker.io", "index.docker.io", "localhost"];
 
 /// Gets an image, and gives it the names that it asks for. A name that SQL may use, of another image, is taken from that only if
 /// the new one `replaces` it.
-pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<ImageInfo> {
+pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool, options: &TransferOptions) -> Result<ImageInfo> {
     let parsed = parse_reference(reference)?;
     let local = local_name(&parsed.repository);
     check_is_not_built_for_engines(reference, local.unwrap_or_default())?;
@@ -32,10 +29,8 @@ pub(super) fn pull(cli: &DockerCli, reference: &str, replaces: bool) -> Result<I
     if let Some(tag) = &tag {
         names.note(cli, tag)?;
     }
-    let pulled = run(&mut cli.command(["pull", reference]), Kind::Unreachable, &format!("pull image \"{reference}\""))
-        .map_err(|error| advise_login(error, cli.program));
-    let _held = HeldSignals::here();
-    let fetched = pulled.and_then(|_| cli.inspect_image(reference));
+    // Once it is here, the names are settled whoever still waits.
+    let fetched = transfer(cli, "pull", reference, options).and_then(|()| cli.inspect_image(reference));
     // Names are what they were while the image is looked at: it might ask for the one that it was pulled by.
     let registry_tag = tag.filter(|_| local.is_none());
     let accepted = fetched.and_then(|image| {
@@ -80,22 +75,6 @@ fn accept(
         cli.tag(&image.id, name)?;
     }
     Ok(info)
-}
-
-/// Signals that end the command wait until this is dropped, when the names are settled.
-struct HeldSignals(Option<SigSet>);
-
-impl HeldSignals {
-    fn here() -> HeldSignals {
-        let held = SigSet::from_iter([Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM]);
-        HeldSignals(held.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok())
-    }
-}
-
-impl Drop for HeldSignals {
-    fn drop(&mut self) {
-        let _ = self.0.map(|before| before.thread_set_mask());
-    }
 }
 
 /// What was here before a pull.
@@ -184,36 +163,12 @@ fn check_is_not_built_for_engines(reference: &str, name: &str) -> Result<()> {
         .with_hint("Inline code and libraries are built again where they are used."))
 }
 
-/// A repository as SQL names it; none if it is a registry's. Docker takes the first part for a registry if it looks like a host.
-fn local_name(repository: &str) -> Option<&str> {
-    let name = match repository.split_once('/') {
-        Some((host, name)) if LOCAL_REGISTRIES.contains(&host) => name,
-        Some((host, _)) if host.contains(['.', ':']) || host.contains(|c: char| c.is_ascii_uppercase()) => return None,
-        _ => repository,
-    };
-    Some(name.strip_prefix("library/").unwrap_or(name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn names_of_docker_hub_are_local_ones() {
-        for (repository, local) in [
-            ("flights", Some("flights")),
-            ("team/flights", Some("team/flights")),
-            ("library/flights", Some("flights")),
-            ("docker.io/library/transship-inline", Some("transship-inline")),
-            ("index.docker.io/transship-inline", Some("transship-inline")),
-            ("localhost/transship-library/a", Some("transship-library/a")),
-            ("localhost:5000/flights", None),
-            ("registry.example/team/flights", None),
-            ("Registry/flights", None),
-            ("[::1]:5000/flights", None),
-        ] {
-            assert_eq!(local_name(repository), local, "{repository}");
-        }
+    fn what_engines_build_is_not_pulled() {
         for (name, is_refused) in
             [("transship-inline", true), ("transship-library/a", true), ("transship-library", false), ("inline", false)]
         {

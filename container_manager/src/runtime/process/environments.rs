@@ -59,7 +59,7 @@ impl Environments {
         if let Err(error) = installed {
             // What is left of it only takes room; the next build would remove it as well.
             if let Err(error) = remove_folder(&environment) {
-                eprintln!("transship: {error}");
+                eprintln!("transshipd: {error}");
             }
             return Err(error);
         }
@@ -79,9 +79,7 @@ impl Environments {
         self.give_folder(environment, REPLICA_ID, options)?;
         for words in &template.prepare {
             let words = substitute(words, root, environment);
-            if options.shows_progress {
-                eprintln!("{}", words.join(" "));
-            }
+            options.progress.tell(words.join(" ") + "\n");
             let mut command =
                 self.sandbox.command(&Limits { network: true, memory_mb: 1 << 20, ..Limits::default() }, &words);
             command.envs(std::env::vars().filter(|(name, _)| is_for_package_clients(name)));

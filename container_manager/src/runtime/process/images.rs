@@ -20,7 +20,7 @@ use crate::config::HostConfig;
 use crate::context::content_of;
 use crate::folders;
 use crate::make_dir::{make_closed_dir, make_dir};
-use crate::runtime::image_store::{BuildOptions, DESCRIBE_TIMEOUT, ImageStore, image_not_found};
+use crate::runtime::image_store::{BuildOptions, DESCRIBE_TIMEOUT, ImageStore, TransferOptions, image_not_found};
 use crate::runtime::program::run_within;
 use crate::template::{ProcessTemplate, Template};
 
@@ -183,11 +183,11 @@ impl ImageStore for ProcessImages {
             .map_err(|cause| io_error(&root, &cause))
     }
 
-    fn push(&self, _image: &str, _reference: &str) -> Result<String> {
+    fn push(&self, _image: &str, _reference: &str, _options: &TransferOptions) -> Result<String> {
         Err(no_registry())
     }
 
-    fn pull(&self, _reference: &str, _replaces: bool) -> Result<ImageInfo> {
+    fn pull(&self, _reference: &str, _replaces: bool, _options: &TransferOptions) -> Result<ImageInfo> {
         Err(no_registry())
     }
 }

@@ -1,53 +1,45 @@
-//! The way to a server: which transport it is, by its address, what it speaks and what is asked for.
+//! The transport along a route.
 
 use std::sync::Arc;
 
-use udf_project::dialect::Dialect;
 use udf_project::endpoint::Endpoint;
-use udf_project::remote::Remote;
-use udf_types::transport_name::TransportName;
 
+use crate::folder::Folder;
+use crate::route::{Location, Protocol, Route};
+use crate::transport::columns::Columns;
 use crate::transport::credentials::Credentials;
 use crate::transport::envelope::Envelope;
 use crate::transport::flight::Flight;
+use crate::transport::json::Json;
 use crate::transport::put_get::PutGet;
-use crate::transport::rest::{Form, Rest};
 use crate::transport::{Takes, Transport};
 
-/// The transport to a server of this protocol, over HTTP with columns in JSON. Nothing is connected before the first request.
+/// The transport to a server of this protocol, to ask what it offers. Nothing is connected before the first request.
 pub fn to_endpoint(endpoint: &Endpoint, credentials: &Credentials) -> Arc<dyn Transport> {
-    to_endpoint_in(endpoint, Form::Json, None, credentials)
+    along(&Route::to_address(endpoint.clone()), None, None, credentials)
 }
 
-/// The same of a server that takes so much, if that is known, with columns of a form where it is reached over HTTP.
-pub fn to_endpoint_in(
-    endpoint: &Endpoint,
-    form: Form,
+/// The transport along a route, with the folder of its segments, if it has some, to a server that takes so much, if that is
+/// known.
+pub(crate) fn along(
+    route: &Route,
+    segments: Option<&Folder>,
     takes: Option<Takes>,
     credentials: &Credentials,
 ) -> Arc<dyn Transport> {
-    match endpoint.transport_name() {
-        TransportName::Flight => Arc::new(Flight::new(endpoint.clone(), credentials, takes)),
-        _ => Arc::new(Rest::new(endpoint.clone(), credentials, form, takes)),
-    }
-}
-
-/// The transport to the server at one of the addresses; `name` is one that [`Remote::transport_for`] gave.
-pub fn to_remote(
-    remote: &Remote,
-    endpoint: &Endpoint,
-    name: TransportName,
-    credentials: &Credentials,
-) -> Arc<dyn Transport> {
-    match remote.dialect() {
-        Dialect::Transship if endpoint.transport_name() == TransportName::Flight => {
-            Arc::new(Flight::of_any(endpoint.clone(), credentials))
+    let endpoint = route.endpoint.clone();
+    match route.protocol {
+        Protocol::Flight => Arc::new(Flight::new(endpoint, credentials, takes)),
+        Protocol::AnyFlight => Arc::new(Flight::of_any(endpoint, credentials)),
+        Protocol::PutGet => Arc::new(PutGet::new(endpoint, credentials)),
+        Protocol::Json => Arc::new(Json::new(endpoint, credentials, takes)),
+        Protocol::Columns { encoding, location } => {
+            let segments = match (location, segments) {
+                (Location::Segments { most_inline }, Some(folder)) => Some((folder.clone(), most_inline)),
+                _ => None,
+            };
+            Arc::new(Columns::new(endpoint, credentials, encoding, segments, takes))
         }
-        Dialect::Transship => {
-            let form = if name == TransportName::Socket { Form::Columns } else { Form::Json };
-            to_endpoint_in(endpoint, form, None, credentials)
-        }
-        Dialect::PutGet => Arc::new(PutGet::new(endpoint.clone(), credentials)),
-        dialect => Arc::new(Envelope::new(endpoint.clone(), remote.path(), dialect, credentials)),
+        Protocol::Envelope(dialect) => Arc::new(Envelope::new(endpoint, &route.path, dialect, credentials)),
     }
 }

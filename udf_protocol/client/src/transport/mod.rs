@@ -2,6 +2,7 @@
 //! neither engines nor leases.
 
 mod check;
+mod columns;
 pub mod connect;
 pub mod credentials;
 mod envelope;
@@ -11,11 +12,12 @@ mod foreign;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+pub mod http_server;
+mod json;
 pub mod pipeline;
 pub mod probe;
 pub mod proxy;
 mod put_get;
-pub mod rest;
 mod status;
 pub(crate) mod tcp;
 mod tls;

@@ -33,6 +33,7 @@ use crate::folder::Folder;
 use crate::foreground::forget_read;
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
+use crate::route::Encoding;
 use crate::segment::{Segment, Segments, has_room};
 use crate::transport::Takes;
 use crate::transport::check::check_reply;
@@ -77,19 +78,10 @@ pub(crate) struct Dialogue<'a> {
     pub(crate) takes: Takes,
 }
 
-/// What the data of a batch is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Encoding {
-    /// The buffers of its columns.
-    Columns,
-    /// A Parquet file.
-    Parquet,
-}
-
 impl Encoding {
     fn layout(self, signature: &Signature, batch: &CallBatch, arena: Option<&Arena>, same_constants: bool) -> Layout {
         match self {
-            Encoding::Columns => {
+            Encoding::Buffers => {
                 Layout::of_calls(&signature.call_types(), batch, arena.map(Arena::region), same_constants)
             }
             Encoding::Parquet => Layout::of_file(PARQUET, parquet::encode(&batch.columns)),
@@ -105,7 +97,7 @@ impl Encoding {
         most: usize,
     ) -> std::result::Result<RecordBatch, Unreadable> {
         match self {
-            Encoding::Columns => decode_reply_from(signature, header, data, call).map_err(|fact| match data {
+            Encoding::Buffers => decode_reply_from(signature, header, data, call).map_err(|fact| match data {
                 Data::Elsewhere(file) if file.is_too_large() => Unreadable::TooLarge,
                 _ => Unreadable::Misfit(fact),
             }),
@@ -150,7 +142,7 @@ impl Pipelines {
             name,
             segments: self.segments.as_ref().map(|(directory, most_inline)| (directory, *most_inline)),
             pipelining: takes.pipelining,
-            takes_constants: self.encoding == Encoding::Columns && takes.constants,
+            takes_constants: self.encoding == Encoding::Buffers && takes.constants,
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
         };
@@ -384,7 +376,7 @@ impl PipelinedCall<'_> {
         }
         let is_usable = |segment: &Segment| Some(segment.directory()) == self.segments.map(|(directory, _)| directory);
         let mut arena =
-            arena.filter(|arena| self.encoding == Encoding::Columns && arena.segment().is_some_and(is_usable));
+            arena.filter(|arena| self.encoding == Encoding::Buffers && arena.segment().is_some_and(is_usable));
         let mut layout = self.encoding.layout(self.signature, &batch, arena.as_deref(), same_constants);
         let worth_it = self.segments.filter(|(_, most_inline)| arena.is_some() || layout.bytes > *most_inline);
         let pair = worth_it.and_then(|(directory, _)| {
@@ -455,7 +447,7 @@ impl PipelinedCall<'_> {
     /// Refuses a body that is longer than what it can be of use for, before it is read.
     fn check_length(&self, head: &Head, call: &Awaited) -> Result<()> {
         let most = match (head.status, self.encoding, self.signature.kind) {
-            (StatusCode::OK, Encoding::Columns, FunctionKind::Scalar) => {
+            (StatusCode::OK, Encoding::Buffers, FunctionKind::Scalar) => {
                 // Buffers may be longer than their values need, and begin at multiples of what writers like.
                 let needed = fixed_bytes(&self.signature.reply_types(), call.batch.columns.num_rows());
                 needed.and_then(|needed| needed.checked_mul(2)?.checked_add(MAX_HEADER_BYTES))
@@ -528,7 +520,7 @@ impl PipelinedCall<'_> {
         let bytes_received = data.taken();
         // Columns lie where they came; those of a file are made anew, twice.
         let (held, bytes_needed) = match self.encoding {
-            Encoding::Columns => (held, bytes_received),
+            Encoding::Buffers => (held, bytes_received),
             Encoding::Parquet => (columns.get_array_memory_size(), bytes_received + 2 * bytes_of(&columns)),
         };
         share.hold(held);
