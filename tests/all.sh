@@ -56,7 +56,7 @@ run() {
 # What the tests ask for, at once: nothing is installed beside them.
 "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv openssl ca-certificates \
   valgrind gcc libc6-dev unixodbc-dev util-linux procps binutils dpkg-dev bzip2 xz-utils mmdebstrap docker-compose docker-registry apache2-utils \
-  openjdk-17-jre-headless
+  openjdk-17-jre-headless prometheus chromium python3-yaml
 begin environments "$ROOT/scripts/python.sh" venv venv-arrow-udf venv-dialects venv-old-mlflow venv-kubernetes venv-spark venv-zig venv-deny
 "$ROOT/scripts/docker.sh" start
 find_docker
@@ -79,6 +79,7 @@ run "$ROOT/tests/installcheck.sh"
 run "$ROOT/tests/mssqlcheck.sh"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/small_shm.sh"
+run "$ROOT/tests/observability.sh"
 finish images lifted
 begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
 export RUNTIME=docker

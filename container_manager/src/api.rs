@@ -27,6 +27,7 @@ use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
 use crate::images::Images;
 use crate::make_dir::make_dir;
+use crate::monitoring::write_metrics;
 use crate::pool::Pool;
 use crate::progress::{Heard, Progress, progress};
 use crate::registration::upload::{Room, Upload};
@@ -105,7 +106,8 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
             let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator)).clone();
             let upload = Upload::new(of_user.uploads.clone());
             let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
-            let held = Held { images, pool, peer, leases: Vec::new(), log_leases, upload };
+            let config = config.clone();
+            let held = Held { images, pool, config, peer, leases: Vec::new(), log_leases, upload };
             tokio::spawn(serve_connection(stream, held, of_user, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
             let message = format!("the container manager has {most} connections already");
@@ -168,6 +170,7 @@ impl OfUser {
 struct Held {
     images: Arc<Images>,
     pool: Arc<Pool>,
+    config: Arc<Config>,
     peer: Peer,
     leases: Vec<HeldLease>,
     log_leases: bool,
@@ -438,6 +441,10 @@ async fn answer(
         }
         Request::Replicas => {
             Ok(Response::Replicas { replicas: pool.list(), circuits: pool.circuits(held.peer.is_operator) })
+        }
+        Request::Metrics => {
+            held.check_operator("read metrics")?;
+            Ok(Response::Metrics { text: write_metrics(&pool, &images, &held.config) })
         }
         Request::Prune { older_than_days } => {
             held.check_operator("remove images")?;

@@ -1,6 +1,7 @@
 //! The configuration of the manager: checked, and free of how it was given.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -37,6 +38,10 @@ pub struct Config {
     pub max_builds: usize,
     /// Most memory that they may use together, in megabytes.
     pub max_memory_mb: u64,
+    /// Where metrics and the status page are served; nowhere if left out.
+    pub metrics_listen: Option<SocketAddr>,
+    /// By which names of this host they may be asked for, besides its address.
+    pub metrics_hosts: Vec<String>,
 }
 
 /// What the manager knows of the host.

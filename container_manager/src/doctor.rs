@@ -9,6 +9,7 @@ use udf_types::{Error, Result};
 
 use crate::config::{HostConfig, RuntimeConfig, RuntimeName};
 use crate::runtime;
+use crate::setup_checks;
 use crate::template::Template;
 
 /// Looks at everything, with the manager's runtime asked anew; then what replicas and builds are not kept from, though they should
@@ -18,7 +19,8 @@ pub fn examine(host: &HostConfig, runtime_name: &str) -> (Vec<CheckInfo>, Vec<St
     let host = HostConfig { runtime: RuntimeConfig { name, ..host.runtime.clone() }, ..host.clone() };
     let runtime = runtime::choose(&host)
         .and_then(|engine| Ok(format!("{}: {}", engine.containers.name(), engine.containers.check()?)));
-    let checks = [("runtime", runtime), ("templates", list_templates(&host.paths.templates))];
+    let mut checks = vec![("runtime", runtime), ("templates", list_templates(&host.paths.templates))];
+    checks.extend(setup_checks::of_host(&host));
     let checks = checks.into_iter().map(|(name, found)| CheckInfo {
         name: name.to_string(),
         is_well: found.is_ok(),

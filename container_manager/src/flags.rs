@@ -1,6 +1,7 @@
 //! Every flag of both programs, defined once; help and parser derive from here.
 
 use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::config::{BaseImage, BuildConfig, Config, HostConfig, Paths, RuntimeCo
 use crate::deploy::{self, DeployTarget};
 
 /// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
-const MAX_RUN_DIR_BYTES: usize = 107 - 60;
+pub const MAX_RUN_DIR_BYTES: usize = 107 - 60;
 
 /// Without `--max-containers`.
 const CONTAINERS_PER_PROCESSOR: usize = 8;
@@ -69,6 +70,15 @@ pub struct DaemonFlags {
     /// host's memory.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_memory_mb: Option<u64>,
+    /// Address and port on which Prometheus metrics (/metrics) and a status page (/) are served over HTTP, such as
+    /// 127.0.0.1:9187. They name images and replicas to everybody who reaches the address, and ask nobody for a password.
+    /// Default: they are not served.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+    /// Name of this host by which clients may ask for metrics and status page, besides its address and localhost. May be
+    /// repeated.
+    #[arg(long = "metrics-host", value_name = "NAME", requires = "metrics_listen")]
+    pub metrics_hosts: Vec<String>,
 }
 
 /// What both programs need to know.
@@ -263,6 +273,16 @@ pub enum Command {
         #[arg(long, value_name = "DAYS", default_value_t = 90)]
         older_than: u64,
     },
+    /// Show the manager's metrics: replicas, leases, waits, ends, circuits, builds and memory.
+    Stats {
+        /// Print them in Prometheus' text format instead of a table.
+        #[arg(long, conflicts_with = "dsn")]
+        prometheus: bool,
+        /// Show what container functions have done in this database instead, as counted by its backends. Connection string, as
+        /// for psql.
+        #[arg(long)]
+        dsn: Option<String>,
+    },
     /// Check what the manager and its runtime need, and report what is missing.
     Doctor,
 }
@@ -307,6 +327,8 @@ impl DaemonFlags {
             max_containers: self.max_containers.map_or_else(default_containers, |count| count as usize),
             max_builds: self.max_builds as usize,
             max_memory_mb: self.max_memory_mb.unwrap_or_else(default_memory_mb),
+            metrics_listen: self.metrics_listen,
+            metrics_hosts: self.metrics_hosts,
         })
     }
 }
@@ -386,6 +408,17 @@ mod tests {
         assert_eq!(config.host.paths.state_dir, std::env::current_dir().unwrap().join("s"));
         assert_eq!(config.host.builds.timeout, Duration::from_secs(7));
         assert_eq!((config.segment_bytes, config.max_containers), (16 << 20, 3));
+    }
+
+    #[test]
+    fn metrics_are_served_only_where_an_address_is_given() {
+        assert_eq!(read(&[]).unwrap().metrics_listen, None);
+        let config = read(&["--metrics-listen=127.0.0.1:9187", "--metrics-host=db.example"]).unwrap();
+        assert!(config.metrics_listen.unwrap().ip().is_loopback());
+        assert_eq!(config.metrics_hosts, ["db.example"]);
+        for wrong in ["--metrics-listen=9187", "--metrics-listen=localhost", "--metrics-host=db.example"] {
+            assert!(DaemonFlags::try_parse_from(["transshipd", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -559,6 +559,7 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "push", "image": "good:1", "reference": "localhost:9/good:1"}),
         json!({"request": "pull", "reference": "localhost:9/good:1"}),
         json!({"request": "doctor"}),
+        json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_345, &socket, &requests);
     for (request, answer) in requests.iter().zip(&answers).take(8) {
@@ -589,6 +590,7 @@ fn an_engine_may_do_what_an_engine_needs() {
         json!({"request": "push", "image": "good:1", "reference": "localhost:9/good:1"}),
         json!({"request": "pull", "reference": "localhost:9/good:1"}),
         json!({"request": "doctor"}),
+        json!({"request": "metrics"}),
     ];
     let answers = ask_as(12_346, &socket, &requests);
     assert!(answers[3]["message"].as_str().unwrap().contains("has no file \"transship.toml\""), "{answers:?}");
@@ -597,6 +599,9 @@ fn an_engine_may_do_what_an_engine_needs() {
     }
     assert_eq!(answers[6]["checks"][0]["name"], "runtime", "{answers:?}");
     assert!(answers[1]["text"].as_str().unwrap().contains("secret talk"), "{answers:?}");
+    let metrics = answers[7]["text"].as_str().unwrap();
+    assert!(metrics.contains("transship_replicas{image=\"secret:1\",state=\"ready\"} 1\n"), "{metrics}");
+    assert!(!metrics.contains("secret talk"));
     assert_eq!((&answers[0]["response"], &answers[2]["images"]), (&json!("image"), &json!([])));
 }
 

@@ -8,9 +8,10 @@ use std::process::{ExitCode, Stdio};
 use clap::Parser;
 use container_manager::advice::advised;
 use container_manager::flags::{CliFlags, Command, Engine, PathFlags};
+use container_manager::monitoring::series;
 use container_manager::registration::project::build_project;
 use container_manager::template::Template;
-use container_manager::{deploy, registry_login, signature_check};
+use container_manager::{deploy, registry_login, setup_checks, signature_check};
 use nix::unistd::{Uid, User};
 use udf_client::control::{CheckInfo, CircuitInfo, LeaseHolder, Request, Response, ask, unexpected};
 use udf_client::dispatch::Target;
@@ -148,6 +149,17 @@ fn run(flags: CliFlags) -> Result<bool> {
             }
             Ok(true)
         }
+        Command::Stats { dsn: Some(dsn), .. } => {
+            show_functions(&dsn)?;
+            Ok(true)
+        }
+        Command::Stats { prometheus, dsn: None } => {
+            let Response::Metrics { text } = ask_manager(&paths, Request::Metrics)? else {
+                return Err(unexpected("It did not answer with metrics."));
+            };
+            print!("{}", for_output(&if prometheus { text } else { series::table(&text) }));
+            Ok(true)
+        }
         Command::Doctor => Ok(examine(&paths)),
     }
 }
@@ -168,6 +180,10 @@ fn examine(paths: &PathFlags) -> bool {
         Ok(Response::Pong { version, runtime }) => {
             let fact = format!("transshipd {version} with runtime {runtime} at \"{}\"", paths.socket.display());
             checks.push(CheckInfo { name: "manager".to_string(), is_well: true, fact });
+            checks.push(check_of("version", setup_checks::check_version(&version)));
+            if let Ok(Response::Replicas { replicas, circuits }) = ask_manager(paths, Request::Replicas) {
+                checks.push(check_of("replicas", setup_checks::check_replicas(&replicas, &circuits)));
+            }
         }
         Ok(_) => checks.push(failed_check("manager", unexpected("It did not answer to a ping."))),
         // Without it, nobody looks at the rest.
@@ -181,6 +197,13 @@ fn examine(paths: &PathFlags) -> bool {
         println!("WARNING runtime: {}", for_output(&doubt));
     }
     checks.iter().all(|check| check.is_well)
+}
+
+fn check_of(name: &str, found: Result<String>) -> CheckInfo {
+    match found {
+        Ok(fact) => CheckInfo { name: name.to_string(), is_well: true, fact },
+        Err(error) => failed_check(name, error),
+    }
 }
 
 fn failed_check(name: &str, error: Error) -> CheckInfo {
@@ -227,6 +250,32 @@ fn run_in_postgres(dsn: &str, function: &str, image: &str, schema: &str) -> Resu
     match child.wait().map_err(|cause| failed(&cause))? {
         status if status.success() => Ok(()),
         status => Err(failed(&format!("psql: {status}."))),
+    }
+}
+
+/// Prints what the backends of a database have counted, busiest functions first.
+fn show_functions(dsn: &str) -> Result<()> {
+    let failed = |cause: String| {
+        Error::new(Kind::InvalidDefinition, "could not read the statistics of container functions").with_detail(cause)
+    };
+    const QUERY: &str = "SELECT schema || '.' || name AS function, exchanges, calls, rows, batches, errors, retries, \
+        round(wait_time::numeric) AS wait_ms, round(compute_time::numeric) AS compute_ms, \
+        round(latency_p50::numeric, 2) AS p50_ms, round(latency_p99::numeric, 2) AS p99_ms \
+        FROM transship.stat_functions ORDER BY wait_time DESC, function";
+    let mut psql = std::process::Command::new("psql");
+    psql.args([
+        "--no-psqlrc",
+        "--quiet",
+        "--set=ON_ERROR_STOP=1",
+        "--pset=pager=off",
+        "--dbname",
+        dsn,
+        "--command",
+        QUERY,
+    ]);
+    match psql.status().map_err(|cause| failed(format!("psql: {cause}")))? {
+        status if status.success() => Ok(()),
+        status => Err(failed(format!("psql: {status}."))),
     }
 }
 

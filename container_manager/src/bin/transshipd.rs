@@ -16,7 +16,7 @@ use container_manager::flags::DaemonFlags;
 use container_manager::images::Images;
 use container_manager::make_dir::make_closed_dir;
 use container_manager::pool::Pool;
-use container_manager::{api, folders, runtime};
+use container_manager::{api, folders, monitoring, runtime};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
@@ -81,6 +81,10 @@ async fn serve(config: Config) -> Result<()> {
              limited in processors and processes (docs/security.md)"
         );
     }
+    let metrics_listener = match config.metrics_listen {
+        Some(address) => Some(monitoring::door::bind(address).await?),
+        None => None,
+    };
     let listener = api::bind(&config.host.paths.socket)?;
     let socket = config.host.paths.socket.clone();
     let (config, catalogue) = (Arc::new(config), Arc::new(Catalogue::default()));
@@ -92,8 +96,15 @@ async fn serve(config: Config) -> Result<()> {
         socket.display(),
         pool.runtime_name()
     );
+    if let Some(address) = metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok()) {
+        eprintln!("transshipd: metrics and status page on http://{address}/");
+        if !address.ip().is_loopback() {
+            eprintln!("transshipd: everybody who reaches {address} can read them (docs/security.md)");
+        }
+    }
     tokio::select! {
-        () = api::serve(listener, images.clone(), pool.clone(), config) => {}
+        () = api::serve(listener, images.clone(), pool.clone(), config.clone()) => {}
+        () = monitoring::serve(metrics_listener, pool.clone(), images.clone(), config) => {}
         () = pool.clone().keep() => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
@@ -109,14 +110,17 @@ impl Images {
         build: impl Build,
     ) -> Result<ImageInfo> {
         self.check_is_open()?;
+        let begun = Instant::now();
         let built = self.blocking(move |images| {
             build(images.store.as_ref(), &images.config.host.paths.templates, &manifest, &options)
         });
-        built.await.inspect_err(|error| {
+        let built = built.await.inspect_err(|error| {
             if error.kind() == Kind::Cancelled {
                 eprintln!("transshipd: {error}");
             }
-        })
+        });
+        self.pool.metrics().built(begun.elapsed(), &built);
+        built
     }
 
     async fn find_built(self: &Arc<Images>, manifest: &Manifest) -> Result<Option<ImageInfo>> {

@@ -122,6 +122,11 @@ impl Images {
             .with_hint("Start transshipd with --allow-images for it."))
     }
 
+    /// How many builds for engines run, and how many wait.
+    pub fn builds(&self) -> (usize, usize) {
+        self.turns.running_and_waiting(self.config.max_builds)
+    }
+
     async fn remove_leftovers(self: &Arc<Images>) {
         if let Err(error) = self.blocking(|images| images.store.remove_leftovers()).await {
             eprintln!("transshipd: {error}");

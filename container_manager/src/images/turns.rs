@@ -53,6 +53,13 @@ impl Turns {
         Ok(Place { turns: self, user })
     }
 
+    /// Of the builds, of which `most` may run: how many run, and how many wait.
+    pub(super) fn running_and_waiting(&self, most: usize) -> (usize, usize) {
+        let running = most.saturating_sub(self.running.available_permits());
+        let all: usize = self.state.lock().expect("no holder panics").counts.values().sum();
+        (running, all.saturating_sub(running))
+    }
+
     fn image(&self, image: &str) -> Arc<tokio::sync::Mutex<()>> {
         let mut state = self.state.lock().expect("no holder panics");
         state.images.retain(|_, lock| Arc::strong_count(lock) > 1);
@@ -125,6 +132,7 @@ mod tests {
             let _lock = first.lock("a:1", &Cancel::default()).await.unwrap();
             let _turn = first.turn("a:1", &Cancel::default()).await.unwrap();
             assert!(turns.try_lock("a:1").is_none());
+            assert_eq!(turns.running_and_waiting(1), (1, 1));
             // Another image's lock is free, but its build waits.
             let _other = second.lock("b:1", &cancelled).await.unwrap();
             let (turn, ()) = tokio::join!(second.turn("b:1", &cancelled), async { canceller.cancel() });

@@ -38,6 +38,7 @@ impl Pool {
             // The leases on it went with the earlier manager, not so the batches that it runs.
             replica.in_use_until = (!found.is_paused).then(|| Instant::now() + self.config.adopted_grace);
             replica.become_state(State::Ready)?;
+            self.metrics.note_image(&replica.image);
             self.lock().replicas.insert(name, replica);
             Ok(true)
         } else {

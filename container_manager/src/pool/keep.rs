@@ -9,6 +9,7 @@ use udf_project::manifest::Manifest;
 use super::Pool;
 use super::greet::PROBE_TIMEOUT;
 use crate::circuit::Circuit;
+use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::container_runtime::ReplicaStatus;
 
@@ -85,7 +86,7 @@ impl Pool {
         if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.containers.status(&asked)).await {
             eprintln!("transshipd: replica \"{name}\" {fate}");
             let pool = self.clone();
-            tokio::spawn(async move { pool.discard_ended(name, &fate).await });
+            tokio::spawn(async move { pool.discard_ended(name, End::Ended, &fate).await });
         }
     }
 
@@ -109,7 +110,7 @@ impl Pool {
         };
         for name in idle {
             let pool = self.clone();
-            tokio::spawn(async move { pool.discard_unused(name).await });
+            tokio::spawn(async move { pool.discard_unused(name, End::Idle).await });
         }
     }
 

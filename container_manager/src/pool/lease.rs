@@ -14,6 +14,7 @@ use super::greet::PROBE_INTERVAL;
 use super::state::PoolState;
 use crate::circuit::LONGEST_WAIT;
 use crate::folders::{self, Opened};
+use crate::metrics::End;
 use crate::replica::{Holder, Replica, State};
 
 /// Digits that begin the names of a lease's segments, of 32.
@@ -36,6 +37,16 @@ impl Pool {
     /// silent ones it may have as many again; then those are leased. Every successful call must be followed by one of
     /// [`Pool::release`] with the same connection and prefix.
     pub async fn acquire(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
+        let begun = Instant::now();
+        let acquired = {
+            let _waiting = self.metrics.wait();
+            self.acquire_counted(digest, holder).await
+        };
+        self.metrics.leased(&self.catalogue.name(digest), begun.elapsed(), &acquired);
+        acquired
+    }
+
+    async fn acquire_counted(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<(LeaseInfo, Opened)> {
         let connection = holder.connection;
         let mut info = self.find_replica(digest, holder).await?;
         info.prefix = random_name()[..PREFIX_DIGITS].to_string();
@@ -72,7 +83,7 @@ impl Pool {
                 }
                 Choice::Without(name) => {
                     eprintln!("transshipd: replica \"{name}\", which nobody uses, makes room for another image");
-                    self.discard_unused(name).await;
+                    self.discard_unused(name, End::Room).await;
                     continue;
                 }
             };

@@ -20,6 +20,7 @@ use crate::catalogue::Catalogue;
 use crate::config::Config;
 use crate::folders::Folders;
 use crate::kept_logs::KeptLogs;
+use crate::metrics::Metrics;
 use crate::replica::Replica;
 use crate::runtime::container_runtime::ContainerRuntime;
 use crate::sandbox::ServerUsers;
@@ -34,6 +35,7 @@ pub struct Pool {
     server_users: ServerUsers,
     folders: Folders,
     kept_logs: KeptLogs,
+    metrics: Metrics,
     state: Mutex<PoolState>,
 }
 
@@ -49,13 +51,24 @@ impl Pool {
         let (are_processes, owner) = (containers.name() == "process", containers.owner()?);
         let folders = Folders::new(&paths.run_dir, &paths.shm_dir, config.segment_bytes, are_processes, owner)?;
         let kept_logs = KeptLogs::new(&paths.state_dir);
-        let state = Mutex::default();
-        Ok(Arc::new(Pool { config, containers, catalogue, server_users, folders, kept_logs, state }))
+        let (metrics, state) = (Metrics::default(), Mutex::default());
+        Ok(Arc::new(Pool { config, containers, catalogue, server_users, folders, kept_logs, metrics, state }))
     }
 
     /// The runtime's name.
     pub fn runtime_name(&self) -> &str {
         self.containers.name()
+    }
+
+    /// What is counted.
+    pub fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// The sum of the memory limits of all containers, in megabytes.
+    pub fn reserved_memory_mb(&self) -> u64 {
+        let state = self.lock();
+        state.replicas.values().chain(state.leaving.values()).map(|replica| replica.memory_mb).sum()
     }
 
     /// Whether a replica of the image with that digest is there for those who ask, now or soon.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Pool;
+use crate::metrics::End;
 use crate::replica::State;
 
 impl Pool {
@@ -33,7 +34,7 @@ impl Pool {
             }
             Err(error) => {
                 eprintln!("transshipd: {error}");
-                self.discard(name, None).await;
+                self.discard(name, End::ResumeFailed, None).await;
             }
         }
     }

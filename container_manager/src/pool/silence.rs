@@ -8,6 +8,7 @@ use udf_types::Result;
 
 use super::Pool;
 use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet};
+use crate::metrics::End;
 use crate::replica::State;
 use crate::runtime::container_runtime::ReplicaStatus;
 
@@ -28,7 +29,7 @@ impl Pool {
         loop {
             let asked = name.clone();
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.containers.status(&asked)).await? {
-                self.discard_ended(name, &fate).await;
+                self.discard_ended(name, End::Ended, &fate).await;
                 return Ok(fate);
             }
             if greet(&socket_dir, &self.server_users).await.is_ok() {
@@ -98,7 +99,7 @@ impl Pool {
                 let asked = name.clone();
                 if let Ok(ReplicaStatus::Ended(fate)) = pool.blocking(move |pool| pool.containers.status(&asked)).await
                 {
-                    return pool.discard_ended(name, &fate).await;
+                    return pool.discard_ended(name, End::Ended, &fate).await;
                 }
                 let is_unused = match pool.lock().replicas.get(&name) {
                     Some(replica) => replica.is_unused_for(Duration::ZERO),
@@ -107,7 +108,8 @@ impl Pool {
                 if is_unused && missed >= LEAST_MISSED && since.elapsed() >= pool.config.silent_timeout {
                     let seconds = since.elapsed().as_secs();
                     eprintln!("transshipd: replica \"{name}\" did not answer for {seconds} s and is stopped");
-                    return pool.discard_ended(name, &format!("did not answer for {seconds} s")).await;
+                    let fate = format!("did not answer for {seconds} s");
+                    return pool.discard_ended(name, End::Silent, &fate).await;
                 }
             }
         });

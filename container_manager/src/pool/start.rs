@@ -10,6 +10,7 @@ use udf_types::{Error, Kind, Result};
 
 use super::Pool;
 use super::greet::{PROBE_INTERVAL, greet};
+use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::container_runtime::{ReplicaSpec, ReplicaStatus};
 use crate::runtime::program::last_lines;
@@ -52,6 +53,8 @@ impl Pool {
             let Some(replica) = state.replicas.get(&name) else { return };
             (replica.digest.clone(), replica.image.clone(), replica.socket_dir.clone())
         };
+        let begun = Instant::now();
+        self.metrics.note_image(&image);
         let limits = self.limits_of(&digest);
         let kept_dir = socket_dir.clone();
         let segment_dir = self.folders.make_segments(&socket_dir);
@@ -73,7 +76,9 @@ impl Pool {
                         replica.become_state(State::Ready).is_ok()
                     })
                 };
-                if !is_kept {
+                if is_kept {
+                    self.metrics.started(&image, begun.elapsed());
+                } else {
                     // It was discarded while it started; what has come up since must not stay.
                     let _ = self.blocking(move |pool| pool.containers.stop(&name)).await;
                     self.remove_folders(kept_dir).await;
@@ -93,7 +98,7 @@ impl Pool {
         if !is_missing {
             self.lock().note_ending(&digest, None, false, &detail);
         }
-        self.discard(name, Some(error)).await;
+        self.discard(name, End::StartFailed, Some(error)).await;
     }
 
     /// What the replica's server, which answers now, says of itself, and the user that it runs as.

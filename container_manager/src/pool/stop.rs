@@ -8,6 +8,7 @@ use udf_types::Error;
 
 use super::Pool;
 use super::greet::PROBE_INTERVAL;
+use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::program::last_lines;
 
@@ -16,16 +17,16 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Pool {
     /// Takes a replica out and stops it. Whoever waits for it learns `error`.
-    pub(super) async fn discard(self: &Arc<Pool>, name: String, error: Option<Error>) {
-        self.discard_if(name, error, |_| true).await;
+    pub(super) async fn discard(self: &Arc<Pool>, name: String, end: End, error: Option<Error>) {
+        self.discard_if(name, end, error, |_| true).await;
     }
 
     /// The same of a replica that nobody uses. One that was leased since it was chosen stays.
-    pub(super) async fn discard_unused(self: &Arc<Pool>, name: String) {
-        self.discard_if(name, None, |replica| replica.is_unused_for(Duration::ZERO)).await;
+    pub(super) async fn discard_unused(self: &Arc<Pool>, name: String, end: End) {
+        self.discard_if(name, end, None, |replica| replica.is_unused_for(Duration::ZERO)).await;
     }
 
-    async fn discard_if(self: &Arc<Pool>, name: String, error: Option<Error>, may_end: fn(&Replica) -> bool) {
+    async fn discard_if(self: &Arc<Pool>, name: String, end: End, error: Option<Error>, may_end: fn(&Replica) -> bool) {
         // What is being paused is so in a moment, and is not stopped meanwhile.
         let watch = self.lock().replicas.get(&name).map(Replica::watch);
         if let Some(mut watch) = watch {
@@ -44,6 +45,7 @@ impl Pool {
             };
             let is_paused = replica.state() == State::Paused;
             let _ = replica.become_state(next);
+            self.metrics.ended(&replica.image, end);
             let socket_dir = replica.socket_dir.clone();
             state.leaving.insert(name.clone(), replica);
             (socket_dir, is_paused)
@@ -65,13 +67,13 @@ impl Pool {
     }
 
     /// The same, on a task of its own: whoever asks may be cancelled, the stop must not be.
-    pub(super) fn discard_soon(self: &Arc<Pool>, name: String) {
+    pub(super) fn discard_soon(self: &Arc<Pool>, name: String, end: End) {
         let pool = self.clone();
-        tokio::spawn(async move { pool.discard(name, None).await });
+        tokio::spawn(async move { pool.discard(name, end, None).await });
     }
 
     /// Takes out a replica that ended, or has to, without being asked to.
-    pub(super) async fn discard_ended(self: &Arc<Pool>, name: String, fate: &str) {
+    pub(super) async fn discard_ended(self: &Arc<Pool>, name: String, end: End, fate: &str) {
         let asked = name.clone();
         let log = self.blocking(move |pool| pool.containers.logs(&asked)).await.unwrap_or_default();
         {
@@ -82,7 +84,7 @@ impl Pool {
             let last = format!("The last one {fate}.\n{}", last_lines(&log, 15));
             state.note_ending(&digest, Some(lived), was_in_use, last.trim_end());
         }
-        self.discard(name, None).await;
+        self.discard(name, end, None).await;
     }
 
     pub(super) async fn remove_folders(self: &Arc<Pool>, socket_dir: PathBuf) {
@@ -102,7 +104,7 @@ impl Pool {
             state.replicas.keys().cloned().collect()
         };
         for name in names {
-            self.discard_soon(name);
+            self.discard_soon(name, End::Shutdown);
         }
         let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         while Instant::now() < deadline {
@@ -191,6 +193,8 @@ mod tests {
             max_containers: 10,
             max_builds: 1,
             max_memory_mb: 10_000,
+            metrics_listen: None,
+            metrics_hosts: Vec::new(),
         }
     }
 
@@ -207,10 +211,10 @@ mod tests {
         let unused = pool.lock().longest_unused().unwrap();
         // Somebody leases it before whoever has chosen it goes on.
         pool.lock().replicas.get_mut(&name).unwrap().leases = 1;
-        pool.discard_unused(unused.clone()).await;
+        pool.discard_unused(unused.clone(), End::Room).await;
         assert_eq!((pool.lock().replicas[&name].state(), stops.0.load(SeqCst)), (State::Ready, 0));
         pool.lock().replicas.get_mut(&name).unwrap().leases = 0;
-        pool.discard_unused(unused).await;
+        pool.discard_unused(unused, End::Room).await;
         let state = pool.lock();
         assert_eq!((state.replicas.len(), state.leaving.len(), stops.0.load(SeqCst)), (0, 0, 1));
     }

@@ -108,6 +108,8 @@ pub enum Request {
         /// The replica's name.
         replica: String,
     },
+    /// The manager's metrics.
+    Metrics,
     /// Removes images that engines had built and that nobody has asked for since.
     Prune {
         /// For so many days.
@@ -173,6 +175,11 @@ pub enum Response {
     /// To [`Request::Logs`].
     Logs {
         /// Text.
+        text: String,
+    },
+    /// To [`Request::Metrics`].
+    Metrics {
+        /// In Prometheus' text format.
         text: String,
     },
     /// To anything that failed.
