@@ -1,7 +1,7 @@
 //! The server's side of the Transship UDF protocol (`docs/protocol.md`): HTTP, Flight, sockets, columns in shared memory, JSON,
 //! exchanges of aggregate functions, constants, errors of rows, cancellation, and an orderly end.
 //!
-//! A language adds its values and its handlers. In Rust it implements [`Handler`] and calls [`serve`]; any other language links
+//! A language adds its values and its handlers. In Rust it implements [`Handler`] and calls [`serve()`]; any other language links
 //! the library and follows `include/transship_core.h`.
 #![deny(unsafe_code)]
 
