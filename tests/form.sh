@@ -31,7 +31,10 @@ cargo fmt --check
 cargo clippy --quiet --workspace --all-targets -- --deny warnings
 say "Checking the documentation of the crates"
 # Of private items too, so links to them lead somewhere.
-RUSTDOCFLAGS="--deny warnings --allow rustdoc::private_intra_doc_links" cargo doc --quiet --workspace --no-deps --document-private-items
+export RUSTDOCFLAGS="--deny warnings --allow rustdoc::private_intra_doc_links"
+# The Rust template's crate has the name of the extension's library, so cargo does not document both at once.
+cargo doc --quiet --workspace --exclude transship --no-deps --document-private-items
+cargo doc --quiet --package transship --no-deps --document-private-items
 say "Checking licences and sources of what the crates depend on"
 "$ROOT/scripts/python.sh" venv-deny
 PATH=$ROOT/target/venv-deny/bin:$PATH cargo deny --log-level error check bans licenses sources
