@@ -96,40 +96,27 @@ thread_local! {
 
 /// The container function with this oid, as its row is now.
 pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
-    let version = catalog::proc_version(oid).map(|(_, version)| version);
-    let cached = CACHE.with_borrow(|cache| {
-        let is_current =
-            |function: &Function| function.composites.iter().all(|known| composite_version(known.0, known.1) == *known);
-        cache
-            .get(&oid)
-            .filter(|(cached, function)| Some(*cached) == version && is_current(function))
-            .map(|(_, function)| function.clone())
-    });
-    if let Some(function) = cached {
-        return Ok(function);
-    }
-    #[cfg(feature = "lift-ordinary")]
-    if let Some((version, row)) = version.zip(catalog::read_proc(oid)) {
-        let function = Rc::new(Function::of_ordinary(row)?);
-        CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
-        return Ok(function);
-    }
-    // Where the planner has not started it, as in PL/pgSQL's expressions, its thread starts while the row is read.
-    session::start();
-    let row = catalog::read_proc(oid).ok_or_else(|| unknown(oid))?;
-    let version = row.version;
-    let function = Rc::new(Function::from_row(row)?);
-    if function.body.image.is_some() || function.body.source.is_some() {
-        session::prepare();
-    }
-    CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
-    Ok(function)
+    cached(oid).map_or_else(|| read(oid), Ok)
 }
 
 /// As [`lookup`], for a call: with composite types as the container knows them. A row type may have changed since the function
 /// was created, and columns travel without their names and, in memory, without their types.
+///
+/// Of a function that is new to the session, the client starts while the row is read, and then connects to the manager.
 pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
-    let function = lookup(oid)?;
+    let function = match cached(oid) {
+        Some(function) => function,
+        None => {
+            if !cfg!(feature = "lift-ordinary") {
+                session::start();
+            }
+            let function = read(oid)?;
+            if function.body.image.is_some() || function.body.source.is_some() {
+                session::prepare();
+            }
+            function
+        }
+    };
     if function.is_adapted || cfg!(feature = "lift-ordinary") {
         return Ok(function);
     }
@@ -137,6 +124,32 @@ pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let version = row.version;
     let mut function = Function::from_row(row)?;
     function.adapt()?;
+    let function = Rc::new(function);
+    CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
+    Ok(function)
+}
+
+/// The function as this session has read it, if its row and its row types are still the same.
+fn cached(oid: pg_sys::Oid) -> Option<Rc<Function>> {
+    let version = catalog::proc_version(oid).map(|(_, version)| version);
+    CACHE.with_borrow(|cache| {
+        let is_current =
+            |function: &Function| function.composites.iter().all(|known| composite_version(known.0, known.1) == *known);
+        cache
+            .get(&oid)
+            .filter(|(cached, function)| Some(*cached) == version && is_current(function))
+            .map(|(_, function)| function.clone())
+    })
+}
+
+/// Reads the function's row.
+fn read(oid: pg_sys::Oid) -> Result<Rc<Function>> {
+    let row = catalog::read_proc(oid).ok_or_else(|| unknown(oid))?;
+    let version = row.version;
+    #[cfg(feature = "lift-ordinary")]
+    let function = Function::of_ordinary(row)?;
+    #[cfg(not(feature = "lift-ordinary"))]
+    let function = Function::from_row(row)?;
     let function = Rc::new(function);
     CACHE.with_borrow_mut(|cache| cache.insert(oid, (version, function.clone())));
     Ok(function)

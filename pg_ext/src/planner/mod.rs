@@ -17,7 +17,9 @@ use pgrx::{pg_guard, pg_sys};
 
 use crate::function::is_container_function;
 use crate::pg::catalog;
-use crate::{session, settings};
+#[cfg(not(feature = "lift-ordinary"))]
+use crate::session;
+use crate::settings;
 
 thread_local! {
     static PREVIOUS: Cell<pg_sys::planner_hook_type> = const { Cell::new(None) };
@@ -75,20 +77,19 @@ unsafe extern "C-unwind" fn lift(statement: *mut pg_sys::PlannedStmt, cursor_opt
     #[cfg(not(feature = "lift-ordinary"))]
     let language = catalog::container_language();
     if let Some(language) = language {
+        // The plan names a container function, so the client's thread is likely to be wanted, and is ready by the time the plan runs.
+        #[cfg(not(feature = "lift-ordinary"))]
+        session::start();
         // SAFETY: the planner has just made the statement, and nobody uses it yet.
         unsafe { lift_calls::lift_statement(statement, language, cursor_options) };
     }
 }
 
-/// Whether a plan that calls this function calls a container, whose language has the oid `language`. If so, the session's client
-/// starts: its thread is ready by the time the plan runs.
+/// Whether a plan that calls this function calls a container, whose language has the oid `language`.
 fn calls_container(function: pg_sys::Oid, language: pg_sys::Oid) -> bool {
     let is_ours = is_container_function(function, language);
-    if is_ours {
-        session::start();
-    }
     #[cfg(feature = "lift-ordinary")]
-    let is_ours = crate::ordinary::may_lift(function);
+    let is_ours = is_ours || crate::ordinary::may_lift(function);
     is_ours
 }
 

@@ -451,6 +451,7 @@ mod tests {
                 "§6 refuses a call with too few columns",
                 "§6 refuses columns of other lengths than it has rows",
                 "§6 reads numbers as strings, and integral floats",
+                "§6 rounds no integer that is written as a float",
             ]
         );
         let skipped = verdicts.iter().find(|verdict| verdict.case == "keeps every value of bool, and NULL").unwrap();
