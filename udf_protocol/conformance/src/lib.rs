@@ -450,8 +450,8 @@ mod tests {
                 "§6 refuses JSON that is no call",
                 "§6 refuses a call with too few columns",
                 "§6 refuses columns of other lengths than it has rows",
-                "§6 reads numbers as strings, and integral floats",
                 "§6 rounds no integer that is written as a float",
+                "§6 reads numbers as strings, and integral floats",
             ]
         );
         let skipped = verdicts.iter().find(|verdict| verdict.case == "keeps every value of bool, and NULL").unwrap();
