@@ -361,6 +361,9 @@ fn a_session_leases_again_after_the_manager_was_restarted() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(lease.is_lost());
     });
+    // The next manager finds the replica, and stops it at its end.
+    stage.start(&[]);
+    assert_eq!(stage.lease(&digest).1["response"], "lease");
 }
 
 #[test]
