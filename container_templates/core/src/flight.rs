@@ -28,7 +28,8 @@ use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, RowErrors};
 
 use crate::container::Container;
-use crate::error::{CallError, guarded};
+use crate::error::CallError;
+use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 
@@ -275,7 +276,7 @@ impl Exchange<'_> {
         match groups {
             Some(groups) => {
                 function.check(&arrived, row_errors)?;
-                emit(guarded(|| groups.answer(&arrived.others, step, &is_cancelled))?, true)
+                emit(take_step(&mut **groups, step, &arrived.others, &is_cancelled)?, true)
             }
             None => function.answer(&arrived, row_errors, &is_cancelled, &mut emit),
         }

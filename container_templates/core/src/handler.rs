@@ -1,6 +1,7 @@
 //! What a language implements, or what stands for it: handlers of functions, and the groups of aggregate functions.
 
 use arrow_array::{ArrayRef, RecordBatch};
+use udf_codec::batch::AggregateStep;
 use udf_types::signature::RowErrors;
 
 use crate::error::CallError;
@@ -62,14 +63,15 @@ pub trait Handler: Send + Sync + 'static {
 
 /// The groups of one exchange, which end when this is dropped.
 pub trait Groups: Send {
-    /// Takes a step of §4.7 with a batch of group, arguments and state: the reply's two columns, result and state.
+    /// Takes a step of §4.7 with a batch of group, arguments and state: the reply's two columns, result and state. Each row has a
+    /// group.
     ///
     /// # Errors
-    /// The handler's, and a step or a state that cannot be taken.
+    /// The handler's, and a state that cannot be taken.
     fn answer(
         &mut self,
         batch: &RecordBatch,
-        step: &str,
+        step: AggregateStep,
         is_cancelled: IsCancelled<'_>,
     ) -> Result<Vec<ArrayRef>, CallError>;
 }

@@ -8,6 +8,7 @@ use arrow_array::types::Int32Type;
 use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
 use arrow_schema::{Field, Schema};
 use udf_codec::adapt::adapt;
+use udf_codec::batch::AggregateStep;
 use udf_project::manifest::BatchForm;
 use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, RowErrors, Signature};
@@ -174,22 +175,11 @@ impl Groups for PulledGroups {
     fn answer(
         &mut self,
         batch: &RecordBatch,
-        step: &str,
+        step: AggregateStep,
         is_cancelled: IsCancelled<'_>,
     ) -> Result<Vec<ArrayRef>, CallError> {
-        let step = match step {
-            "accumulate" => Step::Accumulate,
-            "merge" => Step::Merge,
-            "finish" => Step::Finish,
-            "state" => Step::State,
-            "forget" => Step::Forget,
-            _ => return Err(CallError::violation(format!("there is no step {step:?}"))),
-        };
-        if batch.column(0).null_count() > 0 {
-            return Err(CallError::violation("a row has no group"));
-        }
         let mut reply = Vec::new();
-        self.function.ask(step, self.exchange, batch, false, is_cancelled, &mut |columns, _| {
+        self.function.ask(step.into(), self.exchange, batch, false, is_cancelled, &mut |columns, _| {
             reply = columns;
             Ok(())
         })?;

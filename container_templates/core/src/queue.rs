@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, RecordBatch};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use udf_codec::batch::AggregateStep;
 
 use crate::error::CallError;
 
@@ -29,6 +30,18 @@ pub(crate) enum Step {
     Forget = 5,
     /// The exchange is over, and its groups with it.
     End = 6,
+}
+
+impl From<AggregateStep> for Step {
+    fn from(step: AggregateStep) -> Step {
+        match step {
+            AggregateStep::Accumulate => Step::Accumulate,
+            AggregateStep::Merge => Step::Merge,
+            AggregateStep::Finish => Step::Finish,
+            AggregateStep::State => Step::State,
+            AggregateStep::Forget => Step::Forget,
+        }
+    }
 }
 
 /// A unit of work.

@@ -21,6 +21,7 @@ use udf_types::signature::FunctionKind;
 use crate::columns::{self, Kept};
 use crate::container::Container;
 use crate::error::{CallError, guarded};
+use crate::exchanges::take_step;
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::waits::may_run_here;
@@ -148,7 +149,7 @@ fn compute(
         function.check(&call.arrived, call.row_errors)?;
         let groups = container.exchanges.find(function, &call.exchange, call.number)?;
         let mut groups = groups.lock().map_err(|_| CallError::violation("the exchange has failed"))?;
-        parts.push(guarded(|| groups.answer(&call.arrived.others, &call.step, is_cancelled))?);
+        parts.push(take_step(&mut **groups, &call.step, &call.arrived.others, is_cancelled)?);
     } else {
         function.answer(&call.arrived, call.row_errors, is_cancelled, &mut |columns, _| {
             parts.push(columns);

@@ -79,6 +79,20 @@ pub enum AggregateStep {
 }
 
 impl AggregateStep {
+    /// Every one of them.
+    const ALL: [AggregateStep; 5] = [
+        AggregateStep::Accumulate,
+        AggregateStep::Merge,
+        AggregateStep::State,
+        AggregateStep::Finish,
+        AggregateStep::Forget,
+    ];
+
+    /// The step of that name.
+    pub fn from_name(name: &str) -> Option<AggregateStep> {
+        AggregateStep::ALL.into_iter().find(|step| step.name() == name)
+    }
+
     /// The step's name on the wire.
     pub fn name(self) -> &'static str {
         match self {

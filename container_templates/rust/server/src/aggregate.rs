@@ -8,6 +8,7 @@ use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, BinaryArray, RecordBatch, new_null_array};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use udf_codec::batch::AggregateStep;
 use udf_types::signature::Signature;
 use udf_types::types::Type;
 
@@ -48,7 +49,7 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
     fn answer(
         &mut self,
         batch: &RecordBatch,
-        step: &str,
+        step: AggregateStep,
         is_cancelled: IsCancelled<'_>,
     ) -> Result<Vec<ArrayRef>, CallError> {
         let ty = &self.signature.result;
@@ -57,7 +58,7 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
         let nothing = || vec![new_null_array(&ty.data_type(), 0), new_null_array(&Type::Bytea.data_type(), 0)];
         let states = &mut self.states;
         match step {
-            "accumulate" => {
+            AggregateStep::Accumulate => {
                 let arguments = batch.columns()[1..batch.num_columns() - 1].to_vec();
                 let columns = Columns::<A::Row>::new(&self.signature, &arguments);
                 for (row, number) in numbers.iter().enumerate() {
@@ -68,7 +69,7 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 }
                 Ok(nothing())
             }
-            "merge" => {
+            AggregateStep::Merge => {
                 let arrived = batch.column(batch.num_columns() - 1).as_binary::<i32>();
                 for (row, number) in numbers.iter().enumerate() {
                     check_cancelled(row, is_cancelled)?;
@@ -80,7 +81,7 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 }
                 Ok(nothing())
             }
-            "finish" => {
+            AggregateStep::Finish => {
                 let mut builder = <<A::Result as Answer>::Value as Value>::builder(ty, rows);
                 for (row, number) in numbers.iter().enumerate() {
                     check_cancelled(row, is_cancelled)?;
@@ -91,7 +92,7 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 let results = finish::<<A::Result as Answer>::Value>(&self.signature, builder)?;
                 Ok(vec![results, new_null_array(&Type::Bytea.data_type(), rows)])
             }
-            "state" => {
+            AggregateStep::State => {
                 let mut bytes = Vec::with_capacity(rows);
                 for (row, number) in numbers.iter().enumerate() {
                     let state = serde_json::to_vec(states.entry(*number).or_default());
@@ -100,11 +101,10 @@ impl<A: Aggregate> Groups for GroupsOf<A> {
                 let bytes = BinaryArray::from_iter_values(bytes);
                 Ok(vec![new_null_array(&ty.data_type(), rows), Arc::new(bytes)])
             }
-            "forget" => {
+            AggregateStep::Forget => {
                 numbers.iter().for_each(|number| drop(states.remove(number)));
                 Ok(nothing())
             }
-            _ => Err(CallError::violation(format!("there is no step {step:?}"))),
         }
     }
 }
