@@ -12,6 +12,7 @@ use udf_types::{Error, Kind, Result};
 use super::Pool;
 use super::greet::PROBE_INTERVAL;
 use super::state::PoolState;
+use crate::blocking::block_soon;
 use crate::circuit::LONGEST_WAIT;
 use crate::folders::{self, Opened};
 use crate::metrics::End;
@@ -211,8 +212,7 @@ impl Pool {
         }
         let (Some((folder, leases)), prefix) = (self.end_lease(name), prefix.to_string()) else { return };
         // A folder may hold many files. At the manager's end they go with it.
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        runtime.spawn_blocking(move || {
+        block_soon(move || {
             folders::remove_segments(&folder, &prefix);
             if leases == 0 {
                 folders::remove_left(&folder);

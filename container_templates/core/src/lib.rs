@@ -23,6 +23,8 @@ mod rest;
 mod row_errors;
 mod seats;
 mod serve;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod waits;
 
 pub use error::CallError;

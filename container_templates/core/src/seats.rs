@@ -63,6 +63,12 @@ pub(crate) fn may_run() -> bool {
     MAY_RUN.get()
 }
 
+/// Has this thread run calls, which is no thread of a server's.
+#[cfg(feature = "simulation")]
+pub(crate) fn let_run() {
+    MAY_RUN.set(true);
+}
+
 impl Seats {
     /// As many seats as there are processors.
     pub(crate) fn new() -> Seats {

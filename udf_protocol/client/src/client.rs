@@ -48,7 +48,8 @@ pub struct Client {
     lingering: Arc<Mutex<Lingering>>,
     arenas: Arc<Arenas>,
     max_reply_bytes: AtomicUsize,
-    thread: thread::JoinHandle<()>,
+    /// None where somebody else runs the tasks.
+    thread: Option<thread::JoinHandle<()>>,
 }
 
 /// What becomes of leases that nobody uses.
@@ -63,21 +64,37 @@ struct Lingering {
 impl Client {
     /// Starts the background thread. What the thread itself lacks, such as file descriptors, fails what is asked of it.
     pub fn start() -> Result<Client> {
+        let (mut client, queue) = Client::without_thread()?;
+        // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| not_started(&cause))?;
+        let (waiter, runtime) = (client.waiter.clone(), client.runtime.clone());
+        let thread =
+            thread::Builder::new().name("transship".to_string()).spawn(move || run_tasks(queue, &waiter, &runtime));
+        mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
+        client.thread = Some(thread.map_err(|cause| not_started(&cause))?);
+        Ok(client)
+    }
+
+    /// A client, and the tasks for its thread.
+    fn without_thread() -> Result<(Client, mpsc::UnboundedReceiver<Task>)> {
         let doorbell = Doorbell::new().map_err(|cause| not_started(&cause))?;
         let waiter = Waiter { doorbell: Arc::new(doorbell), failure: Arc::default() };
         let (tasks, queue) = mpsc::unbounded_channel();
-        // The thread inherits the mask: signals are the engine's business and reach its own thread alone.
-        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(|cause| not_started(&cause))?;
-        let runtime = Arc::<OnceLock<Handle>>::default();
-        let (threads_waiter, threads_runtime) = (waiter.clone(), runtime.clone());
-        let thread = thread::Builder::new()
-            .name("transship".to_string())
-            .spawn(move || run_tasks(queue, &threads_waiter, &threads_runtime));
-        mask.thread_set_mask().map_err(|cause| not_started(&cause))?;
-        let thread = thread.map_err(|cause| not_started(&cause))?;
-        let (connections, arenas, lingering) = Default::default();
+        let (runtime, connections, arenas, lingering) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
-        Ok(Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread })
+        let client =
+            Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread: None };
+        Ok((client, queue))
+    }
+
+    /// A client whose tasks run on a runtime of the caller's, as long as the future that comes with it is polled there.
+    #[cfg(feature = "simulation")]
+    #[doc(hidden)]
+    pub fn on_runtime(runtime: Handle) -> Result<(Client, impl Future<Output = ()> + Send)> {
+        let (client, queue) = Client::without_thread()?;
+        // Nobody else sets it.
+        let _ = client.runtime.set(runtime);
+        Ok((client, spawn_tasks(queue)))
     }
 
     /// Whether its thread runs. If not, another client may have more luck.
@@ -94,7 +111,7 @@ impl Client {
     pub fn stop(self) {
         drop(self.tasks);
         // The thread ends by itself; if it panicked, it has ended too.
-        let _ = self.thread.join();
+        let _ = self.thread.map(thread::JoinHandle::join);
     }
 
     /// Opens an exchange, and begins to reach who answers: a replica may be started before the first batch is sent.
@@ -301,17 +318,20 @@ async fn release_unused(connections: &Connections, lingering: &Mutex<Lingering>)
     }
 }
 
+/// Spawns tasks, until the client is dropped.
+async fn spawn_tasks(mut tasks: mpsc::UnboundedReceiver<Task>) {
+    while let Some(task) = tasks.recv().await {
+        tokio::spawn(task);
+    }
+}
+
 /// What the thread runs, until the client is dropped.
-fn run_tasks(mut tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter, handle: &OnceLock<Handle>) {
+fn run_tasks(tasks: mpsc::UnboundedReceiver<Task>, waiter: &Waiter, handle: &OnceLock<Handle>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(SPARE_THREAD_LIFE).build() {
         Ok(runtime) => {
             // Nobody else sets it.
             let _ = handle.set(runtime.handle().clone());
-            runtime.block_on(async {
-                while let Some(task) = tasks.recv().await {
-                    tokio::spawn(task);
-                }
-            });
+            runtime.block_on(spawn_tasks(tasks));
             runtime.shutdown_background();
         }
         Err(cause) => {
