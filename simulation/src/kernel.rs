@@ -28,6 +28,8 @@ const WAKER_DATA: u64 = 0;
 /// The user of every engine, and that of every server in a container.
 pub const ENGINE_USER: u32 = 70;
 const SERVER_USER: u32 = 65534;
+/// The number of every process at the other end of a socket.
+pub const PEER_NUMBER: c_int = 4242;
 
 thread_local! {
     static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };

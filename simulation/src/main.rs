@@ -91,7 +91,7 @@ fn run_all(flags: &Flags) -> ExitCode {
                         return;
                     }
                     let mut command = Command::new(&program);
-                    command.args(["--quiet", "--seed", &seed.to_string()]).stdin(Stdio::null());
+                    command.args(["--quiet", "--seed", &seed.to_string()]).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
                     let output = command.output().expect("the program can be started again");
                     if !output.status.success() {
                         let text = String::from_utf8_lossy(&output.stdout);

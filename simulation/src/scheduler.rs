@@ -7,7 +7,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::pin::Pin;
-use std::rc::Rc;
 use std::time::Duration;
 
 use corosensei::stack::DefaultStack;

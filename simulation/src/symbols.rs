@@ -273,7 +273,8 @@ pub unsafe extern "C" fn getsockopt(
     let done = ask_kernel!(SYS_getsockopt, file, level, name, value, size) as c_int;
     if done == 0 && level == libc::SOL_SOCKET && name == libc::SO_PEERCRED && kernel::is_simulated() {
         // SAFETY: the kernel has just written it.
-        unsafe { (*value.cast::<ucred>()).uid = kernel::user_of(&name_of_peer(file)) };
+        let credentials = unsafe { &mut *value.cast::<ucred>() };
+        (credentials.uid, credentials.pid) = (kernel::user_of(&name_of_peer(file)), kernel::PEER_NUMBER);
     }
     done
 }

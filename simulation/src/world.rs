@@ -100,7 +100,8 @@ struct World {
     pool: ManagersPool,
     manager: Cell<Option<usize>>,
     manager_since: Cell<Duration>,
-    sessions: RefCell<BTreeMap<usize, String>>,
+    /// The processes of the sessions that have not ended; none of one that has yet to start.
+    sessions: RefCell<BTreeMap<String, Option<usize>>>,
     is_calm: bool,
     /// Since when something is as it must not stay.
     doubts: RefCell<BTreeMap<String, Duration>>,
@@ -153,9 +154,19 @@ impl World {
     }
 
     fn live(self: Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
-        trace::note(format_args!("the world has {} images, {:?}", self.images.len(), self.config));
+        for Image { info: ImageInfo { manifest, .. }, keep_alive, row_errors, .. } in &self.images {
+            let (name, replicas, prewarm, pause) = (&manifest.name, manifest.replicas, manifest.prewarm, manifest.pause);
+            trace::note(format_args!(
+                "{name}: {replicas} replicas, {prewarm} kept, pause {pause}, keep_alive {keep_alive}, row_errors {row_errors}"
+            ));
+        }
+        let Config { idle_timeout, start_timeout, silent_timeout, adopted_grace, max_containers, .. } = &*self.config;
+        trace::note(format_args!(
+            "manager: idle {idle_timeout:?}, start {start_timeout:?}, silent {silent_timeout:?}, grace {adopted_grace:?}, \
+             {max_containers} containers"
+        ));
         self.start_manager(scheduler);
-        let sessions = self.rng.borrow_mut().u8(1..=4);
+        let sessions = self.rng.borrow_mut().u8(1..=5);
         for number in 0..sessions {
             self.clone().start_session(scheduler, &format!("session {}", number + 1));
         }
@@ -256,7 +267,7 @@ impl World {
         Plan {
             name: name.to_string(),
             seed: rng.u64(..),
-            queries: rng.u32(1..8),
+            queries: rng.u32(2..16),
             manager: self.config.host.paths.socket.clone(),
             images: self.images.clone(),
             is_calm: self.is_calm,
@@ -267,8 +278,7 @@ impl World {
     fn start_session(self: Rc<World>, scheduler: &mut Scheduler, name: &str) {
         let plan = self.plan(name, false);
         let start = Duration::from_millis(self.rng.borrow_mut().u64(100..2_000));
-        let name = name.to_string();
-        self.sessions.borrow_mut().insert(usize::MAX - self.sessions.borrow().len(), name);
+        self.sessions.borrow_mut().insert(name.to_string(), None);
         scheduler.after(start, move |scheduler| self.start_planned(scheduler, plan));
     }
 
@@ -279,14 +289,13 @@ impl World {
             let (client, tasks) = Client::on_runtime(runtime).expect("there are descriptors for a client");
             let thread: Box<dyn FnOnce(&crate::scheduler::Waiting)> = Box::new(move |waiting| {
                 session::run(&plan, client, &model, waiting);
-                let name = plan.name.clone();
-                soon(move |_| world.sessions.borrow_mut().retain(|_, known| *known != name));
+                soon(move |_| {
+                    world.sessions.borrow_mut().remove(&plan.name);
+                });
             });
             (tasks, thread)
         });
-        let mut sessions = self.sessions.borrow_mut();
-        sessions.retain(|_, known| *known != name);
-        sessions.insert(number, name);
+        self.sessions.borrow_mut().insert(name, Some(number));
     }
 
     fn check_later(self: Rc<World>, scheduler: &mut Scheduler) {
@@ -349,7 +358,7 @@ impl World {
             let trouble = Trouble { slow_percent: rng.u8(..50), most_slow, ..Trouble::default() };
             self.containers.set_trouble(trouble);
         }
-        let count = rng.usize(1..20);
+        let count = rng.usize(1..30);
         for _ in 0..count {
             let (time, kind) = (Duration::from_millis(rng.u64(100..TROUBLE_S * 1_000 / 2)), kinds[rng.usize(..kinds.len())]);
             let world = self.clone();
@@ -383,11 +392,11 @@ impl World {
                 });
             }
             Fault::KillSession => {
-                let sessions: Vec<usize> = self.sessions.borrow().keys().copied().collect();
-                let chosen = sessions.get(rng.usize(..sessions.len().max(1))).copied();
-                if let Some(chosen) = chosen.filter(|chosen| scheduler.has(*chosen)) {
-                    self.sessions.borrow_mut().remove(&chosen);
-                    scheduler.kill(chosen);
+                let running = |(name, process): (&String, &Option<usize>)| Some((name.clone(), (*process)?));
+                let sessions: Vec<(String, usize)> = self.sessions.borrow().iter().filter_map(running).collect();
+                if let Some((name, process)) = sessions.get(rng.usize(..sessions.len().max(1))) {
+                    self.sessions.borrow_mut().remove(name);
+                    scheduler.kill(*process);
                 }
             }
             Fault::FullDisk => {
