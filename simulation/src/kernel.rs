@@ -34,6 +34,7 @@ pub const PEER_NUMBER: c_int = 4242;
 thread_local! {
     static IS_SIMULATED: Cell<bool> = const { Cell::new(false) };
     static NOW_NS: Cell<u64> = const { Cell::new(0) };
+    static LEAPT_NS: Cell<u64> = const { Cell::new(0) };
     /// How far the time of day is ahead.
     static WALL_AHEAD_S: Cell<i64> = const { Cell::new(0) };
     static IS_DISK_FULL: Cell<bool> = const { Cell::new(false) };
@@ -114,6 +115,17 @@ fn with<T>(act: impl FnOnce(&mut State) -> T) -> Option<T> {
 /// The time since the beginning, for those who may look without its passing.
 pub fn now() -> Duration {
     Duration::from_nanos(NOW_NS.get())
+}
+
+/// How far the time has leapt in all.
+pub fn leapt() -> Duration {
+    Duration::from_nanos(LEAPT_NS.get())
+}
+
+/// Has the time leap.
+pub fn leap(span: Duration) {
+    NOW_NS.set(NOW_NS.get() + nanos(span));
+    LEAPT_NS.set(LEAPT_NS.get() + nanos(span));
 }
 
 /// Has the time be at least this.

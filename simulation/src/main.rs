@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::Parser;
+use udf_client::planted::{Planted, plant};
 
 /// Runs seeds of the simulation.
 #[derive(Debug, Parser)]
@@ -24,6 +25,9 @@ struct Flags {
     /// Run this seed alone, here, and show what happens.
     #[arg(long)]
     seed: Option<u64>,
+    /// Plant a fault of that name, which must be found.
+    #[arg(long)]
+    plant: Option<String>,
     /// Show the last lines of a seed only if it fails.
     #[arg(long, requires = "seed")]
     quiet: bool,
@@ -40,6 +44,13 @@ struct Flags {
 
 fn main() -> ExitCode {
     let flags = Flags::parse();
+    if let Some(name) = &flags.plant {
+        let Some(fault) = Planted::ALL.into_iter().find(|fault| format!("{fault:?}") == *name) else {
+            eprintln!("the faults are {:?}", Planted::ALL);
+            return ExitCode::FAILURE;
+        };
+        plant(fault);
+    }
     match flags.seed {
         Some(seed) => run_here(seed, flags.quiet),
         None => run_all(&flags),
@@ -91,6 +102,9 @@ fn run_all(flags: &Flags) -> ExitCode {
                         return;
                     }
                     let mut command = Command::new(&program);
+                    if let Some(name) = &flags.plant {
+                        command.args(["--plant", name]);
+                    }
                     command.args(["--quiet", "--seed", &seed.to_string()]).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
                     let output = command.output().expect("the program can be started again");
                     if !output.status.success() {

@@ -151,6 +151,13 @@ impl Scheduler {
         self.timers.insert((time, self.next_timer), Box::new(action));
     }
 
+    /// Has time leap, for everybody but the timers.
+    pub fn leap(&mut self, span: Duration) {
+        kernel::leap(span);
+        let timers = std::mem::take(&mut self.timers);
+        self.timers.extend(timers.into_iter().map(|((time, number), action)| ((time + span, number), action)));
+    }
+
     /// Has something done after a time.
     pub fn after(&mut self, time: Duration, action: impl FnOnce(&mut Scheduler) + 'static) {
         self.at(kernel::now() + time, action);

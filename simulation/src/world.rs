@@ -40,6 +40,7 @@ const LIMIT: Duration = Duration::from_secs(3 * 3600);
 const MOST_TURNS: u64 = 3_000_000;
 /// After the last fault, the pauses of circuits are over by then (`circuit.rs`).
 const RECOVERY: Duration = Duration::from_secs(400);
+const LEAST_RECOVERY: Duration = Duration::from_secs(30);
 /// So long a container may run that the manager does not know, and somebody have a lease on one that has ended.
 const DEADLINE: Duration = Duration::from_secs(150);
 /// Between two looks at what must hold.
@@ -180,15 +181,19 @@ impl World {
         let world = self.clone();
         self.until(scheduler, "the sessions end", || world.sessions.borrow().is_empty())?;
         let end_of_trouble = Duration::from_secs(TROUBLE_S * 2);
-        self.until(scheduler, "all faults are over", || kernel::now() > end_of_trouble)?;
+        self.until(scheduler, "all faults are over", || kernel::now() - kernel::leapt() > end_of_trouble)?;
         trace::note("nothing goes wrong any more");
         kernel::set_unrest(Unrest::default());
         self.containers.set_trouble(Trouble::default());
         if self.manager.get().is_none() {
             self.start_manager(scheduler);
         }
-        let recovered = kernel::now() + RECOVERY;
-        self.until(scheduler, "circuits close", || kernel::now() > recovered)?;
+        let (least, most) = (kernel::now() + LEAST_RECOVERY, kernel::now() + RECOVERY);
+        self.until(scheduler, "circuits close", || {
+            let pool = self.pool.lock().expect("no holder panics").clone();
+            let is_closed = pool.is_some_and(|pool| pool.circuits(true).iter().all(|circuit| circuit.state == "closed"));
+            kernel::now() > most || (is_closed && kernel::now() > least)
+        })?;
         let plan = self.plan("last session", true);
         self.clone().start_planned(scheduler, plan);
         self.until(scheduler, "the last session ends", || world.sessions.borrow().is_empty())?;
@@ -252,7 +257,7 @@ impl World {
         };
         let number = scheduler.start("manager", main);
         self.manager.set(Some(number));
-        self.manager_since.set(kernel::now());
+        self.manager_since.set(kernel::now() - kernel::leapt());
     }
 
     fn kill_manager(self: &Rc<World>, scheduler: &mut Scheduler) {
@@ -331,7 +336,8 @@ impl World {
                 doubtful.push(format!("replica {} is {}", replica.name, replica.state));
             }
         }
-        let now = kernel::now();
+        // Who has slept meanwhile is not late.
+        let now = kernel::now() - kernel::leapt();
         let mut doubts = self.doubts.borrow_mut();
         doubts.retain(|doubt, _| doubtful.contains(doubt));
         for doubt in doubtful {
@@ -407,7 +413,7 @@ impl World {
                 IS_FROZEN.store(true, std::sync::atomic::Ordering::Relaxed);
                 scheduler.after(span, |_| IS_FROZEN.store(false, std::sync::atomic::Ordering::Relaxed));
             }
-            Fault::LeapOfTime => kernel::pass_to(kernel::now() + span),
+            Fault::LeapOfTime => scheduler.leap(span),
             Fault::LeapOfWallClock => kernel::leap_wall_clock(rng.i64(-100_000..100_000)),
             Fault::UnwellContainers => {
                 let trouble = Trouble {

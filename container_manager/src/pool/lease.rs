@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use udf_client::client::LINGER;
 use udf_client::control::LeaseInfo;
 use udf_client::names::random_name;
+use udf_client::planted::{Planted, is_planted};
 use udf_types::{Error, Kind, Result};
 
 use super::Pool;
@@ -225,7 +226,7 @@ impl Pool {
         let mut state = self.lock();
         let state = &mut *state;
         let replica = state.replicas.get_mut(name)?;
-        replica.leases = replica.leases.saturating_sub(1);
+        replica.leases = replica.leases.saturating_sub(usize::from(!is_planted(Planted::LeakedLease)));
         replica.used = Instant::now();
         // It served somebody to the end.
         if replica.state() == State::Ready {

@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use udf_client::planted::{Planted, is_planted};
+
 use crate::circuit::Circuit;
 use crate::config::Config;
 use crate::replica::{Replica, State};
@@ -31,7 +33,8 @@ impl PoolState {
     pub(super) fn has_room(&self, config: &Config, more: u64) -> bool {
         let all = || self.replicas.values().chain(self.leaving.values());
         let used: u64 = all().map(|replica| replica.memory_mb).sum();
-        all().count() < config.max_containers && used.saturating_add(more) <= config.max_memory_mb
+        let most = config.max_containers + usize::from(is_planted(Planted::TooManyContainers));
+        all().count() < most && used.saturating_add(more) <= config.max_memory_mb
     }
 
     /// The replica that has been unused for longest.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use udf_client::planted::{Planted, is_planted};
 use udf_types::Error;
 
 use super::Pool;
@@ -55,7 +56,7 @@ impl Pool {
             // One that cannot go on may be stopped all the same.
             let _ = is_paused.then(|| pool.containers.resume(&asked));
             pool.kept_logs.keep(&asked, &pool.containers.logs(&asked).unwrap_or_default());
-            pool.containers.stop(&asked)
+            if is_planted(Planted::ForgottenContainer) { Ok(()) } else { pool.containers.stop(&asked) }
         };
         if let Err(error) = self.blocking(stop).await {
             eprintln!("transshipd: {error}");

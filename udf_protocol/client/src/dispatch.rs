@@ -22,6 +22,7 @@ use crate::inbox::{Event, Inbox};
 use crate::lease::Lease;
 use crate::names::random_part;
 use crate::outbox::Outbox;
+use crate::planted::{Planted, is_planted};
 use crate::route::{Encoding, Protocol, Route, Server};
 use crate::row_errors;
 use crate::transport::Transport;
@@ -294,7 +295,9 @@ impl Connections {
             // A map or aggregate function's results so far went with the replica.
             let is_stateless = matches!(call.signature.kind, FunctionKind::Scalar | FunctionKind::Table)
                 || (error.is_busy() && !outbox.has_answers());
-            let may_repeat = call.volatility != Volatility::Volatile || outbox.awaited() == 0;
+            let may_repeat = call.volatility != Volatility::Volatile
+                || outbox.awaited() == 0
+                || is_planted(Planted::RepeatedVolatile);
             let is_passing = error.is_retryable() || error.is_busy();
             if is_passing && may_repeat && is_stateless && outbox.can_rewind() && attempt < MAX_ATTEMPTS {
                 let pause = pause_before(attempt, error.retry_after());

@@ -22,6 +22,7 @@ use crate::foreground::Runner;
 use crate::host::Host;
 use crate::inbox::{Event, Reply, bytes_of};
 use crate::outbox::Outgoing;
+use crate::planted::{Planted, is_planted};
 use crate::spin;
 use crate::waiter::{WAIT_SLICE, Waiter};
 
@@ -287,6 +288,7 @@ impl Exchange {
     fn place(&self, error: Error) -> Error {
         let folded = self.folded.get(&self.next_number);
         match (error.row(), folded) {
+            (Some(row), _) if is_planted(Planted::ShiftedErrorRow) => error.with_row(row + 1),
             (Some(row), Some(folded)) => match folded.first(row) {
                 Some(first) => error.with_row(first),
                 None => error,
@@ -348,6 +350,7 @@ impl Exchange {
                 // Starting a replica has a deadline of its own in dispatch; this one is behind it.
                 None => sent_at + self.call.start_timeout + timeout,
             };
+            let deadline = if is_planted(Planted::NoDeadline) { deadline + Duration::from_secs(3600) } else { deadline };
             match self.next_event(host, deadline)?.transpose()? {
                 Some(Event::Reached { transport, directory, takes_constants }) => {
                     self.note_reached(transport, takes_constants);
@@ -355,7 +358,11 @@ impl Exchange {
                     self.ready_at = Some(Instant::now());
                 }
                 // Parts of one answer come one after the other.
-                Some(Event::Reply(reply)) if reply.number == self.next_number => return Ok(reply),
+                Some(Event::Reply(reply))
+                    if reply.number == self.next_number || is_planted(Planted::DisorderedReplies) =>
+                {
+                    return Ok(reply);
+                }
                 Some(Event::Reply(reply)) => {
                     self.early.insert(reply.number, Ok(reply));
                 }

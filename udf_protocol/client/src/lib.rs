@@ -69,6 +69,8 @@ pub mod lease;
 pub mod names;
 pub mod outbox;
 pub mod pace;
+#[doc(hidden)]
+pub mod planted;
 pub mod registry_login;
 pub mod route;
 mod row_errors;
