@@ -311,8 +311,8 @@ impl Session<'_> {
         let mut rows = Vec::new();
         while *unsent > 0 && !pace.is_full(builder.rows(), builder.bytes()) {
             let row = Row {
-                id: if self.query.behaviour.is_counted { self.model.new_id() } else { self.rng.i64(..20) },
-                x: if few { self.rng.i64(..6) } else { self.rng.i64(-1_000..1_000) },
+                id: if self.query.behaviour.is_counted { self.model.new_id() } else { self.rng.i64(0..20) },
+                x: if few { self.rng.i64(0..6) } else { self.rng.i64(-1_000..1_000) },
                 label: constant.unwrap_or(labels[self.rng.usize(..labels.len())]).to_string(),
             };
             for (column, value) in [row.id, row.x].into_iter().enumerate() {

@@ -55,7 +55,10 @@ pub fn name(process: usize, name: &str) {
 
 /// Takes what a process writes to its standard error.
 pub fn note_words(process: usize, bytes: &[u8]) {
-    let lines = TRACE.with_borrow_mut(|trace| {
+    let lines = TRACE.with(|trace| {
+        // What panics here has no trace.
+        let Ok(mut trace) = trace.try_borrow_mut() else { return Vec::new() };
+        let trace = &mut *trace;
         let unfinished = trace.unfinished.entry(process).or_default();
         unfinished.extend_from_slice(bytes);
         let name = trace.names.get(&process).cloned().unwrap_or_default();

@@ -65,9 +65,13 @@ enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 9] = [
+    /// Every one of them, those more than once that break most.
+    const ALL: [Fault; 12] = [
+        Fault::KillContainer,
+        Fault::KillContainer,
         Fault::KillContainer,
         Fault::PauseContainer,
+        Fault::KillManager,
         Fault::KillManager,
         Fault::KillSession,
         Fault::FullDisk,
@@ -359,7 +363,7 @@ impl World {
         // Few kinds at a time show more than all at once.
         let kinds: Vec<Fault> = (0..rng.usize(1..4)).map(|_| Fault::ALL[rng.usize(..Fault::ALL.len())]).collect();
         trace::note(format_args!("{unrest:?}, {kinds:?}"));
-        if rng.bool() {
+        if rng.u8(..3) > 0 {
             let most_slow = Duration::from_millis([50, 1_000, 10_000][rng.usize(..3)]);
             let trouble = Trouble { slow_percent: rng.u8(..50), most_slow, ..Trouble::default() };
             self.containers.set_trouble(trouble);

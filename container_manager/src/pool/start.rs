@@ -80,8 +80,11 @@ impl Pool {
                     self.metrics.started(&image, begun.elapsed());
                 } else {
                     // It was discarded while it started; what has come up since must not stay.
-                    let _ = self.blocking(move |pool| pool.containers.stop(&name)).await;
-                    self.remove_folders(kept_dir).await;
+                    let asked = name.clone();
+                    match self.blocking(move |pool| pool.containers.stop(&asked)).await {
+                        Ok(()) => self.remove_folders(kept_dir).await,
+                        Err(_) => drop(tokio::spawn(self.clone().stop_again(name, kept_dir))),
+                    }
                 }
                 return;
             }

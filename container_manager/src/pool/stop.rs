@@ -13,6 +13,9 @@ use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::program::last_lines;
 
+/// Pauses before a replica is stopped again that could not be stopped: the first, twice as long each time, up to the last.
+const FIRST_STOP_PAUSE: Duration = Duration::from_millis(500);
+const LAST_STOP_PAUSE: Duration = Duration::from_secs(30);
 /// Longest wait for all replicas to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -58,9 +61,35 @@ impl Pool {
             pool.kept_logs.keep(&asked, &pool.containers.logs(&asked).unwrap_or_default());
             if is_planted(Planted::ForgottenContainer) { Ok(()) } else { pool.containers.stop(&asked) }
         };
-        if let Err(error) = self.blocking(stop).await {
-            eprintln!("transshipd: {error}");
+        match self.blocking(stop).await {
+            Ok(()) => self.note_stopped(name, socket_dir).await,
+            Err(error) => {
+                eprintln!("transshipd: {error}");
+                // Whoever waits for this stop waits no longer.
+                tokio::spawn(self.clone().stop_again(name, socket_dir));
+            }
         }
+    }
+
+    /// Stops a replica that its runtime could not stop, until it can. It counts as one that is being stopped meanwhile: what runs
+    /// and is forgotten would have no owner, and no limit.
+    pub(super) async fn stop_again(self: Arc<Pool>, name: String, socket_dir: PathBuf) {
+        let mut pause = FIRST_STOP_PAUSE;
+        loop {
+            tokio::time::sleep(pause).await;
+            let asked = name.clone();
+            match self.blocking(move |pool| pool.containers.stop(&asked)).await {
+                Ok(()) => return self.note_stopped(name, socket_dir).await,
+                Err(error) if pause < LAST_STOP_PAUSE => eprintln!("transshipd: {error}"),
+                // It has been said.
+                Err(_) => {}
+            }
+            pause = (pause * 2).min(LAST_STOP_PAUSE);
+        }
+    }
+
+    /// Forgets a replica that was stopped.
+    async fn note_stopped(self: &Arc<Pool>, name: String, socket_dir: PathBuf) {
         self.remove_folders(socket_dir).await;
         if let Some(replica) = self.lock().leaving.remove(&name) {
             let _ = replica.become_state(State::Gone(None));
@@ -127,16 +156,16 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    use udf_types::Result;
+    use udf_types::{Kind, Result};
 
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::config::{BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
     use crate::runtime::container_runtime::{ContainerRuntime, FoundReplica, ReplicaSpec, ReplicaStatus};
 
-    /// Counts how many replicas were stopped.
+    /// Counts how many replicas were stopped, and how often that fails before.
     #[derive(Default)]
-    struct Stops(AtomicUsize);
+    struct Stops(AtomicUsize, AtomicUsize);
 
     impl ContainerRuntime for Stops {
         fn name(&self) -> &'static str {
@@ -158,6 +187,9 @@ mod tests {
             Ok(())
         }
         fn stop(&self, _: &str) -> Result<()> {
+            if self.1.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok() {
+                return Err(Error::new(Kind::ContainerFailed, "the runtime is unwell"));
+            }
             self.0.fetch_add(1, SeqCst);
             Ok(())
         }
@@ -197,6 +229,26 @@ mod tests {
             metrics_listen: None,
             metrics_hosts: Vec::new(),
         }
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_cannot_be_stopped_counts_until_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let stops = Arc::new(Stops::default());
+        stops.1.store(2, SeqCst);
+        let config = Arc::new(Config { max_containers: 1, ..config(folder.path()) });
+        let pool = Pool::new(config.clone(), stops.clone(), Arc::new(Catalogue::default())).unwrap();
+        let replica = pool.new_replica("sha256:1");
+        let name = replica.name.clone();
+        replica.become_state(State::Ready).unwrap();
+        pool.lock().replicas.insert(name.clone(), replica);
+        pool.discard_unused(name.clone(), End::Room).await;
+        assert!(pool.lock().leaving.contains_key(&name) && !pool.lock().has_room(&config, 1));
+        while !pool.lock().leaving.is_empty() {
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert_eq!(stops.0.load(SeqCst), 1);
+        assert!(pool.lock().has_room(&config, 1));
     }
 
     #[tokio::test]
