@@ -45,6 +45,9 @@ faults:          ## Break containers, manager, Docker, backends, network and sat
 soak:            ## Put load on it: up to 256 sessions for 10 minutes each, and an hour in which memory must stay flat (an hour and 50 minutes).
 	@TRANSSHIP_SOAK_S=600 TRANSSHIP_FLAT_S=3600 tests/faults.sh tests/faults/test_load.py
 
+simulate:        ## Run client, manager and server core on simulated time, network, disk and containers: make simulate SEEDS=100000, or one again: SEED=7
+	@tests/simulate.sh
+
 test-matrix:     ## Run the SQL tests on PostgreSQL 17 and 18 as well, each in a container built for it.
 	@tests/test_matrix.sh
 
@@ -90,4 +93,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults soak test-matrix userns core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults soak simulate test-matrix userns core-regression differential sqlsmith fuzz lifted-regression pg pg-dsn pg-env pg-stop bench format clean

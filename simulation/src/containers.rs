@@ -127,7 +127,9 @@ impl Containers {
         let (socket_dir, image, (is_stillborn, is_deaf), boot, model) = {
             let mut state = self.lock();
             let state = &mut *state;
-            let Some(container) = state.containers.get(&name).filter(|container| container.fate.is_none()) else { return };
+            let Some(container) = state.containers.get(&name).filter(|container| container.fate.is_none()) else {
+                return;
+            };
             let image = state.images.iter().find(|image| image.info.digest == container.digest);
             let image = image.expect("it was asked for at the start").clone();
             let chances = (state.rng.u8(..100), state.rng.u8(..100));
@@ -149,7 +151,9 @@ impl Containers {
                 std::future::pending::<()>().await;
             }
             while let Ok((stream, _)) = listener.accept().await {
-                let (Ok(stream), server, engine) = (stream.into_std(), server.clone(), engine.clone()) else { continue };
+                let (Ok(stream), server, engine) = (stream.into_std(), server.clone(), engine.clone()) else {
+                    continue;
+                };
                 tokio::spawn(async move { serve(&server, stream, &engine).await });
             }
         };

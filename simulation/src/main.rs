@@ -37,6 +37,9 @@ struct Flags {
     /// The first of them.
     #[arg(long, default_value_t = 0)]
     first: u64,
+    /// Run no more seeds once one has failed.
+    #[arg(long)]
+    until_failed: bool,
     /// How many run at a time.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
@@ -91,21 +94,25 @@ fn run_here(seed: u64, is_quiet: bool) -> ExitCode {
 /// Runs many seeds, each in a process of its own.
 fn run_all(flags: &Flags) -> ExitCode {
     let program = std::env::current_exe().expect("the program has a path");
-    let (next, failed) = (AtomicU64::new(flags.first), Mutex::new(Vec::new()));
+    let (next, failed) = (AtomicU64::new(flags.first), Mutex::new(Vec::<u64>::new()));
     let (end, start) = (flags.first + flags.seeds, Instant::now());
     std::thread::scope(|scope| {
         for _ in 0..flags.jobs {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end {
+                    let is_over = flags.until_failed && !failed.lock().expect("no holder panics").is_empty();
+                    if seed >= end || is_over {
                         return;
                     }
                     let mut command = Command::new(&program);
                     if let Some(name) = &flags.plant {
                         command.args(["--plant", name]);
                     }
-                    command.args(["--quiet", "--seed", &seed.to_string()]).env("RUST_BACKTRACE", "0").stdin(Stdio::null());
+                    command
+                        .args(["--quiet", "--seed", &seed.to_string()])
+                        .env("RUST_BACKTRACE", "0")
+                        .stdin(Stdio::null());
                     let output = command.output().expect("the program can be started again");
                     if !output.status.success() {
                         let text = String::from_utf8_lossy(&output.stdout);

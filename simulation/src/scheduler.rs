@@ -242,7 +242,6 @@ impl Scheduler {
     }
 }
 
-
 /// Waits for a time, in a task.
 pub fn sleep(time: Duration) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(tokio::time::sleep(time))

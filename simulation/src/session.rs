@@ -111,7 +111,8 @@ impl Query {
         let rows = match rng.u8(..4) {
             0 => rng.usize(1..4),
             1 => rng.usize(1..200),
-            _ => rng.usize(100..2_500),
+            2 => rng.usize(100..600),
+            _ => rng.usize(100..1_800),
         };
         Query {
             image: plan.images[place].clone(),
@@ -256,7 +257,10 @@ impl Session<'_> {
                 driver.finish_batch(bytes);
                 out.push_back(rows);
                 if out.len() > query.bounds.window {
-                    self.wrong(name, format_args!("{} batches are out in a window of {}", out.len(), query.bounds.window));
+                    self.wrong(
+                        name,
+                        format_args!("{} batches are out in a window of {}", out.len(), query.bounds.window),
+                    );
                 }
             }
             let Some(rows) = out.pop_front() else { return Ok(answered) };
@@ -360,7 +364,9 @@ impl Session<'_> {
                 _ => false,
             };
             if result != expected.0 || !is_right_error {
-                return Err(format!("row {place} {row:?} is answered by {result:?} and {error:?}, not by {expected:?}"));
+                return Err(format!(
+                    "row {place} {row:?} is answered by {result:?} and {error:?}, not by {expected:?}"
+                ));
             }
             if behaviour.is_counted && !self.model.has_run(row.id) {
                 return Err(format!("row {place} {row:?} is answered, and was not run"));

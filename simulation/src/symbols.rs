@@ -89,7 +89,8 @@ pub unsafe extern "C" fn epoll_ctl(epoll: c_int, action: c_int, file: c_int, eve
 pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
     if !kernel::is_simulated() || most <= 0 {
         // What glibc does, which works on every architecture.
-        return ask_kernel!(SYS_epoll_pwait, epoll, events, most, timeout, std::ptr::null::<c_void>(), 8_usize) as c_int;
+        return ask_kernel!(SYS_epoll_pwait, epoll, events, most, timeout, std::ptr::null::<c_void>(), 8_usize)
+            as c_int;
     }
     let timeout = u64::try_from(timeout).ok().map(Duration::from_millis);
     let found = kernel::wait_for_events(epoll, most as usize, timeout);

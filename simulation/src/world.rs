@@ -160,7 +160,8 @@ impl World {
 
     fn live(self: Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
         for Image { info: ImageInfo { manifest, .. }, keep_alive, row_errors, .. } in &self.images {
-            let (name, replicas, prewarm, pause) = (&manifest.name, manifest.replicas, manifest.prewarm, manifest.pause);
+            let (name, replicas, prewarm, pause) =
+                (&manifest.name, manifest.replicas, manifest.prewarm, manifest.pause);
             trace::note(format_args!(
                 "{name}: {replicas} replicas, {prewarm} kept, pause {pause}, keep_alive {keep_alive}, row_errors {row_errors}"
             ));
@@ -195,7 +196,8 @@ impl World {
         let (least, most) = (kernel::now() + LEAST_RECOVERY, kernel::now() + RECOVERY);
         self.until(scheduler, "circuits close", || {
             let pool = self.pool.lock().expect("no holder panics").clone();
-            let is_closed = pool.is_some_and(|pool| pool.circuits(true).iter().all(|circuit| circuit.state == "closed"));
+            let is_closed =
+                pool.is_some_and(|pool| pool.circuits(true).iter().all(|circuit| circuit.state == "closed"));
             kernel::now() > most || (is_closed && kernel::now() > least)
         })?;
         let plan = self.plan("last session", true);
@@ -215,7 +217,10 @@ impl World {
         let kept: usize = self.images.iter().map(|image| image.info.manifest.prewarm as usize).sum();
         let running = self.containers.running();
         if running.len() > kept {
-            return Err(format!("{} containers run that nobody uses, where {kept} are to be kept: {known:?}", running.len()));
+            return Err(format!(
+                "{} containers run that nobody uses, where {kept} are to be kept: {known:?}",
+                running.len()
+            ));
         }
         if let Some(stray) = running.iter().find(|name| !known.iter().any(|replica| replica.name == **name)) {
             return Err(format!("container {stray} runs, and the manager does not know it"));
@@ -370,7 +375,8 @@ impl World {
         }
         let count = rng.usize(1..30);
         for _ in 0..count {
-            let (time, kind) = (Duration::from_millis(rng.u64(100..TROUBLE_S * 1_000 / 2)), kinds[rng.usize(..kinds.len())]);
+            let (time, kind) =
+                (Duration::from_millis(rng.u64(100..TROUBLE_S * 1_000 / 2)), kinds[rng.usize(..kinds.len())]);
             let world = self.clone();
             scheduler.at(time, move |scheduler| world.do_fault(scheduler, kind));
         }

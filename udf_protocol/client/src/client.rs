@@ -82,8 +82,7 @@ impl Client {
         let (tasks, queue) = mpsc::unbounded_channel();
         let (runtime, connections, arenas, lingering) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
-        let client =
-            Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread: None };
+        let client = Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread: None };
         Ok((client, queue))
     }
 

@@ -350,7 +350,8 @@ impl Exchange {
                 // Starting a replica has a deadline of its own in dispatch; this one is behind it.
                 None => sent_at + self.call.start_timeout + timeout,
             };
-            let deadline = if is_planted(Planted::NoDeadline) { deadline + Duration::from_secs(3600) } else { deadline };
+            let deadline =
+                if is_planted(Planted::NoDeadline) { deadline + Duration::from_secs(3600) } else { deadline };
             match self.next_event(host, deadline)?.transpose()? {
                 Some(Event::Reached { transport, directory, takes_constants }) => {
                     self.note_reached(transport, takes_constants);
