@@ -3,7 +3,9 @@ import java.time.LocalTime;
 import java.time.OffsetDateTime;
 import java.util.List;
 import java.util.UUID;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.IntStream;
+import java.util.stream.Stream;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.FieldVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
@@ -140,13 +142,25 @@ final class Handler {
         return x;
     }
 
+    private static final AtomicLong ROWS_WAITED = new AtomicLong();
+
+    static long rowsWaited() {
+        return ROWS_WAITED.get();
+    }
+
     static double wait(double seconds) throws InterruptedException {
+        ROWS_WAITED.incrementAndGet();
         Thread.sleep((long) (seconds * 1000));
         return seconds;
     }
 
     static IntStream repeat(Integer n) {
         return IntStream.rangeClosed(1, n == null ? 0 : n);
+    }
+
+    static Stream<Long> runningSum(Stream<Long> rows) {
+        long[] sum = {0};
+        return rows.map(x -> sum[0] += x);
     }
 
     static final class Total implements Serializable {
