@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -35,6 +36,7 @@ var Functions = udf.Functions{
 	"echo_range": same[*udf.Range[int64]], "echo_composite": same[*pair], "echo_decimals": same[*decimals],
 	"constant": func() int32 { return 7 },
 	"add":      add, "fail_at": failAt, "wait": wait, "repeat": repeat,
+	"rows_waited": waited.Load, "running_sum": runningSum,
 	"total": func() *total { return &total{} },
 }
 
@@ -58,7 +60,10 @@ func failAt(x int64) (int64, error) {
 	return x, nil
 }
 
+var waited atomic.Int64
+
 func wait(seconds float64) float64 {
+	waited.Add(1)
 	time.Sleep(time.Duration(seconds * float64(time.Second)))
 	return seconds
 }
@@ -66,6 +71,17 @@ func wait(seconds float64) float64 {
 func repeat(n *int32) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		for i := int32(1); n != nil && i <= *n && yield(i); i++ {
+		}
+	}
+}
+
+func runningSum(rows iter.Seq[int64]) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		sum := int64(0)
+		for x := range rows {
+			if sum += x; !yield(sum) {
+				return
+			}
 		}
 	}
 }
