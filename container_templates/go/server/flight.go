@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -96,7 +99,14 @@ type errorMetadata struct {
 }
 
 // DoExchange answers batch after batch; an error ends the exchange.
-func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) (err error) {
+	defer func() {
+		// Otherwise a batch that a library cannot take would end the program.
+		if cause := recover(); cause != nil {
+			fmt.Fprintf(os.Stderr, "transship: %v\n%s", cause, debug.Stack())
+			err = status.Errorf(codes.InvalidArgument, "the exchange cannot be read: %v", cause)
+		}
+	}()
 	reader, err := flight.NewRecordReader(stream)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())

@@ -75,7 +75,7 @@ final class MapExchange {
 
     private Iterator<?> start() throws Exception {
         try {
-            return function.map(rows());
+            return function.map(rows(), allocator);
         } catch (CallError error) {
             if (cut != null) throw cut;
             throw error;

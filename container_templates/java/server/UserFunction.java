@@ -152,11 +152,12 @@ final class UserFunction {
     /** A map function takes a stream: of its only argument, of records that have its arguments in order, or of batches. */
     private void bindMap(Method target) {
         Type[] declared = target.getGenericParameterTypes();
-        boolean isStream = declared.length == 1 && declared[0] instanceof ParameterizedType && (Values.rawClass(declared[0]) == Iterator.class || Values.rawClass(declared[0]) == Stream.class);
-        if (!isStream) throw refuse("its method must take an Iterator or a Stream");
+        boolean isArrow = batch.equals("arrow");
+        boolean isStream = declared.length == (isArrow ? 2 : 1) && declared[0] instanceof ParameterizedType && (Values.rawClass(declared[0]) == Iterator.class || Values.rawClass(declared[0]) == Stream.class);
+        if (!isStream || (isArrow && declared[1] != BufferAllocator.class)) throw refuse("its method must take an Iterator or a Stream" + (isArrow ? ", and a BufferAllocator" : ""));
         takesStream = Values.rawClass(declared[0]) == Stream.class;
         Type taken = ((ParameterizedType) declared[0]).getActualTypeArguments()[0];
-        if (batch.equals("arrow")) {
+        if (isArrow) {
             if (taken != VectorSchemaRoot.class) throw refuse("with batch = \"arrow\", its method must take VectorSchemaRoots");
             return;
         }
@@ -176,9 +177,9 @@ final class UserFunction {
     }
 
     /** Starts a map function on the calls of a stream. */
-    Iterator<?> map(Iterator<Object> calls) throws CallError {
+    Iterator<?> map(Iterator<Object> calls, BufferAllocator allocator) throws CallError {
         Object taken = takesStream ? StreamSupport.stream(Spliterators.spliteratorUnknownSize(calls, Spliterator.ORDERED), false) : calls;
-        return iterator(invoke(method, null, null, new Object[] {taken}), null);
+        return iterator(invoke(method, null, null, batch.equals("arrow") ? new Object[] {taken, allocator} : new Object[] {taken}), null);
     }
 
     /** A row as a map function takes it. */
