@@ -47,6 +47,9 @@ type Function struct {
 	readers []reader
 	write   writer
 	merges  bool
+	// Whether its first argument is a context.Context, and how many of its calls may be under way at a time.
+	takesContext bool
+	concurrency  int
 }
 
 // load reads functions.json and finds the handler's functions.
@@ -68,7 +71,7 @@ func load(root string, offered udf.Functions) ([]*Function, error) {
 			return nil, fmt.Errorf("function %q: %w", function.Name, err)
 		}
 	}
-	return manifest.Functions, nil
+	return manifest.Functions, readConcurrency(root, manifest.Functions)
 }
 
 func (f *Function) bind(target reflect.Value) error {
@@ -108,7 +111,11 @@ func (f *Function) bindRows(signature reflect.Type) error {
 	if err := checkError(signature); err != nil {
 		return err
 	}
-	if err := f.bindArguments(signature, 0); err != nil {
+	skipped := 0
+	if f.Kind == "scalar" && f.Batch == "row" && signature.NumIn() > 0 && signature.In(0) == contextType {
+		f.takesContext, skipped = true, 1
+	}
+	if err := f.bindArguments(signature, skipped); err != nil {
 		return err
 	}
 	result := signature.Out(0)
@@ -279,7 +286,11 @@ func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, wished w
 			return f.callColumnwise(arguments, first, count)
 		})
 	default:
-		column, err = f.callRows(ctx, arguments, rows, failed)
+		if f.takesContext {
+			column, err = f.callWaiting(ctx, arguments, rows, failed)
+		} else {
+			column, err = f.callRows(ctx, arguments, rows, failed)
+		}
 	}
 	if err != nil {
 		return err

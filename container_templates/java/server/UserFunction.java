@@ -10,14 +10,22 @@ import java.lang.reflect.Modifier;
 import java.lang.reflect.ParameterizedType;
 import java.lang.reflect.RecordComponent;
 import java.lang.reflect.Type;
+import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.Deque;
 import java.util.Iterator;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Spliterator;
 import java.util.Spliterators;
+import java.util.concurrent.CancellationException;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionStage;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import java.util.function.BooleanSupplier;
 import java.util.stream.BaseStream;
 import java.util.stream.Stream;
@@ -31,6 +39,8 @@ import org.apache.arrow.vector.types.pojo.Schema;
 final class UserFunction {
     /** Bytes of repeated constants that a function of whole columns is given at a time. */
     private static final long MOST_REPEATED_BYTES = 64L << 20;
+    /** Time between two looks at whether the client of a function that waits has gone. */
+    private static final long WATCH_MS = 20;
 
     /** The client has gone; nobody waits for the rest. */
     static final class Cancelled extends Exception {
@@ -64,6 +74,9 @@ final class UserFunction {
     final SqlType returns;
     boolean merges;
     private boolean takesStream;
+    /** Whether its method returns a CompletionStage, and how many of these may be under way at a time. */
+    private boolean isWaiting;
+    private int concurrency = 1;
     private final Class<?> handler;
     private Method method;
     private Constructor<?> constructor;
@@ -106,7 +119,17 @@ final class UserFunction {
         Class<?> handler = Class.forName(file.replaceFirst("\\.java$", "").replace('/', '.'));
         Map<String, UserFunction> functions = new LinkedHashMap<>();
         for (JsonNode entry : manifest.get("functions")) functions.put(entry.get("name").asText(), new UserFunction(entry, handler));
+        for (JsonNode entry : Json.MAPPER.readTree(new File(root, "manifest.json")).path("functions")) {
+            UserFunction function = functions.get(entry.path("name").asText());
+            if (function != null) function.setConcurrency(Math.max(entry.path("concurrency").asInt(1), 1));
+        }
         return functions;
+    }
+
+    private void setConcurrency(int most) {
+        isWaiting = kind.equals("scalar") && batch.equals("row") && CompletionStage.class.isAssignableFrom(method.getReturnType());
+        if (most > 1 && !isWaiting) throw refuse("with concurrency, its method must return a CompletionStage, and be called row by row");
+        concurrency = most;
     }
 
     private IllegalArgumentException refuse(String fact) {
@@ -266,7 +289,10 @@ final class UserFunction {
         switch (batch) {
             case "columns" -> answerPieces(calls, isCancelled, results, (first, rows) -> answerColumns(calls.values(arguments), first, rows, results));
             case "arrow" -> answerPieces(calls, isCancelled, results, (first, rows) -> answerVectors(calls, first, rows, allocator, results));
-            default -> answerRows(calls, isCancelled, results);
+            default -> {
+                if (isWaiting) answerWaiting(calls, isCancelled, results);
+                else answerRows(calls, isCancelled, results);
+            }
         }
     }
 
@@ -285,6 +311,53 @@ final class UserFunction {
             }
             if (kind.equals("scalar")) results.add(row, answer);
             else addAll(row, answer, isCancelled, results);
+        }
+    }
+
+    /** Calls a function that returns a CompletionStage for each row, several at a time. Results are in the order of the rows, and so is the first error. */
+    private void answerWaiting(CallBatch batch, BooleanSupplier isCancelled, Results results) throws CallError, Cancelled {
+        Calls calls = batch.values(arguments);
+        Deque<CompletableFuture<?>> underWay = new ArrayDeque<>();
+        try {
+            int next = 0;
+            for (int row = 0; row < batch.rows(); row++) {
+                for (; next < batch.rows() && underWay.size() < concurrency; next++) {
+                    checkCancelled(isCancelled);
+                    underWay.addLast(begin(calls, next));
+                }
+                try {
+                    results.add(row, await(underWay.getFirst(), row, isCancelled));
+                } catch (CallError error) {
+                    if (batch.rowErrors() == null || !error.isOfHandler()) throw error;
+                    results.fail(row, error.getMessage());
+                }
+                underWay.removeFirst();
+            }
+        } finally {
+            underWay.forEach(stage -> stage.cancel(true));
+        }
+    }
+
+    private CompletableFuture<?> begin(Calls calls, int row) {
+        try {
+            Object stage = invoke(method, null, row, arguments(calls, 0, row));
+            return stage == null ? CompletableFuture.completedFuture(null) : ((CompletionStage<?>) stage).toCompletableFuture();
+        } catch (CallError error) {
+            return CompletableFuture.failedFuture(error);
+        }
+    }
+
+    private static Object await(CompletableFuture<?> stage, int row, BooleanSupplier isCancelled) throws CallError, Cancelled {
+        while (true) {
+            try {
+                return stage.get(WATCH_MS, TimeUnit.MILLISECONDS);
+            } catch (TimeoutException waiting) {
+                checkCancelled(isCancelled);
+            } catch (ExecutionException cause) {
+                throw CallError.fromHandler(cause.getCause(), row);
+            } catch (CancellationException | InterruptedException cause) {
+                throw CallError.fromHandler(cause, row);
+            }
         }
     }
 
