@@ -2,11 +2,10 @@
 
 A Flight client that sends no metadata (RisingWave's) is told of an error by a status, never by a reply that is short
 (docs/protocol.md §4). That a client closes its connection while calls wait on it is noticed: nobody computes them to
-their end (§7). Calls that take long keep neither others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in good order (§8).
+their end (§7). Columns in segments that no client of ours would send are refused (hostile_columns.py). Calls that take long keep neither others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in good order (§8).
 """
 
 import contextlib
-import http.client
 import json
 import os
 import socket
@@ -16,24 +15,15 @@ import sys
 import tempfile
 import time
 
+import hostile_columns
 import pyarrow
 import pyarrow.flight
+from hostile_columns import UnixConnection
 
 COLUMNS = "application/vnd.transship.columns"
 # Calls that take long, and how long.
 LONG_CALLS, LONG_S = 24, 4.0
 LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
-
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=30)
-        self._path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 def docker(*words):
@@ -124,11 +114,13 @@ def seconds_to_end(container):
 
 
 def main(image):
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as segments:
         os.chmod(folder, 0o777)
+        os.chmod(segments, 0o755)
         path = f"{folder}/http.sock"
-        volume, variable = f"--volume={folder}:/run/transship", "--env=TRANSSHIP_SOCKET_DIR=/run/transship"
-        container = docker("run", "--detach", *LOCKS, volume, variable, image)
+        volumes = [f"--volume={folder}:/run/transship", f"--volume={segments}:/run/segments"]
+        variables = ["--env=TRANSSHIP_SOCKET_DIR=/run/transship", "--env=TRANSSHIP_SEGMENT_DIR=/run/segments"]
+        container = docker("run", "--detach", *LOCKS, *volumes, *variables, image)
         try:
             deadline = time.monotonic() + 60
             while (greeting := greeting_of(folder)) is None:
@@ -140,6 +132,7 @@ def main(image):
             # Without pipelining there are none.
             if "socket" in greeting.get("transports", []) and greeting.get("pipelining", True):
                 hang_up(path)
+            hostile_columns.judge(image, path, segments)
             # Others have few processes or threads, each with a connection.
             if greeting.get("keep_alive"):
                 answer_beside_long_calls(image, path)

@@ -54,6 +54,7 @@ FUNCTIONS = {name: ("scalar", [ty], ty) for name, ty in ECHOES.items()} | {
     "constant": ("scalar", [], "int4"),
     "add": ("scalar", ["int8", "int8"], "int8"),
     "fail_at": ("scalar", ["int8"], "int8"),
+    "label": ("scalar", ["text"], "text"),
     "wait": ("scalar", ["float8"], "float8"),
     "rows_waited": ("scalar", [], "int8"),
     "repeat": ("table", ["int4"], "int4"),
@@ -486,14 +487,18 @@ def write_column(ty, values):
     return [validity, offsets, b"".join(bytes(part) for part in parts)]
 
 
-def framed(header, buffers):
-    """A body of §7."""
-    places, data = [], bytearray()
-    for buffer in buffers:
+def framed(header, buffers, aliases=None):
+    """A body of §7. aliases are the places of buffers that lie in the call's data, by their numbers."""
+    places, data, aliases = [], bytearray(), aliases or {}
+    for number, buffer in enumerate(buffers):
+        if number in aliases:
+            places += aliases[number]
+            continue
         data.extend(bytes(-len(data) % 64))
         places += [len(data), len(buffer)]
         data += buffer
-    text = json.dumps(header | {"buffers": places}).encode()
+    header = header | {"buffers": places} | ({"aliases": list(aliases)} if aliases else {})
+    text = json.dumps(header).encode()
     return struct.pack("<I", len(text)) + text + bytes(-(4 + len(text)) % 8) + bytes(data)
 
 
@@ -639,9 +644,23 @@ class Handler(http.server.BaseHTTPRequestHandler):
         types = reply_types(name)
         if is_framed:
             buffers = [buffer for ty, column in zip(types, reply) for buffer in write_column(ty, column)]
-            return self.answer(200, framed(answer, buffers), COLUMNS)
+            if name == "label" and (header.get("may_encode") or functions.has("texts encoded unasked")):
+                buffers, count = self.encode(reply[0])
+                answer["dictionaries"] = [0, count]
+            aliases = {}
+            if name == "echo_int4" and rows and (header.get("may_alias") or functions.has("aliases unasked")):
+                offset, length = header["buffers"][2:4]
+                aliases[1] = [offset + (8 if functions.has("aliases astray") else 0), length]
+            return self.answer(200, framed(answer, buffers, aliases), COLUMNS)
         columns = [[write_json(ty, value) for value in column] for ty, column in zip(types, reply)]
         return self.answer(200, answer | {"columns": columns})
+
+    def encode(self, texts):
+        """The buffers of texts as a dictionary (§7.9), and its number of values."""
+        values = list(dict.fromkeys(text for text in texts if text is not None))
+        first = 1 if self.server.functions.has("indexes from 1") else 0
+        validity, indexes = write_column("int4", [None if text is None else values.index(text) + first for text in texts])
+        return [validity, indexes, *write_column("text", values)[1:]], len(values)
 
     def read_columns(self, types, header, buffers):
         """Those of a call, constants (§7.11) included."""

@@ -5,9 +5,13 @@ import (
 	"encoding/json"
 	"errors"
 	"iter"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"transship/udf"
 )
@@ -34,7 +38,8 @@ var Functions = udf.Functions{
 	"echo_macaddr": same[*string], "echo_datetime2": same[*string], "echo_array": same[[]*int32],
 	"echo_range": same[*udf.Range[int64]], "echo_composite": same[*pair], "echo_decimals": same[*decimals],
 	"constant": func() int32 { return 7 },
-	"add":      add, "fail_at": failAt, "wait": wait, "repeat": repeat,
+	"add":      add, "fail_at": failAt, "fail_in_batch": failInBatch, "label": label, "wait": wait, "repeat": repeat,
+	"rows_waited": waited.Load, "running_sum": runningSum,
 	"total": func() *total { return &total{} },
 }
 
@@ -58,7 +63,32 @@ func failAt(x int64) (int64, error) {
 	return x, nil
 }
 
+func failInBatch(x []int64) ([]int64, error) {
+	if slices.Contains(x, 13) {
+		return nil, errors.New("13 is bad")
+	}
+	return x, nil
+}
+
+// label returns its argument, with each distinct text once.
+func label(batch arrow.RecordBatch) (arrow.Array, error) {
+	kind := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
+	builder := array.NewDictionaryBuilder(memory.DefaultAllocator, kind).(*array.BinaryDictionaryBuilder)
+	texts := batch.Column(0).(*array.String)
+	for row := range texts.Len() {
+		if texts.IsNull(row) {
+			builder.AppendNull()
+		} else if err := builder.AppendString(texts.Value(row)); err != nil {
+			return nil, err
+		}
+	}
+	return builder.NewArray(), nil
+}
+
+var waited atomic.Int64
+
 func wait(seconds float64) float64 {
+	waited.Add(1)
 	time.Sleep(time.Duration(seconds * float64(time.Second)))
 	return seconds
 }
@@ -66,6 +96,17 @@ func wait(seconds float64) float64 {
 func repeat(n *int32) iter.Seq[int32] {
 	return func(yield func(int32) bool) {
 		for i := int32(1); n != nil && i <= *n && yield(i); i++ {
+		}
+	}
+}
+
+func runningSum(rows iter.Seq[int64]) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		sum := int64(0)
+		for x := range rows {
+			if sum += x; !yield(sum) {
+				return
+			}
 		}
 	}
 }

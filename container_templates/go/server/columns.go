@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"regexp"
+	"slices"
 	"syscall"
 	"unicode/utf8"
 
@@ -39,7 +40,22 @@ type columnsHeader struct {
 	Step         string  `json:"step"`
 	Segment      *string `json:"segment"`
 	ReplySegment *string `json:"reply_segment"`
-	Buffers      []int64 `json:"buffers"`
+	RowErrors    string  `json:"row_errors"`
+	MayAlias     bool    `json:"may_alias"`
+	MayEncode    bool    `json:"may_encode"`
+	Constants    []int   `json:"constants"`
+	// What the client calls these constants, and whether they are those of the connection's last request with constants.
+	ConstantsID   string  `json:"constants_id"`
+	SameConstants bool    `json:"same_constants"`
+	Buffers       []int64 `json:"buffers"`
+}
+
+// keptConstants are those that a connection's last request with constants brought (docs/protocol.md §7.11).
+type keptConstants struct {
+	function  *Function
+	id        string
+	positions []int
+	arrays    []arrow.Array
 }
 
 type replyHeader struct {
@@ -48,14 +64,17 @@ type replyHeader struct {
 	Micros  int64   `json:"micros"`
 	Segment *string `json:"segment,omitempty"`
 	Buffers []int64 `json:"buffers"`
+	// The buffers that lie in the call's data, and the columns that are dictionaries, each with its number of values.
+	Aliases      []int `json:"aliases,omitempty"`
+	Dictionaries []int `json:"dictionaries,omitempty"`
 }
 
 func unreadable(format string, values ...any) error {
 	return violation("the request cannot be read: "+format, values...)
 }
 
-// readColumns reads a batch of calls, and the name of the segment into which the reply may be written.
-func readColumns(function *Function, body []byte) (*callBatch, *string, error) {
+// readColumns reads a batch of calls, and the name of the segment into which the reply may be written. kept is the connection's.
+func readColumns(function *Function, body []byte, kept *keptConstants) (*callBatch, *string, error) {
 	if len(body) < 4 || uint64(binary.LittleEndian.Uint32(body)) > uint64(len(body)-4) {
 		return nil, nil, unreadable("its header is cut off")
 	}
@@ -68,6 +87,12 @@ func readColumns(function *Function, body []byte) (*callBatch, *string, error) {
 	if header.Rows == nil || *header.Rows < 0 || *header.Rows > math.MaxInt32 {
 		return nil, nil, unreadable("it has no number of rows, or too many")
 	}
+	if len(header.Buffers)%2 != 0 {
+		return nil, nil, unreadable("a buffer has an offset but no length")
+	}
+	if err := checkConstants(header.Constants, function); err != nil {
+		return nil, nil, err
+	}
 	data := body[min((end+readAlignment-1)/readAlignment*readAlignment, len(body)):]
 	if header.Segment != nil {
 		var err error
@@ -77,32 +102,92 @@ func readColumns(function *Function, body []byte) (*callBatch, *string, error) {
 	}
 	reader := columnReader{data, header.Buffers}
 	columns := function.callColumns()
+	constants, err := reader.constants(function, header, kept)
+	if err != nil {
+		return nil, nil, err
+	}
 	var arrays []arrow.Array
-	for _, column := range columns {
-		found, err := reader.column(column.Type, *header.Rows)
+	for i, column := range columns {
+		if position := slices.Index(header.Constants, i); position >= 0 && header.SameConstants {
+			arrays = append(arrays, repeated(constants[position], int(*header.Rows)))
+			continue
+		}
+		rows := *header.Rows
+		if slices.Contains(header.Constants, i) {
+			rows = 1
+		}
+		places := reader.places
+		found, err := reader.column(column.Type, rows)
 		if err != nil {
 			return nil, nil, err
 		}
-		arrays = append(arrays, array.MakeFromData(found))
+		values := array.MakeFromData(found)
+		if slices.Contains(header.Constants, i) {
+			// The rest of the batch is not kept with it.
+			own := columnReader{data: data, places: places[:len(places)-len(reader.places)]}.copied()
+			if found, err = own.column(column.Type, 1); err != nil {
+				return nil, nil, err
+			}
+			constants = append(constants, array.MakeFromData(found))
+			values = repeated(constants[len(constants)-1], int(*header.Rows))
+		}
+		arrays = append(arrays, values)
 	}
 	if len(reader.places) > 0 {
 		return nil, nil, unreadable("it has more buffers than columns")
 	}
-	batch := array.NewRecordBatch(schemaOf(columns), arrays, *header.Rows)
-	return &callBatch{header.Batch, header.Exchange, header.Step, batch}, header.ReplySegment, nil
+	if len(header.Constants) > 0 && !header.SameConstants {
+		*kept = keptConstants{function, header.ConstantsID, header.Constants, constants}
+	}
+	return &callBatch{
+		number: header.Batch, exchange: header.Exchange, step: header.Step,
+		batch:  batchOf(columns, arrays, int(*header.Rows)),
+		wished: wishes{header.RowErrors, header.MayEncode, header.MayAlias},
+		data:   data, places: header.Buffers,
+	}, header.ReplySegment, nil
+}
+
+// constants are those of the request before, if a request refers to them.
+func (r *columnReader) constants(function *Function, header columnsHeader, kept *keptConstants) ([]arrow.Array, error) {
+	if !header.SameConstants || len(header.Constants) == 0 {
+		return nil, nil
+	}
+	if kept.function != function || header.ConstantsID == "" || kept.id != header.ConstantsID || !slices.Equal(kept.positions, header.Constants) {
+		return nil, unreadable("it refers to constants that were not sent")
+	}
+	return kept.arrays, nil
+}
+
+// copied reads the same buffers, in memory of their own.
+func (r columnReader) copied() columnReader {
+	var own columnReader
+	for i := 0; i < len(r.places); i += 2 {
+		offset, length := r.places[i], r.places[i+1]
+		own.places = append(own.places, int64(len(own.data)), length)
+		own.data = append(own.data, r.data[offset:offset+length]...)
+		own.data = append(own.data, make([]byte, -len(own.data)&(readAlignment-1))...)
+	}
+	return own
 }
 
 // writeColumns writes a reply, its data to a segment if one is given.
 func writeColumns(function *Function, asked *callBatch, answered *replyParts, segment *string) ([]byte, error) {
 	writer := columnWriter{}
+	if asked.wished.mayAlias {
+		writer.calls, writer.callPlaces = asked.data, asked.places
+	}
 	rows := int64(0)
-	for i, column := range function.replyColumns() {
+	for i, column := range function.replyColumns(asked.wished.rowErrors) {
 		whole, err := joined(answered.parts, i)
 		if err != nil {
 			return nil, err
 		}
 		rows = int64(whole.Len())
-		writer.column(column.Type, whole.Data())
+		if encoded, ok := whole.(*array.Dictionary); ok {
+			writer.encoded(i, encoded)
+		} else {
+			writer.column(column.Type, whole.Data())
+		}
 	}
 	if segment != nil {
 		file, err := openSegment(*segment, os.O_RDWR)
@@ -118,7 +203,7 @@ func writeColumns(function *Function, asked *callBatch, answered *replyParts, se
 			}
 		}
 	}
-	header, err := json.Marshal(replyHeader{asked.number, rows, answered.micros, segment, writer.places})
+	header, err := json.Marshal(replyHeader{asked.number, rows, answered.micros, segment, writer.places, writer.aliases, writer.dictionaries})
 	if err != nil {
 		return nil, err
 	}
@@ -308,6 +393,13 @@ type columnWriter struct {
 	places []int64
 	pieces []piece
 	size   int64
+	// The numbers of the buffers that lie in the calls' data.
+	aliases []int
+	// The number of each column that is a dictionary, and of its values.
+	dictionaries []int
+	// The calls, if their buffers may stand for the reply's (docs/protocol.md §7.8).
+	calls      []byte
+	callPlaces []int64
 }
 
 type piece struct {
@@ -320,10 +412,44 @@ func (w *columnWriter) add(bytes []byte) {
 		w.places = append(w.places, 0, 0)
 		return
 	}
+	if offset, ok := w.inCalls(bytes); ok {
+		w.aliases = append(w.aliases, len(w.places)/2)
+		w.places = append(w.places, offset, int64(len(bytes)))
+		return
+	}
 	offset := (w.size + alignment - 1) / alignment * alignment
 	w.places = append(w.places, offset, int64(len(bytes)))
 	w.pieces = append(w.pieces, piece{offset, bytes})
 	w.size = offset + int64(len(bytes))
+}
+
+// inCalls is where bytes lie within one buffer of the calls.
+func (w *columnWriter) inCalls(bytes []byte) (int64, bool) {
+	// What was cut off the front of a slice is missing from its capacity.
+	offset := cap(w.calls) - cap(bytes)
+	if offset < 0 || offset >= len(w.calls) || &w.calls[offset] != &bytes[0] || offset%readAlignment != 0 {
+		return 0, false
+	}
+	start, end := int64(offset), int64(offset+len(bytes))
+	for i := 0; i < len(w.callPlaces); i += 2 {
+		if w.callPlaces[i] <= start && end <= w.callPlaces[i]+w.callPlaces[i+1] {
+			return start, true
+		}
+	}
+	return 0, false
+}
+
+// encoded adds a column of texts as indexes and a dictionary (docs/protocol.md §7.9).
+func (w *columnWriter) encoded(number int, column *array.Dictionary) {
+	texts := column.Dictionary()
+	w.dictionaries = append(w.dictionaries, number, texts.Len())
+	w.column(rowType, column.Indices().Data())
+	end := w.offsets(texts.Data())
+	if end == 0 {
+		w.add(nil)
+	} else {
+		w.add(texts.Data().Buffers()[2].Bytes()[:end])
+	}
 }
 
 // bits are those of a slice, from the first on.

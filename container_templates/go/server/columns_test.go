@@ -65,7 +65,7 @@ func textOf(kind *Type, column arrow.Array) string {
 func bodyOf(t *testing.T, function *Function, parts ...arrow.Array) []byte {
 	reply := &replyParts{}
 	for _, part := range parts {
-		reply.parts = append(reply.parts, array.NewRecordBatch(schemaOf(function.replyColumns()), []arrow.Array{part}, int64(part.Len())))
+		reply.parts = append(reply.parts, array.NewRecordBatch(schemaOf(function.replyColumns("")), []arrow.Array{part}, int64(part.Len())))
 	}
 	body, err := writeColumns(function, &callBatch{}, reply, nil)
 	if err != nil {
@@ -80,7 +80,7 @@ func TestColumnsGiveBackWhatTheyTook(t *testing.T) {
 		for start := range len(values) + 1 {
 			for end := start; end <= len(values); end++ {
 				column := array.NewSlice(whole, int64(start), int64(end))
-				read, _, err := readColumns(function, bodyOf(t, function, column))
+				read, _, err := readColumns(function, bodyOf(t, function, column), &keptConstants{})
 				if err != nil {
 					t.Fatalf("%s: %v", kind.Text, err)
 				}
@@ -91,7 +91,7 @@ func TestColumnsGiveBackWhatTheyTook(t *testing.T) {
 		}
 		middle := int64(len(values) / 2)
 		parts := []arrow.Array{array.NewSlice(whole, 0, middle), array.NewSlice(whole, middle, int64(len(values)))}
-		read, _, err := readColumns(function, bodyOf(t, function, parts...))
+		read, _, err := readColumns(function, bodyOf(t, function, parts...), &keptConstants{})
 		if err != nil || textOf(kind, read.batch.Column(0)) != textOf(kind, whole) {
 			t.Errorf("%s did not come back from two parts: %v", kind.Text, err)
 		}
@@ -144,7 +144,7 @@ func TestDamagedColumnsAreRefusedOrRead(t *testing.T) {
 				damaged[random.Intn(len(damaged))] = byte(random.Intn(256))
 			}
 			damaged = damaged[:len(damaged)-random.Intn(2)*random.Intn(len(damaged))]
-			if read, _, err := readColumns(function, damaged); err == nil {
+			if read, _, err := readColumns(function, damaged, &keptConstants{}); err == nil {
 				textOf(kind, read.batch.Column(0))
 			}
 		}
@@ -164,11 +164,11 @@ func TestSegmentsAreReadAndWritten(t *testing.T) {
 	bodyWith := func(header string) []byte {
 		return append(binary.LittleEndian.AppendUint32(nil, uint32(len(header))), header...)
 	}
-	reply := &replyParts{parts: []arrow.RecordBatch{array.NewRecordBatch(schemaOf(function.replyColumns()), []arrow.Array{arrayOf(t, kind, []string{"7", "8"})}, 2)}}
+	reply := &replyParts{parts: []arrow.RecordBatch{array.NewRecordBatch(schemaOf(function.replyColumns("")), []arrow.Array{arrayOf(t, kind, []string{"7", "8"})}, 2)}}
 	if _, err := writeColumns(function, &callBatch{}, reply, &calls); err != nil {
 		t.Fatal(err)
 	}
-	read, segment, err := readColumns(function, bodyWith(fmt.Sprintf(`{"rows": 2, "segment": %q, "reply_segment": %q, "buffers": [0, 0, 0, 16]}`, calls, replies)))
+	read, segment, err := readColumns(function, bodyWith(fmt.Sprintf(`{"rows": 2, "segment": %q, "reply_segment": %q, "buffers": [0, 0, 0, 16]}`, calls, replies)), &keptConstants{})
 	if err != nil || textOf(kind, read.batch.Column(0)) != "7 8 " || *segment != replies {
 		t.Fatalf("%v, %v", read, err)
 	}
@@ -179,7 +179,7 @@ func TestSegmentsAreReadAndWritten(t *testing.T) {
 		`{"rows": 2, "segment": "../other", "buffers": [0, 0, 0, 16]}`,
 		fmt.Sprintf(`{"rows": 2, "segment": %q, "buffers": [0, 0, 0, 16]}`, strings.Repeat("a", 32)),
 	} {
-		if _, _, err := readColumns(function, bodyWith(header)); err == nil {
+		if _, _, err := readColumns(function, bodyWith(header), &keptConstants{}); err == nil {
 			t.Errorf("%s was read", header)
 		}
 	}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -45,11 +48,14 @@ func nameOf(descriptor *flight.FlightDescriptor) string {
 }
 
 func (s *flightServer) info(function *Function) *flight.FlightInfo {
-	columns := append(append([]Argument{}, function.Arguments...), function.replyColumns()...)
-	schema := schemaOf(columns)
+	columns := append(append([]Argument{}, function.Arguments...), function.replyColumns("")...)
 	if function.Kind == "aggregate" {
-		metadata := arrow.NewMetadata([]string{"transship.kind"}, []string{"aggregate"})
-		schema = arrow.NewSchema(schema.Fields()[:len(columns)-1], &metadata)
+		columns = columns[:len(columns)-1]
+	}
+	schema := schemaOf(columns)
+	if function.Kind == "aggregate" || function.Kind == "map" {
+		metadata := arrow.NewMetadata([]string{"transship.kind"}, []string{function.Kind})
+		schema = arrow.NewSchema(schema.Fields(), &metadata)
 	}
 	return &flight.FlightInfo{
 		Schema:           flight.SerializeSchema(schema, memory.DefaultAllocator),
@@ -93,7 +99,14 @@ type errorMetadata struct {
 }
 
 // DoExchange answers batch after batch; an error ends the exchange.
-func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) (err error) {
+	defer func() {
+		// Otherwise a batch that a library cannot take would end the program.
+		if cause := recover(); cause != nil {
+			fmt.Fprintf(os.Stderr, "transship: %v\n%s", cause, debug.Stack())
+			err = status.Errorf(codes.InvalidArgument, "the exchange cannot be read: %v", cause)
+		}
+	}()
 	reader, err := flight.NewRecordReader(stream)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
@@ -105,12 +118,24 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	schema := arrow.NewSchema(nil, nil)
 	var states *groups
 	layout := layoutOf(reader.Schema())
+	var wished wishes
 	if isKnown {
-		schema = layout.schema(schemaOf(function.replyColumns()))
+		if mode, ok := reader.Schema().Metadata().GetValue("transship.row_errors"); ok {
+			wished.rowErrors = mode
+		}
+		if wished.rowErrors != "" && checkRowErrors(wished.rowErrors, function) != nil {
+			// The first batch is told.
+			schema = layout.schema(schemaOf(function.replyColumns("")))
+		} else {
+			schema = layout.schema(schemaOf(function.replyColumns(wished.rowErrors)))
+		}
 		states = newGroups(function)
 	}
 	writer := flight.NewRecordWriter(stream, ipc.WithSchema(schema))
 	defer writer.Close()
+	if isKnown && function.Kind == "map" {
+		return (&mapExchange{function: function, stream: stream, reader: reader, writer: writer, layout: layout}).run()
+	}
 	call := callMetadata{}
 	for next := uint64(0); reader.Next(); next = call.Batch + 1 {
 		call = callMetadata{Batch: next}
@@ -121,7 +146,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			}
 			hasMetadata = true
 		}
-		if err := s.answer(stream, writer, function, states, layout, reader.RecordBatch(), call, name); err != nil {
+		if err := s.answer(stream, writer, function, states, layout, wished, reader.RecordBatch(), call, name); err != nil {
 			var failure *CallError
 			if !errors.As(err, &failure) {
 				return err
@@ -155,9 +180,12 @@ func statusOf(failure *CallError) error {
 	return status.Error(code, failure.Message)
 }
 
-func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, layout layout, batch arrow.RecordBatch, call callMetadata, name string) error {
+func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, layout layout, wished wishes, batch arrow.RecordBatch, call callMetadata, name string) error {
 	if function == nil {
 		return unknownFunction(name)
+	}
+	if err := checkRowErrors(wished.rowErrors, function); err != nil {
+		return err
 	}
 	batch, err := layout.read(batch)
 	if err != nil {
@@ -184,5 +212,5 @@ func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writ
 		}
 		return emit(reply, true)
 	}
-	return function.answer(stream.Context(), batch, emit)
+	return function.answer(stream.Context(), batch, wished, emit)
 }

@@ -22,9 +22,6 @@ import (
 // number, and memory that cannot be had ends the program.
 const rowsWithoutArguments = 1 << 16
 
-// Rows that pass between two looks at whether the client has gone.
-const rowsBetweenChecks = 256
-
 // Results of a table function that go out together.
 const resultsPerPart = 1024
 
@@ -34,6 +31,7 @@ var (
 	arrayType  = reflect.TypeFor[arrow.Array]()
 	int8Type   = &Type{Type: "int8", Text: "int8"}
 	byteaType  = &Type{Type: "bytea", Text: "bytea"}
+	textType   = &Type{Type: "text", Text: "text"}
 	rowType    = &Type{Type: "int4", Text: "int4"}
 )
 
@@ -49,6 +47,9 @@ type Function struct {
 	readers []reader
 	write   writer
 	merges  bool
+	// Whether its first argument is a context.Context, and how many of its calls may be under way at a time.
+	takesContext bool
+	concurrency  int
 }
 
 // load reads functions.json and finds the handler's functions.
@@ -70,7 +71,7 @@ func load(root string, offered udf.Functions) ([]*Function, error) {
 			return nil, fmt.Errorf("function %q: %w", function.Name, err)
 		}
 	}
-	return manifest.Functions, nil
+	return manifest.Functions, readConcurrency(root, manifest.Functions)
 }
 
 func (f *Function) bind(target reflect.Value) error {
@@ -85,6 +86,8 @@ func (f *Function) bind(target reflect.Value) error {
 	switch {
 	case f.Kind == "aggregate" && f.Batch == "row":
 		return f.bindAggregate(signature)
+	case f.Kind == "map" && (f.Batch == "row" || f.Batch == "arrow"):
+		return f.bindMap(signature)
 	case f.Kind == "scalar" && f.Batch == "arrow":
 		if signature.NumIn() != 1 || signature.In(0) != recordType || signature.NumOut() == 0 || signature.Out(0) != arrayType {
 			return errors.New("it must be a func(arrow.RecordBatch) arrow.Array, which may also return an error")
@@ -108,7 +111,11 @@ func (f *Function) bindRows(signature reflect.Type) error {
 	if err := checkError(signature); err != nil {
 		return err
 	}
-	if err := f.bindArguments(signature, 0); err != nil {
+	skipped := 0
+	if f.Kind == "scalar" && f.Batch == "row" && signature.NumIn() > 0 && signature.In(0) == contextType {
+		f.takesContext, skipped = true, 1
+	}
+	if err := f.bindArguments(signature, skipped); err != nil {
 		return err
 	}
 	result := signature.Out(0)
@@ -187,8 +194,11 @@ func (f *Function) callColumns() []Argument {
 	return append(columns, Argument{"state", byteaType})
 }
 
-func (f *Function) replyColumns() []Argument {
+func (f *Function) replyColumns(rowErrors string) []Argument {
 	result := Argument{f.Name, f.Returns}
+	if rowErrors != "" {
+		return []Argument{result, {"error", textType}}
+	}
 	switch f.Kind {
 	case "table":
 		return []Argument{{"row", rowType}, result}
@@ -206,47 +216,97 @@ func schemaOf(columns []Argument) *arrow.Schema {
 	return arrow.NewSchema(fields, nil)
 }
 
-func (f *Function) check(batch arrow.RecordBatch) error {
+// batchOf is a batch of columns with these names and extensions.
+func batchOf(columns []Argument, arrays []arrow.Array, rows int) arrow.RecordBatch {
+	fields := make([]arrow.Field, len(columns))
+	for i, column := range columns {
+		fields[i] = column.Type.Field(column.Name)
+		// Names within a type, and whether parts take NULL, may be the client's.
+		fields[i].Type = arrays[i].DataType()
+	}
+	return array.NewRecordBatch(arrow.NewSchema(fields, nil), arrays, int64(rows))
+}
+
+func (f *Function) check(batch arrow.RecordBatch) ([]argument, error) {
 	columns := f.callColumns()
 	if int(batch.NumCols()) != len(columns) {
-		return violation("%s takes %d columns, not %d", f.Name, len(columns), batch.NumCols())
+		return nil, violation("%s takes %d columns, not %d", f.Name, len(columns), batch.NumCols())
 	}
 	if batch.NumRows() < 0 || batch.NumRows() > math.MaxInt32 {
-		return violation("a batch cannot have %d rows", batch.NumRows())
+		return nil, violation("a batch cannot have %d rows", batch.NumRows())
+	}
+	arguments, err := argumentsOf(batch)
+	if err != nil {
+		return nil, err
 	}
 	for i, column := range columns {
-		if found := batch.Column(i).DataType(); !column.Type.isOf(found) {
-			return violation("column %d of %s is %s, not %s", i+1, f.Name, column.Type.Text, found)
+		if arguments[i].isConstant && f.Kind != "scalar" && f.Kind != "table" {
+			return nil, violation("%s takes no constants", f.Name)
+		}
+		if found := arguments[i].values.DataType(); !column.Type.isOf(found) {
+			return nil, violation("column %d of %s is %s, not %s", i+1, f.Name, column.Type.Text, found)
 		}
 	}
-	return nil
+	return arguments, nil
+}
+
+// wishes are what a client asks of the reply to a batch.
+type wishes struct {
+	// Whether rows may fail alone, and run again: "once", "again", or empty (docs/protocol.md §4.9).
+	rowErrors string
+	// Whether texts may come as a dictionary, and which buffers of the calls may stand for the reply's (§7.8, §7.9).
+	mayEncode, mayAlias bool
 }
 
 // answer gives the reply to a batch in parts, of which the last is said to be it.
-func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, emit func(part arrow.RecordBatch, isLast bool) error) error {
-	if err := f.check(batch); err != nil {
+func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, wished wishes, emit func(part arrow.RecordBatch, isLast bool) error) error {
+	arguments, err := f.check(batch)
+	if err != nil {
 		return err
 	}
-	if f.Kind == "table" {
-		return f.answerTable(ctx, batch, emit)
+	if err := checkRowErrors(wished.rowErrors, f); err != nil {
+		return err
 	}
+	switch f.Kind {
+	case "table":
+		return f.answerTable(ctx, arguments, int(batch.NumRows()), emit)
+	case "map":
+		return violation("%s is a map function", f.Name)
+	}
+	failed := newRowErrors(wished.rowErrors)
+	rows := int(batch.NumRows())
 	var column arrow.Array
-	var err error
 	switch f.Batch {
 	case "arrow":
-		column, err = f.callArrow(batch)
+		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
+			return f.callArrow(arguments, first, count, wished.mayEncode && failed == nil && count == rows)
+		})
 	case "columns":
-		column, err = f.callColumnwise(batch)
+		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
+			return f.callColumnwise(arguments, first, count)
+		})
 	default:
-		column, err = f.callRows(ctx, batch)
+		if f.takesContext {
+			column, err = f.callWaiting(ctx, arguments, rows, failed)
+		} else {
+			column, err = f.callRows(ctx, arguments, rows, failed)
+		}
 	}
 	if err != nil {
 		return err
 	}
-	if column.Len() != int(batch.NumRows()) {
-		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %d values for %d rows.", column.Len(), batch.NumRows())}
+	columns := []arrow.Array{column}
+	if failed != nil {
+		columns = append(columns, failed.texts.NewArray())
 	}
-	return emit(array.NewRecordBatch(schemaOf(f.replyColumns()), []arrow.Array{column}, int64(column.Len())), true)
+	return emit(batchOf(f.replyColumns(wished.rowErrors), columns, rows), true)
+}
+
+// null is a column of one row, which is NULL.
+func (f *Function) null() arrow.Array {
+	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
+	builder.AppendNull()
+	return builder.NewArray()
 }
 
 // call runs the handler; a panic becomes an error. row is negative where no single row is to blame.
@@ -275,12 +335,13 @@ func userError(message string, row int, traceback string) error {
 	return failure
 }
 
-func (f *Function) arguments(columns []arrow.Array, row int, into []reflect.Value) error {
+func (f *Function) arguments(columns []argument, row int, into []reflect.Value) error {
 	for i, read := range f.readers {
-		value, err := read(columns[i], row)
+		at := columns[i].row(row)
+		value, err := read(columns[i].values, at)
 		if err != nil {
 			fact := fmt.Sprintf("Go cannot hold argument %d, of type %s, of row %d of the batch", i+1, f.Arguments[i].Type.Text, row+1)
-			if columns[i].IsNull(row) {
+			if columns[i].values.IsNull(at) {
 				fact += ": it is NULL, which takes a pointer"
 			}
 			return &CallError{Kind: "out_of_range", Message: fact + ".", Row: &row}
@@ -297,11 +358,11 @@ func (f *Function) append(builder array.Builder, value reflect.Value, row int) e
 	return nil
 }
 
-func (f *Function) eachRow(ctx context.Context, columns []arrow.Array, rows int, work func(row int, arguments []reflect.Value) error) error {
-	arguments := make([]reflect.Value, len(f.readers))
+func (f *Function) eachRow(ctx context.Context, columns []argument, rows int, work func(row int, arguments []reflect.Value) error) error {
+	arguments, pace := make([]reflect.Value, len(f.readers)), newPace(ctx)
 	for row := range rows {
-		if row%rowsBetweenChecks == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		if err := pace.check(row); err != nil {
+			return err
 		}
 		if err := f.arguments(columns, row, arguments); err != nil {
 			return err
@@ -313,17 +374,22 @@ func (f *Function) eachRow(ctx context.Context, columns []arrow.Array, rows int,
 	return nil
 }
 
-func (f *Function) callRows(ctx context.Context, batch arrow.RecordBatch) (arrow.Array, error) {
+func (f *Function) callRows(ctx context.Context, columns []argument, rows int, failed *rowErrors) (arrow.Array, error) {
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
-	if batch.NumCols() > 0 || batch.NumRows() <= rowsWithoutArguments {
-		builder.Reserve(int(batch.NumRows()))
+	if len(columns) > 0 || rows <= rowsWithoutArguments {
+		builder.Reserve(rows)
 	}
-	err := f.eachRow(ctx, batch.Columns(), int(batch.NumRows()), func(row int, arguments []reflect.Value) error {
+	err := f.eachRow(ctx, columns, rows, func(row int, arguments []reflect.Value) error {
 		result, err := call(f.target, arguments, row)
-		if err != nil {
-			return err
+		switch {
+		case err == nil:
+			failed.none(1)
+			return f.append(builder, result, row)
+		case failed.take(err):
+			builder.AppendNull()
+			return nil
 		}
-		return f.append(builder, result, row)
+		return err
 	})
 	if err != nil {
 		return nil, err
@@ -331,15 +397,14 @@ func (f *Function) callRows(ctx context.Context, batch arrow.RecordBatch) (arrow
 	return builder.NewArray(), nil
 }
 
-func (f *Function) callColumnwise(batch arrow.RecordBatch) (arrow.Array, error) {
-	rows := int(batch.NumRows())
+func (f *Function) callColumnwise(columns []argument, first, rows int) (arrow.Array, error) {
 	var arguments []reflect.Value
 	for i := range f.readers {
 		arguments = append(arguments, reflect.MakeSlice(f.target.Type().In(i), rows, rows))
 	}
 	values := make([]reflect.Value, len(f.readers))
 	for row := range rows {
-		if err := f.arguments(batch.Columns(), row, values); err != nil {
+		if err := f.arguments(columns, first+row, values); err != nil {
 			return nil, err
 		}
 		for i, value := range values {
@@ -353,36 +418,55 @@ func (f *Function) callColumnwise(batch arrow.RecordBatch) (arrow.Array, error) 
 	if err != nil {
 		return nil, err
 	}
+	if results.Len() != rows {
+		return nil, wrongCount(results.Len(), rows)
+	}
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
-	for row := range results.Len() {
-		if err := f.append(builder, results.Index(row), row); err != nil {
+	for row := range rows {
+		if err := f.append(builder, results.Index(row), first+row); err != nil {
 			return nil, err
 		}
 	}
 	return builder.NewArray(), nil
 }
 
-func (f *Function) callArrow(batch arrow.RecordBatch) (arrow.Array, error) {
+func wrongCount(results, rows int) error {
+	return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %d values for %d rows.", results, rows)}
+}
+
+func (f *Function) callArrow(columns []argument, first, rows int, mayEncode bool) (arrow.Array, error) {
+	batch, err := whole(columns, f.Arguments, first, rows)
+	if err != nil {
+		return nil, err
+	}
 	result, err := call(f.target, []reflect.Value{reflect.ValueOf(batch)}, -1)
 	if err != nil {
 		return nil, err
 	}
 	column, ok := result.Interface().(arrow.Array)
-	if !ok || !f.Returns.isOf(column.DataType()) {
+	if ok {
+		if column, err = f.decoded(column, mayEncode); err != nil {
+			return nil, err
+		}
+	}
+	if !ok || column.DataType().ID() != arrow.DICTIONARY && !f.Returns.isOf(column.DataType()) {
 		return nil, &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %T; the declared result is %s.", result.Interface(), f.Returns.Text)}
+	}
+	if column.Len() != rows {
+		return nil, wrongCount(column.Len(), rows)
 	}
 	return column, nil
 }
 
-func (f *Function) answerTable(ctx context.Context, batch arrow.RecordBatch, emit func(arrow.RecordBatch, bool) error) error {
+func (f *Function) answerTable(ctx context.Context, columns []argument, rows int, emit func(arrow.RecordBatch, bool) error) error {
 	numbers := array.NewInt32Builder(memory.DefaultAllocator)
 	results := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
-	schema := schemaOf(f.replyColumns())
+	schema := schemaOf(f.replyColumns(""))
 	flush := func(isLast bool) error {
 		rows := int64(numbers.Len())
 		return emit(array.NewRecordBatch(schema, []arrow.Array{numbers.NewArray(), results.NewArray()}, rows), isLast)
 	}
-	err := f.eachRow(ctx, batch.Columns(), int(batch.NumRows()), func(row int, arguments []reflect.Value) error {
+	err := f.eachRow(ctx, columns, rows, func(row int, arguments []reflect.Value) error {
 		answer, err := call(f.target, arguments, row)
 		if err != nil {
 			return err

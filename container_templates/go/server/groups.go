@@ -40,15 +40,18 @@ func (g *groups) state(number int64) reflect.Value {
 // answer does one step (docs/protocol.md §4).
 func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step string) (arrow.RecordBatch, error) {
 	f := g.function
-	if err := f.check(batch); err != nil {
+	columns, err := f.check(batch)
+	if err != nil {
 		return nil, err
 	}
-	rows, columns := int(batch.NumRows()), batch.Columns()
-	numbers := columns[0].(*array.Int64)
-	arrived := columns[len(columns)-1].(*array.Binary)
+	rows := int(batch.NumRows())
+	numbers := columns[0].values.(*array.Int64)
+	arrived := columns[len(columns)-1].values.(*array.Binary)
+	if numbers.NullN() > 0 {
+		return nil, violation("a row has no group")
+	}
 	results := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
 	states := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
-	var err error
 	switch step {
 	case "accumulate":
 		err = f.eachRow(ctx, columns[1:], rows, func(row int, arguments []reflect.Value) error {
@@ -87,13 +90,14 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 		return nil, err
 	}
 	reply := []arrow.Array{results.NewArray(), states.NewArray()}
-	return array.NewRecordBatch(schemaOf(f.replyColumns()), reply, int64(reply[0].Len())), nil
+	return array.NewRecordBatch(schemaOf(f.replyColumns("")), reply, int64(reply[0].Len())), nil
 }
 
 func (g *groups) each(ctx context.Context, rows int, work func(row int) error) error {
+	pace := newPace(ctx)
 	for row := range rows {
-		if row%rowsBetweenChecks == 0 && ctx.Err() != nil {
-			return ctx.Err()
+		if err := pace.check(row); err != nil {
+			return err
 		}
 		if err := work(row); err != nil {
 			return err

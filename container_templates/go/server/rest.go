@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -38,6 +40,9 @@ type request struct {
 	Columns  [][]json.RawMessage `json:"columns"`
 	Exchange string              `json:"exchange"`
 	Step     string              `json:"step"`
+	// Numbers of the columns that have one value, for all rows.
+	Constants []int  `json:"constants"`
+	RowErrors string `json:"row_errors"`
 }
 
 // callBatch is a batch of calls, in whichever form it came.
@@ -46,6 +51,10 @@ type callBatch struct {
 	// Of an aggregate function: the name of the exchange, and what is to be done.
 	exchange, step string
 	batch          arrow.RecordBatch
+	wished         wishes
+	// Of columns in memory: the data of the calls, and the offset and length of each of its buffers.
+	data   []byte
+	places []int64
 }
 
 // replyParts are what becomes of it; a table function's reply may have several.
@@ -56,14 +65,19 @@ type replyParts struct {
 
 type connectionKey struct{}
 
+// connection is what the requests of a connection share. net/http runs them one after the other.
+type connection struct {
+	watched syscall.RawConn
+	kept    keptConstants
+}
+
 // withConnection lets the requests of a connection know it.
-func withConnection(ctx context.Context, connection net.Conn) context.Context {
-	if raw, ok := connection.(syscall.Conn); ok {
-		if watched, err := raw.SyscallConn(); err == nil {
-			return context.WithValue(ctx, connectionKey{}, watched)
-		}
+func withConnection(ctx context.Context, accepted net.Conn) context.Context {
+	shared := &connection{}
+	if raw, ok := accepted.(syscall.Conn); ok {
+		shared.watched, _ = raw.SyscallConn()
 	}
-	return ctx
+	return context.WithValue(ctx, connectionKey{}, shared)
 }
 
 // clientContext ends when the client closes its connection. net/http does not look while a further request lies there.
@@ -74,8 +88,8 @@ func (c clientContext) Err() error {
 		return err
 	}
 	hasHungUp := false
-	if connection, ok := c.Value(connectionKey{}).(syscall.RawConn); ok {
-		_ = connection.Control(func(descriptor uintptr) {
+	if connection, ok := c.Value(connectionKey{}).(*connection); ok && connection.watched != nil {
+		_ = connection.watched.Control(func(descriptor uintptr) {
 			ready, err := unix.Poll([]unix.PollFd{{Fd: int32(descriptor), Events: unix.POLLRDHUP}}, 0)
 			hasHungUp = err == nil && ready > 0
 		})
@@ -140,7 +154,11 @@ func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, s
 		return described, jsonType, err
 	}
 	if asked.Header.Get("Content-Type") == columnsType {
-		asked, segment, err := readColumns(function, body)
+		shared, ok := ctx.Value(connectionKey{}).(*connection)
+		if !ok {
+			shared = &connection{}
+		}
+		asked, segment, err := readColumns(function, body, &shared.kept)
 		if err != nil {
 			return nil, "", err
 		}
@@ -176,13 +194,20 @@ func readJSON(function *Function, body []byte) (*callBatch, error) {
 		return nil, violation("the request cannot be read: %v", err)
 	}
 	columns := function.callColumns()
+	if err := checkConstants(read.Constants, function); err != nil {
+		return nil, err
+	}
+	if *read.Rows < 0 || *read.Rows > math.MaxInt32 {
+		return nil, violation("a batch cannot have %d rows", *read.Rows)
+	}
 	if len(read.Columns) != len(columns) {
 		return nil, violation("%s takes %d columns, not %d", function.Name, len(columns), len(read.Columns))
 	}
 	var arrays []arrow.Array
 	for i, values := range read.Columns {
-		if len(values) != *read.Rows {
-			return nil, violation("column %d has %d values for %d rows", i+1, len(values), *read.Rows)
+		isConstant := slices.Contains(read.Constants, i)
+		if wanted := *read.Rows; !isConstant && len(values) != wanted || isConstant && len(values) != 1 {
+			return nil, violation("column %d has %d values for %d rows", i+1, len(values), wanted)
 		}
 		builder := array.NewBuilder(memory.DefaultAllocator, columns[i].Type.Arrow())
 		for row, value := range values {
@@ -190,10 +215,15 @@ func readJSON(function *Function, body []byte) (*callBatch, error) {
 				return nil, violation("row %d of column %d is not of type %s: %v", row, i+1, columns[i].Type.Text, err)
 			}
 		}
-		arrays = append(arrays, builder.NewArray())
+		column := builder.NewArray()
+		if isConstant {
+			column = repeated(column, *read.Rows)
+		}
+		arrays = append(arrays, column)
 	}
-	batch := array.NewRecordBatch(schemaOf(columns), arrays, int64(*read.Rows))
-	return &callBatch{read.Batch, read.Exchange, read.Step, batch}, nil
+	asked := callBatch{number: read.Batch, exchange: read.Exchange, step: read.Step, wished: wishes{rowErrors: read.RowErrors}}
+	asked.batch = batchOf(columns, arrays, *read.Rows)
+	return &asked, nil
 }
 
 func (s *restServer) answer(ctx context.Context, function *Function, asked *callBatch) (*replyParts, error) {
@@ -209,7 +239,7 @@ func (s *restServer) answer(ctx context.Context, function *Function, asked *call
 			return nil, err
 		}
 		parts = append(parts, reply)
-	} else if err := function.answer(ctx, asked.batch, func(part arrow.RecordBatch, _ bool) error {
+	} else if err := function.answer(ctx, asked.batch, asked.wished, func(part arrow.RecordBatch, _ bool) error {
 		parts = append(parts, part)
 		return nil
 	}); err != nil {
@@ -228,7 +258,7 @@ func writeJSON(function *Function, asked *callBatch, answered *replyParts) []byt
 	text = appendInt(append(text, `,"rows":`...), int64(rows))
 	text = appendInt(append(text, `,"micros":`...), answered.micros)
 	text = append(text, `,"columns":[`...)
-	for i, column := range function.replyColumns() {
+	for i, column := range function.replyColumns(asked.wished.rowErrors) {
 		if i > 0 {
 			text = append(text, ',')
 		}

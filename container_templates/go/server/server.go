@@ -69,7 +69,7 @@ func serve(functions []*Function) error {
 	if segmentFolder != "" {
 		transports = append(transports, "shm")
 	}
-	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names, "transports": transports, "keep_alive": true})
+	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names, "transports": transports, "keep_alive": true, "constants": true, "row_errors": true})
 	if err != nil {
 		return err
 	}

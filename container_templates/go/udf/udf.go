@@ -4,7 +4,8 @@ package udf
 // Functions are the handler's functions by the names that transship.toml gives them.
 //
 // A scalar function takes an argument per SQL argument and returns its result, or its result and an error. A table
-// function returns an iter.Seq or a slice. With batch = "columns" a function takes and returns slices; with batch =
+// function returns an iter.Seq or a slice. A map function takes an iter.Seq of rows, which are structs unless there is one argument, and
+// returns an iter.Seq, or an iter.Seq2 with an error. With batch = "columns" a function takes and returns slices; with batch =
 // "arrow" it takes an arrow.RecordBatch and returns an arrow.Array. For an aggregate function the value is a constructor
 // of a pointer whose type has the methods Step and Finish, and Merge if queries may run in parallel; its exported fields
 // travel between containers.

@@ -1,13 +1,21 @@
 import java.io.Serializable;
 import java.time.LocalTime;
 import java.time.OffsetDateTime;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import java.util.UUID;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.IntStream;
+import java.util.stream.LongStream;
+import java.util.stream.Stream;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.FieldVector;
+import org.apache.arrow.vector.IntVector;
+import org.apache.arrow.vector.VarCharVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import org.apache.arrow.vector.util.TransferPair;
+import transship.Encoded;
 import transship.Interval;
 import transship.Range;
 
@@ -140,13 +148,50 @@ final class Handler {
         return x;
     }
 
+    static long[] failInBatch(long[] x) {
+        if (LongStream.of(x).anyMatch(value -> value == 13)) throw new IllegalArgumentException("13 is bad");
+        return x;
+    }
+
+    /** Returns its argument, with each distinct text once. */
+    static Encoded label(VectorSchemaRoot batch, BufferAllocator allocator) {
+        VarCharVector texts = (VarCharVector) batch.getVector(0);
+        IntVector indexes = new IntVector("indexes", allocator);
+        VarCharVector values = new VarCharVector("values", allocator);
+        Map<String, Integer> found = new HashMap<>();
+        for (int row = 0; row < batch.getRowCount(); row++) {
+            if (texts.isNull(row)) continue;
+            String text = texts.getObject(row).toString();
+            if (!found.containsKey(text)) {
+                values.setSafe(found.size(), texts.get(row));
+                found.put(text, found.size());
+            }
+            indexes.setSafe(row, found.get(text));
+        }
+        indexes.setValueCount(batch.getRowCount());
+        values.setValueCount(found.size());
+        return new Encoded(indexes, values);
+    }
+
+    private static final AtomicLong ROWS_WAITED = new AtomicLong();
+
+    static long rowsWaited() {
+        return ROWS_WAITED.get();
+    }
+
     static double wait(double seconds) throws InterruptedException {
+        ROWS_WAITED.incrementAndGet();
         Thread.sleep((long) (seconds * 1000));
         return seconds;
     }
 
     static IntStream repeat(Integer n) {
         return IntStream.rangeClosed(1, n == null ? 0 : n);
+    }
+
+    static Stream<Long> runningSum(Stream<Long> rows) {
+        long[] sum = {0};
+        return rows.map(x -> sum[0] += x);
     }
 
     static final class Total implements Serializable {

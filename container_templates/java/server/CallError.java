@@ -35,6 +35,11 @@ final class CallError extends Exception {
         return new CallError("user_code", cause.toString(), row, text.toString());
     }
 
+    /** Whether the handler raised it. */
+    boolean isOfHandler() {
+        return kind.equals("user_code");
+    }
+
     ObjectNode toWire() {
         ObjectNode wire = Json.MAPPER.createObjectNode().put("kind", kind).put("message", getMessage());
         if (row != null) wire.put("row", row);

@@ -25,10 +25,12 @@ final class Groups {
     }
 
     /** Does one step (docs/protocol.md §4). */
-    synchronized void answer(UserFunction.Calls calls, int rows, String step, BooleanSupplier isCancelled, Answers answers) throws CallError, UserFunction.Cancelled {
+    synchronized void answer(CallBatch batch, BooleanSupplier isCancelled, Answers answers) throws CallError, UserFunction.Cancelled {
+        UserFunction.Calls calls = batch.values(function.callColumns());
+        String step = batch.step();
         int stateColumn = function.arguments.size() + 1;
-        for (int row = 0; row < rows; row++) {
-            UserFunction.checkCancelled(row, isCancelled);
+        for (int row = 0; row < batch.rows(); row++) {
+            UserFunction.checkCancelled(isCancelled);
             if (!(calls.value(0, row) instanceof Long number)) throw CallError.violation("row " + row + " has no group");
             switch (step) {
                 case "accumulate" -> function.step(state(number), calls, row);

@@ -99,7 +99,8 @@ record Layout(boolean hasLargeText, boolean hasLargeLists, boolean hasViews) {
         to.setRowCount(from.getRowCount());
     }
 
-    private static FieldVector plain(FieldVector vector) {
+    /** The vector itself, without an extension type. */
+    static FieldVector plain(FieldVector vector) {
         return vector instanceof ExtensionTypeVector<?> extension ? (FieldVector) extension.getUnderlyingVector() : vector;
     }
 

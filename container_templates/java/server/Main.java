@@ -1,9 +1,12 @@
 package transship.server;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.netty.channel.unix.DomainSocketAddress;
 import java.io.File;
 import java.io.PrintStream;
+import java.net.InetSocketAddress;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.nio.file.attribute.PosixFilePermissions;
@@ -18,10 +21,6 @@ import org.apache.arrow.flight.FlightServer;
 import org.apache.arrow.flight.Location;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.memory.RootAllocator;
-import org.eclipse.jetty.server.Server;
-import org.eclipse.jetty.server.ServerConnector;
-import org.eclipse.jetty.unixdomain.server.UnixDomainServerConnector;
-import org.eclipse.jetty.util.thread.QueuedThreadPool;
 
 /** Starts the server: Main [serve | describe], docs/protocol.md §8. */
 public final class Main {
@@ -29,6 +28,7 @@ public final class Main {
     /** With those of the JVM and of Netty they stay below a container's 128; what comes on top waits. */
     private static final int REST_THREADS = 32;
     private static final int FLIGHT_THREADS = 48;
+    private static final int MOST_WAITING = 256;
 
     private Main() {}
 
@@ -60,36 +60,30 @@ public final class Main {
     private static void serve(Map<String, UserFunction> functions) throws Exception {
         ObjectNode greeting = Json.MAPPER.createObjectNode().put("protocol", 1).put("server", "transship-java/0.2.0");
         functions.keySet().forEach(greeting.putArray("functions")::add);
+        greeting.putArray("transports").add("flight").add("json").add("socket");
+        if (Segments.areShared()) ((ArrayNode) greeting.get("transports")).add("shm");
+        greeting.put("keep_alive", true).put("constants", true).put("row_errors", true);
         BufferAllocator allocator = new RootAllocator();
         Producer producer = new Producer(functions, allocator, greeting);
         List<FlightServer> flights = new ArrayList<>();
-        Server rest = new Server(new QueuedThreadPool(REST_THREADS));
+        HttpServer rest = new HttpServer(new Rest(functions, allocator, greeting), REST_THREADS, MOST_WAITING);
         ExecutorService exchanges = Executors.newFixedThreadPool(FLIGHT_THREADS);
-        Rest answering = new Rest(functions, allocator, greeting);
-        rest.setHandler(answering);
 
         String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
         String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
         String flightPort = System.getenv("TRANSSHIP_FLIGHT_PORT");
         List<Location> locations = new ArrayList<>();
         if (folder != null) {
-            UnixDomainServerConnector connector = new UnixDomainServerConnector(rest);
-            connector.setUnixDomainPath(Path.of(folder, "http.sock"));
-            rest.addConnector(connector);
             for (String name : List.of("http.sock", "flight.sock")) Files.deleteIfExists(Path.of(folder, name));
             locations.add(Location.forGrpcDomainSocket(folder + "/flight.sock"));
+            rest.listen(new DomainSocketAddress(folder + "/http.sock"));
         }
-        if (httpPort != null) {
-            ServerConnector connector = new ServerConnector(rest);
-            connector.setPort(Integer.parseInt(httpPort));
-            rest.addConnector(connector);
-        }
+        if (httpPort != null) rest.listen(new InetSocketAddress(Integer.parseInt(httpPort)));
         if (flightPort != null) locations.add(Location.forGrpcInsecure("0.0.0.0", Integer.parseInt(flightPort)));
         if (locations.isEmpty() && httpPort == null) {
             System.err.println("transship: set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT");
             System.exit(1);
         }
-        if (rest.getConnectors().length > 0) rest.start();
         for (Location location : locations) {
             flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).maxInboundMessageSize(1 << 30).build().start());
         }
@@ -106,8 +100,7 @@ public final class Main {
             // What is running is finished.
             flights.forEach(FlightServer::shutdown);
             try {
-                answering.awaitNone(STOP_PATIENCE_S);
-                rest.stop();
+                rest.stop(STOP_PATIENCE_S);
                 for (FlightServer flight : flights) flight.awaitTermination(STOP_PATIENCE_S, TimeUnit.SECONDS);
                 exchanges.shutdown();
             } catch (Exception cause) {

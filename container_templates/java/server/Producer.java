@@ -19,7 +19,10 @@ import org.apache.arrow.flight.Result;
 import org.apache.arrow.memory.ArrowBuf;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.FieldVector;
+import org.apache.arrow.vector.TinyIntVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
+import org.apache.arrow.vector.dictionary.Dictionary;
+import org.apache.arrow.vector.types.pojo.DictionaryEncoding;
 import org.apache.arrow.vector.types.pojo.Field;
 import org.apache.arrow.vector.types.pojo.Schema;
 
@@ -60,10 +63,10 @@ final class Producer extends NoOpFlightProducer {
 
     private static FlightInfo describe(UserFunction function) {
         List<Field> fields = new ArrayList<>(function.arguments.stream().map(SqlType.Column::field).toList());
-        boolean isAggregate = function.kind.equals("aggregate");
-        if (isAggregate) fields.add(function.returns.field(function.name));
-        else fields.addAll(function.replySchema().getFields());
-        Schema schema = new Schema(fields, isAggregate ? Map.of("transship.kind", "aggregate") : null);
+        boolean hasKind = function.kind.equals("aggregate") || function.kind.equals("map");
+        if (hasKind) fields.add(function.returns.field(function.name));
+        else fields.addAll(function.replySchema(null).getFields());
+        Schema schema = new Schema(fields, hasKind ? Map.of("transship.kind", function.kind) : null);
         return new FlightInfo(schema, FlightDescriptor.path(function.name), List.of(), 0, function.arguments.size());
     }
 
@@ -84,52 +87,98 @@ final class Producer extends NoOpFlightProducer {
     public void doExchange(CallContext context, FlightStream reader, ServerStreamListener writer) {
         String name = nameOf(reader.getDescriptor());
         UserFunction function = functions.get(name);
-        Schema schema = function == null ? new Schema(List.of()) : function.replySchema();
-        // The schema comes with the descriptor, or next.
-        Layout layout = function == null ? Layout.OWN : Layout.of(reader.getSchema());
-        try (VectorSchemaRoot reply = VectorSchemaRoot.create(schema, allocator);
-                VectorSchemaRoot laidOut = layout.equals(Layout.OWN) ? reply : VectorSchemaRoot.create(layout.schema(schema), allocator)) {
-            writer.start(laidOut);
-            Groups groups = new Groups(function);
-            boolean hasCalls = false;
-            for (long next = 0; reader.next(); next++) {
-                hasCalls = true;
-                JsonNode metadata = metadata(reader);
-                next = metadata.path("batch").asLong(next);
-                try {
-                    if (function == null) throw CallError.unknownFunction(name);
-                    Exchange exchange = new Exchange(context, writer, reply, laidOut, function, groups, next);
-                    String step = metadata.path("step").asText();
-                    if (reply == laidOut) {
-                        answer(exchange, reader.getRoot(), step);
-                    } else {
-                        try (VectorSchemaRoot calls = Layout.read(reader.getRoot(), allocator)) {
-                            answer(exchange, calls, step);
-                        }
-                    }
-                } catch (CallError error) {
-                    if (metadata.isEmpty()) {
-                        writer.error(statusOf(error));
-                        return;
-                    }
-                    ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", next);
-                    wire.set("error", error.toWire());
-                    writer.putMetadata(buffer(wire));
-                    break;
-                }
-            }
-            if (function == null && !hasCalls) {
-                writer.error(statusOf(CallError.unknownFunction(name)));
-                return;
-            }
+        try {
+            // The schema comes with the descriptor, or next.
+            if (function == null) refuse(CallError.unknownFunction(name), reader, writer);
+            else if (function.kind.equals("map")) new MapExchange(function, context, reader, writer, allocator).run();
+            else answer(function, context, reader, writer);
             writer.completed();
         } catch (UserFunction.Cancelled cancelled) {
             writer.error(CallStatus.CANCELLED.toRuntimeException());
+        } catch (CallError error) {
+            writer.error(statusOf(error));
         } catch (IOException | RuntimeException cause) {
             writer.error(CallStatus.INVALID_ARGUMENT.withDescription(cause.toString()).withCause(cause).toRuntimeException());
-        } catch (Exception cause) {
+        } catch (Exception | OutOfMemoryError cause) {
             writer.error(CallStatus.INTERNAL.withDescription(cause.toString()).withCause(cause).toRuntimeException());
         }
+    }
+
+    /** Ends an exchange with an error: at its first batch, or without one. */
+    private void refuse(CallError error, FlightStream reader, ServerStreamListener writer) throws Exception {
+        if (!reader.next()) throw error;
+        try (VectorSchemaRoot nothing = VectorSchemaRoot.create(new Schema(List.of()), allocator)) {
+            writer.start(nothing);
+            fail(error, metadata(reader), metadata(reader).path("batch").asLong(), writer, allocator);
+        }
+    }
+
+    /** Reports an error: in metadata, or as a status to clients that send none, which the thrown error becomes. */
+    static void fail(CallError error, JsonNode metadata, long batch, ServerStreamListener writer, BufferAllocator allocator) throws CallError {
+        if (metadata.isEmpty()) throw error;
+        ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", batch);
+        wire.set("error", error.toWire());
+        writer.putMetadata(buffer(wire, allocator));
+    }
+
+    private void answer(UserFunction function, CallContext context, FlightStream reader, ServerStreamListener writer) throws Exception {
+        Schema arriving = reader.getSchema();
+        CallBatch.RowErrors rowErrors;
+        try {
+            rowErrors = CallBatch.RowErrors.of(arriving.getCustomMetadata() == null ? null : arriving.getCustomMetadata().get("transship.row_errors"));
+        } catch (CallError error) {
+            refuse(error, reader, writer);
+            return;
+        }
+        Layout layout = Layout.of(arriving);
+        Groups groups = function.kind.equals("aggregate") ? new Groups(function) : null;
+        Part part = new Part(writer, layout);
+        try (VectorReply reply = new VectorReply(function, rowErrors, allocator, RESULTS_PER_PART, false, part::send)) {
+            try (VectorSchemaRoot laidOut = layout.equals(Layout.OWN) ? reply.root : VectorSchemaRoot.create(layout.schema(reply.root.getSchema()), allocator)) {
+                part.reply = reply.root;
+                part.laidOut = laidOut;
+                writer.start(laidOut);
+                for (long next = 0; reader.next(); next++) {
+                    JsonNode metadata = metadata(reader);
+                    next = metadata.path("batch").asLong(next);
+                    part.begin(next);
+                    try {
+                        if (layout.equals(Layout.OWN)) {
+                            reply.answer(batch(reader, reader.getRoot(), next, rowErrors, metadata), groups, context::isCancelled);
+                        } else {
+                            try (VectorSchemaRoot calls = Layout.read(reader.getRoot(), allocator)) {
+                                reply.answer(batch(reader, calls, next, rowErrors, metadata), groups, context::isCancelled);
+                            }
+                        }
+                    } catch (CallError error) {
+                        fail(error, metadata, next, writer, allocator);
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /** A batch of calls, in which a dictionary of one value is a constant (docs/protocol.md §4.10). */
+    private static CallBatch batch(FlightStream reader, VectorSchemaRoot calls, long number, CallBatch.RowErrors rowErrors, JsonNode metadata) throws CallError {
+        List<FieldVector> vectors = new ArrayList<>();
+        boolean[] isConstant = new boolean[calls.getFieldVectors().size()];
+        for (FieldVector vector : calls.getFieldVectors()) {
+            DictionaryEncoding encoding = vector.getField().getDictionary();
+            if (encoding != null) {
+                isConstant[vectors.size()] = true;
+                vector = constant(vector, reader.getDictionaryProvider().lookup(encoding.getId()), calls.getRowCount());
+            }
+            vectors.add(vector);
+        }
+        return new CallBatch(number, calls.getRowCount(), vectors, isConstant, rowErrors, "", metadata.path("step").asText());
+    }
+
+    private static FieldVector constant(FieldVector indexes, Dictionary dictionary, int rows) throws CallError {
+        boolean isRight = dictionary != null && dictionary.getVector().getValueCount() == 1 && indexes instanceof TinyIntVector;
+        for (int row = 0; isRight && row < rows; row++) isRight = !indexes.isNull(row) && ((TinyIntVector) indexes).get(row) == 0;
+        if (!isRight) throw CallError.violation("a dictionary has one value, and int8 indexes that are 0");
+        return dictionary.getVector();
     }
 
     /** The error as clients know it that send no metadata, such as RisingWave's. */
@@ -142,10 +191,7 @@ final class Producer extends NoOpFlightProducer {
         return status.withDescription(error.getMessage()).toRuntimeException();
     }
 
-    /** reply is in the protocol's layout, laidOut in the client's: they are one unless the client has another. */
-    private record Exchange(CallContext context, ServerStreamListener writer, VectorSchemaRoot reply, VectorSchemaRoot laidOut, UserFunction function, Groups groups, long number) {}
-
-    private static JsonNode metadata(FlightStream reader) throws IOException {
+    static JsonNode metadata(FlightStream reader) throws IOException {
         ArrowBuf buffer = reader.getLatestMetadata();
         if (buffer == null) return Json.MAPPER.createObjectNode();
         byte[] bytes = new byte[(int) buffer.readableBytes()];
@@ -153,69 +199,38 @@ final class Producer extends NoOpFlightProducer {
         return Json.MAPPER.readTree(bytes);
     }
 
-    private void answer(Exchange exchange, VectorSchemaRoot calls, String step) throws CallError, UserFunction.Cancelled {
-        UserFunction function = exchange.function;
-        function.check(calls);
-        long start = System.nanoTime();
-        int rows = calls.getRowCount();
-        VectorSchemaRoot reply = exchange.reply;
-        if (function.batch.equals("arrow")) {
-            try (FieldVector vector = function.answerVector(calls, allocator)) {
-                vector.makeTransferPair(reply.getVector(0)).transfer();
-            }
-            send(exchange, rows, start, true);
-            return;
-        }
-        List<SqlType.Column> columns = function.callColumns();
-        List<FieldVector> vectors = calls.getFieldVectors();
-        UserFunction.Calls values = (column, row) -> Values.read(columns.get(column).type(), vectors.get(column), row);
-        int[] count = {0};
-        reply.allocateNew();
-        if (function.kind.equals("aggregate")) {
-            exchange.groups.answer(values, rows, step, exchange.context::isCancelled, (row, result, state) -> {
-                write(function, reply.getVector(0), row, result);
-                Values.write(SqlType.BYTEA, reply.getVector(1), row, state);
-                count[0]++;
-            });
-        } else {
-            boolean isTable = function.kind.equals("table");
-            FieldVector results = reply.getVector(isTable ? 1 : 0);
-            function.answer(values, rows, exchange.context::isCancelled, (row, value) -> {
-                if (isTable && count[0] == RESULTS_PER_PART) {
-                    send(exchange, count[0], start, false);
-                    reply.allocateNew();
-                    count[0] = 0;
-                }
-                if (isTable) Values.write(SqlType.INT4, reply.getVector(0), count[0], row);
-                try {
-                    Values.write(function.returns, results, count[0]++, value);
-                } catch (Values.Misfit cause) {
-                    throw function.badResult(cause, row);
-                }
-            });
-        }
-        send(exchange, count[0], start, true);
-    }
+    /** Sends the parts of replies. */
+    private final class Part {
+        private final ServerStreamListener writer;
+        private final Layout layout;
+        /** In the protocol's layout, and in the client's: they are one unless the client has another. */
+        private VectorSchemaRoot reply;
+        private VectorSchemaRoot laidOut;
+        private long number;
+        private long start;
 
-    private static void write(UserFunction function, FieldVector vector, int row, Object value) throws CallError {
-        try {
-            Values.write(function.returns, vector, row, value);
-        } catch (Values.Misfit cause) {
-            throw function.badResult(cause, row);
+        Part(ServerStreamListener writer, Layout layout) {
+            this.writer = writer;
+            this.layout = layout;
+        }
+
+        void begin(long batch) {
+            number = batch;
+            start = System.nanoTime();
+        }
+
+        void send(boolean isLast) {
+            ObjectNode metadata = Json.MAPPER.createObjectNode().put("batch", number).put("micros", (System.nanoTime() - start) / 1000);
+            if (!isLast) metadata.put("more", true);
+            if (!layout.equals(Layout.OWN)) Layout.move(reply, laidOut);
+            writer.putNext(buffer(metadata, allocator));
+            laidOut.clear();
+            reply.clear();
+            start = System.nanoTime();
         }
     }
 
-    private void send(Exchange exchange, int rows, long start, boolean isLast) {
-        exchange.reply.setRowCount(rows);
-        ObjectNode metadata = Json.MAPPER.createObjectNode().put("batch", exchange.number).put("micros", (System.nanoTime() - start) / 1000);
-        if (!isLast) metadata.put("more", true);
-        if (exchange.laidOut != exchange.reply) Layout.move(exchange.reply, exchange.laidOut);
-        exchange.writer.putNext(buffer(metadata));
-        exchange.laidOut.clear();
-        exchange.reply.clear();
-    }
-
-    private ArrowBuf buffer(JsonNode node) {
+    private static ArrowBuf buffer(JsonNode node, BufferAllocator allocator) {
         byte[] bytes = node.toString().getBytes(StandardCharsets.UTF_8);
         ArrowBuf buffer = allocator.buffer(bytes.length);
         buffer.writeBytes(bytes);

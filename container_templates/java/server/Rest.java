@@ -4,35 +4,34 @@ import com.fasterxml.jackson.core.JsonProcessingException;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.io.InputStream;
-import java.nio.ByteBuffer;
+import io.netty.buffer.ByteBuf;
+import io.netty.buffer.ByteBufUtil;
+import io.netty.buffer.Unpooled;
+import io.netty.handler.codec.http.FullHttpRequest;
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.QueryStringDecoder;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.Objects;
 import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.memory.OutOfMemoryException;
 import org.apache.arrow.vector.FieldVector;
-import org.apache.arrow.vector.VectorSchemaRoot;
-import org.apache.arrow.vector.types.pojo.Schema;
-import org.eclipse.jetty.http.HttpHeader;
-import org.eclipse.jetty.io.Content;
-import org.eclipse.jetty.server.Handler;
-import org.eclipse.jetty.server.Request;
-import org.eclipse.jetty.server.Response;
-import org.eclipse.jetty.util.Callback;
-import org.eclipse.jetty.util.URIUtil;
 
-/** The JSON form, docs/protocol.md §6. */
-final class Rest extends Handler.Abstract {
+/** The JSON form, docs/protocol.md §6, and columns in memory, §7. */
+final class Rest implements HttpServer.Answering {
     private static final String FUNCTIONS = "/v1/functions/";
     private static final String EXCHANGES = "/v1/exchanges/";
-    private static final int MAX_BODY_BYTES = 1 << 30;
+    private static final String JSON = "application/json";
     private static final long EXCHANGE_IDLE_NANOS = 600_000_000_000L;
+    private static final List<String> OUT_OF_RANGE = List.of("infinity", "-infinity", "NaN", "Infinity", "-Infinity", "24:00:00.000000");
 
     private final Map<String, UserFunction> functions;
     private final BufferAllocator allocator;
     private final JsonNode greeting;
-    private final AtomicInteger running = new AtomicInteger();
     private final Map<String, Groups> exchanges = new ConcurrentHashMap<>();
 
     Rest(Map<String, UserFunction> functions, BufferAllocator allocator, JsonNode greeting) {
@@ -41,58 +40,73 @@ final class Rest extends Handler.Abstract {
         this.greeting = greeting;
     }
 
-    /** Waits until no request is being answered, at most so long. */
-    void awaitNone(long seconds) throws InterruptedException {
-        long deadline = System.nanoTime() + seconds * 1_000_000_000L;
-        while (running.get() > 0 && System.nanoTime() < deadline) Thread.sleep(10);
+    @Override
+    public boolean isImmediate(FullHttpRequest request) {
+        return request.method().name().equals("GET");
     }
 
     @Override
-    public boolean handle(Request request, Response response, Callback callback) throws Exception {
-        running.incrementAndGet();
-        callback = Callback.from(callback, running::decrementAndGet);
-        JsonNode body;
-        try {
-            body = answer(request);
-        } catch (UserFunction.Cancelled cancelled) {
-            callback.failed(cancelled);
-            return true;
-        } catch (CallError error) {
-            response.setStatus(switch (error.kind) {
-                case "function_not_found" -> 404;
-                case "protocol_violation" -> 400;
-                default -> 500;
-            });
-            body = Json.MAPPER.createObjectNode().set("error", error.toWire());
-        }
-        response.getHeaders().put(HttpHeader.CONTENT_TYPE, "application/json");
-        response.write(true, ByteBuffer.wrap(Json.MAPPER.writeValueAsBytes(body)), callback);
-        return true;
+    public HttpServer.Response refuse() {
+        return failure(new CallError("busy", "the server has no room for another call", null, null));
     }
 
-    private JsonNode answer(Request request) throws Exception {
-        String path = request.getHttpURI().getPath();
-        String method = request.getMethod();
-        if (method.equals("GET") && path.equals("/v1")) return greeting;
+    private static HttpServer.Response success(JsonNode body) {
+        return new HttpServer.Response(200, JSON, bytes(body));
+    }
+
+    private static HttpServer.Response failure(CallError error) {
+        int status = switch (error.kind) {
+            case "function_not_found" -> 404;
+            case "protocol_violation" -> 400;
+            case "busy" -> 503;
+            default -> 500;
+        };
+        return new HttpServer.Response(status, JSON, bytes(Json.MAPPER.createObjectNode().set("error", error.toWire())));
+    }
+
+    private static ByteBuf bytes(JsonNode body) {
+        try {
+            return Unpooled.wrappedBuffer(Json.MAPPER.writeValueAsBytes(body));
+        } catch (JsonProcessingException cause) {
+            throw new IllegalStateException(cause);
+        }
+    }
+
+    @Override
+    public HttpServer.Response answer(FullHttpRequest request, HttpServer.Connection connection) throws UserFunction.Cancelled {
+        try {
+            return route(request, connection);
+        } catch (CallError error) {
+            return failure(error);
+        } catch (OutOfMemoryError | OutOfMemoryException cause) {
+            // The batch, or its results; the handler's own errors are known by now.
+            return failure(new CallError("user_code", "the container has no memory for this batch: " + cause.getMessage(), null, null));
+        } catch (RuntimeException cause) {
+            cause.printStackTrace();
+            return failure(CallError.violation("the request cannot be answered: " + cause));
+        }
+    }
+
+    private HttpServer.Response route(FullHttpRequest request, HttpServer.Connection connection) throws CallError, UserFunction.Cancelled {
+        String path;
+        try {
+            path = new QueryStringDecoder(request.uri()).path();
+        } catch (IllegalArgumentException cause) {
+            throw CallError.violation("the path cannot be read: " + cause.getMessage());
+        }
+        String method = request.method().name();
+        if (method.equals("GET") && path.equals("/v1")) return success(greeting);
         if (method.equals("DELETE") && path.startsWith(EXCHANGES)) {
             exchanges.remove(path.substring(EXCHANGES.length()));
-            return Json.MAPPER.createObjectNode();
+            return success(Json.MAPPER.createObjectNode());
         }
-        String name = path.startsWith(FUNCTIONS) ? URIUtil.decodePath(path.substring(FUNCTIONS.length())) : path;
-        byte[] body;
-        try (InputStream input = Content.Source.asInputStream(request)) {
-            body = input.readNBytes(MAX_BODY_BYTES);
-        }
+        String name = path.startsWith(FUNCTIONS) ? path.substring(FUNCTIONS.length()) : path;
         UserFunction function = functions.get(name);
         if (function == null) throw CallError.unknownFunction(name);
-        if (method.equals("GET")) return describe(function);
-        JsonNode call;
-        try {
-            call = Json.readRequest(body);
-        } catch (JsonProcessingException cause) {
-            throw CallError.violation("the request cannot be read: " + cause.getOriginalMessage());
-        }
-        return call(function, call);
+        if (method.equals("GET")) return success(describe(function));
+        if (function.kind.equals("map")) throw CallError.violation(name + " is a map function, which has a form in Flight only");
+        boolean isColumns = ColumnsRequest.CONTENT_TYPE.equals(request.headers().get(HttpHeaderNames.CONTENT_TYPE));
+        return isColumns ? callColumns(function, request.content(), connection) : callJson(function, request.content(), connection);
     }
 
     private static JsonNode describe(UserFunction function) {
@@ -102,80 +116,124 @@ final class Rest extends Handler.Abstract {
         return description.put("returns", function.returns.text());
     }
 
-    private JsonNode call(UserFunction function, JsonNode call) throws CallError, UserFunction.Cancelled {
+    private HttpServer.Response callColumns(UserFunction function, ByteBuf body, HttpServer.Connection connection) throws CallError, UserFunction.Cancelled {
+        try (ColumnsRequest request = new ColumnsRequest(function, body, connection.kept, allocator);
+                VectorReply reply = new VectorReply(function, request.batch.rowErrors(), allocator, Integer.MAX_VALUE, request.mayEncode, isLast -> {})) {
+            connection.kept = request.kept();
+            long start = System.nanoTime();
+            reply.answer(request.batch, groups(function, request.batch), connection::isClosed);
+            long micros = (System.nanoTime() - start) / 1000;
+            return new HttpServer.Response(200, ColumnsRequest.CONTENT_TYPE, ColumnsReply.write(request, function, reply, micros, body.alloc()));
+        }
+    }
+
+    private HttpServer.Response callJson(UserFunction function, ByteBuf body, HttpServer.Connection connection) throws CallError, UserFunction.Cancelled {
+        JsonNode call;
+        try {
+            call = Json.readRequest(ByteBufUtil.getBytes(body));
+        } catch (JsonProcessingException cause) {
+            throw CallError.violation("the request cannot be read: " + cause.getOriginalMessage());
+        } catch (IOException cause) {
+            throw CallError.violation("the request cannot be read: " + cause.getMessage());
+        }
+        List<FieldVector> vectors = new ArrayList<>();
+        try {
+            CallBatch batch = read(function, call, vectors);
+            try (VectorReply reply = new VectorReply(function, batch.rowErrors(), allocator, Integer.MAX_VALUE, false, isLast -> {})) {
+                long start = System.nanoTime();
+                reply.answer(batch, groups(function, batch), connection::isClosed);
+                return success(write(function, batch, reply, (System.nanoTime() - start) / 1000));
+            }
+        } finally {
+            vectors.forEach(FieldVector::close);
+        }
+    }
+
+    /** The number of rows of a call. */
+    static int rows(JsonNode call) throws CallError {
+        JsonNode rows = call.path("rows");
+        if (!rows.isIntegralNumber() || !rows.canConvertToInt() || rows.intValue() < 0) {
+            throw CallError.violation("the request cannot be read: it has no number of rows, or one outside 0 to 2147483647");
+        }
+        return rows.intValue();
+    }
+
+    /** For each column of a call, whether it is a constant (docs/protocol.md §6, §7.11). */
+    static boolean[] constants(JsonNode call, UserFunction function) throws CallError {
+        boolean[] isConstant = new boolean[function.callColumns().size()];
+        JsonNode positions = call.path("constants");
+        if (positions.isMissingNode() || positions.isNull()) return isConstant;
+        int before = -1;
+        for (JsonNode position : positions) {
+            boolean isColumn = position.isIntegralNumber() && position.canConvertToInt() && position.intValue() > before && position.intValue() < isConstant.length;
+            if (!isColumn) throw CallError.violation("the request cannot be read: constants are ascending numbers of columns, not " + positions);
+            before = position.intValue();
+            isConstant[before] = true;
+        }
+        if (!positions.isArray()) throw CallError.violation("the request cannot be read: constants are a list of numbers");
+        return isConstant;
+    }
+
+    private CallBatch read(UserFunction function, JsonNode call, List<FieldVector> vectors) throws CallError {
         List<SqlType.Column> columns = function.callColumns();
-        JsonNode given = call == null ? null : call.get("columns");
-        if (given == null || !call.path("rows").isIntegralNumber() || !given.isArray()) throw CallError.violation("the request cannot be read: it has no rows and columns");
-        int rows = call.get("rows").asInt();
+        JsonNode given = call.path("columns");
+        if (!given.isArray()) throw CallError.violation("the request cannot be read: it has no columns");
+        int rows = rows(call);
+        boolean[] isConstant = constants(call, function);
         if (given.size() != columns.size()) throw CallError.violation(function.name + " takes " + columns.size() + " columns, not " + given.size());
-        Object[][] values = new Object[columns.size()][rows];
-        for (int column = 0; column < values.length; column++) {
-            if (!given.get(column).isArray() || given.get(column).size() != rows) throw CallError.violation("column " + (column + 1) + " does not have " + rows + " values");
-            for (int row = 0; row < rows; row++) values[column][row] = read(columns.get(column).type(), given.get(column).get(row), column, row);
+        for (int column = 0; column < columns.size(); column++) {
+            JsonNode values = given.get(column);
+            int count = isConstant[column] ? 1 : rows;
+            if (!values.isArray() || values.size() != count) throw CallError.violation("column " + (column + 1) + " does not have " + count + " values");
+            FieldVector vector = columns.get(column).field().createVector(allocator);
+            vectors.add(vector);
+            vector.setInitialCapacity(count);
+            vector.allocateNew();
+            for (int row = 0; row < count; row++) read(columns.get(column).type(), values.get(row), vector, column, row);
+            vector.setValueCount(count);
         }
-        long start = System.nanoTime();
-        List<SqlType.Column> replied = function.replyColumns();
-        ArrayNode[] reply = new ArrayNode[replied.size()];
-        for (int i = 0; i < reply.length; i++) reply[i] = Json.MAPPER.createArrayNode();
-        UserFunction.Calls calls = (column, row) -> values[column][row];
-        if (function.kind.equals("aggregate")) {
-            findGroups(function, call).answer(calls, rows, call.path("step").asText(), () -> false, (row, result, state) -> {
-                reply[0].add(write(function, result, row));
-                reply[1].add(Json.write(SqlType.BYTEA, state));
-            });
-        } else if (function.batch.equals("arrow")) {
-            answerVector(function, values, rows, reply[0]);
-        } else {
-            function.answer(calls, rows, () -> false, (row, value) -> {
-                if (reply.length == 2) reply[0].add(row);
-                reply[reply.length - 1].add(write(function, value, row));
-            });
-        }
-        ObjectNode answer = Json.MAPPER.createObjectNode();
-        answer.set("batch", call.path("batch").isMissingNode() ? Json.MAPPER.getNodeFactory().numberNode(0) : call.get("batch"));
-        answer.put("rows", reply[0].size()).put("micros", (System.nanoTime() - start) / 1000);
-        answer.putArray("columns").addAll(List.of(reply));
-        return answer;
+        CallBatch.RowErrors rowErrors = CallBatch.RowErrors.of(ColumnsRequest.text(call, "row_errors"));
+        String exchange = Objects.requireNonNullElse(ColumnsRequest.text(call, "exchange"), "");
+        String step = Objects.requireNonNullElse(ColumnsRequest.text(call, "step"), "");
+        return new CallBatch(call.path("batch").asLong(), rows, vectors, isConstant, rowErrors, exchange, step);
     }
 
     /** Java's own classes cannot hold all that a type can: such a value is out of range, other misfits break the protocol. */
-    private static Object read(SqlType type, JsonNode node, int column, int row) throws CallError {
+    private static void read(SqlType type, JsonNode node, FieldVector vector, int column, int row) throws CallError {
         try {
-            return Json.read(type, node);
+            Values.write(type, vector, row, Json.read(type, node));
         } catch (Values.Misfit | ArithmeticException cause) {
-            boolean isSpecial = node.isTextual() && List.of("infinity", "-infinity", "NaN", "Infinity", "-Infinity", "24:00:00.000000").contains(node.textValue());
-            if (isSpecial) throw new CallError("out_of_range", "Java cannot hold " + node + " of type " + type.text() + ".", row, null);
+            if (node.isTextual() && OUT_OF_RANGE.contains(node.textValue())) throw new CallError("out_of_range", "Java cannot hold " + node + " of type " + type.text() + ".", row, null);
             throw CallError.violation("row " + row + " of column " + (column + 1) + " is not of type " + type.text() + ": " + cause.getMessage());
         }
     }
 
-    private static JsonNode write(UserFunction function, Object value, int row) throws CallError {
-        try {
-            return Json.write(function.returns, value);
-        } catch (Values.Misfit cause) {
-            throw function.badResult(cause, row);
-        }
-    }
-
-    private void answerVector(UserFunction function, Object[][] values, int rows, ArrayNode reply) throws CallError {
-        Schema schema = new Schema(function.arguments.stream().map(SqlType.Column::field).toList());
-        try (VectorSchemaRoot root = VectorSchemaRoot.create(schema, allocator)) {
-            root.allocateNew();
-            for (int column = 0; column < values.length; column++) {
-                for (int row = 0; row < rows; row++) Values.write(function.arguments.get(column).type(), root.getVector(column), row, values[column][row]);
-            }
-            root.setRowCount(rows);
-            try (FieldVector vector = function.answerVector(root, allocator)) {
-                for (int row = 0; row < rows; row++) reply.add(write(function, Values.read(function.returns, vector, row), row));
+    private static JsonNode write(UserFunction function, CallBatch batch, VectorReply reply, long micros) throws CallError {
+        int rows = reply.root.getRowCount();
+        ObjectNode answer = Json.MAPPER.createObjectNode().put("batch", batch.number()).put("rows", rows).put("micros", micros);
+        ArrayNode columns = answer.putArray("columns");
+        List<SqlType.Column> declared = function.replyColumns(batch.rowErrors());
+        for (int column = 0; column < declared.size(); column++) {
+            SqlType type = declared.get(column).type();
+            ArrayNode values = columns.addArray();
+            for (int row = 0; row < rows; row++) {
+                try {
+                    values.add(Json.write(type, Values.read(type, reply.root.getVector(column), row)));
+                } catch (Values.Misfit cause) {
+                    throw function.badResult(cause, row);
+                }
             }
         }
+        return answer;
     }
 
-    private Groups findGroups(UserFunction function, JsonNode call) throws CallError {
+    /** The groups of a batch's exchange; null if the function is no aggregate function. */
+    private Groups groups(UserFunction function, CallBatch batch) throws CallError {
+        if (!function.kind.equals("aggregate")) return null;
         long now = System.nanoTime();
         exchanges.values().removeIf(groups -> now - groups.used > EXCHANGE_IDLE_NANOS);
-        String name = call.path("exchange").asText();
-        if (call.path("batch").asLong() == 0 && !name.isEmpty()) exchanges.put(name, new Groups(function));
+        String name = batch.exchange();
+        if (batch.number() == 0 && !name.isEmpty()) exchanges.put(name, new Groups(function));
         Groups groups = exchanges.get(name);
         if (groups == null || groups.function != function) throw CallError.violation("there is no exchange \"" + name + "\" of " + function.name);
         groups.used = now;

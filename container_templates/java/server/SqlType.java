@@ -24,6 +24,7 @@ record SqlType(String type, String text, SqlType element, List<Column> attribute
     static final SqlType BOOL = new SqlType("bool", "bool", null, null);
     static final SqlType INT4 = new SqlType("int4", "int4", null, null);
     static final SqlType INT8 = new SqlType("int8", "int8", null, null);
+    static final SqlType TEXT = new SqlType("text", "text", null, null);
     static final SqlType BYTEA = new SqlType("bytea", "bytea", null, null);
 
     private static final Map<String, String> EXTENSIONS = Map.of(
@@ -48,6 +49,28 @@ record SqlType(String type, String text, SqlType element, List<Column> attribute
         if (!type.equals("range")) return attributes;
         return List.of(new Column("lower", element), new Column("upper", element), new Column("lower_inc", BOOL),
             new Column("upper_inc", BOOL), new Column("empty", BOOL));
+    }
+
+    /** Whether values travel as text. */
+    boolean isText() {
+        return arrow() instanceof ArrowType.Utf8;
+    }
+
+    /** Whether a value of this type cannot be changed in Java. */
+    boolean isFixed() {
+        return !type.equals("bytea") && element == null && attributes == null;
+    }
+
+    /** The bits of a value, for types whose values have a fixed width. */
+    int bits() {
+        return switch (type) {
+            case "bool" -> 1;
+            case "int2" -> 16;
+            case "int4", "float4", "date" -> 32;
+            case "int8", "float8", "timestamp", "timestamptz", "time" -> 64;
+            case "interval", "uuid" -> 128;
+            default -> throw new IllegalStateException(text + " has no fixed width");
+        };
     }
 
     private ArrowType arrow() {

@@ -32,6 +32,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
 import java.util.function.Function;
+import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.BigIntVector;
 import org.apache.arrow.vector.BitVector;
 import org.apache.arrow.vector.DateDayVector;
@@ -128,6 +129,21 @@ final class Values {
                 return values;
             }
             default: return new String(((VarCharVector) vector).get(row), StandardCharsets.UTF_8);
+        }
+    }
+
+    /** A vector of its own with some rows of another, or with one row repeated. */
+    static FieldVector copy(FieldVector vector, int first, boolean isRepeated, int rows, BufferAllocator allocator) {
+        FieldVector copied = vector.getField().createVector(allocator);
+        try {
+            copied.setInitialCapacity(rows);
+            copied.allocateNew();
+            for (int row = 0; row < rows; row++) copied.copyFromSafe(isRepeated ? first : first + row, row, vector);
+            copied.setValueCount(rows);
+            return copied;
+        } catch (RuntimeException cause) {
+            copied.close();
+            throw cause;
         }
     }
 

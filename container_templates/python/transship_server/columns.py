@@ -187,7 +187,7 @@ class Request:
     def batch(self, columns):
         """The batch of calls, whose columns are (name, Type) pairs. Raises CallError."""
         rows = self.header.get("rows")
-        if type(rows) is not int or not 0 <= rows < 1 << 63:
+        if type(rows) is not int or not 0 <= rows < 1 << 31:
             raise CallError("protocol_violation", "the request has no number of rows")
         reader = _Reader(pa.py_buffer(self._data), self._places)
         try:

@@ -257,7 +257,7 @@ def _read_request(function, body):
 def _read_batch(function, request):
     try:
         rows, columns = request["rows"], request["columns"]
-        if type(rows) is not int or not 0 <= rows < 1 << 63:
+        if type(rows) is not int or not 0 <= rows < 1 << 31:
             raise ValueError("it has no number of rows")
         constant = constants.positions_in(request, len(columns))
         lengths = [1 if position in constant else rows for position in range(len(columns))]

@@ -198,9 +198,11 @@ impl Judge {
             return;
         }
         for row_errors in [RowErrors::Once, RowErrors::Again] {
-            let case = format!("goes on after rows on which the handler raises an error, run {}", row_errors.name());
-            let fail = Signature { row_errors: Some(row_errors), ..unary("fail_at", Type::Int8) };
-            self.with("4.9", &case, fail, Judge::expect_row_errors);
+            for (function, whose) in [("fail_at", "the handler"), ("fail_in_batch", "a handler of batches")] {
+                let case = format!("goes on after rows on which {whose} raises an error, run {}", row_errors.name());
+                let fail = Signature { row_errors: Some(row_errors), ..unary(function, Type::Int8) };
+                self.with("4.9", &case, fail, Judge::expect_row_errors);
+            }
         }
     }
 

@@ -208,6 +208,68 @@ impl Judge {
         }
     }
 
+    pub(super) fn judge_references(&mut self) {
+        if self.transport != TransportName::Socket {
+            return;
+        }
+        let server = HttpServer::new(self.endpoint.clone(), &self.credentials, None);
+        let call = |function: &str, header: Value, data: &[u8]| {
+            let path = format!("/v1/functions/{function}");
+            let (status, answer) =
+                block_on(server.post(&path, COLUMNS, framed(&header, data))).map_err(|error| say(&error))?;
+            if status != 200 {
+                return Err(format!("the status is {status}"));
+            }
+            let (header, own) = read_frame::<ReplyHeader>(&answer)?;
+            let buffer = |number: usize| {
+                let (offset, length) = (*header.buffers.get(2 * number)?, *header.buffers.get(2 * number + 1)?);
+                if length == 0 {
+                    return Some(Vec::new());
+                }
+                let source = if header.aliases.contains(&number) { data } else { own };
+                source.get(offset..offset.checked_add(length)?).map(<[u8]>::to_vec)
+            };
+            let buffers: Option<Vec<_>> = (0..header.buffers.len() / 2).map(buffer).collect();
+            Ok((buffers.ok_or("a buffer lies outside of the data")?, header))
+        };
+        // Three rows, of which the last is NULL.
+        let numbers = [&[0b011, 0, 0, 0, 0, 0, 0, 0][..], &[10_i32, 20, 30].map(i32::to_le_bytes).concat()].concat();
+        for (function, ty) in [("echo_date", Type::Date), ("echo_int4", Type::Int4)] {
+            for (may_alias, case) in [
+                (false, "refers to no buffers of the calls unasked"),
+                (true, "refers to the right buffers of the calls"),
+            ] {
+                self.with("7.8", &format!("{case}: {function}"), unary(function, ty.clone()), |_, _| {
+                    let header = json!({"batch": 0, "rows": 3, "may_alias": may_alias, "buffers": [0, 1, 8, 12]});
+                    let (buffers, reply) = call(function, header, &numbers)?;
+                    let is_valid = buffers.first().and_then(|validity| validity.first()).map(|bits| bits & 0b111);
+                    let is_right = reply.rows == 3
+                        && is_valid == Some(0b011)
+                        && buffers.get(1).and_then(|values| values.get(..8)) == Some(&numbers[8..16]);
+                    if is_right && (may_alias || reply.aliases.is_empty()) {
+                        return Ok(());
+                    }
+                    Err(format!("its reply is {reply:?}, with {buffers:?}"))
+                });
+            }
+        }
+        let texts = [&[0_i32, 1, 2, 3].map(i32::to_le_bytes).concat()[..], b"xyx"].concat();
+        for (may_encode, case) in
+            [(false, "encodes no texts unasked"), (true, "encodes texts as indexes into a dictionary")]
+        {
+            self.with("7.9", case, unary("label", Type::Text), |_, _| {
+                let header = json!({"batch": 0, "rows": 3, "may_encode": may_encode, "buffers": [0, 0, 0, 16, 16, 3]});
+                let (buffers, reply) = call("label", header, &texts)?;
+                let found = texts_of(&buffers, &reply);
+                let is_allowed = may_encode || reply.dictionaries.is_empty();
+                if is_allowed && found == Some(["x", "y", "x"].map(|text| text.as_bytes().to_vec()).to_vec()) {
+                    return Ok(());
+                }
+                Err(format!("its reply is {reply:?}, with {buffers:?}"))
+            });
+        }
+    }
+
     pub(super) fn judge_constants(&mut self) {
         let clause = match self.transport {
             TransportName::Flight => "4.10",
@@ -283,6 +345,27 @@ impl Judge {
             expect_violation(twice("b").map(|(_, answer)| answer))
         });
     }
+}
+
+/// The texts of a reply's only column, none of which is NULL; nothing if they do not lie there.
+fn texts_of(buffers: &[Vec<u8>], reply: &ReplyHeader) -> Option<Vec<Vec<u8>>> {
+    let numbers = |bytes: &[u8]| {
+        let (chunks, _) = bytes.as_chunks();
+        chunks.iter().map(|chunk| usize::try_from(i32::from_le_bytes(*chunk)).ok()).collect::<Option<Vec<_>>>()
+    };
+    let (count, first) = match reply.dictionaries.as_slice() {
+        [] => (reply.rows, 1),
+        [0, count] => (*count, 2),
+        _ => return None,
+    };
+    let offsets = numbers(buffers.get(first)?)?;
+    let bytes = buffers.get(first + 1)?;
+    let values = offsets.get(..=count)?.windows(2).map(|pair| bytes.get(pair[0]..pair[1]).map(<[u8]>::to_vec));
+    let values = values.collect::<Option<Vec<_>>>()?;
+    if reply.dictionaries.is_empty() {
+        return Some(values);
+    }
+    numbers(buffers.get(1)?)?.get(..reply.rows)?.iter().map(|index| values.get(*index).cloned()).collect()
 }
 
 /// Calls of "add" with the numbers from 0 to that of the batch, and a constant or zeros.

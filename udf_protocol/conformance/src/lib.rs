@@ -130,6 +130,7 @@ pub fn judge(
         judge.judge_row_errors();
         judge.judge_json();
         judge.judge_columns();
+        judge.judge_references();
         judge.judge_constants();
     }
     Ok(judge.verdicts)

@@ -1,0 +1,311 @@
+package server
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+// bound is a function of the handler, bound as load does.
+func bound(t *testing.T, function Function, target any) *Function {
+	t.Helper()
+	if err := function.bind(reflect.ValueOf(target)); err != nil {
+		t.Fatal(err)
+	}
+	function.concurrency = max(function.concurrency, 1)
+	return &function
+}
+
+func int8s(values ...int64) arrow.Array {
+	builder := array.NewInt64Builder(memory.DefaultAllocator)
+	builder.AppendValues(values, nil)
+	return builder.NewArray()
+}
+
+// answersOf are the columns of a reply in one part, as texts in the JSON form.
+func answersOf(t *testing.T, function *Function, wished wishes, rows int, columns ...arrow.Array) ([]string, error) {
+	t.Helper()
+	var found []string
+	err := function.answer(context.Background(), batchOf(function.callColumns(), columns, rows), wished, func(part arrow.RecordBatch, _ bool) error {
+		for i, column := range function.replyColumns(wished.rowErrors) {
+			found = append(found, textOf(column.Type, part.Column(i)))
+		}
+		return nil
+	})
+	return found, err
+}
+
+func failAt13(x []int64, y []int64) ([]int64, error) {
+	sums := make([]int64, len(x))
+	for row := range x {
+		if x[row] == 13 {
+			return nil, errors.New("13 is bad")
+		}
+		sums[row] = x[row] + y[row]
+	}
+	return sums, nil
+}
+
+func failAt13InArrow(batch arrow.RecordBatch) (arrow.Array, error) {
+	sums, err := failAt13(batch.Column(0).(*array.Int64).Int64Values(), batch.Column(1).(*array.Int64).Int64Values())
+	return int8s(sums...), err
+}
+
+// The functions that handlers may write, each of which adds two numbers, and fails for 13.
+func adders(t *testing.T) map[string]*Function {
+	arguments := []Argument{{"x", typeOf("int8")}, {"y", typeOf("int8")}}
+	function := func(batch string) Function {
+		return Function{Name: "add", Kind: "scalar", Batch: batch, Arguments: arguments, Returns: typeOf("int8"), concurrency: 3}
+	}
+	one := func(x, y int64) (int64, error) {
+		sums, err := failAt13([]int64{x}, []int64{y})
+		if err != nil {
+			return 0, err
+		}
+		return sums[0], nil
+	}
+	return map[string]*Function{
+		"row":     bound(t, function("row"), one),
+		"columns": bound(t, function("columns"), failAt13),
+		"arrow":   bound(t, function("arrow"), failAt13InArrow),
+		"waiting": bound(t, function("row"), func(_ context.Context, x, y int64) (int64, error) {
+			time.Sleep(time.Duration(x%3) * time.Millisecond)
+			return one(x, y)
+		}),
+	}
+}
+
+func TestConstantsStandInEachRow(t *testing.T) {
+	for form, function := range adders(t) {
+		for _, columns := range [][]arrow.Array{{int8s(1, 2, 3), repeated(int8s(10), 3)}, {repeated(int8s(10), 3), int8s(1, 2, 3)}} {
+			if found, err := answersOf(t, function, wishes{}, 3, columns...); err != nil || found[0] != "11 12 13 " {
+				t.Errorf("%s: %v, %v", form, found, err)
+			}
+		}
+		if found, err := answersOf(t, function, wishes{}, 0, int8s(), repeated(int8s(10), 0)); err != nil || found[0] != "" {
+			t.Errorf("%s without rows: %v, %v", form, found, err)
+		}
+		if _, err := answersOf(t, function, wishes{}, 2, int8s(1, 2), dictionaryOf(int8s(1, 2), 0, 1)); err == nil {
+			t.Errorf("%s took a dictionary of two values", form)
+		}
+		if _, err := answersOf(t, function, wishes{}, 2, int8s(1, 2), dictionaryOf(int8s(1), 0, 1)); err == nil {
+			t.Errorf("%s took an index that leads nowhere", form)
+		}
+	}
+}
+
+func dictionaryOf(values arrow.Array, indexes ...int8) arrow.Array {
+	builder := array.NewInt8Builder(memory.DefaultAllocator)
+	builder.AppendValues(indexes, nil)
+	kind := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: values.DataType()}
+	return array.NewDictionaryArray(kind, builder.NewArray(), values)
+}
+
+// A function of whole columns gets as many rows at a time as there is room for repeated constants.
+func TestLargeConstantsComeInPieces(t *testing.T) {
+	large := array.NewBinaryBuilder(memory.DefaultAllocator, arrow.BinaryTypes.Binary)
+	large.Append(make([]byte, 24<<20))
+	var sizes []int
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "arrow", Arguments: []Argument{{"x", typeOf("int8")}, {"y", typeOf("bytea")}}, Returns: typeOf("int8")},
+		func(batch arrow.RecordBatch) arrow.Array {
+			sizes = append(sizes, int(batch.NumRows()))
+			return batch.Column(0)
+		})
+	found, err := answersOf(t, function, wishes{}, 5, int8s(1, 2, 3, 4, 5), repeated(large.NewArray(), 5))
+	if err != nil || found[0] != "1 2 3 4 5 " || !reflect.DeepEqual(sizes, []int{2, 2, 1}) {
+		t.Errorf("%v, %v, %v", found, sizes, err)
+	}
+}
+
+func TestRowsThatFailAreFound(t *testing.T) {
+	for form, function := range adders(t) {
+		for _, mode := range []string{"once", "again"} {
+			for _, values := range [][]int64{{13, 1, 2}, {1, 13, 13}, {4, 5}, {13}, {}, {1, 2, 13, 4, 5, 13, 13, 8}} {
+				results, failures := "", ""
+				for _, value := range values {
+					if value == 13 {
+						results, failures = results+"null ", failures+`"13 is bad" `
+					} else {
+						results, failures = fmt.Sprintf("%s%d ", results, value+1), failures+"null "
+					}
+				}
+				found, err := answersOf(t, function, wishes{rowErrors: mode}, len(values), int8s(values...), repeated(int8s(1), len(values)))
+				if err != nil || !reflect.DeepEqual(found, []string{results, failures}) {
+					t.Errorf("%s, %s, %v: %v, %v", form, mode, values, found, err)
+				}
+			}
+		}
+		if _, err := answersOf(t, function, wishes{rowErrors: "sometimes"}, 1, int8s(1), int8s(1)); err == nil {
+			t.Errorf("%s took an unrecognized mode", form)
+		}
+	}
+}
+
+func TestNoRowRunsTwiceIfNoneMay(t *testing.T) {
+	var calls atomic.Int64
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "columns", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8")},
+		func(x []int64) ([]int64, error) {
+			calls.Add(int64(len(x)))
+			return x, errors.New("no")
+		})
+	if _, err := answersOf(t, function, wishes{rowErrors: "once"}, 4, int8s(1, 2, 3, 4)); err != nil || calls.Load() != 4 {
+		t.Errorf("%d rows ran: %v", calls.Load(), err)
+	}
+}
+
+// The first error in the order of the rows is the batch's, and calls that are still under way end.
+func TestErrorsOfFunctionsThatWait(t *testing.T) {
+	ended := make(chan struct{})
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8"), concurrency: 3},
+		func(ctx context.Context, x int64) (int64, error) {
+			switch x {
+			case 0:
+				time.Sleep(20 * time.Millisecond)
+				return 0, errors.New("first")
+			case 1:
+				return 0, errors.New("second")
+			}
+			<-ctx.Done()
+			close(ended)
+			return 0, ctx.Err()
+		})
+	_, err := answersOf(t, function, wishes{}, 3, int8s(0, 1, 2))
+	if failed := (*CallError)(nil); !errors.As(err, &failed) || failed.Message != "first" || *failed.Row != 0 {
+		t.Errorf("%v", err)
+	}
+	<-ended
+}
+
+func TestCancelledFunctionsThatWait(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8")},
+		func(ctx context.Context, _ int64) (int64, error) {
+			cancel()
+			<-ctx.Done()
+			return 0, ctx.Err()
+		})
+	batch := batchOf(function.Arguments, []arrow.Array{int8s(1, 2)}, 2)
+	if err := function.answer(ctx, batch, wishes{}, nil); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Buffers of the calls stand for the reply's only where the client may read them there.
+func TestAliases(t *testing.T) {
+	kind := typeOf("int8")
+	function := functionOf(kind)
+	body := bodyOf(t, function, int8s(1, 2, 3, 4, 5))
+	for _, mayAlias := range []bool{false, true} {
+		asked, _, err := readColumns(function, body, &keptConstants{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked.wished.mayAlias = mayAlias
+		for first := range int64(4) {
+			part := array.NewSlice(asked.batch.Column(0), first, 5)
+			reply := &replyParts{parts: []arrow.RecordBatch{batchOf(function.replyColumns(""), []arrow.Array{part}, part.Len())}}
+			written, err := writeColumns(function, asked, reply, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var header replyHeader
+			if err := json.Unmarshal(written[4:4+binary.LittleEndian.Uint32(written)], &header); err != nil {
+				t.Fatal(err)
+			}
+			if mayAlias != reflect.DeepEqual(header.Aliases, []int{1}) || mayAlias && header.Buffers[2] != 8*first {
+				t.Errorf("from row %d: %+v", first, header)
+			}
+		}
+	}
+	// Memory of another capacity is no buffer of the calls.
+	other := columnWriter{calls: make([]byte, 64), callPlaces: []int64{0, 64}}
+	for _, bytes := range [][]byte{make([]byte, 8), make([]byte, 64), make([]byte, 128)[:8]} {
+		if _, ok := other.inCalls(bytes); ok {
+			t.Errorf("%d bytes were taken for the calls'", len(bytes))
+		}
+	}
+}
+
+func TestConstantsAreKept(t *testing.T) {
+	function := &Function{Name: "f", Kind: "scalar", Arguments: []Argument{{"x", typeOf("int8")}, {"t", typeOf("text")}}, Returns: typeOf("int8")}
+	with := func(header string, data string) []byte {
+		body := append(binary.LittleEndian.AppendUint32(nil, uint32(len(header))), header...)
+		return append(append(body, make([]byte, -len(body)&7)...), data...)
+	}
+	number := func(value uint64) string { return string(binary.LittleEndian.AppendUint64(nil, value)) }
+	kept := &keptConstants{}
+	first := with(`{"rows": 2, "buffers": [0, 0, 0, 16, 0, 0, 16, 8, 24, 2], "constants": [1], "constants_id": "a"}`, number(1)+number(2)+"\x00\x00\x00\x00\x02\x00\x00\x00é")
+	if _, _, err := readColumns(function, first, kept); err != nil {
+		t.Fatal(err)
+	}
+	same := `{"rows": 1, "buffers": [0, 0, 0, 8], "constants": [%s], "constants_id": %q, "same_constants": true}`
+	read, _, err := readColumns(function, with(fmt.Sprintf(same, "1", "a"), number(7)), kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	columns, err := argumentsOf(read.batch)
+	if err != nil || !columns[1].isConstant || columns[1].values.(*array.String).Value(0) != "é" {
+		t.Errorf("%v, %v", columns, err)
+	}
+	other := &Function{Name: "g", Kind: "scalar", Arguments: function.Arguments, Returns: typeOf("int8")}
+	for _, refused := range []struct {
+		function *Function
+		header   string
+	}{{function, fmt.Sprintf(same, "1", "b")}, {function, fmt.Sprintf(same, "0", "a")}, {other, fmt.Sprintf(same, "1", "a")}, {function, fmt.Sprintf(same, "1, 1", "a")}} {
+		if _, _, err := readColumns(refused.function, with(refused.header, number(7)), kept); err == nil {
+			t.Errorf("%s was read for %s", refused.header, refused.function.Name)
+		}
+	}
+}
+
+func TestEncodedTexts(t *testing.T) {
+	function := &Function{Name: "f", Kind: "scalar", Returns: typeOf("text")}
+	texts := arrayOf(t, typeOf("text"), []string{`"x"`, `"y"`})
+	for _, mayEncode := range []bool{false, true} {
+		column, err := function.decoded(dictionaryOf(texts, 1, 0, 1), mayEncode)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if encoded, ok := column.(*array.Dictionary); ok != mayEncode || ok && encoded.GetValueIndex(0) != 1 {
+			t.Errorf("%v became %v", mayEncode, column)
+		} else if !ok && textOf(typeOf("text"), column) != `"y" "x" "y" ` {
+			t.Errorf("it became %v", column)
+		}
+	}
+	if _, err := function.decoded(dictionaryOf(texts, 0, 2), true); err == nil {
+		t.Error("an index that leads nowhere was taken")
+	}
+	if _, err := function.decoded(dictionaryOf(int8s(1), 0), true); err == nil {
+		t.Error("numbers were taken for texts")
+	}
+}
+
+func TestErrorsOfRowsAreCut(t *testing.T) {
+	failed := newRowErrors("once")
+	for range 300 {
+		if !failed.take(userError(strings.Repeat("é", longestRowError+1), 0, "")) {
+			t.Fatal("it is an error of the row")
+		}
+	}
+	found := failed.texts.NewArray().(*array.String)
+	for row := range found.Len() {
+		most := longestRowError
+		if row >= mostCharacters/longestRowError {
+			most = fewCharacters
+		}
+		if length := len([]rune(found.Value(row))); length != most {
+			t.Fatalf("error %d has %d characters, not %d", row, length, most)
+		}
+	}
+}

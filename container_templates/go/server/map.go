@@ -1,0 +1,302 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"runtime/debug"
+	"sync"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"github.com/apache/arrow-go/v18/arrow/memory"
+)
+
+// Map functions: all rows of a stream in, any number of results out (docs/protocol.md §4.6).
+
+// bindMap accepts a func(iter.Seq[A]) iter.Seq[R]: A is the type of the only argument, or a struct whose fields are the arguments
+// in order, and R the result's; with batch = "arrow" they are arrow.RecordBatch and arrow.Array. The result may also be an
+// iter.Seq2[R, error].
+func (f *Function) bindMap(signature reflect.Type) error {
+	isSeq := func(kind reflect.Type) bool { return kind.Kind() == reflect.Func && kind.CanSeq() }
+	if signature.NumIn() != 1 || !isSeq(signature.In(0)) || signature.NumOut() != 1 {
+		return errors.New("it must take an iter.Seq and return an iter.Seq, or an iter.Seq2 with an error")
+	}
+	taken, given := signature.In(0).In(0).In(0), signature.Out(0)
+	hasError := given.Kind() == reflect.Func && given.CanSeq2() && given.In(0).In(1) == errorType
+	if !isSeq(given) && !hasError {
+		return errors.New("it must return an iter.Seq, or an iter.Seq2 with an error")
+	}
+	given = given.In(0).In(0)
+	if f.Batch == "arrow" {
+		if taken != recordType || given != arrayType {
+			return errors.New("with batch = \"arrow\" it must take an iter.Seq[arrow.RecordBatch] and return an iter.Seq[arrow.Array]")
+		}
+		return nil
+	}
+	if len(f.Arguments) == 1 {
+		read, err := newReader(f.Arguments[0].Type, taken)
+		if err != nil {
+			return err
+		}
+		f.readers = []reader{read}
+	} else {
+		if taken.Kind() != reflect.Struct || taken.NumField() != len(f.Arguments) {
+			return fmt.Errorf("it must take an iter.Seq of a struct with %d fields", len(f.Arguments))
+		}
+		for i, argument := range f.Arguments {
+			if !taken.Field(i).IsExported() {
+				return fmt.Errorf("field %s of Go type %s must be exported", taken.Field(i).Name, taken)
+			}
+			read, err := newReader(argument.Type, taken.Field(i).Type)
+			if err != nil {
+				return err
+			}
+			f.readers = append(f.readers, read)
+		}
+	}
+	var err error
+	f.write, err = newWriter(f.Returns, given)
+	return err
+}
+
+// mapExchange is an exchange of a map function.
+type mapExchange struct {
+	function *Function
+	stream   flight.FlightService_DoExchangeServer
+	writer   *flight.Writer
+	layout   layout
+
+	// The handler may take rows on another goroutine than the one that gives results.
+	reading sync.Mutex
+	reader  *flight.Reader
+	call    callMetadata
+	// Whether the client sends no errors' metadata, and so takes none.
+	isPlain bool
+	// Why the rows ended early, and whether they have ended.
+	cut     error
+	isEnded bool
+
+	writing sync.Mutex
+	results array.Builder
+}
+
+func (m *mapExchange) run() error {
+	m.results = array.NewBuilder(memory.DefaultAllocator, m.function.Returns.Arrow())
+	err := m.answer()
+	if err == nil {
+		err = m.drain()
+	}
+	var failure *CallError
+	if err == nil || !errors.As(err, &failure) {
+		return err
+	}
+	if m.isPlain {
+		return statusOf(failure)
+	}
+	metadata, _ := json.Marshal(errorMetadata{m.call.Batch, failure})
+	return m.writer.WriteMetadata(metadata)
+}
+
+// answer calls the handler, and sends what it returns. A panic of the handler is its error.
+func (m *mapExchange) answer() (err error) {
+	result, err := call(m.function.target, []reflect.Value{m.rows()}, -1)
+	if err != nil {
+		return m.first(err)
+	}
+	if result.IsNil() {
+		return nil
+	}
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = m.first(userError(fmt.Sprint(cause), -1, string(debug.Stack())))
+		}
+	}()
+	if result.Type().CanSeq2() {
+		for value, failed := range result.Seq2() {
+			if !failed.IsNil() {
+				failure := failed.Interface().(error)
+				return m.first(userError(failure.Error(), -1, fmt.Sprintf("%T: %+v", failure, failure)))
+			}
+			if err := m.take(value); err != nil {
+				return m.first(err)
+			}
+		}
+	} else {
+		for value := range result.Seq() {
+			if err := m.take(value); err != nil {
+				return m.first(err)
+			}
+		}
+	}
+	return m.first(m.flush())
+}
+
+// first is why the rows ended early, or the error. The handler may have made its own of a stream that was cut.
+func (m *mapExchange) first(err error) error {
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	m.isEnded = true
+	if m.cut != nil {
+		return m.cut
+	}
+	return err
+}
+
+// drain reads the rows that the handler did not want: the stream ends when all of it has been read.
+func (m *mapExchange) drain() error {
+	for m.reader.Next() {
+	}
+	if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	return nil
+}
+
+func (m *mapExchange) take(value reflect.Value) error {
+	if err := m.stream.Context().Err(); err != nil {
+		return err
+	}
+	if m.function.Batch == "arrow" {
+		column, ok := value.Interface().(arrow.Array)
+		if ok {
+			var err error
+			if column, err = m.function.decoded(column, false); err != nil {
+				return err
+			}
+		}
+		if !ok || !m.function.Returns.isOf(column.DataType()) {
+			return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %T; the declared result is %s.", value.Interface(), m.function.Returns.Text)}
+		}
+		m.writing.Lock()
+		defer m.writing.Unlock()
+		return m.send(column)
+	}
+	m.writing.Lock()
+	defer m.writing.Unlock()
+	if err := m.function.write(m.results, value); err != nil {
+		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %v; the declared result is %s.", err, m.function.Returns.Text)}
+	}
+	if m.results.Len() < resultsPerPart {
+		return nil
+	}
+	return m.send(m.results.NewArray())
+}
+
+// flush sends the results that there are: they do not wait for rows that may never come.
+func (m *mapExchange) flush() error {
+	m.writing.Lock()
+	defer m.writing.Unlock()
+	if m.results.Len() == 0 {
+		return nil
+	}
+	return m.send(m.results.NewArray())
+}
+
+func (m *mapExchange) send(column arrow.Array) error {
+	part, err := m.layout.write(batchOf(m.function.replyColumns(""), []arrow.Array{column}, column.Len()))
+	if err != nil {
+		return err
+	}
+	return m.writer.Write(part)
+}
+
+// rows is the iter.Seq that the handler takes.
+func (m *mapExchange) rows() reflect.Value {
+	kind := m.function.target.Type().In(0)
+	return reflect.MakeFunc(kind, func(given []reflect.Value) []reflect.Value {
+		yield := given[0]
+		goesOn := func(value reflect.Value) bool { return yield.Call([]reflect.Value{value})[0].Bool() }
+		for {
+			batch, columns := m.next()
+			if batch == nil {
+				return nil
+			}
+			if m.function.Batch == "arrow" {
+				if !goesOn(reflect.ValueOf(batch)) {
+					return nil
+				}
+				continue
+			}
+			for row := range int(batch.NumRows()) {
+				value, err := m.row(kind.In(0).In(0), columns, row)
+				if err != nil {
+					m.reading.Lock()
+					m.cut = err
+					m.reading.Unlock()
+					return nil
+				}
+				if !goesOn(value) {
+					return nil
+				}
+			}
+		}
+	})
+}
+
+// row is a row as the handler takes it.
+func (m *mapExchange) row(kind reflect.Type, columns []argument, row int) (reflect.Value, error) {
+	values := make([]reflect.Value, len(m.function.readers))
+	if err := m.function.arguments(columns, row, values); err != nil {
+		return reflect.Value{}, err
+	}
+	if len(values) == 1 {
+		return values[0], nil
+	}
+	record := reflect.New(kind).Elem()
+	for i, value := range values {
+		record.Field(i).Set(value)
+	}
+	return record, nil
+}
+
+// next is the next batch with rows, and its columns; nil at the end, and after an error.
+func (m *mapExchange) next() (arrow.RecordBatch, []argument) {
+	if err := m.flush(); err != nil {
+		m.reading.Lock()
+		defer m.reading.Unlock()
+		m.cut = err
+		return nil, nil
+	}
+	m.reading.Lock()
+	defer m.reading.Unlock()
+	if m.cut != nil || m.isEnded {
+		return nil, nil
+	}
+	batch, columns, err := m.read()
+	if err != nil {
+		m.cut = err
+	}
+	return batch, columns
+}
+
+func (m *mapExchange) read() (arrow.RecordBatch, []argument, error) {
+	if !m.reader.Next() {
+		if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
+			return nil, nil, err
+		}
+		return nil, nil, nil
+	}
+	metadata := m.reader.LatestAppMetadata()
+	m.isPlain = len(metadata) == 0
+	m.call.Batch++
+	if !m.isPlain {
+		if err := json.Unmarshal(metadata, &m.call); err != nil {
+			return nil, nil, err
+		}
+	}
+	batch, err := m.layout.read(m.reader.RecordBatch())
+	if err != nil {
+		return nil, nil, err
+	}
+	columns, err := m.function.check(batch)
+	if err != nil {
+		return nil, nil, err
+	}
+	// The reader's own is gone with the next one.
+	batch.Retain()
+	return batch, columns, nil
+}

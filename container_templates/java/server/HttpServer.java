@@ -1,0 +1,184 @@
+package transship.server;
+
+import io.netty.bootstrap.ServerBootstrap;
+import io.netty.buffer.ByteBuf;
+import io.netty.channel.Channel;
+import io.netty.channel.ChannelFuture;
+import io.netty.channel.ChannelFutureListener;
+import io.netty.channel.ChannelHandlerContext;
+import io.netty.channel.ChannelInitializer;
+import io.netty.channel.ChannelOption;
+import io.netty.channel.EventLoopGroup;
+import io.netty.channel.MultiThreadIoEventLoopGroup;
+import io.netty.channel.ServerChannel;
+import io.netty.channel.SimpleChannelInboundHandler;
+import io.netty.channel.epoll.EpollIoHandler;
+import io.netty.channel.epoll.EpollServerDomainSocketChannel;
+import io.netty.channel.epoll.EpollServerSocketChannel;
+import io.netty.channel.unix.DomainSocketAddress;
+import io.netty.handler.codec.http.DefaultFullHttpResponse;
+import io.netty.handler.codec.http.FullHttpRequest;
+import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpObjectAggregator;
+import io.netty.handler.codec.http.HttpResponseStatus;
+import io.netty.handler.codec.http.HttpServerCodec;
+import io.netty.handler.codec.http.HttpUtil;
+import io.netty.handler.codec.http.HttpVersion;
+import io.netty.handler.flow.FlowControlHandler;
+import io.netty.handler.timeout.IdleStateEvent;
+import io.netty.handler.timeout.IdleStateHandler;
+import java.net.SocketAddress;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.RejectedExecutionException;
+import java.util.concurrent.ThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+
+/**
+ * HTTP/1.1. One thread reads requests and writes responses of all connections; others run the calls. The requests of a connection are
+ * answered in order. A client that disconnects is noticed even if further requests of its lie unread, because epoll reports it.
+ */
+final class HttpServer {
+    private static final int MAX_BODY_BYTES = 1 << 30;
+    private static final int IDLE_S = 60;
+    private static final int BACKLOG = 1024;
+
+    /** A response. */
+    record Response(int status, String contentType, ByteBuf body) {}
+
+    /** Answers the requests of one connection, one after the other. */
+    interface Answering {
+        /** Whether the request takes no time, so that the thread of all connections may answer it. */
+        boolean isImmediate(FullHttpRequest request);
+
+        Response answer(FullHttpRequest request, Connection connection) throws UserFunction.Cancelled;
+
+        /** The response to a request for which there is no room. */
+        Response refuse();
+    }
+
+    private final Answering answering;
+    private final EventLoopGroup loop = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
+    private final List<Channel> listeners = new ArrayList<>();
+    private final AtomicInteger running = new AtomicInteger();
+    private final ThreadPoolExecutor workers;
+
+    /**
+     * A server that does not listen yet.
+     *
+     * @param threads calls that run at a time; further ones wait
+     * @param waiting calls that may wait
+     */
+    HttpServer(Answering answering, int threads, int waiting) {
+        this.answering = answering;
+        workers = new ThreadPoolExecutor(threads, threads, IDLE_S, TimeUnit.SECONDS, new LinkedBlockingQueue<>(waiting));
+        workers.allowCoreThreadTimeOut(true);
+    }
+
+    void listen(SocketAddress address) throws InterruptedException {
+        Class<? extends ServerChannel> kind = address instanceof DomainSocketAddress ? EpollServerDomainSocketChannel.class : EpollServerSocketChannel.class;
+        ServerBootstrap bootstrap = new ServerBootstrap().group(loop).channel(kind).option(ChannelOption.SO_BACKLOG, BACKLOG)
+            // The next request is read after the last was answered.
+            .childOption(ChannelOption.AUTO_READ, false)
+            .childHandler(new ChannelInitializer<Channel>() {
+                @Override
+                protected void initChannel(Channel channel) {
+                    channel.pipeline().addLast(new IdleStateHandler(0, 0, IDLE_S), new HttpServerCodec(), new HttpObjectAggregator(MAX_BODY_BYTES), new FlowControlHandler(), new Connection());
+                }
+            });
+        listeners.add(bootstrap.bind(address).sync().channel());
+    }
+
+    /** Takes no more connections, and waits until no request is being answered, at most so long. */
+    void stop(long seconds) throws InterruptedException {
+        for (Channel listener : listeners) listener.close().sync();
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds);
+        while (running.get() > 0 && System.nanoTime() < deadline) Thread.sleep(10);
+    }
+
+    /** A client's connection. */
+    final class Connection extends SimpleChannelInboundHandler<FullHttpRequest> {
+        /** The constants that its last request with constants brought. Of one request at a time. */
+        ColumnsRequest.Kept kept;
+        private volatile boolean isClosed;
+        private boolean isBusy;
+
+        boolean isClosed() {
+            return isClosed;
+        }
+
+        @Override
+        public void channelActive(ChannelHandlerContext context) {
+            context.read();
+        }
+
+        @Override
+        public void channelInactive(ChannelHandlerContext context) {
+            isClosed = true;
+        }
+
+        @Override
+        protected void channelRead0(ChannelHandlerContext context, FullHttpRequest request) {
+            if (request.decoderResult().isFailure()) {
+                context.close();
+                return;
+            }
+            isBusy = true;
+            running.incrementAndGet();
+            request.retain();
+            if (answering.isImmediate(request)) {
+                answer(context, request);
+                return;
+            }
+            try {
+                workers.execute(() -> answer(context, request));
+            } catch (RejectedExecutionException cause) {
+                request.release();
+                send(context, answering.refuse(), false);
+            }
+        }
+
+        private void answer(ChannelHandlerContext context, FullHttpRequest request) {
+            Response response = null;
+            try {
+                if (!isClosed) response = answering.answer(request, this);
+            } catch (UserFunction.Cancelled cancelled) {
+                // Nobody reads an answer.
+            } finally {
+                request.release();
+                if (response != null) {
+                    send(context, response, HttpUtil.isKeepAlive(request));
+                } else {
+                    running.decrementAndGet();
+                    context.close();
+                }
+            }
+        }
+
+        private void send(ChannelHandlerContext context, Response response, boolean isKept) {
+            DefaultFullHttpResponse message = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, HttpResponseStatus.valueOf(response.status()), response.body());
+            message.headers().set(HttpHeaderNames.CONTENT_TYPE, response.contentType()).setInt(HttpHeaderNames.CONTENT_LENGTH, response.body().readableBytes());
+            HttpUtil.setKeepAlive(message, isKept);
+            ChannelFuture sent = context.writeAndFlush(message);
+            sent.addListener((ChannelFutureListener) done -> {
+                isBusy = false;
+                running.decrementAndGet();
+                if (isKept && done.isSuccess()) context.read();
+                else context.close();
+            });
+        }
+
+        @Override
+        public void userEventTriggered(ChannelHandlerContext context, Object event) {
+            if (event instanceof IdleStateEvent && !isBusy) context.close();
+        }
+
+        @Override
+        public void exceptionCaught(ChannelHandlerContext context, Throwable cause) {
+            // The client has gone, or its request has no end.
+            context.close();
+        }
+    }
+}

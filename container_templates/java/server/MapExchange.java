@@ -1,0 +1,184 @@
+package transship.server;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.Iterator;
+import java.util.List;
+import java.util.NoSuchElementException;
+import org.apache.arrow.flight.FlightProducer.CallContext;
+import org.apache.arrow.flight.FlightProducer.ServerStreamListener;
+import org.apache.arrow.flight.FlightStream;
+import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.FieldVector;
+import org.apache.arrow.vector.VectorSchemaRoot;
+
+/** An exchange of a map function: all rows of the stream in, any number of results out (docs/protocol.md §4.6). */
+final class MapExchange {
+    private static final int RESULTS_PER_PART = 1024;
+
+    private final UserFunction function;
+    private final CallContext context;
+    private final FlightStream reader;
+    private final ServerStreamListener writer;
+    private final BufferAllocator allocator;
+    private final Layout layout;
+    /** Why the calls ended early. The handler may have caught it. */
+    private Exception cut;
+    private JsonNode metadata = Json.MAPPER.createObjectNode();
+    private long batch;
+    private CallBatch calls;
+    private VectorSchemaRoot owned;
+    private int row;
+    private VectorSchemaRoot results;
+    private VectorSchemaRoot laidOut;
+    private int count;
+
+    MapExchange(UserFunction function, CallContext context, FlightStream reader, ServerStreamListener writer, BufferAllocator allocator) {
+        this.function = function;
+        this.context = context;
+        this.reader = reader;
+        this.writer = writer;
+        this.allocator = allocator;
+        layout = Layout.of(reader.getSchema());
+    }
+
+    /** Ends the calls. The handler that asked for them does not get this as an error of its own. */
+    private static final class Cut extends RuntimeException {
+        private static final long serialVersionUID = 1;
+
+        Cut(Exception cause) {
+            super(cause);
+        }
+    }
+
+    /** Answers the whole stream. */
+    void run() throws Exception {
+        try (VectorSchemaRoot own = VectorSchemaRoot.create(function.replySchema(null), allocator);
+                VectorSchemaRoot sent = layout.equals(Layout.OWN) ? own : VectorSchemaRoot.create(layout.schema(own.getSchema()), allocator)) {
+            results = own;
+            laidOut = sent;
+            writer.start(sent);
+            results.allocateNew();
+            try {
+                Iterator<?> answers = start();
+                while (hasNext(answers)) add(next(answers));
+                if (cut != null) throw cut;
+                flush();
+                // The stream ends when all of it has been read.
+                while (reader.next()) UserFunction.checkCancelled(context::isCancelled);
+            } catch (CallError error) {
+                Producer.fail(error, metadata, batch, writer, allocator);
+            }
+        } finally {
+            if (owned != null) owned.close();
+        }
+    }
+
+    private Iterator<?> start() throws Exception {
+        try {
+            return function.map(rows(), allocator);
+        } catch (CallError error) {
+            if (cut != null) throw cut;
+            throw error;
+        }
+    }
+
+    private boolean hasNext(Iterator<?> answers) throws Exception {
+        try {
+            return answers.hasNext();
+        } catch (RuntimeException | Error cause) {
+            if (cut != null) throw cut;
+            throw CallError.fromHandler(cause, null);
+        }
+    }
+
+    private Object next(Iterator<?> answers) throws Exception {
+        try {
+            return answers.next();
+        } catch (RuntimeException | Error cause) {
+            if (cut != null) throw cut;
+            throw CallError.fromHandler(cause, null);
+        }
+    }
+
+    private void add(Object value) throws CallError, UserFunction.Cancelled {
+        UserFunction.checkCancelled(context::isCancelled);
+        if (function.batch.equals("arrow")) {
+            if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
+                throw new CallError("bad_result", "It returned " + value + "; the declared result is " + function.returns.text() + ".", null, null);
+            }
+            count = vector.getValueCount();
+            Layout.plain(vector).makeTransferPair(results.getVector(0)).transfer();
+            vector.close();
+            flush();
+            return;
+        }
+        try {
+            Values.write(function.returns, results.getVector(0), count, value);
+        } catch (Values.Misfit cause) {
+            throw function.badResult(cause, null);
+        }
+        if (++count == RESULTS_PER_PART) flush();
+    }
+
+    private void flush() {
+        if (count == 0) return;
+        results.setRowCount(count);
+        if (results != laidOut) Layout.move(results, laidOut);
+        writer.putNext();
+        laidOut.clear();
+        results.clear();
+        results.allocateNew();
+        count = 0;
+    }
+
+    /** The rows as the handler takes them, or its batches, which last until the next one is asked for. */
+    private Iterator<Object> rows() {
+        return new Iterator<>() {
+            @Override
+            public boolean hasNext() {
+                return hasCall();
+            }
+
+            @Override
+            public Object next() {
+                if (!hasCall()) throw new NoSuchElementException();
+                try {
+                    if (function.batch.equals("row")) return function.element(calls, row++);
+                    row = calls.rows();
+                    return new VectorSchemaRoot(calls.columns().stream().map(FieldVector::getField).toList(), calls.columns(), calls.rows());
+                } catch (CallError error) {
+                    throw new Cut(cut = error);
+                }
+            }
+        };
+    }
+
+    private boolean hasCall() {
+        if (cut != null) throw new Cut(cut);
+        try {
+            while (calls == null || row >= calls.rows()) {
+                // Results do not wait for calls that may never come.
+                flush();
+                if (!reader.next()) return false;
+                take();
+            }
+            return true;
+        } catch (Exception cause) {
+            throw new Cut(cut = cause);
+        }
+    }
+
+    private void take() throws Exception {
+        metadata = Producer.metadata(reader);
+        batch = metadata.path("batch").asLong(batch + 1);
+        VectorSchemaRoot root = reader.getRoot();
+        if (!layout.equals(Layout.OWN)) {
+            if (owned != null) owned.close();
+            root = owned = Layout.read(root, allocator);
+        }
+        List<FieldVector> vectors = root.getFieldVectors();
+        calls = new CallBatch(batch, root.getRowCount(), vectors, new boolean[vectors.size()], null, "", "");
+        row = 0;
+        function.check(calls);
+    }
+}

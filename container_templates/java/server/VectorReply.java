@@ -1,0 +1,193 @@
+package transship.server;
+
+import java.util.ArrayList;
+import java.util.List;
+import java.util.function.BooleanSupplier;
+import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.BitVectorHelper;
+import org.apache.arrow.vector.FieldVector;
+import org.apache.arrow.vector.IntVector;
+import org.apache.arrow.vector.VarCharVector;
+import org.apache.arrow.vector.VectorSchemaRoot;
+import org.apache.arrow.vector.util.TransferPair;
+import org.apache.arrow.vector.util.VectorAppender;
+import transship.Encoded;
+
+/** The reply to one batch after the other, as vectors in the protocol's own layout. */
+final class VectorReply implements UserFunction.Results, AutoCloseable {
+    /** Takes a part of a reply, which it may empty; only a table function's reply has several. */
+    interface Sender {
+        void send(boolean isLast) throws CallError;
+    }
+
+    /** The results. Its rows are those of the part that is being sent. */
+    final VectorSchemaRoot root;
+    private final UserFunction function;
+    private final BufferAllocator allocator;
+    private final int rowsPerPart;
+    private final Sender sender;
+    private final boolean isTable;
+    private final boolean mayEncode;
+    private final List<FieldVector> pieces = new ArrayList<>();
+    private Encoded encoded;
+    private int count;
+    private int batchRows;
+    private RowTexts texts;
+
+    /**
+     * A reply to the function's calls.
+     *
+     * @param rowsPerPart results that go out together
+     * @param mayEncode whether the client takes dictionaries
+     */
+    VectorReply(UserFunction function, CallBatch.RowErrors rowErrors, BufferAllocator allocator, int rowsPerPart, boolean mayEncode, Sender sender) {
+        this.mayEncode = mayEncode;
+        this.function = function;
+        this.allocator = allocator;
+        this.rowsPerPart = rowsPerPart;
+        this.sender = sender;
+        isTable = function.kind.equals("table");
+        root = VectorSchemaRoot.create(function.replySchema(rowErrors), allocator);
+    }
+
+    /** Answers a batch, and sends all parts of the reply. An aggregate function's batch is a step of its groups. */
+    void answer(CallBatch batch, Groups groups, BooleanSupplier isCancelled) throws CallError, UserFunction.Cancelled {
+        function.check(batch);
+        clear();
+        count = 0;
+        batchRows = batch.rows();
+        texts = batch.rowErrors() == null ? null : new RowTexts();
+        root.allocateNew();
+        if (groups != null) {
+            groups.answer(batch, isCancelled, (row, result, state) -> {
+                write(0, function.returns, row, result);
+                write(1, SqlType.BYTEA, row, state);
+                count = row + 1;
+            });
+        } else {
+            function.answer(batch, allocator, isCancelled, this);
+        }
+        if (encoded == null) {
+            join();
+            root.setRowCount(count);
+        }
+        sender.send(true);
+    }
+
+    /** The result as the handler encoded it, if the client takes dictionaries; root has no results then. */
+    Encoded encoded() {
+        return encoded;
+    }
+
+    @Override
+    public void add(int row, Object value) throws CallError, UserFunction.Cancelled {
+        if (isTable && count == rowsPerPart) {
+            root.setRowCount(count);
+            sender.send(false);
+            root.allocateNew();
+            count = 0;
+        }
+        if (isTable) write(0, SqlType.INT4, count, row);
+        try {
+            Values.write(function.returns, root.getVector(isTable ? 1 : 0), count, value);
+        } catch (Values.Misfit cause) {
+            throw function.badResult(cause, row);
+        }
+        if (texts != null) root.getVector(1).setNull(count);
+        count++;
+    }
+
+    @Override
+    public void fail(int row, String text) throws CallError {
+        if (function.batch.equals("arrow")) {
+            FieldVector missing = root.getVector(0).getField().createVector(allocator);
+            missing.setInitialCapacity(1);
+            missing.allocateNew();
+            missing.setNull(0);
+            missing.setValueCount(1);
+            pieces.add(missing);
+        } else {
+            Values.write(function.returns, root.getVector(0), count, null);
+        }
+        Values.write(SqlType.TEXT, root.getVector(1), count++, texts.cut(text));
+    }
+
+    @Override
+    public void addVector(FieldVector vector) {
+        // The vector may be one of the calls', which are closed before the reply is sent.
+        TransferPair pair = Layout.plain(vector).getTransferPair(allocator);
+        pair.transfer();
+        pieces.add((FieldVector) pair.getTo());
+        int end = count + pieces.get(pieces.size() - 1).getValueCount();
+        for (; texts != null && count < end; count++) root.getVector(1).setNull(count);
+        count = end;
+    }
+
+    @Override
+    public void addEncoded(int rows, Encoded found) throws CallError {
+        VarCharVector values = found.values();
+        if (!function.returns.isText() || found.indexes().getValueCount() != rows) {
+            throw new CallError("bad_result", "It returned " + found.indexes().getValueCount() + " encoded texts for " + rows + " rows of type " + function.returns.text() + ".", null, null);
+        }
+        for (int row = 0; row < rows; row++) {
+            if (found.indexes().isNull(row)) continue;
+            int index = found.indexes().get(row);
+            if (index < 0 || index >= values.getValueCount() || values.isNull(index)) {
+                throw new CallError("bad_result", "It returned index " + index + " into a dictionary of " + values.getValueCount() + " values.", row, null);
+            }
+        }
+        boolean isWhole = mayEncode && texts == null && rows == batchRows;
+        if (isWhole && BitVectorHelper.getNullCount(values.getValidityBuffer(), values.getValueCount()) == 0) {
+            encoded = found;
+            count = rows;
+            return;
+        }
+        try (VarCharVector decoded = new VarCharVector(function.name, allocator); IntVector indexes = found.indexes(); values) {
+            decoded.allocateNew();
+            for (int row = 0; row < rows; row++) {
+                if (indexes.isNull(row)) decoded.setNull(row);
+                else decoded.copyFromSafe(indexes.get(row), row, values);
+            }
+            decoded.setValueCount(rows);
+            addVector(decoded);
+        }
+    }
+
+    /** Makes one column of the vectors that a function returned for the pieces of a batch. */
+    private void join() {
+        if (pieces.isEmpty()) return;
+        FieldVector results = root.getVector(0);
+        if (pieces.size() == 1) {
+            pieces.get(0).makeTransferPair(results).transfer();
+        } else {
+            results.setValueCount(0);
+            VectorAppender appender = new VectorAppender(results);
+            for (FieldVector piece : pieces) piece.accept(appender, null);
+        }
+        clear();
+    }
+
+    private void clear() {
+        pieces.forEach(FieldVector::close);
+        pieces.clear();
+        if (encoded != null) {
+            encoded.indexes().close();
+            encoded.values().close();
+            encoded = null;
+        }
+    }
+
+    private void write(int column, SqlType type, int row, Object value) throws CallError {
+        try {
+            Values.write(type, root.getVector(column), row, value);
+        } catch (Values.Misfit cause) {
+            throw function.badResult(cause, row);
+        }
+    }
+
+    @Override
+    public void close() {
+        clear();
+        root.close();
+    }
+}
