@@ -20,6 +20,7 @@ use crate::catalogue::Catalogue;
 use crate::config::Config;
 use crate::doctor::examine;
 use crate::engine_images::listed_name;
+use crate::log;
 use crate::pool::Pool;
 use crate::runtime::image_store::ImageStore;
 use crate::runtime::program::end_long_work;
@@ -129,7 +130,7 @@ impl Images {
 
     async fn remove_leftovers(self: &Arc<Images>) {
         if let Err(error) = self.blocking(|images| images.store.remove_leftovers()).await {
-            eprintln!("transshipd: {error}");
+            log::warning("leftovers_remain").write(error);
         }
     }
 

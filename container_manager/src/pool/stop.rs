@@ -8,6 +8,7 @@ use udf_types::Error;
 
 use super::Pool;
 use super::greet::PROBE_INTERVAL;
+use crate::log;
 use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::program::last_lines;
@@ -58,7 +59,7 @@ impl Pool {
             pool.containers.stop(&asked)
         };
         if let Err(error) = self.blocking(stop).await {
-            eprintln!("transshipd: {error}");
+            log::warning("replica_not_stopped").replica(&name).write(error);
         }
         self.remove_folders(socket_dir).await;
         if let Some(replica) = self.lock().leaving.remove(&name) {
@@ -116,7 +117,7 @@ impl Pool {
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
-        eprintln!("transshipd: some replicas could not be stopped");
+        log::warning("replicas_left").write("some replicas could not be stopped");
     }
 }
 
@@ -193,6 +194,8 @@ mod tests {
             max_containers: 10,
             max_builds: 1,
             max_memory_mb: 10_000,
+            max_gpus: 0,
+            otlp_endpoint: None,
             metrics_listen: None,
             metrics_hosts: Vec::new(),
         }

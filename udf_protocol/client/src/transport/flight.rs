@@ -200,6 +200,8 @@ struct ReplyMetadata {
     micros: u64,
     #[serde(default)]
     error: Option<WireError>,
+    #[serde(default)]
+    lines: Vec<String>,
 }
 
 impl Flight {
@@ -460,7 +462,13 @@ impl Flight {
         let most = inbox.budget().share_of_message(0).limit();
         let mut client = self.client(most);
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
-        let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
+        let mut calls = Request::new(stream::poll_fn(move |context| queue.poll_recv(context)));
+        for (name, value) in inbox.asides().fields(None) {
+            if let Ok(value) = value.parse() {
+                calls.metadata_mut().insert(name, value);
+            }
+        }
+        let mut opened = pin!(client.do_exchange(calls).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
         // The messages of the last batch that wait for a place.
         let mut unsent = VecDeque::new();
@@ -540,6 +548,7 @@ impl Flight {
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
                     let metadata = read_metadata(function, &message)?;
+                    inbox.deliver_lines(metadata.lines);
                     if let Some(error) = metadata.error {
                         return Err(error.into_error(function));
                     }
