@@ -548,8 +548,8 @@ impl Flight {
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
                     let metadata = read_metadata(function, &message)?;
-                    inbox.deliver_lines(metadata.lines);
                     if let Some(error) = metadata.error {
+                        inbox.deliver_lines(metadata.lines);
                         return Err(error.into_error(function));
                     }
                     if message.data_header.is_empty() {
@@ -561,6 +561,8 @@ impl Flight {
                         reply_schema = Some(schema);
                         continue;
                     };
+                    // Nobody bounds how many messages say nothing else, so lines come with a reply alone.
+                    inbox.deliver_lines(metadata.lines);
                     let bytes_received = message.data_body.len() + message.data_header.len();
                     let number = match signature.kind {
                         // All of its results have the number 0, and none is waited for before the others.
