@@ -204,6 +204,8 @@ def check_statistics(stage):
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "the-secret-of-a-handler" not in text
+    found = stage.transship("doctor", fails=True)
+    assert "FAILED  replicas: containers keep ending, of image broken:1.0" in found and found.count("FAILED") == 1, found
     functions = stage.transship("stats", "--dsn", "dbname=observed")
     assert "public.observed" in functions, functions
     queries = yaml.safe_load((ROOT / "dashboards/postgres_exporter.yml").read_text())
