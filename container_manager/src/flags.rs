@@ -11,6 +11,8 @@ use udf_types::{Error, Result};
 
 use crate::config::{BaseImage, BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
 use crate::deploy::{self, DeployTarget};
+use crate::log::LogFormat;
+use crate::traces::OtlpEndpoint;
 
 /// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
 pub const MAX_RUN_DIR_BYTES: usize = 107 - 60;
@@ -66,6 +68,16 @@ pub struct DaemonFlags {
     /// Write a line for each lease that is acquired and that ends: its user and process, the replica and the image.
     #[arg(long)]
     pub log_leases: bool,
+    /// Form of the log on standard error.
+    #[arg(long, env = "TRANSSHIP_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Base address of a collector that takes OpenTelemetry's traces over HTTP, such as http://127.0.0.1:4318. Spans of calls that
+    /// sessions trace are sent there. Default: they are left out.
+    #[arg(long, value_name = "URL", env = "TRANSSHIP_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<OtlpEndpoint>,
+    /// Most GPUs that one container gets, if its manifest asks for some, 0 to 64. Containers share GPUs.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=64))]
+    pub max_gpus: u32,
     /// Maximum sum of the memory limits of all containers, in megabytes, and so the most that one container gets. Default: the
     /// host's memory.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
@@ -327,6 +339,8 @@ impl DaemonFlags {
             max_containers: self.max_containers.map_or_else(default_containers, |count| count as usize),
             max_builds: self.max_builds as usize,
             max_memory_mb: self.max_memory_mb.unwrap_or_else(default_memory_mb),
+            max_gpus: self.max_gpus,
+            otlp_endpoint: self.otlp_endpoint,
             metrics_listen: self.metrics_listen,
             metrics_hosts: self.metrics_hosts,
         })

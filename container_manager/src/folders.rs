@@ -15,6 +15,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::unistd::Uid;
 use udf_types::{Error, Kind, Result};
 
+use crate::log;
 use crate::sandbox::{Owner, REPLICA_ID};
 
 /// A segment that was not written for so long, of a replica without leases, is nobody's.
@@ -78,10 +79,10 @@ impl Folders {
         let probed = make(&probe).and_then(|()| folders.mount_on(&probe, SOCKETS_BYTES, SOCKETS_FILES, 0o700));
         match probed {
             Ok(()) => folders.may_mount = true,
-            Err(cause) => eprintln!(
-                "transshipd: what replicas write to the folders of their sockets and segments is not bounded, since none can be \
-                 mounted there: {cause}"
-            ),
+            Err(cause) => log::warning("folders_unbounded").write(format_args!(
+                "what replicas write to the folders of their sockets and segments is not bounded, since none can be mounted \
+                 there: {cause}"
+            )),
         }
         remove(&probe);
         Ok(folders)
@@ -130,7 +131,8 @@ impl Folders {
         match made {
             Ok(()) => Some(segments),
             Err(cause) => {
-                eprintln!("transshipd: no memory is shared with replicas: \"{}\": {cause}", segments.display());
+                let fact = format!("no memory is shared with replicas: \"{}\": {cause}", segments.display());
+                log::warning("no_segments").write(fact);
                 remove(&segments);
                 remove(&outer);
                 None
@@ -196,7 +198,7 @@ fn remove(folder: &Path) {
     let _ = umount2(folder, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
     match remove_all(folder) {
         Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-            eprintln!("transshipd: could not remove \"{}\": {cause}", folder.display());
+            log::warning("folder_left").write(format_args!("could not remove \"{}\": {cause}", folder.display()));
         }
         _ => {}
     }

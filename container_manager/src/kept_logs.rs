@@ -6,6 +6,8 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::log;
+
 /// Logs of so many replicas are kept.
 const MOST_LOGS: usize = 100;
 /// So much of the end of each log is kept.
@@ -26,7 +28,8 @@ impl KeptLogs {
         let Some(path) = self.path_of(name).filter(|_| !text.trim().is_empty()) else { return };
         let start = text.ceil_char_boundary(text.len().saturating_sub(KEPT_LOG_BYTES));
         if let Err(cause) = self.write(&path, &text[start..]) {
-            eprintln!("transshipd: could not keep the log of replica \"{name}\": {cause}");
+            let fact = format_args!("could not keep the log of replica \"{name}\": {cause}");
+            log::warning("log_not_kept").replica(name).write(fact);
         }
         let written_at =
             |entry: &fs::DirEntry| entry.metadata().and_then(|it| it.modified()).unwrap_or(SystemTime::UNIX_EPOCH);

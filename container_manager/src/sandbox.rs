@@ -86,6 +86,12 @@ pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>
     arguments.extend(own.iter().map(|argument| argument.to_string()));
     let network = if limits.network { network } else { Some("none") };
     arguments.extend(network.map(|network| format!("--network={network}")));
+    match (program, limits.gpus) {
+        (_, 0) => {}
+        ("docker", gpus) => arguments.push(format!("--gpus={gpus}")),
+        // podman knows GPUs by the names that NVIDIA's CDI specification has for them.
+        (_, gpus) => arguments.extend((0..gpus).map(|number| format!("--device=nvidia.com/gpu={number}"))),
+    }
     arguments
 }
 
@@ -134,6 +140,20 @@ mod tests {
             let mut arguments = container_arguments("docker", &open, network).into_iter();
             assert_eq!(arguments.find(|argument| argument.starts_with("--network")), expected);
         }
+    }
+
+    #[test]
+    fn containers_have_the_gpus_that_they_may_have() {
+        let gpus_of = |program: &str, gpus: u32| {
+            let arguments = container_arguments(program, &Limits { gpus, ..Limits::default() }, None);
+            let found = arguments.into_iter().filter(|it| it.starts_with("--gpus") || it.starts_with("--device"));
+            found.collect::<Vec<_>>()
+        };
+        for program in ["docker", "podman"] {
+            assert!(gpus_of(program, 0).is_empty());
+        }
+        assert_eq!(gpus_of("docker", 2), ["--gpus=2"]);
+        assert_eq!(gpus_of("podman", 2), ["--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=1"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What of a host's set-up is most likely wrong, beside the container engine: each check says what it found, or what is wrong and
 //! what to do.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -38,6 +39,15 @@ pub fn of_host(host: &HostConfig) -> Vec<Finding> {
             fs::read_to_string("/proc/self/limits").map_err(unread).and_then(|text| check_descriptors(&text)),
         ),
     ]
+}
+
+/// What is wrong if nobody but root may connect to the manager.
+pub fn doubt_of_users(allowed: &HashSet<u32>) -> Option<String> {
+    let is_any_other = allowed.iter().any(|user| *user != 0);
+    (!is_any_other).then(|| {
+        "only root may connect, and database servers do not run as root; start transshipd with --allow-user and their user"
+            .to_string()
+    })
 }
 
 fn wrong(message: String, hint: &str) -> Error {
@@ -221,6 +231,13 @@ mod tests {
         let long = PathBuf::from(format!("/{}", "r".repeat(MAX_RUN_DIR_BYTES)));
         assert!(fault(check_length(&long).map(|()| String::new())).contains("more than 47 bytes"));
         assert!(check_length(Path::new("/run/transship/replicas")).is_ok());
+    }
+
+    #[test]
+    fn a_manager_for_root_alone_is_in_doubt() {
+        assert!(doubt_of_users(&HashSet::from([0])).unwrap().contains("--allow-user"));
+        assert_eq!(doubt_of_users(&HashSet::from([0, 26])), None);
+        assert_eq!(doubt_of_users(&HashSet::from([1000])), None);
     }
 
     #[test]

@@ -16,6 +16,7 @@ mod host;
 mod images;
 mod language;
 mod map;
+mod observed;
 #[cfg(feature = "lift-ordinary")]
 mod ordinary;
 mod pg;
@@ -35,6 +36,7 @@ pgrx::pg_module_magic!();
 #[pgrx::pg_guard]
 extern "C-unwind" fn _PG_init() {
     settings::define();
+    settings::define_observation();
     batch_scan::register();
     planner::install();
 }

@@ -51,6 +51,13 @@ pub fn warn(error: &Error) {
     report_as(error).report(pg_sys::elog::PgLogLevel::WARNING);
 }
 
+/// Tells the client, or the server's log, something that is no error.
+pub fn say(level: pg_sys::elog::PgLogLevel, message: &str) {
+    // The callback that puts texts in place may not be there: in another encoding than UTF-8, a message has what that can hold.
+    let message = if text::is_utf8() { carry(message) } else { text::to_ascii(message) };
+    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "transship").report(level);
+}
+
 /// What an error advises, in this engine's words.
 pub fn hint_of(error: &Error) -> Option<&str> {
     error.hint().or(error.advice().map(|advice| match advice {

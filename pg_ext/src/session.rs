@@ -4,10 +4,11 @@ use std::cell::Cell;
 
 use pgrx::{pg_guard, pg_sys};
 use udf_client::client::Client;
+use udf_client::trace::Span;
 use udf_types::Result;
 
 use crate::pg::reserve;
-use crate::{report, settings, single_call};
+use crate::{observed, report, settings, single_call};
 
 thread_local! {
     // Lives as long as the process: its thread must not be joined while the process exits.
@@ -28,6 +29,14 @@ pub fn start() {
 pub fn prepare() {
     if let Ok(client) = try_client() {
         client.prepare(settings::manager_socket());
+    }
+}
+
+/// Hands spans to the manager, without waiting.
+pub fn report_spans(spans: Vec<Span>) {
+    // Where the client has ended, nobody reports them.
+    if let Some(client) = CLIENT.get() {
+        client.report_spans(settings::manager_socket(), spans);
     }
 }
 
@@ -55,5 +64,6 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
         return;
     }
     single_call::forget_exchanges();
+    observed::end_query();
     CLIENT.with(|cell| cell.get().inspect(|client| client.release()));
 }

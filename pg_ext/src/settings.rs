@@ -38,6 +38,20 @@ pub enum AllowedImagesCheck {
     Call,
 }
 
+/// Where lines go that handlers write, values of `transship.log_handlers`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub enum LogHandlers {
+    /// To the container's log alone.
+    #[name = c"off"]
+    Off,
+    /// Also to the session's client.
+    #[name = c"notice"]
+    Notice,
+    /// Also to the server's log.
+    #[name = c"log"]
+    Log,
+}
+
 /// The setting that lists images.
 pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
 
@@ -56,6 +70,8 @@ static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
 static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
 static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
 static TRANSPORT: GucSetting<Transport> = GucSetting::<Transport>::new(Transport::Auto);
+static TRACEPARENT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static LOG_HANDLERS: GucSetting<LogHandlers> = GucSetting::<LogHandlers>::new(LogHandlers::Off);
 
 /// Defines the settings.
 pub fn define() {
@@ -166,6 +182,37 @@ pub fn define() {
         GucContext::Userset,
         GucFlags::default(),
     );
+}
+
+/// Defines the settings of those who watch their calls.
+pub fn define_observation() {
+    GucRegistry::define_string_guc(
+        c"transship.traceparent",
+        c"Span to which calls of container functions belong, as W3C Trace Context's field of that name has it.",
+        c"Empty, or with a value of another form, calls are not traced.",
+        &TRACEPARENT,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"transship.log_handlers",
+        c"Where lines go that a handler writes while it answers this session, besides the container's log.",
+        c"Servers whose greeting has \"lines\" send them with their replies.",
+        &LOG_HANDLERS,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+}
+
+/// The span to which calls belong, if they are traced.
+pub fn traceparent() -> Option<String> {
+    let text = TRACEPARENT.get()?;
+    (!text.is_empty()).then(|| text.to_string_lossy().into_owned())
+}
+
+/// Where lines go that handlers write.
+pub fn log_handlers() -> LogHandlers {
+    LOG_HANDLERS.get()
 }
 
 /// The manager's socket.

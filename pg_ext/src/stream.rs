@@ -15,7 +15,7 @@ use udf_types::transport_name::TransportName;
 
 use crate::host::Backend;
 use crate::statistics::Meter;
-use crate::{session, settings};
+use crate::{observed, session, settings};
 
 /// An exchange.
 pub struct Stream {
@@ -28,7 +28,7 @@ impl Stream {
     pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
         let client = session::client();
         client.limit_replies(settings::max_reply_bytes());
-        let exchange = Hosted { exchange: client.open(call), host: Backend };
+        let exchange = Hosted { exchange: client.open_observed(call, observed::observation()), host: Backend };
         Stream { exchange, meter: Meter::new(function) }
     }
 
@@ -78,6 +78,16 @@ impl Lane for Stream {
             }
             Err(_) => self.meter.count_error(),
         }
+        let lines = self.exchange.exchange.take_lines();
+        if !lines.is_empty() {
+            observed::show_lines(self.exchange.exchange.function(), &lines);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        observed::note_end();
     }
 }
 

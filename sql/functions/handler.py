@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 import time
 
 import pyarrow.compute
@@ -66,6 +67,14 @@ def exit_at(x: int, bad: int) -> int:
 def wait_for(seconds: float) -> float:
     time.sleep(seconds)
     return seconds
+
+
+def murmur(text: str) -> str:
+    print("called with", text)
+    print(text.upper(), file=sys.stderr)
+    if text == "fail":
+        raise ValueError("as it was told")
+    return text
 
 
 def wrong_type(x: int) -> int:

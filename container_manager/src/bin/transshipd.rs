@@ -16,7 +16,7 @@ use container_manager::flags::DaemonFlags;
 use container_manager::images::Images;
 use container_manager::make_dir::make_closed_dir;
 use container_manager::pool::Pool;
-use container_manager::{api, folders, monitoring, runtime};
+use container_manager::{api, folders, log, monitoring, runtime, traces};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,10 +26,12 @@ use udf_types::{Error, Kind, Result};
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
-    match run(DaemonFlags::parse()) {
+    let flags = DaemonFlags::parse();
+    log::set_format(flags.log_format);
+    match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("transshipd: {}", advised(error));
+            log::error("failed").write(advised(error));
             ExitCode::FAILURE
         }
     }
@@ -72,13 +74,13 @@ async fn serve(config: Config) -> Result<()> {
     let engine = runtime::choose(&config.host)?;
     engine.containers.check()?;
     for doubt in engine.doubts()? {
-        eprintln!("transshipd: {doubt}");
+        log::warning("doubt").write(doubt);
     }
     folders::close(&config.host.paths.state_dir, engine.containers.name() == "process").map_err(failed)?;
     if engine.containers.name() == "process" {
-        eprintln!(
-            "transshipd: the process runtime is for development: replicas share this host's files and one user, and are not \
-             limited in processors and processes (docs/security.md)"
+        log::warning("development_runtime").write(
+            "the process runtime is for development: replicas share this host's files and one user, and are not \
+             limited in processors and processes (docs/security.md)",
         );
     }
     let metrics_listener = match config.metrics_listen {
@@ -91,19 +93,22 @@ async fn serve(config: Config) -> Result<()> {
     let pool = Pool::new(config.clone(), engine.containers, catalogue.clone())?;
     let images = Images::new(config.clone(), engine.images, catalogue, pool.clone());
     let adopted = adopt(&images, &pool).await?;
-    eprintln!(
-        "transshipd: ready on {} with runtime {}, {adopted} replicas adopted",
+    log::info("ready").write(format_args!(
+        "ready on {} with runtime {}, {adopted} replicas adopted",
         socket.display(),
         pool.runtime_name()
-    );
+    ));
     if let Some(address) = metrics_listener.as_ref().and_then(|listener| listener.local_addr().ok()) {
-        eprintln!("transshipd: metrics and status page on http://{address}/");
+        log::info("metrics_served").write(format_args!("metrics and status page on http://{address}/"));
         if !address.ip().is_loopback() {
-            eprintln!("transshipd: everybody who reaches {address} can read them (docs/security.md)");
+            let fact = format_args!("everybody who reaches {address} can read them (docs/security.md)");
+            log::warning("metrics_are_public").write(fact);
         }
     }
+    let (traces, mut exporter) = traces::queue(config.otlp_endpoint.clone(), pool.clone());
     tokio::select! {
-        () = api::serve(listener, images.clone(), pool.clone(), config.clone()) => {}
+        () = api::serve(listener, images.clone(), pool.clone(), config.clone(), traces) => {}
+        () = exporter.run() => {}
         () = monitoring::serve(metrics_listener, pool.clone(), images.clone(), config) => {}
         () = pool.clone().keep() => {}
         _ = terminate.recv() => {}
@@ -113,6 +118,7 @@ async fn serve(config: Config) -> Result<()> {
     images.shut_down();
     images.settle().await;
     pool.shut_down().await;
-    eprintln!("transshipd: stopped");
+    exporter.finish().await;
+    log::info("stopped").write("stopped");
     Ok(())
 }

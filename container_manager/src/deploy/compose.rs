@@ -154,6 +154,20 @@ services:
             file.push_str("    network_mode: none\n");
         }
         lock_down(&mut file, limits.memory_mb, &limits.cpus.to_string(), limits.pids, DESCRIPTORS, TMP_MB);
+        if limits.gpus > 0 {
+            let _ = write!(
+                file,
+                r#"    deploy:
+      resources:
+        reservations:
+          devices:
+            - driver: nvidia
+              count: {}
+              capabilities: [gpu]
+"#,
+                limits.gpus
+            );
+        }
     }
     file.push_str("volumes:\n");
     for number in 1..=replicas {

@@ -79,7 +79,7 @@ spec:
               cpu: "{cpus}"
               memory: {memory_mb}Mi
               ephemeral-storage: {LOGS_MB}Mi
-{LOCKED_DOWN}{probes}          volumeMounts:
+{gpus}{LOCKED_DOWN}{probes}          volumeMounts:
             - name: sockets
               mountPath: {SOCKETS}
             - name: functions-tmp
@@ -109,6 +109,10 @@ spec:
         gateway_image = quote(gateway_image),
         cpus = limits.cpus,
         memory_mb = limits.memory_mb,
+        gpus = match limits.gpus {
+            0 => String::new(),
+            gpus => format!("              nvidia.com/gpu: {gpus}\n"),
+        },
         gateway_mb = gateway::MEMORY_MB,
         probes = probes(),
     );

@@ -222,15 +222,18 @@ mod tests {
     fn limits_and_the_reference_are_in_both() {
         let manifest = Manifest::parse(
             "name = 'team/my_udf'\nversion = '2'\ntemplate = 'go'\nreplicas = 3\nfunctions = [{ name = 'f' }]\n\
-             limits = { memory_mb = 300, cpus = 0.5 }",
+             limits = { memory_mb = 300, cpus = 0.5, gpus = 2 }",
         )
         .unwrap();
-        for target in [DeployTarget::Compose, DeployTarget::Kubernetes] {
+        for (target, gpus) in
+            [(DeployTarget::Compose, "count: 2\n"), (DeployTarget::Kubernetes, "limits:\n              cpu: \"0.5\"")]
+        {
             let published = published(FLIGHT_PORT, JSON_PORT);
             let file = describe(&manifest, Some("registry.example/team/my_udf:2"), target, &published).unwrap();
             for part in ["\"registry.example/team/my_udf:2\"", "\"0.5\"", "memory: 300M", "my-udf", "nginx:1.28"] {
                 assert!(file.contains(part), "{part} in {file}");
             }
+            assert!(file.contains(gpus) && file.contains("gpu"), "{file}");
         }
     }
 }

@@ -11,6 +11,7 @@ use udf_types::{Kind, Result};
 
 use super::Images;
 use crate::cancel::Cancel;
+use crate::log;
 use crate::registration::build::{build_inline, build_upload, find_built, name_inline, read_manifest};
 use crate::registration::library::name_library;
 use crate::registration::upload::Upload;
@@ -116,7 +117,7 @@ impl Images {
         });
         let built = built.await.inspect_err(|error| {
             if error.kind() == Kind::Cancelled {
-                eprintln!("transshipd: {error}");
+                log::info("build_cancelled").write(error);
             }
         });
         self.pool.metrics().built(begun.elapsed(), &built);

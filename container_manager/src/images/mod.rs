@@ -20,9 +20,11 @@ use crate::catalogue::Catalogue;
 use crate::config::Config;
 use crate::doctor::examine;
 use crate::engine_images::listed_name;
+use crate::log;
 use crate::pool::Pool;
 use crate::runtime::image_store::ImageStore;
 use crate::runtime::program::end_long_work;
+use crate::setup_checks::doubt_of_users;
 use turns::Turns;
 use uses::Uses;
 
@@ -129,13 +131,18 @@ impl Images {
 
     async fn remove_leftovers(self: &Arc<Images>) {
         if let Err(error) = self.blocking(|images| images.store.remove_leftovers()).await {
-            eprintln!("transshipd: {error}");
+            log::warning("leftovers_remain").write(error);
         }
     }
 
     /// What the container engine lacks on this host, and the templates; and what replicas and builds are not kept from.
     pub async fn examine(self: &Arc<Images>) -> Result<(Vec<CheckInfo>, Vec<String>)> {
-        self.blocking(|images| Ok(examine(&images.config.host, images.pool.runtime_name()))).await
+        self.blocking(|images| {
+            let (checks, mut doubts) = examine(&images.config.host, images.pool.runtime_name());
+            doubts.extend(doubt_of_users(&images.config.allowed_uids));
+            Ok((checks, doubts))
+        })
+        .await
     }
 
     /// Ends the builds and transfers that run, and begins no other.

@@ -8,6 +8,7 @@ use udf_client::control::ImageInfo;
 use udf_types::{Error, Kind, Result};
 
 use super::Images;
+use crate::log;
 use crate::runtime::image_store::TransferOptions;
 
 /// Longest that the end of a manager waits until the names of an image that is being pulled are settled.
@@ -41,7 +42,8 @@ impl Images {
     /// Waits until no image is being pulled, once [`Images::shut_down`] has ended the transfers.
     pub async fn settle(&self) {
         if tokio::time::timeout(SETTLE_TIMEOUT, self.pulling.lock()).await.is_err() {
-            eprintln!("transshipd: an image that is being pulled may have kept a name that it was not given");
+            log::warning("pull_unsettled")
+                .write("an image that is being pulled may have kept a name that it was not given");
         }
     }
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use udf_types::{Error, Kind};
 
 use crate::blocking::blocking;
+use crate::log;
 
 /// The use of an image is noted on disk that often.
 const USE_INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -47,7 +48,7 @@ impl Uses {
             })
         });
         if let Err(error) = noted.await {
-            eprintln!("transshipd: {error}");
+            log::warning("use_not_noted").write(error);
         }
     }
 

@@ -67,6 +67,24 @@ impl End {
     }
 }
 
+/// What became of spans.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpanOutcome {
+    /// A collector took them.
+    Exported,
+    /// It did not, or too many waited for it.
+    LeftOut,
+}
+
+impl SpanOutcome {
+    fn name(self) -> &'static str {
+        match self {
+            SpanOutcome::Exported => "exported",
+            SpanOutcome::LeftOut => "left_out",
+        }
+    }
+}
+
 /// The manager's counters and histograms.
 #[derive(Debug)]
 pub struct Metrics {
@@ -80,6 +98,7 @@ pub struct Metrics {
     waiting: Gauge,
     builds: Family<Labels<1>, Counter>,
     build_seconds: Histogram,
+    spans: Family<Labels<1>, Counter>,
     process_seconds: Counter<f64, AtomicU64>,
 }
 
@@ -97,6 +116,7 @@ impl Default for Metrics {
             waiting: Gauge::default(),
             builds: Family::default(),
             build_seconds: Histogram::new(BUILD_TIMES),
+            spans: Family::default(),
             process_seconds: Counter::default(),
         };
         let registry = &mut metrics.registry;
@@ -124,10 +144,14 @@ impl Default for Metrics {
         registry.register("transship_lease_waiting", "Requests of a lease that wait", metrics.waiting.clone());
         registry.register("transship_builds", "Builds that have ended", metrics.builds.clone());
         registry.register("transship_build_seconds", "Run time of builds", metrics.build_seconds.clone());
+        registry.register("transship_spans", "Spans of traced calls that engines handed over", metrics.spans.clone());
         registry.register("process_cpu_seconds", "Processor time of the manager", metrics.process_seconds.clone());
         // A counter that is missing until the first event hides that event from `rate`.
         for outcome in ["ok", "cancelled", "failed"] {
             let _ = metrics.builds.get_or_create(&[("outcome", outcome.to_string())]);
+        }
+        for outcome in [SpanOutcome::Exported, SpanOutcome::LeftOut] {
+            metrics.spans(outcome, 0);
         }
         metrics
     }
@@ -188,6 +212,11 @@ impl Metrics {
         };
         self.builds.get_or_create(&[("outcome", name.to_string())]).inc();
         self.build_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Spans were exported, or left out.
+    pub fn spans(&self, outcome: SpanOutcome, count: usize) {
+        self.spans.get_or_create(&[("outcome", outcome.name().to_string())]).inc_by(count as u64);
     }
 
     /// Requests of a lease that wait now.

@@ -23,6 +23,8 @@ use udf_types::{Error, Result};
 use super::hosts::Hosts;
 use super::page::STYLE;
 
+use crate::log;
+
 /// So many connections are open at a time. A further one ends the oldest: whoever only holds one loses it.
 const MOST_CONNECTIONS: usize = 16;
 /// A connection lasts no longer, from its first byte to the last of the answer.
@@ -59,7 +61,7 @@ pub(super) async fn serve(listener: TcpListener, hosts: Hosts, answer: Answer) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(cause) => {
-                eprintln!("transshipd: could not accept a connection for metrics: {cause}");
+                log::warning("accept_failed").write(format_args!("could not accept a connection for metrics: {cause}"));
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

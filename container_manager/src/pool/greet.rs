@@ -26,10 +26,20 @@ pub(super) async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(Ser
     let offered = TransportName::ALL.into_iter().filter(|transport| info.offers(*transport));
     let transports = Some(offered.map(|transport| transport.name().to_string()).collect());
     // By name, so that what a greeting says anew is not lost here.
-    let ServerInfo { protocol, pipelining, constants, keep_alive, row_errors, server: _, functions: _, transports: _ } =
-        info;
+    let ServerInfo {
+        protocol,
+        pipelining,
+        constants,
+        keep_alive,
+        row_errors,
+        server: _,
+        functions: _,
+        transports: _,
+        lines,
+    } = info;
     let (server, functions) = Default::default();
-    let kept = ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive, row_errors };
+    let kept =
+        ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive, row_errors, lines };
     Ok((kept, user))
 }
 

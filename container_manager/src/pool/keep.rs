@@ -9,6 +9,7 @@ use udf_project::manifest::Manifest;
 use super::Pool;
 use super::greet::PROBE_TIMEOUT;
 use crate::circuit::Circuit;
+use crate::log;
 use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::container_runtime::ReplicaStatus;
@@ -38,7 +39,7 @@ impl Pool {
         loop {
             tokio::time::sleep(KEEP_INTERVAL).await;
             if let Err(error) = self.blocking(|pool| pool.containers.bound_logs()).await {
-                eprintln!("transshipd: {error}");
+                log::warning("logs_unbounded").write(error);
             }
             self.stop_idle();
             self.pause_unused();
@@ -84,7 +85,7 @@ impl Pool {
         }
         let asked = name.clone();
         if let Ok(ReplicaStatus::Ended(fate)) = self.blocking(move |pool| pool.containers.status(&asked)).await {
-            eprintln!("transshipd: replica \"{name}\" {fate}");
+            log::warning("replica_ended").replica(&name).write(format_args!("replica \"{name}\" {fate}"));
             let pool = self.clone();
             tokio::spawn(async move { pool.discard_ended(name, End::Ended, &fate).await });
         }

@@ -16,6 +16,7 @@ use super::state::PoolState;
 use crate::blocking::block_soon;
 use crate::circuit::LONGEST_WAIT;
 use crate::folders::{self, Opened};
+use crate::log;
 use crate::metrics::End;
 use crate::replica::{Holder, Replica, State};
 
@@ -84,7 +85,8 @@ impl Pool {
                     continue;
                 }
                 Choice::Without(name) => {
-                    eprintln!("transshipd: replica \"{name}\", which nobody uses, makes room for another image");
+                    let fact = format!("replica \"{name}\", which nobody uses, makes room for another image");
+                    log::info("replica_makes_room").replica(&name).write(fact);
                     self.discard_unused(name, End::Room).await;
                     continue;
                 }
@@ -174,12 +176,8 @@ impl Pool {
                 None => {}
             }
         }
-        if manifest.is_some_and(|manifest| !self.may_start(&manifest)) {
-            let message = format!("image \"{image}\" asks for a network, which the container manager does not give");
-            return Err(Error::new(Kind::NotAllowed, message).with_hint(
-                "Start transshipd with --network and a network whose containers a firewall keeps from this host, or, where they \
-                 may reach it, with --network transship.",
-            ));
+        if let Some(manifest) = manifest {
+            self.check_limits(&image, &manifest)?;
         }
         let memory_mb = self.limits_of(digest).memory_mb;
         if !state.has_room(&self.config, memory_mb) {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::Pool;
+use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
 
@@ -19,7 +20,7 @@ impl Pool {
             replica.used = Instant::now();
         }
         if let Err(error) = outcome {
-            eprintln!("transshipd: {error}");
+            log::warning("replica_not_paused").replica(&name).write(error);
         }
     }
 
@@ -33,7 +34,7 @@ impl Pool {
                 }
             }
             Err(error) => {
-                eprintln!("transshipd: {error}");
+                log::warning("replica_not_resumed").replica(&name).write(error);
                 self.discard(name, End::ResumeFailed, None).await;
             }
         }

@@ -8,6 +8,7 @@ use udf_types::Result;
 
 use super::Pool;
 use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet};
+use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
 use crate::runtime::container_runtime::ReplicaStatus;
@@ -83,7 +84,7 @@ impl Pool {
             }
             replica.socket_dir.clone()
         };
-        eprintln!("transshipd: replica \"{name}\" does not answer");
+        log::warning("replica_silent").replica(name).write(format_args!("replica \"{name}\" does not answer"));
         let (pool, name) = (self.clone(), name.to_string());
         tokio::spawn(async move {
             let (since, mut missed) = (Instant::now(), 1);
@@ -107,8 +108,9 @@ impl Pool {
                 };
                 if is_unused && missed >= LEAST_MISSED && since.elapsed() >= pool.config.silent_timeout {
                     let seconds = since.elapsed().as_secs();
-                    eprintln!("transshipd: replica \"{name}\" did not answer for {seconds} s and is stopped");
                     let fate = format!("did not answer for {seconds} s");
+                    let fact = format!("replica \"{name}\" {fate} and is stopped");
+                    log::warning("replica_silent").replica(&name).write(fact);
                     return pool.discard_ended(name, End::Silent, &fate).await;
                 }
             }

@@ -15,11 +15,33 @@ use crate::replica::{Replica, State};
 use crate::runtime::container_runtime::{ReplicaSpec, ReplicaStatus};
 use crate::runtime::program::last_lines;
 
+/// Refuses an image that asks for a network or GPUs, where an operator does not give them.
+fn check_limits(image: &str, limits: &Limits, gives_network: bool, max_gpus: u32) -> Result<()> {
+    if limits.network && !gives_network {
+        let message = format!("image \"{image}\" asks for a network, which the container manager does not give");
+        return Err(Error::new(Kind::NotAllowed, message).with_hint(
+            "Start transshipd with --network and a network whose containers a firewall keeps from this host, or, where they may \
+             reach it, with --network transship.",
+        ));
+    }
+    if limits.gpus > max_gpus {
+        let (asked, unit) = (limits.gpus, if limits.gpus == 1 { "GPU" } else { "GPUs" });
+        let message = format!("image \"{image}\" asks for {asked} {unit}, and the container manager gives {max_gpus}");
+        return Err(Error::new(Kind::NotAllowed, message).with_hint("Start transshipd with --max-gpus."));
+    }
+    Ok(())
+}
+
 impl Pool {
-    /// Whether replicas of an image may be started: an operator has to name the network that it asks for. Processes have the
-    /// host's.
+    /// Whether replicas of an image may be started.
     pub(super) fn may_start(&self, manifest: &Manifest) -> bool {
-        !manifest.limits.network || self.config.host.runtime.network.is_some() || self.containers.name() == "process"
+        self.check_limits(&manifest.image(), manifest).is_ok()
+    }
+
+    /// Refuses an image that asks for more than an operator gives. Processes have the host's network.
+    pub(super) fn check_limits(&self, image: &str, manifest: &Manifest) -> Result<()> {
+        let gives_network = self.config.host.runtime.network.is_some() || self.containers.name() == "process";
+        check_limits(image, &manifest.limits, gives_network, self.config.max_gpus)
     }
 
     /// What a container of an image may use: no container gets more memory than all together.
@@ -130,6 +152,33 @@ impl Pool {
                 return Err(Error::new(Kind::Timeout, format!("the container did not answer within {seconds} s")));
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operator_gives_networks_and_gpus() {
+        let limits = |network, gpus| Limits { network, gpus, ..Limits::default() };
+        for (limits, gives_network, max_gpus) in [
+            (limits(false, 0), false, 0),
+            (limits(true, 0), true, 0),
+            (limits(false, 2), false, 2),
+            (limits(false, 1), false, 2),
+        ] {
+            assert_eq!(check_limits("a:1", &limits, gives_network, max_gpus), Ok(()), "{limits:?}");
+        }
+        for (limits, max_gpus, said) in [
+            (limits(true, 0), 0, "image \"a:1\" asks for a network, which the container manager does not give"),
+            (limits(false, 1), 0, "image \"a:1\" asks for 1 GPU, and the container manager gives 0"),
+            (limits(false, 3), 2, "image \"a:1\" asks for 3 GPUs, and the container manager gives 2"),
+        ] {
+            let error = check_limits("a:1", &limits, false, max_gpus).unwrap_err();
+            assert_eq!((error.kind(), error.message()), (Kind::NotAllowed, said));
+            assert!(error.hint().is_some());
         }
     }
 }

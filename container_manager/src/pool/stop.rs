@@ -9,6 +9,7 @@ use udf_types::Error;
 
 use super::Pool;
 use super::greet::PROBE_INTERVAL;
+use crate::log;
 use crate::metrics::End;
 use crate::replica::{Replica, State};
 use crate::runtime::program::last_lines;
@@ -64,7 +65,7 @@ impl Pool {
         match self.blocking(stop).await {
             Ok(()) => self.note_stopped(name, socket_dir).await,
             Err(error) => {
-                eprintln!("transshipd: {error}");
+                log::warning("replica_not_stopped").replica(&name).write(error);
                 // Whoever waits for this stop waits no longer.
                 tokio::spawn(self.clone().stop_again(name, socket_dir));
             }
@@ -80,7 +81,7 @@ impl Pool {
             let asked = name.clone();
             match self.blocking(move |pool| pool.containers.stop(&asked)).await {
                 Ok(()) => return self.note_stopped(name, socket_dir).await,
-                Err(error) if pause < LAST_STOP_PAUSE => eprintln!("transshipd: {error}"),
+                Err(error) if pause < LAST_STOP_PAUSE => log::warning("replica_not_stopped").replica(&name).write(error),
                 // It has been said.
                 Err(_) => {}
             }
@@ -146,7 +147,7 @@ impl Pool {
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
-        eprintln!("transshipd: some replicas could not be stopped");
+        log::warning("replicas_left").write("some replicas could not be stopped");
     }
 }
 
@@ -226,6 +227,8 @@ mod tests {
             max_containers: 10,
             max_builds: 1,
             max_memory_mb: 10_000,
+            max_gpus: 0,
+            otlp_endpoint: None,
             metrics_listen: None,
             metrics_hosts: Vec::new(),
         }

@@ -27,6 +27,10 @@ pub fn name_library(library: &str, upload: &Upload) -> Result<Manifest> {
         return Err(Error::new(Kind::NotAllowed, format!("library \"{library}\" may not ask for a network"))
             .with_hint("Build the project with \"transship build\" and name its image instead."));
     }
+    if manifest.limits.gpus > 0 {
+        return Err(Error::new(Kind::NotAllowed, format!("library \"{library}\" may not ask for GPUs"))
+            .with_hint("Build the project with \"transship build\" and name its image instead."));
+    }
     let failed = |cause: std::io::Error| {
         Error::new(Kind::BuildFailed, format!("could not read the files of library \"{library}\": {cause}"))
     };

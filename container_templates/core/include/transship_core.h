@@ -138,6 +138,7 @@ const char *transship_message(void);
  *              "plain": columns are bool, int64, float64, or bytes (binary), which hold text, and the JSON form of docs/types.md,
  *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
  *              four types; what does not fit the declared type is an error that names the row.
+ *   "lines"    whether the language gives lines that handlers write (transship_work_line); false if left out
  * The environment says where to listen (docs/protocol.md §8). The caller ends the server with transship_server_free. */
 transship_status transship_server_new(const char *config, transship_server **server);
 
@@ -179,6 +180,13 @@ transship_status transship_work_batch(const transship_work *work, struct ArrowAr
 
 /* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
 int32_t transship_work_is_cancelled(const transship_work *work);
+
+/* 1 if the caller asks for lines that the handler writes, 0 otherwise. */
+int32_t transship_work_wants_lines(const transship_work *work);
+
+/* Adds a line that the handler wrote for this work, in UTF-8; a line break in it begins another line. It travels with the next part
+ * of the reply, or with the error. Lines beyond docs/protocol.md §4.11 are counted, and those nobody asks for are dropped. */
+transship_status transship_work_line(const transship_work *work, const char *line);
 
 /* Gives a part of a table function's reply that is not the last, an array of structs of row and result. It waits while the client
  * is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */

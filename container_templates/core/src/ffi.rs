@@ -441,6 +441,30 @@ pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) ->
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_wants_lines(work: *const PulledWork) -> i32 {
+    // SAFETY: the header asks for work that has not ended, or NULL.
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.wants_lines))
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_line(work: *const PulledWork, line: *const c_char) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL, and for a text that ends in NUL.
+        let (work, line) = unsafe { (borrowed(work, "work is NULL")?, text(line, "line is NULL")?) };
+        work.0.add_line(&line);
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_part(
     work: *mut PulledWork,
     array: *mut FFI_ArrowArray,

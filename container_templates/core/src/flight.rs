@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -23,6 +23,7 @@ use udf_codec::arrow_ipc::{BatchEncoder, encode_schema};
 use udf_codec::call_decoder::{CallDecoder, DecodedCalls};
 use udf_codec::client_layout::ClientLayout;
 use udf_codec::constants::Constants;
+use udf_codec::lines::{LINES, WANTED};
 use udf_codec::unreadable::Unreadable;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, RowErrors};
@@ -32,6 +33,7 @@ use crate::error::CallError;
 use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
+use crate::lines::{self, collecting};
 
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
@@ -113,8 +115,9 @@ impl FlightService for Flight {
     ) -> Result<Response<Self::DoExchangeStream>, Status> {
         let (sender, receiver) = mpsc::channel(REPLIES_AHEAD);
         let container = self.0.clone();
+        let wants_lines = request.metadata().get(LINES).is_some_and(|value| value == WANTED);
         tokio::spawn(async move {
-            if let Err(status) = run_exchange(container, request.into_inner(), &sender).await {
+            if let Err(status) = run_exchange(container, request.into_inner(), wants_lines, &sender).await {
                 let _ = sender.send(Err(status)).await;
             }
         });
@@ -149,6 +152,7 @@ impl FlightService for Flight {
 async fn run_exchange(
     container: Arc<Container>,
     mut calls: Streaming<FlightData>,
+    wants_lines: bool,
     sender: &Sender,
 ) -> Result<(), Status> {
     let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
@@ -190,13 +194,15 @@ async fn run_exchange(
         let answered = tokio::task::spawn_blocking(move || {
             let mut groups = groups.lock().expect("no holder panics");
             let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
-            let answer = exchange.answer(decoded, number, &metadata.step, &mut groups);
+            let answering = || exchange.answer(decoded, number, &metadata.step, &mut groups);
+            let (answer, lines) = collecting(wants_lines, answering);
             answer.err().map(|error| {
                 let told = if is_foreign {
                     Err(status_of(&error))
                 } else {
-                    let wire = json!({"batch": number, "error": error}).to_string();
-                    Ok(FlightData::new().with_app_metadata(wire))
+                    let mut wire = json!({"batch": number, "error": error});
+                    add_lines(&mut wire, lines.into_texts());
+                    Ok(FlightData::new().with_app_metadata(wire.to_string()))
                 };
                 let _ = sender.blocking_send(told);
             })
@@ -210,6 +216,12 @@ async fn run_exchange(
     match container.find(&name) {
         Err(error) if number == 0 => Err(status_of(&error)),
         _ => Ok(()),
+    }
+}
+
+fn add_lines(metadata: &mut Value, lines: Vec<String>) {
+    if !lines.is_empty() {
+        metadata["lines"] = json!(lines);
     }
 }
 
@@ -265,6 +277,7 @@ impl Exchange<'_> {
             if !is_last {
                 metadata["more"] = json!(true);
             }
+            add_lines(&mut metadata, lines::take());
             let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
             let reply = self.layout.write(function.reply(columns, row_errors)?).map_err(unwritable)?;
             let message = encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))?;

@@ -15,6 +15,7 @@ mod function;
 mod handler;
 mod http;
 mod json;
+pub mod lines;
 mod plain;
 mod pulled;
 mod pulled_server;

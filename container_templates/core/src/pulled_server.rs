@@ -34,6 +34,9 @@ struct Config {
     root: Option<String>,
     #[serde(default)]
     columns: Columns,
+    /// Whether it gives the lines that handlers write.
+    #[serde(default)]
+    lines: bool,
 }
 
 /// A function as a language needs it to find the handler.
@@ -76,7 +79,7 @@ impl PulledServer {
             }
             entries.push(Entry { name: entry.name.clone(), kind: entry.kind, form: entry.batch, signature });
         }
-        let settings = Settings::from_environment(&config.server)?;
+        let settings = Settings { has_lines: config.lines, ..Settings::from_environment(&config.server)? };
         let queue = Arc::new(Queue::new().map_err(|cause| cause.to_string())?);
         let (stop, _) = watch::channel(false);
         Ok(PulledServer {

@@ -9,11 +9,17 @@ use std::time::{Duration, Instant};
 use arrow_array::{ArrayRef, RecordBatch};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use udf_codec::batch::AggregateStep;
+use udf_codec::lines::{MAX_LINE_BYTES, MAX_LINES};
 
 use crate::error::CallError;
+use crate::lines;
 
 /// Between two looks at whether the client has gone.
 const LOOK: Duration = Duration::from_millis(20);
+/// Lines of a batch that may wait to be handed over.
+const MOST_LINES: usize = 2 * MAX_LINES;
+/// Of each, so much is kept: more than one line has.
+const MOST_LINE_BYTES: usize = 2 * MAX_LINE_BYTES;
 /// Parts of a reply that may wait for the client.
 const PARTS_AHEAD: usize = 2;
 
@@ -55,7 +61,10 @@ pub(crate) struct Work {
     pub(crate) batch: RecordBatch,
     /// Whether the reply has a column of errors.
     pub(crate) row_errors: bool,
+    /// Whether the caller asks for lines that the handler writes.
+    pub(crate) wants_lines: bool,
     is_cancelled: AtomicBool,
+    lines: Mutex<Vec<String>>,
     replies: Mutex<Replies>,
     changed: Condvar,
 }
@@ -83,7 +92,9 @@ impl Work {
             exchange,
             batch,
             row_errors,
+            wants_lines: lines::are_wanted(),
             is_cancelled: AtomicBool::new(false),
+            lines: Mutex::default(),
             replies: Mutex::default(),
             changed: Condvar::new(),
         }
@@ -92,6 +103,24 @@ impl Work {
     /// Whether the client has gone.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Adds a line that the handler wrote.
+    pub(crate) fn add_line(&self, line: &str) {
+        let mut lines = self.lines.lock().expect("no holder panics");
+        // Whoever answers the batch takes them with each part, and bounds them again.
+        if self.wants_lines && lines.len() < MOST_LINES {
+            // The whole of it is in the log.
+            lines.push(line[..line.floor_char_boundary(MOST_LINE_BYTES)].to_string());
+        }
+    }
+
+    /// Gives the lines so far to the batch that this thread answers.
+    fn hand_lines_over(&self) {
+        if self.wants_lines {
+            let lines = std::mem::take(&mut *self.lines.lock().expect("no holder panics"));
+            lines.iter().for_each(|line| lines::write_line(line));
+        }
     }
 
     fn replies(&self) -> MutexGuard<'_, Replies> {
@@ -216,6 +245,7 @@ impl Queue {
         let work = Arc::new(work);
         self.push(work.clone());
         let waited = self.wait_for(&work, is_cancelled, take);
+        work.hand_lines_over();
         work.replies().is_abandoned = true;
         work.changed.notify_all();
         waited
@@ -233,6 +263,7 @@ impl Queue {
                 Some(Reply::Part(columns)) => {
                     work.changed.notify_all();
                     drop(replies);
+                    work.hand_lines_over();
                     take(columns, false)?;
                     if is_cancelled() {
                         work.is_cancelled.store(true, Ordering::Relaxed);
@@ -243,6 +274,7 @@ impl Queue {
                 }
                 Some(Reply::Last(columns)) => {
                     drop(replies);
+                    work.hand_lines_over();
                     return take(columns, true);
                 }
                 Some(Reply::Failed(error)) => return Err(error),

@@ -14,6 +14,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
+use udf_codec::lines::{LINES, Lines, WANTED};
 use udf_codec::wire::COLUMNS;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::FunctionKind;
@@ -24,6 +25,7 @@ use crate::error::{CallError, guarded};
 use crate::exchanges::take_step;
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
+use crate::lines::collecting;
 use crate::waits::may_run_here;
 
 const FUNCTIONS: &str = "/v1/functions/";
@@ -55,7 +57,8 @@ pub(crate) async fn respond(
     request: Request<Incoming>,
     client: Arc<Client>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let (status, (content_type, body)) = match answer(&container, take_time, request, &client).await {
+    let mut lines = Lines::default();
+    let (status, (content_type, body)) = match answer(&container, take_time, request, &client, &mut lines).await {
         Ok(body) => (StatusCode::OK, body),
         Err(error) => {
             let status = match error.kind {
@@ -69,6 +72,9 @@ pub(crate) async fn respond(
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    if let Some(field) = lines.into_field().and_then(|field| HeaderValue::try_from(field).ok()) {
+        response.headers_mut().insert(LINES, field);
+    }
     Ok(response)
 }
 
@@ -77,6 +83,7 @@ async fn answer(
     take_time: impl Fn(),
     request: Request<Incoming>,
     client: &Client,
+    lines: &mut Lines,
 ) -> Result<Body, CallError> {
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
@@ -87,6 +94,7 @@ async fn answer(
         container.exchanges.end(name);
         return Ok((JSON, b"{}".to_vec()));
     }
+    let wants_lines = request.headers().get(LINES).is_some_and(|value| value == WANTED);
     let is_columns = request.headers().get(CONTENT_TYPE).is_some_and(|value| value == COLUMNS);
     let body = Limited::new(request.into_body(), MAX_MESSAGE_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
@@ -100,7 +108,7 @@ async fn answer(
         take_time();
     }
     let start = Instant::now();
-    let answered = guarded(|| {
+    let answering = || {
         let is_cancelled = || has_hung_up(&client.socket);
         if is_columns {
             let (call, segment) = {
@@ -113,7 +121,9 @@ async fn answer(
         let call = json_form::read(function, &body)?;
         let answer = compute(container, function, &call, &is_cancelled)?;
         Ok((JSON, json_form::write(function, &call, &answer).into_bytes()))
-    });
+    };
+    let (answered, written) = collecting(wants_lines, || guarded(answering));
+    *lines = written;
     function.note_long(start.elapsed() > LONG);
     answered
 }

@@ -31,6 +31,8 @@ const STOP_STEP: Duration = Duration::from_millis(5);
 pub struct Settings {
     /// Name and version, for the greeting.
     pub server: String,
+    /// Whether handlers write lines for their callers (`docs/protocol.md` §4.11).
+    pub has_lines: bool,
     /// The folder of `http.sock` and `flight.sock`.
     pub socket_folder: Option<String>,
     /// The TCP port of HTTP.
@@ -47,6 +49,7 @@ impl Settings {
     pub fn from_environment(server: &str) -> Result<Settings, String> {
         Ok(Settings {
             server: server.to_string(),
+            has_lines: false,
             socket_folder: std::env::var("TRANSSHIP_SOCKET_DIR").ok(),
             http_port: port("TRANSSHIP_HTTP_PORT")?,
             flight_port: port("TRANSSHIP_FLIGHT_PORT")?,
@@ -78,6 +81,7 @@ pub(crate) fn serve_until(
     let greeting = json!({
         "protocol": 1, "server": settings.server, "functions": names, "transports": transports, "keep_alive": true,
         "constants": true, "row_errors": true,
+        "lines": settings.has_lines,
     });
     let container = Arc::new(Container { greeting: greeting.to_string(), functions, exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();

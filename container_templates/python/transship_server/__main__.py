@@ -23,6 +23,10 @@ def main(command):
     root = os.environ.get("TRANSSHIP_ROOT", "/opt/transship")
     # What the handler prints is a log, not an answer.
     output, sys.stdout = sys.stdout, sys.stderr
+    from . import lines
+
+    # Before the handler is loaded, which may keep the streams.
+    lines.install()
     with open(f"{root}/manifest.json", encoding="utf-8") as file:
         manifest = json.load(file)
     from . import function

@@ -11,7 +11,7 @@ import time
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from . import __version__, databend, types
+from . import __version__, databend, lines, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .function import Cancelled
@@ -25,7 +25,7 @@ class Server(flight.FlightServerBase):
     """Answers Flight on one location for the given functions."""
 
     def __init__(self, location, functions):
-        super().__init__(location, middleware={databend.NAME: databend.Headers()})
+        super().__init__(location, middleware={databend.NAME: databend.Headers(), lines.FIELD: _LinesWanted()})
         self._functions = functions
 
     def do_action(self, context, action):
@@ -50,6 +50,10 @@ class Server(flight.FlightServerBase):
             yield self._info(flight.FlightDescriptor.for_path(name), function, function.schema)
 
     def do_exchange(self, context, descriptor, reader, writer):
+        with lines.collecting(context.get_middleware(lines.FIELD) is not None) as found:
+            self._exchange(context, descriptor, reader, writer, found)
+
+    def _exchange(self, context, descriptor, reader, writer, found):
         function = self._functions.get(_name_of(descriptor))
         # An unknown function is answered like a failing one, once its first batch is read: a status would look like an
         # exception of the handler's.
@@ -94,6 +98,7 @@ class Server(flight.FlightServerBase):
                         metadata["more"] = True
                     if is_databend:
                         part = databend.reply(function, part)
+                    metadata |= _written(found)
                     writer.write_with_metadata(types.lay_out(part, layout), json.dumps(metadata).encode())
                     start = time.perf_counter_ns()
                     part = following
@@ -104,7 +109,8 @@ class Server(flight.FlightServerBase):
         except CallError as error:
             if calls.are_foreign:
                 raise _status_of(error) from None
-            writer.write_metadata(json.dumps({"batch": calls.number, "error": error.to_wire()}).encode())
+            metadata = {"batch": calls.number, "error": error.to_wire()} | _written(found)
+            writer.write_metadata(json.dumps(metadata).encode())
 
     def _find(self, descriptor):
         function = self._functions.get(_name_of(descriptor))
@@ -119,6 +125,19 @@ class Server(flight.FlightServerBase):
     def _info(self, descriptor, function, schema):
         count = len(function.arguments)
         return flight.FlightInfo(databend.with_input_count(schema, count), descriptor, [], count, 0)
+
+
+class _LinesWanted(flight.ServerMiddlewareFactory):
+    """Marks the calls whose clients ask for lines that the handler writes."""
+
+    def start_call(self, info, headers):
+        wanted = any(name.lower() == lines.FIELD and lines.WANTED in values for name, values in headers.items())
+        return flight.ServerMiddleware() if wanted else None
+
+
+def _written(found):
+    texts = found.take() if found is not None else []
+    return {"lines": texts} if texts else {}
 
 
 class _Calls:
@@ -168,4 +187,4 @@ def greeting(functions):
     transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
     answer = {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
-    return answer | {"constants": True, "keep_alive": True, "row_errors": True}
+    return answer | {"constants": True, "keep_alive": True, "row_errors": True, "lines": True}

@@ -18,7 +18,7 @@ import zlib
 
 import pyarrow as pa
 
-from . import columns, constants, dialects, exact_json, http1, json_columns, types
+from . import columns, constants, dialects, exact_json, http1, json_columns, lines, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -61,6 +61,8 @@ class _Handler(http1.Handler):
         super().__init__(connection, server)
         self.segments = columns.Segments(server.segment_directory)
         self.json_reader = json_columns.Reader()
+        # What the handler writes meanwhile, if the client asks for that.
+        self.lines = None
         # Whether calls are refused; since when it waits for its client; since when for a thread.
         self.is_refused, self.waits_since, self.queued_since = False, None, None
 
@@ -91,7 +93,8 @@ class _Handler(http1.Handler):
             body = self._decode_body(self.body)
         except CallError as error:
             return self._fail(error)
-        return self._answer_call(body)
+        with lines.collecting(self.headers.get(lines.FIELD) == lines.WANTED) as self.lines:
+            return self._answer_call(body)
 
     def _answer_call(self, body):
         try:
@@ -204,9 +207,13 @@ class _Handler(http1.Handler):
         self._send(status, "application/json", json.dumps(body, allow_nan=False).encode())
 
     def _send(self, status, content_type, payload):
+        field = self.lines.field() if self.lines is not None else ""
+        fields = f"{lines.FIELD}: {field}\r\n" if field else ""
+        # An answer that comes later, without a call, has none.
+        self.lines = None
         if len(payload) > _LEAST_GZIP_BYTES and "gzip" in self.headers.get("accept-encoding", ""):
-            return self.send(status, content_type, gzip.compress(payload, 1), "Content-Encoding: gzip\r\n")
-        return self.send(status, content_type, payload)
+            return self.send(status, content_type, gzip.compress(payload, 1), f"{fields}Content-Encoding: gzip\r\n")
+        return self.send(status, content_type, payload, fields)
 
 
 class _Exchanges:

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use udf_types::signature::Signature;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
@@ -26,8 +26,9 @@ use crate::doorbell::Doorbell;
 use crate::exchange::{Exchange, ReportTimeout};
 use crate::foreground::{Foreground, Runner, Task};
 use crate::host::Host;
-use crate::inbox::Inbox;
+use crate::inbox::{Asides, Inbox};
 use crate::outbox::Outbox;
+use crate::trace::{Observation, Recorder, Report, Span};
 use crate::waiter::Waiter;
 
 /// How long a thread that has encoded a large batch is kept for the next one.
@@ -35,6 +36,10 @@ const SPARE_THREAD_LIFE: Duration = Duration::from_secs(1);
 
 /// How long leases last in which nothing happens: a session that calls now and then does not pay for one each time.
 pub const LINGER: Duration = Duration::from_secs(1);
+
+/// Reports of spans that may be under way at a time, and how long each may take.
+const MOST_REPORTS: usize = 16;
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A session's client. Dropping it ends its thread, its exchanges and its leases.
 #[derive(Debug)]
@@ -48,6 +53,8 @@ pub struct Client {
     lingering: Arc<Mutex<Lingering>>,
     arenas: Arc<Arenas>,
     max_reply_bytes: AtomicUsize,
+    /// For reports of spans that are under way.
+    reports: Arc<Semaphore>,
     /// None where somebody else runs the tasks.
     thread: Option<thread::JoinHandle<()>>,
 }
@@ -82,7 +89,8 @@ impl Client {
         let (tasks, queue) = mpsc::unbounded_channel();
         let (runtime, connections, arenas, lingering) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
-        let client = Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, thread: None };
+        let reports = Arc::new(Semaphore::new(MOST_REPORTS));
+        let client = Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, reports, thread: None };
         Ok((client, queue))
     }
 
@@ -115,11 +123,23 @@ impl Client {
 
     /// Opens an exchange, and begins to reach who answers: a replica may be started before the first batch is sent.
     pub fn open(&self, call: Arc<Call>) -> Exchange {
+        self.open_observed(call, Observation::default())
+    }
+
+    /// The same for an engine that wants to know more than results.
+    pub fn open_observed(&self, call: Arc<Call>, observation: Observation) -> Exchange {
+        let Observation { trace, wants_lines } = observation;
+        let spans = trace.map(|(parent, manager)| (parent, parent.child(), manager));
+        let asides = Asides { trace: spans.as_ref().map(|(_, span, _)| *span), wants_lines };
+        let recorder = spans.filter(|(parent, ..)| parent.is_sampled).map(|(parent, span, manager)| {
+            let report = self.reporter(manager);
+            Box::new(Recorder::new(span, parent.span_id, &call.signature.function, report))
+        });
         self.note_use();
         let (sender, outbox) = Outbox::new();
         let (inbox, receiver, room) = Inbox::new(self.waiter.doorbell.clone());
         let budget = Budget::new(self.max_reply_bytes.load(Relaxed));
-        let inbox = inbox.within(budget.clone());
+        let inbox = inbox.within(budget.clone()).asking(asides);
         let connections = self.connections.clone();
         let task_call = call.clone();
         let (task, cancel) = cancellable(async move { connections.run(&task_call, outbox, &inbox).await });
@@ -148,6 +168,26 @@ impl Client {
             (receiver, room, budget),
             (runner, report_timeout),
         )
+        .recorded(recorder)
+    }
+
+    /// Hands spans to the manager, which exports them, without waiting. They are left out if it is slow to take those before.
+    pub fn report_spans(&self, manager: PathBuf, spans: Vec<Span>) {
+        self.reporter(manager)(spans);
+    }
+
+    fn reporter(&self, manager: PathBuf) -> Report {
+        let (tasks, reports) = (self.tasks.downgrade(), self.reports.clone());
+        Box::new(move |spans| {
+            let (Some(tasks), Ok(permit)) = (tasks.upgrade(), reports.clone().try_acquire_owned()) else { return };
+            let manager = manager.clone();
+            let _ = tasks.send(Box::pin(async move {
+                let _permit = permit;
+                let reporting = control::report_spans(&manager, spans);
+                // Nobody's query depends on it.
+                let _ = tokio::time::timeout(REPORT_TIMEOUT, reporting).await;
+            }));
+        })
     }
 
     /// The signature that `target` offers for `function`.

@@ -19,6 +19,7 @@ use udf_project::manifest::Manifest;
 use udf_types::{Error, Kind, Result};
 
 use crate::registry_login::RegistryLogin;
+use crate::trace::{MAX_SPANS, Span};
 
 /// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
 const MOST_DESCRIPTORS: usize = 2;
@@ -110,6 +111,11 @@ pub enum Request {
     },
     /// The manager's metrics.
     Metrics,
+    /// Hands over spans that have ended, for the manager to export. It leaves them out where it exports none, or too many wait.
+    Spans {
+        /// At most [`MAX_SPANS_PER_REQUEST`].
+        spans: Vec<Span>,
+    },
     /// Removes images that engines had built and that nobody has asked for since.
     Prune {
         /// For so many days.
@@ -130,7 +136,7 @@ pub enum Response {
     },
     /// To [`Request::AddToFile`].
     Added,
-    /// To [`Request::ReportTimeout`].
+    /// To [`Request::ReportTimeout`] and [`Request::Spans`].
     Noted,
     /// To [`Request::Prune`].
     Pruned {
@@ -191,6 +197,14 @@ pub const STILL_RUNNING: &str = "is still running";
 
 /// Most bytes of one [`Request::AddToFile`], so that it stays well below [`MAX_LINE_BYTES`] in base64.
 pub const MAX_PIECE_BYTES: usize = 4 << 20;
+
+/// Most spans of one [`Request::Spans`]: those of an exchange, and its own.
+pub const MAX_SPANS_PER_REQUEST: usize = MAX_SPANS + 1;
+
+/// Hands spans to the manager.
+pub async fn report_spans(socket: &Path, spans: Vec<Span>) -> Result<()> {
+    ask(socket, &Request::Spans { spans }).await.map(drop)
+}
 
 /// Has the manager build a project, given as paths inside it and their contents.
 pub async fn build_library(

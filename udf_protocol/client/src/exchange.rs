@@ -24,10 +24,14 @@ use crate::inbox::{Event, Reply, bytes_of};
 use crate::outbox::Outgoing;
 use crate::planted::{Planted, is_planted};
 use crate::spin;
+use crate::trace::Recorder;
 use crate::waiter::{WAIT_SLICE, Waiter};
 
 /// Sending more than this takes long enough for another thread.
 const MOST_BYTES_HERE: usize = 64 << 10;
+
+/// Lines of a handler that may wait for the engine. It takes them with each reply.
+const MOST_LINES_WAITING: usize = 1000;
 
 /// What a map function's server did.
 #[derive(Debug)]
@@ -84,6 +88,10 @@ pub struct Exchange {
     ready_at: Option<Instant>,
     /// Once failed, always failed.
     failure: Option<Error>,
+    // for those who watch
+    /// Lines of the handler that the engine has not taken yet.
+    lines: Vec<String>,
+    recorder: Option<Box<Recorder>>,
 }
 
 impl Exchange {
@@ -119,7 +127,30 @@ impl Exchange {
             takes_constants: false,
             ready_at: None,
             failure: None,
+            lines: Vec::new(),
+            recorder: None,
         }
+    }
+
+    /// The same with a recorder of its spans.
+    pub(crate) fn recorded(mut self, recorder: Option<Box<Recorder>>) -> Exchange {
+        self.recorder = recorder;
+        self
+    }
+
+    /// The function's name in the container.
+    pub fn function(&self) -> &str {
+        &self.call.signature.function
+    }
+
+    /// Takes the lines that the handler wrote since the last time, if they were asked for.
+    pub fn take_lines(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.lines)
+    }
+
+    fn note_lines(&mut self, lines: Vec<String>) {
+        let room = MOST_LINES_WAITING.saturating_sub(self.lines.len());
+        self.lines.extend(lines.into_iter().take(room));
     }
 
     /// Sends a batch, without waiting. The caller bounds how many are in flight.
@@ -214,6 +245,7 @@ impl Exchange {
                 }
                 Some(Event::End) => return Ok(MapEvent::End),
                 Some(Event::Failure(_, error)) => return Err(error),
+                Some(Event::Lines(lines)) => self.note_lines(lines),
                 None => return Err(self.timeout()),
             }
         }
@@ -229,6 +261,9 @@ impl Exchange {
         self.attempts += 1;
         self.transport = Some(transport);
         self.takes_constants = takes_constants;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.note_reached(transport.name());
+        }
     }
 
     /// How batches travel; known once a server was reached.
@@ -256,13 +291,21 @@ impl Exchange {
             Ok(reply) => {
                 self.room.add_permits(1);
                 if reply.is_last {
-                    self.sent_at.remove(&reply.number);
+                    let sent_at = self.sent_at.remove(&reply.number);
+                    if let (Some(recorder), Some(sent_at)) = (&mut self.recorder, sent_at) {
+                        recorder.note_answer(reply.number, sent_at, reply.columns.num_rows(), reply.compute_us);
+                    }
                     self.next_number += 1;
                     self.budget.expect(self.next_number);
                 }
                 self.ready_at = Some(Instant::now());
             }
-            Err(error) => self.failure = Some(error.clone()),
+            Err(error) => {
+                if let Some(recorder) = &mut self.recorder {
+                    recorder.note_failure(error.kind());
+                }
+                self.failure = Some(error.clone());
+            }
         }
         outcome
     }
@@ -371,6 +414,7 @@ impl Exchange {
                     self.early.insert(number, Err(error));
                 }
                 Some(Event::TakesConstants) => self.takes_constants = true,
+                Some(Event::Lines(lines)) => self.note_lines(lines),
                 Some(Event::Taken | Event::End) => {}
                 None => return Err(self.timeout()),
             }

@@ -4,6 +4,7 @@ use std::sync::{Arc, mpsc as std_mpsc};
 
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use tokio::sync::Semaphore;
+use udf_codec::lines::{LINES, WANTED, read_field, shown};
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Result};
 
@@ -12,6 +13,7 @@ use crate::doorbell::Doorbell;
 use crate::folder::Folder;
 use crate::foreground::is_in_foreground;
 use crate::planted::{Planted, is_planted};
+use crate::trace::{TRACEPARENT, TraceContext};
 
 /// One reply on its way to the engine.
 #[derive(Debug)]
@@ -86,6 +88,26 @@ pub enum Event {
     End,
     /// The batch of this number failed. Replies to earlier batches may still be on their way.
     Failure(u64, Error),
+    /// Lines that the handler wrote while it answered a batch, which were asked for; before the reply or failure.
+    Lines(Vec<String>),
+}
+
+/// What an engine asks of a server beside the results.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asides {
+    /// The span of the exchange, which servers are told.
+    pub(crate) trace: Option<TraceContext>,
+    /// Whether lines are wanted that the handler writes.
+    pub(crate) wants_lines: bool,
+}
+
+impl Asides {
+    /// The fields that say so of one batch, or of the exchange if that goes as one.
+    pub(crate) fn fields(&self, batch: Option<u64>) -> impl Iterator<Item = (&'static str, String)> {
+        let traced = self.trace.map(|trace| batch.map_or(trace, |number| trace.of_batch(number)));
+        let trace = traced.map(|trace| (TRACEPARENT, trace.to_string()));
+        trace.into_iter().chain(self.wants_lines.then(|| (LINES, WANTED.to_string())))
+    }
 }
 
 /// Where replies go: the engine's queue, and a doorbell that wakes it.
@@ -96,6 +118,7 @@ pub struct Inbox {
     /// How many further replies the engine has room for.
     room: Arc<Semaphore>,
     budget: Arc<Budget>,
+    asides: Asides,
 }
 
 /// Replies that may wait for the engine. Servers that have more to say are held up by HTTP/2's flow control.
@@ -107,7 +130,7 @@ impl Inbox {
         let (sender, receiver) = std_mpsc::channel();
         let room = Arc::new(Semaphore::new(ROOM));
         let budget = Budget::new(DEFAULT_REPLY_BYTES);
-        (Inbox { sender, doorbell, room: room.clone(), budget }, receiver, room)
+        (Inbox { sender, doorbell, room: room.clone(), budget, asides: Asides::default() }, receiver, room)
     }
 
     /// One for what is not the engine's yet, within the same budget, and where that is found.
@@ -119,6 +142,32 @@ impl Inbox {
     /// The same within another budget.
     pub(crate) fn within(self, budget: Arc<Budget>) -> Inbox {
         Inbox { budget, ..self }
+    }
+
+    /// The same for an engine that asks for more than results.
+    pub(crate) fn asking(self, asides: Asides) -> Inbox {
+        Inbox { asides, ..self }
+    }
+
+    /// What the engine asks for beside the results.
+    pub(crate) fn asides(&self) -> &Asides {
+        &self.asides
+    }
+
+    /// Delivers lines, if they were asked for.
+    pub(crate) fn deliver_lines(&self, lines: Vec<String>) {
+        if self.asides.wants_lines && !lines.is_empty() {
+            self.deliver(Ok(Event::Lines(shown(&lines))));
+        }
+    }
+
+    /// The same of the field of a reply of HTTP.
+    pub(crate) fn deliver_lines_of(&self, function: &str, field: Option<&[u8]>) -> Result<()> {
+        if let Some(field) = field.filter(|_| self.asides.wants_lines) {
+            let unreadable = |cause| Error::protocol(function, format!("Its lines cannot be read: {cause}."));
+            self.deliver_lines(read_field(field).map_err(unreadable)?);
+        }
+        Ok(())
     }
 
     /// What replies may hold until the engine takes them.

@@ -77,5 +77,6 @@ mod row_errors;
 mod segment;
 mod spin;
 mod threads;
+pub mod trace;
 pub mod transport;
 mod waiter;

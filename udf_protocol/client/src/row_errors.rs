@@ -161,6 +161,10 @@ impl Splitting<'_> {
         let answer = receiver.try_iter().find_map(|event| match event {
             Ok(Event::Reply(reply)) => Some(Ok(reply)),
             Ok(Event::Failure(_, error)) | Err(error) => Some(Err(error)),
+            Ok(Event::Lines(lines)) => {
+                self.inbox.deliver(Ok(Event::Lines(lines)));
+                None
+            }
             Ok(_) => None,
         });
         let answer = match (answer, outcome) {

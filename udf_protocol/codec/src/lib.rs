@@ -38,6 +38,7 @@ pub mod constants;
 pub mod json;
 pub mod json_reply;
 pub mod json_text;
+pub mod lines;
 #[cfg(feature = "parquet")]
 pub mod parquet;
 pub mod unreadable;

@@ -40,6 +40,9 @@ pub struct ServerInfo {
     /// Whether it goes on after a row on which the handler raises an error, where a client asks for that (§4.9).
     #[serde(default)]
     pub row_errors: bool,
+    /// Whether a reply has the lines that the handler wrote meanwhile, where a client asks for them (§4.11).
+    #[serde(default)]
+    pub lines: bool,
 }
 
 impl ServerInfo {

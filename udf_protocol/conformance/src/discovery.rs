@@ -16,6 +16,7 @@ impl Judge {
         if let Ok(info) = hello {
             self.takes_constants = info.constants;
             self.has_row_errors = info.row_errors;
+            self.has_lines = info.lines;
             self.functions = info.functions;
         }
         if self.is_known() && self.transport == TransportName::Flight {

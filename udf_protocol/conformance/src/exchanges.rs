@@ -231,6 +231,33 @@ impl Judge {
         Ok(())
     }
 
+    pub(super) fn judge_lines(&mut self) {
+        if self.has_lines {
+            let case = "sends lines to those who ask, and to nobody else";
+            self.with("4.11", case, unary("write_line", Type::Text), Judge::expect_lines);
+        }
+    }
+
+    /// Of two exchanges at a time, each has its own lines, and one that does not ask has none.
+    fn expect_lines(&self, signature: &Signature) -> Finding {
+        let column = |text: &str| vec![Arc::new(StringArray::from(vec![text, "end"])) as ArrayRef];
+        let texts = ["first", "größer 🚢\ttab", "not asked for"];
+        let mut exchanges: Vec<_> = texts.iter().map(|text| self.open_asking(signature, *text != texts[2])).collect();
+        for (exchange, text) in exchanges.iter_mut().zip(texts) {
+            exchange.send(batch(signature, 0, 2, column(text), None));
+        }
+        for (exchange, text) in exchanges.iter_mut().zip(texts) {
+            let reply = exchange.receive(&PlainHost).map_err(|error| say(&error))?;
+            expect(&Type::Text, reply.columns.column(0), &column(text)[0])?;
+            let expected: &[&str] = if text == texts[2] { &[] } else { &[text, "end"] };
+            let found = exchange.take_lines();
+            if found != expected {
+                return Err(format!("its lines are {found:?}, not {expected:?}"));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn judge_errors(&mut self) {
         let fail = unary("fail_at", Type::Int8);
         self.with("5", "tells the batch, the row and the text of an exception", fail, |judge, signature| {

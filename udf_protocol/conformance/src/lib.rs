@@ -41,6 +41,7 @@ use udf_client::client::Client;
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::{Exchange, MapEvent};
 use udf_client::host::PlainHost;
+use udf_client::trace::Observation;
 use udf_client::transport::connect;
 use udf_client::transport::credentials::Credentials;
 use udf_client::transport::flight::Flight;
@@ -118,6 +119,7 @@ pub fn judge(
         functions: Vec::new(),
         takes_constants: false,
         has_row_errors: false,
+        has_lines: false,
         verdicts: Vec::new(),
     };
     judge.judge_handshake();
@@ -128,6 +130,7 @@ pub fn judge(
         judge.judge_kinds();
         judge.judge_errors();
         judge.judge_row_errors();
+        judge.judge_lines();
         judge.judge_json();
         judge.judge_columns();
         judge.judge_references();
@@ -185,6 +188,8 @@ struct Judge {
     takes_constants: bool,
     /// The same.
     has_row_errors: bool,
+    /// The same.
+    has_lines: bool,
     verdicts: Vec<Verdict>,
 }
 
@@ -243,7 +248,16 @@ impl Judge {
     }
 
     fn open_with(&self, client: &Client, signature: &Signature) -> Exchange {
-        client.open(Arc::new(Call {
+        client.open(self.call_of(signature))
+    }
+
+    /// An exchange that asks for the lines that the handler writes, or does not.
+    fn open_asking(&self, signature: &Signature, wants_lines: bool) -> Exchange {
+        self.client.open_observed(self.call_of(signature), Observation { wants_lines, ..Observation::default() })
+    }
+
+    fn call_of(&self, signature: &Signature) -> Arc<Call> {
+        Arc::new(Call {
             target: self.target.clone(),
             transport: self.transport,
             signature: signature.clone(),
@@ -251,7 +265,7 @@ impl Judge {
             volatility: Volatility::Volatile,
             batch_timeout: ANSWER_TIMEOUT,
             start_timeout: ANSWER_TIMEOUT,
-        }))
+        })
     }
 
     fn call(
@@ -415,13 +429,16 @@ mod tests {
     fn a_server_that_does_everything_wrong_is_told_so_clause_by_clause() {
         let endpoint = serve(|request, call| match request {
             "GET /v1" => {
-                let functions = ["echo_int4", "add", "fail_at", "constant", "other"];
-                (200, json!({"protocol": 1, "server": "test", "functions": functions, "row_errors": true}))
+                let functions = ["echo_int4", "add", "fail_at", "constant", "write_line", "other"];
+                let hello =
+                    json!({"protocol": 1, "server": "test", "functions": functions, "row_errors": true, "lines": true});
+                (200, hello)
             }
             "GET /v1/functions/echo_int4" => describe("int4", 1),
             "GET /v1/functions/add" => describe("int8", 2),
             "GET /v1/functions/fail_at" => describe("int8", 1),
             "GET /v1/functions/constant" => describe("int4", 0),
+            "GET /v1/functions/write_line" => describe("text", 1),
             "GET /v1/functions/other" => (200, json!({"arguments": [{"type": "colour"}], "returns": "int4"})),
             // Unknown functions are described, values change, rows are swapped, nothing is checked, nothing fails.
             request if request.starts_with("GET") => describe("int4", 1),
@@ -436,7 +453,7 @@ mod tests {
         assert_eq!(
             failed(&verdicts),
             [
-                "§3 describes its 5 functions",
+                "§3 describes its 6 functions",
                 "§3 does not know an unrecognized function",
                 "§1 keeps every value of int4, and NULL",
                 "§1 answers a function without arguments once per row",
@@ -447,6 +464,7 @@ mod tests {
                 "§5 refuses to call an unrecognized function",
                 "§4.9 goes on after rows on which the handler raises an error, run once",
                 "§4.9 goes on after rows on which the handler raises an error, run again",
+                "§4.11 sends lines to those who ask, and to nobody else",
                 "§6 refuses what is not JSON",
                 "§6 refuses JSON that is no call",
                 "§6 refuses a call with too few columns",

@@ -134,12 +134,20 @@ pub struct Limits {
     pub pids: u32,
     /// Whether the container has a network. Off, it has nothing but its socket directory.
     pub network: bool,
+    /// GPUs; 0 to 64.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub gpus: u32,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { memory_mb: 1024, cpus: 1.0, pids: 128, network: false }
+        Limits { memory_mb: 1024, cpus: 1.0, pids: 128, network: false, gpus: 0 }
     }
+}
+
+/// Manifests without GPUs are written as before there were any, so that images keep their names.
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn default_version() -> String {
@@ -241,6 +249,7 @@ impl Manifest {
         check_bounds("limits.memory_mb", self.limits.memory_mb as f64, 32.0, 1_048_576.0)?;
         check_bounds("limits.cpus", self.limits.cpus, 0.1, 256.0)?;
         check_bounds("limits.pids", f64::from(self.limits.pids), 8.0, 32_768.0)?;
+        check_bounds("limits.gpus", f64::from(self.limits.gpus), 0.0, 64.0)?;
         check_bounds("replicas", f64::from(self.replicas), 1.0, 64.0)?;
         check_bounds("prewarm", f64::from(self.prewarm), 0.0, f64::from(self.replicas))?;
         if self.functions.is_empty() {
@@ -587,7 +596,7 @@ mod tests {
     fn a_handler_says_what_its_functions_take_and_no_more() {
         let manifest = Manifest::parse(PROJECT).unwrap();
         let mut described = manifest.clone();
-        described.limits = Limits { network: true, memory_mb: 1 << 20, ..Limits::default() };
+        described.limits = Limits { network: true, memory_mb: 1 << 20, gpus: 8, ..Limits::default() };
         (described.replicas, described.prewarm, described.pause) = (64, 64, true);
         described.name = "other".to_string();
         described.files = vec!["more".to_string()];
@@ -603,6 +612,17 @@ mod tests {
         described.functions[0].name = "unknown".to_string();
         let error = manifest.with_described(&described.to_label()).unwrap_err();
         assert!(error.message().contains(&manifest.functions[0].name), "{error}");
+    }
+
+    #[test]
+    fn gpus_are_bounded_and_leave_other_manifests_as_they_were() {
+        let parse = |gpus: &str| Manifest::parse(&format!("{PROJECT}\n[limits]\ngpus = {gpus}"));
+        assert_eq!(parse("2").unwrap().limits, Limits { gpus: 2, ..Limits::default() });
+        assert!(!Manifest::parse(PROJECT).unwrap().to_label().contains("gpus"));
+        assert_eq!(Manifest::from_label(&parse("2").unwrap().to_label()).unwrap(), parse("2").unwrap());
+        for wrong in ["65", "-1", "true", "'all'"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::inspected::{CONTENT_LABEL, CONTENT_TAG_DIGITS};
 use crate::config::{BaseImage, BuildConfig};
 use crate::context::{code_of, content_of};
 use crate::engine_images::is_built_for_engines;
+use crate::log;
 use crate::progress::Progress;
 use crate::runtime::image_store::{BuildOptions, DESCRIBE_TIMEOUT};
 use crate::runtime::program::{run, run_telling, run_within};
@@ -89,7 +90,7 @@ impl Builder {
 
     /// The manifest with the signatures that the image's handler has.
     fn describe(&self, building: &Building, manifest: &Manifest, options: &BuildOptions) -> Result<Manifest> {
-        let mut limits = Limits { network: false, ..manifest.limits.clone() };
+        let mut limits = Limits { network: false, gpus: 0, ..manifest.limits.clone() };
         // Who may send a project to be built has no word on what builds take of the host.
         if is_built_for_engines(&manifest.name) {
             limits.memory_mb = limits.memory_mb.min(self.config.memory_mb);
@@ -164,7 +165,7 @@ impl Builder {
                 // Another manager may have removed it.
                 && !says_missing(&error)
             {
-                eprintln!("transshipd: {error}");
+                log::warning("image_left").write(error);
             }
         }
         Ok(())
@@ -204,7 +205,7 @@ impl Drop for Building<'_> {
         if let Err(error) = run(&mut command, Kind::ContainerFailed, &format!("remove image \"{}\"", self.tag))
             && !says_missing(&error)
         {
-            eprintln!("transshipd: {error}");
+            log::warning("image_left").write(error);
         }
     }
 }

@@ -10,6 +10,7 @@ use udf_types::{Error, Kind, Result};
 use super::cli::{DockerCli, says_missing};
 use crate::config::HostConfig;
 use crate::kept_logs::KEPT_LOG_BYTES;
+use crate::log;
 use crate::make_dir::make_dir;
 use crate::runtime::container_runtime::{ContainerRuntime, FoundReplica, ReplicaSpec, ReplicaStatus};
 use crate::runtime::image_store::image_not_found;
@@ -178,9 +179,9 @@ impl ContainerRuntime for DockerContainers {
             let Some(container) = self.cli.inspect_container(id)? else { continue };
             let name = container.name.trim_start_matches('/').to_string();
             let Some(Record { digest, socket_dir }) = self.read_record(&name) else {
-                eprintln!(
-                    "transshipd: left container \"{name}\" alone: it has this manager's label, but not its record"
-                );
+                let fact =
+                    format_args!("left container \"{name}\" alone: it has this manager's label, but not its record");
+                log::warning("container_ignored").replica(&name).write(fact);
                 continue;
             };
             found.push(FoundReplica { name, digest, socket_dir, is_paused: container.state.paused });

@@ -13,6 +13,7 @@ use super::built::BuiltRecords;
 use super::cli::DockerCli;
 use super::{pull, registry};
 use crate::config::HostConfig;
+use crate::log;
 use crate::runtime::image_store::{BuildOptions, ImageStore, TransferOptions};
 use crate::runtime::program::run;
 use crate::template::Template;
@@ -57,7 +58,10 @@ impl ImageStore for DockerImages {
             let image = match inspected.udf_image(digest) {
                 Ok(image) => image,
                 Err(error) => {
-                    eprintln!("transshipd: left image {digest} alone: {}", quoted(&error.to_string()));
+                    let fact = quoted(&error.to_string());
+                    log::warning("image_ignored")
+                        .image(digest)
+                        .write(format_args!("left image {digest} alone: {fact}"));
                     continue;
                 }
             };

@@ -16,6 +16,7 @@ use udf_types::{Kind, Result};
 use super::files::{io_error, make_file};
 use super::sandboxed::{Sandbox, substitute};
 use crate::cancel::Cancel;
+use crate::log;
 use crate::make_dir::make_dir;
 use crate::runtime::image_store::BuildOptions;
 use crate::runtime::program::{run, run_within};
@@ -59,7 +60,7 @@ impl Environments {
         if let Err(error) = installed {
             // What is left of it only takes room; the next build would remove it as well.
             if let Err(error) = remove_folder(&environment) {
-                eprintln!("transshipd: {error}");
+                log::warning("environment_left").write(error);
             }
             return Err(error);
         }

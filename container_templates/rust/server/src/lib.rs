@@ -16,6 +16,7 @@ pub use function::Functions;
 pub use serde;
 pub use serde_json;
 pub use transship_core::CallError;
+pub use transship_core::lines::write_line;
 pub use value::Json;
 
 use transship_core::error::install_panic_hook;
@@ -48,5 +49,6 @@ fn run(functions: Functions) -> Result<(), String> {
         return Ok(());
     }
     install_panic_hook();
-    serve(functions, &Settings::from_environment(concat!("transship-rust/", env!("CARGO_PKG_VERSION")))?)
+    let settings = Settings::from_environment(concat!("transship-rust/", env!("CARGO_PKG_VERSION")))?;
+    serve(functions, &Settings { has_lines: true, ..settings })
 }

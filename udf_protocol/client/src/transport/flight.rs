@@ -200,6 +200,8 @@ struct ReplyMetadata {
     micros: u64,
     #[serde(default)]
     error: Option<WireError>,
+    #[serde(default)]
+    lines: Vec<String>,
 }
 
 impl Flight {
@@ -460,7 +462,13 @@ impl Flight {
         let most = inbox.budget().share_of_message(0).limit();
         let mut client = self.client(most);
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
-        let mut opened = pin!(client.do_exchange(stream::poll_fn(move |context| queue.poll_recv(context))).fuse());
+        let mut calls = Request::new(stream::poll_fn(move |context| queue.poll_recv(context)));
+        for (name, value) in inbox.asides().fields(None) {
+            if let Ok(value) = value.parse() {
+                calls.metadata_mut().insert(name, value);
+            }
+        }
+        let mut opened = pin!(client.do_exchange(calls).fuse());
         let mut replies: Option<Streaming<FlightData>> = None;
         // The messages of the last batch that wait for a place.
         let mut unsent = VecDeque::new();
@@ -541,6 +549,7 @@ impl Flight {
                     };
                     let metadata = read_metadata(function, &message)?;
                     if let Some(error) = metadata.error {
+                        inbox.deliver_lines(metadata.lines);
                         return Err(error.into_error(function));
                     }
                     if message.data_header.is_empty() {
@@ -552,6 +561,8 @@ impl Flight {
                         reply_schema = Some(schema);
                         continue;
                     };
+                    // Nobody bounds how many messages say nothing else, so lines come with a reply alone.
+                    inbox.deliver_lines(metadata.lines);
                     let bytes_received = message.data_body.len() + message.data_header.len();
                     let number = match signature.kind {
                         // All of its results have the number 0, and none is waited for before the others.

@@ -19,6 +19,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper_util::rt::TokioIo;
 use md5::{Digest as _, Md5};
 use tokio::io::{AsyncRead, AsyncWrite};
+use udf_codec::lines::LINES;
 use udf_project::endpoint::Endpoint;
 use udf_types::{Error, Kind, Result};
 
@@ -62,6 +63,8 @@ pub(crate) struct Answer {
     pub(crate) body: Bytes,
     /// How long it wants not to be asked again.
     pub(crate) retry_after: Option<Duration>,
+    /// The field with lines that the handler wrote.
+    pub(crate) lines: Option<HeaderValue>,
 }
 
 impl Http {
@@ -132,8 +135,8 @@ impl Http {
     }
 
     /// Posts a JSON body; the answer is a reply that counts as `share` of an exchange's budget.
-    pub(crate) async fn post(&self, path: &str, body: String, most: Most<'_>) -> Result<Answer> {
-        self.request_within(Method::POST, path, HeaderMap::new(), body, most).await
+    pub(crate) async fn post(&self, path: &str, headers: HeaderMap, body: String, most: Most<'_>) -> Result<Answer> {
+        self.request_within(Method::POST, path, headers, body, most).await
     }
 
     /// Sends a request with further headers, for an answer that is small.
@@ -189,6 +192,7 @@ impl Http {
         let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| pause_of(value.to_str().ok()?));
         let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
         let digest = response.headers().get("content-md5").cloned();
+        let lines = response.headers().get(LINES).cloned();
         let mut body = Vec::new();
         let mut incoming = response.into_body();
         let length = incoming.size_hint().exact();
@@ -205,7 +209,7 @@ impl Http {
             return Err(most.damaged());
         }
         let body = if is_gzip && self.accepts_gzip { unpack(&body, &mut most).await? } else { body };
-        Ok(Answer { status, body: body.into(), retry_after })
+        Ok(Answer { status, body: body.into(), retry_after, lines })
     }
 }
 

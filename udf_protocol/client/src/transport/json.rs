@@ -3,7 +3,7 @@
 //! Replies may come out of order: [`crate::exchange::Exchange`] restores it.
 
 use futures_util::future::BoxFuture;
-use http::StatusCode;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::sync::oneshot;
 use udf_codec::batch::CallBatch;
 use udf_codec::columns::fixed_bytes;
@@ -56,9 +56,11 @@ impl Json {
         let mut share = inbox.budget().share_of_text(batch.number);
         let bytes = rows.and_then(|rows| text_bytes(&signature.reply_types(), rows)).unwrap_or(usize::MAX);
         let most = Most { function, share: &mut share, bytes };
-        let answer = self.server.http.post(&path_of(function), body, most).await.map_err(|error| {
+        let headers = headers_of(inbox.asides().fields(Some(batch.number)));
+        let answer = self.server.http.post(&path_of(function), headers, body, most).await.map_err(|error| {
             if error.is_retryable() { Error::connection_lost(function, error.message()) } else { error }
         })?;
+        inbox.deliver_lines_of(function, answer.lines.as_ref().map(HeaderValue::as_bytes))?;
         if answer.status != StatusCode::OK {
             return Err(error_of(function, answer.status, &answer.body).with_retry_after(answer.retry_after));
         }
@@ -116,6 +118,14 @@ impl Json {
         }
         answer_each(outbox, inbox, |batch| Box::pin(async move { self.call(signature, &batch, "", inbox).await })).await
     }
+}
+
+/// Fields as headers. What is no value of one is left out.
+fn headers_of(fields: impl Iterator<Item = (&'static str, String)>) -> HeaderMap {
+    let header = |(name, value): (&'static str, String)| {
+        Some((HeaderName::from_static(name), HeaderValue::from_str(&value).ok()?))
+    };
+    fields.filter_map(header).collect()
 }
 
 /// What a value of fixed width may take in JSON, white space included.

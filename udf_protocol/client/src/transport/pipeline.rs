@@ -19,6 +19,7 @@ use udf_codec::columns::{
     read_frame,
 };
 use udf_codec::constants::Constants;
+use udf_codec::lines::LINES;
 use udf_codec::parquet;
 use udf_codec::unreadable::Unreadable;
 use udf_codec::wire::COLUMNS;
@@ -31,7 +32,7 @@ use crate::arena::Arena;
 use crate::budget::Share;
 use crate::folder::Folder;
 use crate::foreground::forget_read;
-use crate::inbox::{Event, Inbox, Reply, bytes_of};
+use crate::inbox::{Asides, Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::route::Encoding;
 use crate::segment::{Segment, Segments, has_room};
@@ -145,6 +146,7 @@ impl Pipelines {
             takes_constants: self.encoding == Encoding::Buffers && takes.constants,
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
+            asides: *inbox.asides(),
         };
         if call.takes_constants {
             // Of a server elsewhere, nobody knew it before.
@@ -221,7 +223,7 @@ impl std::fmt::Debug for Pipeline {
     }
 }
 
-/// The head of every request of an exchange, up to the length of its body.
+/// The head of every request of an exchange, without the length of its body.
 fn head_of(http: &Http, path: &str) -> Vec<u8> {
     let mut head = format!("POST {path} HTTP/1.1\r\nHost: {}\r\nContent-Type: {COLUMNS}\r\n", http.host()).into_bytes();
     for (name, value) in http.secrets() {
@@ -230,7 +232,6 @@ fn head_of(http: &Http, path: &str) -> Vec<u8> {
         head.extend_from_slice(value.as_bytes());
         head.extend_from_slice(b"\r\n");
     }
-    head.extend_from_slice(b"Content-Length: ");
     head
 }
 
@@ -247,6 +248,7 @@ struct PipelinedCall<'a> {
     /// own to it, and shares them among its clients.
     keeps_connection: bool,
     encoding: Encoding,
+    asides: Asides,
 }
 
 /// The constants that the server has from a batch before.
@@ -337,6 +339,7 @@ impl PipelinedCall<'_> {
                             pipeline.received = BytesMut::from(&pipeline.received[..]);
                         }
                         pipeline.is_reusable &= !head.is_last;
+                        inbox.deliver_lines_of(self.function(), head.lines.as_deref())?;
                         let event = match self.receive(pipeline, call, &head, body, share).await {
                             Ok(reply) => Event::Reply(reply),
                             // docs/protocol.md §5: nothing that was sent behind it is run either.
@@ -404,7 +407,10 @@ impl PipelinedCall<'_> {
             None => inline_body(&header, &layout),
         };
         let mut head = self.head.clone();
-        head.extend_from_slice(format!("{}\r\n\r\n", body.len()).as_bytes());
+        for (name, value) in self.asides.fields(Some(batch.number)) {
+            head.extend_from_slice(format!("{name}: {value}\r\n").as_bytes());
+        }
+        head.extend_from_slice(format!("Content-Length: {}\r\n\r\n", body.len()).as_bytes());
         if body.len() <= SHORT_BYTES {
             // One packet, for which the server wakes once.
             head.extend_from_slice(&body);
@@ -441,6 +447,7 @@ impl PipelinedCall<'_> {
             is_columns: value("content-type") == Some(COLUMNS),
             retry_after: value("retry-after").and_then(pause_of),
             is_last: value("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")),
+            lines: value(LINES).filter(|_| self.asides.wants_lines).map(|field| field.as_bytes().to_vec()),
         }))
     }
 
@@ -566,6 +573,8 @@ struct Head {
     retry_after: Option<Duration>,
     /// Whether the server closes the connection behind it.
     is_last: bool,
+    /// The field with lines that the handler wrote, if they are wanted.
+    lines: Option<Vec<u8>>,
 }
 
 /// What is being sent.
