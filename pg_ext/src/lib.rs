@@ -35,6 +35,7 @@ pgrx::pg_module_magic!();
 #[pgrx::pg_guard]
 extern "C-unwind" fn _PG_init() {
     settings::define();
+    report::install();
     batch_scan::register();
     planner::install();
 }
