@@ -196,8 +196,13 @@ unsafe fn group_of<'a>(
 }
 
 /// The aggregate's memory context is about to be reset, and with it a group's state.
-#[pg_guard]
 unsafe extern "C-unwind" fn forget_group(state: pg_sys::Datum) {
+    // SAFETY: PostgreSQL calls this, and the function is guarded.
+    unsafe { report::with_context(|| forget_state(state)) }
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn forget_state(state: pg_sys::Datum) {
     // SAFETY: group_of registered the callback for a state in that very context.
     unsafe {
         if let State::Group { groups, number } = *state.cast_mut_ptr::<State>() {
@@ -381,7 +386,7 @@ impl Groups {
             }
         }
         let (column, row) = self.take(number, AggregateStep::Finish)?;
-        ResultReader::new(finish, column).datum(row)
+        ResultReader::new(finish, column).datum(row, None)
     }
 
     /// A group's state, as bytes.

@@ -16,8 +16,6 @@ macro_rules! entry_point {
 
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-            // What an error before left behind.
-            report::set_reading(None);
             // SAFETY: PostgreSQL calls this, and the function is guarded.
             unsafe { report::with_context(|| $work(fcinfo)) }
         }

@@ -37,6 +37,7 @@ pgrx::pg_module_magic!();
 extern "C-unwind" fn _PG_init() {
     settings::define();
     settings::define_observation();
+    report::install();
     batch_scan::register();
     planner::install();
 }

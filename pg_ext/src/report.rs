@@ -1,15 +1,15 @@
 //! `udf_types::Error` to an SQL error: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
 //!
 //! An error is raised as a panic, which runs the destructors of the frames it passes, and becomes PostgreSQL's error at
-//! the border. The context is added there: [`with_context`] puts a callback on PostgreSQL's error context stack, and
-//! that adds what [`raise_error`] left for it.
+//! the border. PostgreSQL's own errors pass Rust code in the same way. A panic carries message, detail and hint, in UTF-8. The
+//! rest comes back at the border: [`with_context`] puts a [`Frame`] on PostgreSQL's error context stack, and its callback adds
+//! what was known of the error when it set out ([`Passed`]): its context, and its texts in the database's encoding.
 //!
-//! In a database of another encoding than UTF-8 the callback also puts the texts in place: a panic carries UTF-8 alone, into
-//! which neither ours, once converted, nor those of PostgreSQL's own errors fit.
+//! A call within a call has a frame of its own, so that either says which function it calls, and PostgreSQL takes a frame off the
+//! stack however its call ends.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::rc::Rc;
 
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
@@ -20,29 +20,103 @@ use crate::function::Function;
 use crate::pg::memory::within;
 use crate::pg::text;
 
-thread_local! {
-    static CONTEXT: RefCell<Option<CString>> = const { RefCell::new(None) };
-    static TEXTS: RefCell<Option<Texts>> = const { RefCell::new(None) };
-    static READING: RefCell<Option<(Rc<Function>, usize)>> = const { RefCell::new(None) };
+/// A call from PostgreSQL. It holds nothing to be dropped, since PostgreSQL's errors jump over it.
+struct Frame {
+    /// The result that is being made an SQL value, if there is one.
+    reading: Cell<Option<Reading>>,
 }
 
-/// The texts of an error on its way to the border.
-struct Texts {
-    /// Message, detail and hint, as the panic carries them.
-    carried: [Option<String>; 3],
+/// A function's result, and the row of the scan that it belongs to, counted from 1, if there is a scan.
+#[derive(Clone, Copy)]
+struct Reading {
+    function: *const Function,
+    row: Option<u64>,
+}
+
+impl Frame {
+    /// Whose result is being read.
+    fn context(&self) -> Option<CString> {
+        let Reading { function, row } = self.reading.get()?;
+        // SAFETY: while_reading ends the reading before it lets the function go.
+        let name = unsafe { (*function).name_in_database.to_bytes() };
+        let row = row.map(|row| format!(", row {row}")).unwrap_or_default();
+        CString::new([b"result of container function \"", name, b"\"", row.as_bytes()].concat()).ok()
+    }
+}
+
+/// An error on its way, from where it was raised until it is caught.
+struct Passed {
+    /// Message, detail and hint, as a panic carries them.
+    carried: Texts<String>,
     /// The same in the database's encoding.
-    meant: [Option<CString>; 3],
+    meant: Texts<CString>,
+    /// Its context up to each frame that it has come to.
+    contexts: Vec<(*const Frame, CString)>,
 }
 
-/// Says whose result, and which row of the batch, is being made an SQL value: PostgreSQL's own errors then say so too.
-pub fn set_reading(result: Option<(Rc<Function>, usize)>) {
-    READING.set(result);
+/// Message, detail and hint.
+type Texts<T> = [Option<T>; 3];
+
+thread_local! {
+    static PASSED: RefCell<Option<Passed>> = const { RefCell::new(None) };
+}
+
+/// Has errors forgotten that were caught: PostgreSQL ends the subtransaction, or the transaction, in which they were raised.
+pub fn install() {
+    // SAFETY: the callbacks are static functions and take no argument.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(forget_at_end), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(forget_at_sub_end), std::ptr::null_mut());
+    }
+}
+
+extern "C-unwind" fn forget_at_end(_: pg_sys::XactEvent::Type, _: *mut c_void) {
+    PASSED.set(None);
+}
+
+extern "C-unwind" fn forget_at_sub_end(
+    _: pg_sys::SubXactEvent::Type,
+    _: pg_sys::SubTransactionId,
+    _: pg_sys::SubTransactionId,
+    _: *mut c_void,
+) {
+    PASSED.set(None);
+}
+
+/// Makes an SQL value of a function's result, for a row of the scan, if there is one: PostgreSQL's own errors then say whose
+/// result it was.
+pub fn while_reading<T>(function: &Function, row: Option<u64>, read: impl FnOnce() -> T) -> T {
+    /// Ends the reading, also while a panic passes: the function may be gone then.
+    struct End<'a>(&'a Frame, Option<Reading>);
+    impl Drop for End<'_> {
+        fn drop(&mut self) {
+            self.0.reading.set(self.1);
+        }
+    }
+    let _end = current_frame().map(|frame| End(frame, frame.reading.replace(Some(Reading { function, row }))));
+    read()
+}
+
+/// The frame of the call from PostgreSQL that is under way; none if its caller has put none on the stack.
+fn current_frame<'a>() -> Option<&'a Frame> {
+    // SAFETY: PostgreSQL keeps the stack valid. An entry with our callback is one that with_context has made, and still there.
+    unsafe {
+        let top = pg_sys::error_context_stack.as_ref()?;
+        let callback = top.callback?;
+        std::ptr::fn_addr_eq(callback, add_context as Callback).then(|| &*top.arg.cast())
+    }
 }
 
 /// Raises a protocol error as an SQL error; `context` says which call it was.
 pub fn raise_error(error: &Error, context: Option<String>) -> ! {
-    CONTEXT.set(context.map(|context| text::to_server_or_marks(&context)));
-    report_as(error).report(pg_sys::elog::PgLogLevel::ERROR);
+    let report = report_as(error);
+    if let Some(frame) = current_frame() {
+        // The reading ends while the panic passes.
+        let context = context.map(|context| text::to_server_or_marks(&context)).or_else(|| frame.context());
+        let context = context.map(|context| (std::ptr::from_ref(frame), context));
+        PASSED.with_borrow_mut(|passed| passed.iter_mut().for_each(|passed| passed.contexts.extend(context.clone())));
+    }
+    report.report(pg_sys::elog::PgLogLevel::ERROR);
     unreachable!("an error report does not return")
 }
 
@@ -84,9 +158,8 @@ pub fn hint_of(error: &Error) -> Option<&str> {
 fn report_as(error: &Error) -> ErrorReport {
     let texts = [Some(error.message()), error.detail(), hint_of(error)];
     let carried = texts.map(|text| text.map(carry));
-    let meant = || texts.map(|text| text.map(text::to_server_or_marks));
-    let is_meant = texts.iter().flatten().zip(carried.iter().flatten()).all(|(text, carried)| text == carried);
-    TEXTS.set((!is_meant).then(|| Texts { carried: carried.clone(), meant: meant() }));
+    let meant = texts.map(|text| text.map(text::to_server_or_marks));
+    PASSED.set(Some(Passed { carried: carried.clone(), meant, contexts: Vec::new() }));
     let [message, detail, hint] = carried;
     let mut report = ErrorReport::new(sqlstate(error.kind()), message.unwrap_or_default(), "transship");
     if let Some(detail) = detail {
@@ -112,18 +185,19 @@ pub fn unwrap<T>(result: udf_types::Result<T>) -> T {
     }
 }
 
-/// Calls `work` so that errors raised in it carry their context.
+/// Calls `work` so that errors that pass it keep their context.
 ///
 /// # Safety
 /// To be called from a callback of PostgreSQL that is not itself guarded; `work` is guarded: it leaves by returning or by
 /// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then.
 pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
+    let frame = Frame { reading: Cell::new(None) };
     // SAFETY: the callback is on the stack only while this frame is, or until an error restores the stack.
     unsafe {
         let mut callback = pg_sys::ErrorContextCallback {
             previous: pg_sys::error_context_stack,
             callback: Some(add_context),
-            arg: std::ptr::null_mut(),
+            arg: (&raw const frame).cast_mut().cast(),
         };
         pg_sys::error_context_stack = &raw mut callback;
         let result = work();
@@ -131,6 +205,8 @@ pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
         result
     }
 }
+
+type Callback = unsafe extern "C-unwind" fn(*mut c_void);
 
 // pgrx leaves them out.
 unsafe extern "C-unwind" {
@@ -140,25 +216,76 @@ unsafe extern "C-unwind" {
     fn errcontext_msg(format: *const c_char, ...) -> c_int;
 }
 
-/// Puts the texts of an error that was carried here in place, and notes those of one that is raised.
+/// A report that PostgreSQL is building.
+struct Report {
+    is_error: bool,
+    texts: Texts<CString>,
+    /// What callbacks before have added.
+    context: Option<CString>,
+}
+
+impl Report {
+    /// The report as it is now.
+    ///
+    /// # Safety
+    /// To be called while PostgreSQL builds a report.
+    unsafe fn read() -> Report {
+        // SAFETY: the caller says so. The copy is made where the report is not, and freed.
+        unsafe {
+            let report = within(pg_sys::TopMemoryContext, || pg_sys::CopyErrorData());
+            let owned = |text: *mut c_char| (!text.is_null()).then(|| CStr::from_ptr(text).to_owned());
+            let read = Report {
+                is_error: (*report).elevel >= pg_sys::elog::PgLogLevel::ERROR as i32,
+                texts: [(*report).message, (*report).detail, (*report).hint].map(owned),
+                context: owned((*report).context),
+            };
+            pg_sys::FreeErrorData(report);
+            read
+        }
+    }
+}
+
+/// The callback of a frame: adds what a panic could not carry, and whose result was being read, and notes the error, which may
+/// pass Rust code on its way and be reported once more.
+unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
+    let frame = frame.cast_const().cast::<Frame>();
+    // SAFETY: PostgreSQL calls this while it builds a report, with a frame that is on its stack, and copies the texts.
+    unsafe {
+        let report = Report::read();
+        let mut context = report.context.clone();
+        let mut add = |text: &CStr| {
+            pg_sys::set_errcontext_domain(std::ptr::null());
+            errcontext_msg(c"%s".as_ptr(), text.as_ptr());
+            let before = context.take().map(|context| [context.to_bytes(), b"\n"].concat()).unwrap_or_default();
+            context = CString::new([&before, text.to_bytes()].concat()).ok();
+        };
+        let carried = report.texts.clone().map(|text| text.map(|text| text.to_string_lossy().into_owned()));
+        let is_same = |passed: &mut Passed| passed.carried == carried || passed.meant == report.texts;
+        let passed = PASSED.with_borrow_mut(|passed| passed.take_if(is_same));
+        let mut passed =
+            passed.unwrap_or_else(|| Passed { carried, meant: report.texts.clone(), contexts: Vec::new() });
+        if passed.meant != report.texts {
+            restore(&passed.meant);
+        }
+        let known = passed.contexts.iter().find(|(of, _)| *of == frame).filter(|_| report.context.is_none());
+        if let Some(own) = known.map(|(_, known)| known.clone()).or_else(|| (*frame).context()) {
+            add(&own);
+        }
+        if report.is_error {
+            passed.contexts.retain(|(of, _)| *of != frame);
+            passed.contexts.extend(context.map(|context| (frame, context)));
+            PASSED.set(Some(passed));
+        }
+    }
+}
+
+/// Puts the texts of a report in the database's encoding in place.
 ///
 /// # Safety
 /// To be called while PostgreSQL builds a report.
-unsafe fn restore_texts() {
-    // SAFETY: the caller says so. The copy is made where the report is not, and freed; PostgreSQL copies what it is given.
+unsafe fn restore([message, detail, hint]: &Texts<CString>) {
+    // SAFETY: the caller says so; PostgreSQL copies the texts.
     unsafe {
-        let report = within(pg_sys::TopMemoryContext, || pg_sys::CopyErrorData());
-        let found = [(*report).message, (*report).detail, (*report).hint]
-            .map(|text| (!text.is_null()).then(|| CStr::from_ptr(text).to_owned()));
-        pg_sys::FreeErrorData(report);
-        let carried = found.clone().map(|text| text.map(|text| text.to_string_lossy().into_owned()));
-        let is_carried = TEXTS.with_borrow(|texts| texts.as_ref().is_some_and(|texts| texts.carried == carried));
-        if !is_carried {
-            let is_ascii = found.iter().flatten().all(|text| text.to_bytes().is_ascii());
-            TEXTS.set((!is_ascii).then_some(Texts { carried, meant: found }));
-            return;
-        }
-        let Some(Texts { meant: [message, detail, hint], .. }) = TEXTS.take() else { return };
         if let Some(message) = message {
             errmsg_internal(c"%s".as_ptr(), message.as_ptr());
         }
@@ -167,30 +294,6 @@ unsafe fn restore_texts() {
         }
         if let Some(hint) = hint {
             errhint(c"%s".as_ptr(), hint.as_ptr());
-        }
-    }
-}
-
-unsafe extern "C-unwind" fn add_context(_: *mut c_void) {
-    if !text::is_utf8() {
-        // SAFETY: PostgreSQL calls this while it builds a report.
-        unsafe { restore_texts() };
-    }
-    let reading = || {
-        // Not taken: PostgreSQL asks again when the error passes the border.
-        let text = READING.with_borrow(|reading| {
-            let (function, row) = reading.as_ref()?;
-            let name = function.name_in_database.to_bytes();
-            let row = format!("\", row {} of the batch", row + 1);
-            Some([b"result of container function \"", name, row.as_bytes()].concat())
-        });
-        CString::new(text?).ok()
-    };
-    if let Some(text) = CONTEXT.take().or_else(reading) {
-        // SAFETY: PostgreSQL calls this while it builds a report, and copies the text.
-        unsafe {
-            pg_sys::set_errcontext_domain(std::ptr::null());
-            errcontext_msg(c"%s".as_ptr(), text.as_ptr());
         }
     }
 }

@@ -57,7 +57,7 @@ impl ResultSet {
         // SAFETY: a value of the result's type fits the descriptor; the tuplestore copies it.
         unsafe {
             within(self.row_context.as_ptr(), || {
-                let datum = reader.datum(row);
+                let datum = reader.datum(row, None);
                 match datum {
                     Some(datum) if self.is_composite => {
                         let header = datum.cast_mut_ptr::<pg_sys::HeapTupleHeaderData>();

@@ -50,7 +50,7 @@ pub unsafe fn call(
     let reply = receive(&mut open);
     let reader = ResultReader::new(function, results_of(function, &reply.columns));
     keep(open);
-    reader.datum(0)
+    reader.datum(0, None)
 }
 
 /// Calls a function that returns a set for one row, and hands its results over one by one.

@@ -443,8 +443,6 @@ enum Step {
 
 #[pg_guard]
 unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
-    // What an error before left behind.
-    report::set_reading(None);
     // SAFETY: the caller passes the state of a begun node.
     let inner = unsafe { &mut *inner };
     if !inner.run.is_null() {
@@ -620,6 +618,7 @@ unsafe fn load_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot, memory:
         let inner = &mut *inner;
         let Some(batch) = inner.queue.front_mut() else { return };
         let row = batch.next_row;
+        let number = batch.first_row + row as u64;
         // The next result of a set may belong to the same row.
         if inner.set.as_ref().is_none_or(|set| set.emits.is_none()) {
             batch.next_row += 1;
@@ -637,13 +636,13 @@ unsafe fn load_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot, memory:
         let null = (pg_sys::Datum::from(0usize), true);
         if let Some(set) = &inner.set {
             (*values, *nulls) = match (set.emits, &set.part) {
-                (Some(position), Some(part)) => part.results.datum(position),
+                (Some(position), Some(part)) => part.results.datum(position, number),
                 _ => null,
             };
         } else if let Some(results) = &batch.results {
             for (i, (result, sent)) in results.iter().zip(&batch.sent).enumerate() {
                 (*values.add(i), *nulls.add(i)) = match (result, sent.position(row)) {
-                    (Some(results), Some(position)) => results.datum(position),
+                    (Some(results), Some(position)) => results.datum(position, number),
                     _ => null,
                 };
             }

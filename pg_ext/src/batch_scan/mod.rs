@@ -36,8 +36,8 @@ static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::Custom
     CustomName: NAME.as_ptr(),
     BeginCustomScan: Some(begin),
     ExecCustomScan: Some(exec::exec),
-    ReScanCustomScan: Some(exec::rescan),
-    EndCustomScan: Some(exec::end),
+    ReScanCustomScan: Some(rescan),
+    EndCustomScan: Some(end),
     MarkPosCustomScan: None,
     RestrPosCustomScan: None,
     EstimateDSMCustomScan: Some(explain::estimate_shared),
@@ -51,6 +51,16 @@ static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::Custom
 unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate: *mut pg_sys::EState, eflags: i32) {
     // SAFETY: the executor calls this, and the function is guarded.
     unsafe { report::with_context(|| exec::begin(css, estate, eflags)) }
+}
+
+unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: as in begin.
+    unsafe { report::with_context(|| exec::rescan(css)) }
+}
+
+unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
+    // SAFETY: as in begin.
+    unsafe { report::with_context(|| exec::end(css)) }
 }
 
 /// A table of callbacks.

@@ -56,14 +56,14 @@ impl ResultReader {
         }
     }
 
-    /// Row `row` as a value in the current memory context; none is NULL. In a set of rows, NULL is a row of NULLs, as
-    /// PostgreSQL's tuplestores make it.
-    pub fn datum(&self, row: usize) -> Option<pg_sys::Datum> {
+    /// Row `row` of the column as a value in the current memory context; none is NULL. In a set of rows, NULL is a row of NULLs, as
+    /// PostgreSQL's tuplestores make it. `number` is the row of the scan that it is the result of, if there is a scan.
+    pub fn datum(&self, row: usize, number: Option<u64>) -> Option<pg_sys::Datum> {
         let sql_type = &self.function.result;
         if let (FunctionKind::Table, Form::Composite { typmod, attributes }) =
             (self.function.signature.kind, &sql_type.form)
         {
-            return self.checked_datum(row).or_else(|| {
+            return self.checked_datum(row, number).or_else(|| {
                 let (mut values, mut nulls) =
                     (vec![pg_sys::Datum::from(0usize); attributes.len()], vec![true; attributes.len()]);
                 Some(form_row(sql_type.oid, *typmod, &mut values, &mut nulls))
@@ -71,17 +71,14 @@ impl ResultReader {
         }
 
         if matches!(sql_type.form, Form::Plain) && sql_type.domain.is_none() {
-            return self.unwrap(self.value(row), row);
+            return self.unwrap(self.value(row), number);
         }
-        self.checked_datum(row)
+        self.checked_datum(row, number)
     }
 
-    fn checked_datum(&self, row: usize) -> Option<pg_sys::Datum> {
-        // PostgreSQL's own functions may refuse the value; then the error says whose result it was.
-        report::set_reading(Some((self.function.clone(), row)));
-        let datum = self.unwrap(self.value(row), row);
-        report::set_reading(None);
-        datum
+    /// As [`Self::datum`], for a type whose values PostgreSQL's own functions, or those of a domain's constraints, may refuse.
+    fn checked_datum(&self, row: usize, number: Option<u64>) -> Option<pg_sys::Datum> {
+        report::while_reading(&self.function, number, || self.unwrap(self.value(row), number))
     }
 
     fn value(&self, row: usize) -> std::result::Result<Option<pg_sys::Datum>, Misfit> {
@@ -97,11 +94,15 @@ impl ResultReader {
         value(&self.function.result, &self.column, place)
     }
 
-    fn unwrap(&self, result: std::result::Result<Option<pg_sys::Datum>, Misfit>, row: usize) -> Option<pg_sys::Datum> {
+    fn unwrap(
+        &self,
+        result: std::result::Result<Option<pg_sys::Datum>, Misfit>,
+        number: Option<u64>,
+    ) -> Option<pg_sys::Datum> {
         result.unwrap_or_else(|Misfit(what)| {
             let message = format!("container function \"{}\" returned an invalid result", self.function.name);
-            let detail = format!("Row {} of the batch holds {what}.", row + 1);
-            report::raise_error(&Error::new(Kind::BadResult, message).with_detail(detail), None)
+            let error = Error::new(Kind::BadResult, message).with_detail(format!("It holds {what}."));
+            report::while_reading(&self.function, number, || report::raise_error(&error, None))
         })
     }
 }

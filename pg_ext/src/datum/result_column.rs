@@ -103,15 +103,15 @@ impl ResultColumn {
         ResultColumn { values, nulls }
     }
 
-    /// The result of one row as `(value, is NULL)`, in the current memory context.
+    /// The result at one position as `(value, is NULL)`, in the current memory context. It is that of row `number` of the scan.
     ///
     /// # Safety
     /// As for all that calls [`raw`]. There are more than `row` results.
-    pub unsafe fn datum(&self, row: usize) -> (pg_sys::Datum, bool) {
+    pub unsafe fn datum(&self, row: usize, number: u64) -> (pg_sys::Datum, bool) {
         let null = (pg_sys::Datum::from(0usize), true);
         if let Values::Checked(reader) = &self.values {
             // SAFETY: both are plain values that outlive the call, which is guarded.
-            return match unsafe { checked_datum(reader, row) } {
+            return match unsafe { checked_datum(reader, row, number) } {
                 CheckedDatum { datum, is_null: false } => (datum, false),
                 _ => null,
             };
@@ -177,8 +177,8 @@ struct CheckedDatum {
 }
 
 #[pgrx::pg_guard]
-unsafe extern "C-unwind" fn checked_datum(reader: *const ResultReader, row: usize) -> CheckedDatum {
+unsafe extern "C-unwind" fn checked_datum(reader: *const ResultReader, row: usize, number: u64) -> CheckedDatum {
     // SAFETY: the caller passes a valid reader.
-    let datum = unsafe { (*reader).datum(row) };
+    let datum = unsafe { (*reader).datum(row, Some(number)) };
     CheckedDatum { datum: datum.unwrap_or(pg_sys::Datum::from(0usize)), is_null: datum.is_none() }
 }

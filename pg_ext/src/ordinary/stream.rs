@@ -173,7 +173,7 @@ unsafe extern "C-unwind" fn begin(stream: *mut Stream) -> *mut Work {
             for (i, argument) in stream.arguments.iter().enumerate() {
                 let reader = ResultReader::new(argument, batch.columns.column(i).clone());
                 for row in 0..rows {
-                    let value = reader.datum(row);
+                    let value = reader.datum(row, None);
                     let place = &mut *arguments.add(row * count + i);
                     place.isnull = value.is_none();
                     place.value = value.unwrap_or(Datum::from(0usize));
