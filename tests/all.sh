@@ -87,6 +87,7 @@ run "$ROOT/tests/installcheck.sh"
 # What valgrind sees is the extension's own process: it has run it above, and runs the packaged one below.
 run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
 run "$ROOT/tests/conformance.sh"
+run "$ROOT/tests/batches.sh"
 run "$ROOT/tests/templates.sh"
 run "$ROOT/tests/versions.sh"
 run "$ROOT/tests/deploy.sh"

@@ -2,7 +2,9 @@
 
 A Flight client that sends no metadata (RisingWave's) is told of an error by a status, never by a reply that is short
 (docs/protocol.md §4). That a client closes its connection while calls wait on it is noticed: nobody computes them to
-their end (§7). Columns in segments that no client of ours would send are refused (hostile_columns.py). Calls that take long keep neither others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in good order (§8).
+their end (§7). Columns in segments that no client of ours would send are refused (hostile_columns.py). Calls that take long keep neither
+others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in
+good order (§8).
 """
 
 import contextlib

@@ -22,7 +22,7 @@ final class MapExchange {
     private final BufferAllocator allocator;
     private final Layout layout;
     /** Why the calls ended early. The handler may have caught it. */
-    private Exception cut;
+    private volatile Exception cut;
     private JsonNode metadata = Json.MAPPER.createObjectNode();
     private long batch;
     private CallBatch calls;
@@ -100,7 +100,7 @@ final class MapExchange {
         }
     }
 
-    private void add(Object value) throws CallError, UserFunction.Cancelled {
+    private synchronized void add(Object value) throws CallError, UserFunction.Cancelled {
         UserFunction.checkCancelled(context::isCancelled);
         if (function.batch.equals("arrow")) {
             if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
@@ -120,7 +120,8 @@ final class MapExchange {
         if (++count == RESULTS_PER_PART) flush();
     }
 
-    private void flush() {
+    /** The handler may take rows on another thread than the one that gives results. */
+    private synchronized void flush() {
         if (count == 0) return;
         results.setRowCount(count);
         if (results != laidOut) Layout.move(results, laidOut);
@@ -144,7 +145,7 @@ final class MapExchange {
                 if (!hasCall()) throw new NoSuchElementException();
                 try {
                     if (function.batch.equals("row")) return function.element(calls, row++);
-                    row = calls.rows();
+                    row = 1;
                     return new VectorSchemaRoot(calls.columns().stream().map(FieldVector::getField).toList(), calls.columns(), calls.rows());
                 } catch (CallError error) {
                     throw new Cut(cut = error);
@@ -153,10 +154,15 @@ final class MapExchange {
         };
     }
 
+    /** Whether the handler has all rows of the batch, or the batch itself. */
+    private boolean isTaken() {
+        return function.batch.equals("arrow") ? row > 0 : row >= calls.rows();
+    }
+
     private boolean hasCall() {
         if (cut != null) throw new Cut(cut);
         try {
-            while (calls == null || row >= calls.rows()) {
+            while (calls == null || isTaken()) {
                 // Results do not wait for calls that may never come.
                 flush();
                 if (!reader.next()) return false;

@@ -459,13 +459,14 @@ final class UserFunction {
                 results.addEncoded(rows, encoded);
                 return;
             }
-            if (!(answer instanceof FieldVector vector) || !returns.accepts(vector.getField())) {
-                throw new CallError("bad_result", "It returned " + (answer instanceof FieldVector vector ? vector.getField() : answer) + "; the declared result is " + returns.text() + ".", null, null);
-            }
+            if (!(answer instanceof FieldVector vector)) throw new CallError("bad_result", "It returned " + answer + "; the declared result is " + returns.text() + ".", null, null);
+            // A result that does not fit takes no memory for longer.
+            made.add(vector);
+            if (!returns.accepts(vector.getField())) throw new CallError("bad_result", "It returned " + vector.getField() + "; the declared result is " + returns.text() + ".", null, null);
             if (vector.getValueCount() != rows) throw new CallError("bad_result", "It returned " + vector.getValueCount() + " values for " + rows + " rows.", null, null);
             results.addVector(vector);
         } finally {
-            // A result that is one of them was moved.
+            // A result that fits was moved.
             made.forEach(FieldVector::close);
         }
     }

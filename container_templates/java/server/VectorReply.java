@@ -6,7 +6,6 @@ import java.util.function.BooleanSupplier;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.BitVectorHelper;
 import org.apache.arrow.vector.FieldVector;
-import org.apache.arrow.vector.IntVector;
 import org.apache.arrow.vector.VarCharVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import org.apache.arrow.vector.util.TransferPair;
@@ -125,6 +124,26 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
 
     @Override
     public void addEncoded(int rows, Encoded found) throws CallError {
+        boolean isKept = false;
+        try {
+            check(rows, found);
+            boolean isWhole = mayEncode && texts == null && rows == batchRows;
+            isKept = isWhole && BitVectorHelper.getNullCount(found.values().getValidityBuffer(), found.values().getValueCount()) == 0;
+            if (isKept) {
+                encoded = found;
+                count = rows;
+            } else {
+                addDecoded(rows, found);
+            }
+        } finally {
+            if (!isKept) {
+                found.indexes().close();
+                found.values().close();
+            }
+        }
+    }
+
+    private void check(int rows, Encoded found) throws CallError {
         VarCharVector values = found.values();
         if (!function.returns.isText() || found.indexes().getValueCount() != rows) {
             throw new CallError("bad_result", "It returned " + found.indexes().getValueCount() + " encoded texts for " + rows + " rows of type " + function.returns.text() + ".", null, null);
@@ -132,21 +151,18 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         for (int row = 0; row < rows; row++) {
             if (found.indexes().isNull(row)) continue;
             int index = found.indexes().get(row);
-            if (index < 0 || index >= values.getValueCount() || values.isNull(index)) {
+            if (index < 0 || index >= values.getValueCount()) {
                 throw new CallError("bad_result", "It returned index " + index + " into a dictionary of " + values.getValueCount() + " values.", row, null);
             }
         }
-        boolean isWhole = mayEncode && texts == null && rows == batchRows;
-        if (isWhole && BitVectorHelper.getNullCount(values.getValidityBuffer(), values.getValueCount()) == 0) {
-            encoded = found;
-            count = rows;
-            return;
-        }
-        try (VarCharVector decoded = new VarCharVector(function.name, allocator); IntVector indexes = found.indexes(); values) {
+    }
+
+    private void addDecoded(int rows, Encoded found) {
+        try (VarCharVector decoded = new VarCharVector(function.name, allocator)) {
             decoded.allocateNew();
             for (int row = 0; row < rows; row++) {
-                if (indexes.isNull(row)) decoded.setNull(row);
-                else decoded.copyFromSafe(indexes.get(row), row, values);
+                if (found.indexes().isNull(row)) decoded.setNull(row);
+                else decoded.copyFromSafe(found.indexes().get(row), row, found.values());
             }
             decoded.setValueCount(rows);
             addVector(decoded);
