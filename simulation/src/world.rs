@@ -159,7 +159,20 @@ impl World {
         let is_calm = rng.u8(..6) == 0;
         let (pool, manager, has_manager_ended, manager_since, sessions, doubts) = Default::default();
         let rng = RefCell::new(rng);
-        Ok(World { rng, model, containers, config, images, pool, manager, has_manager_ended, manager_since, sessions, is_calm, doubts })
+        Ok(World {
+            rng,
+            model,
+            containers,
+            config,
+            images,
+            pool,
+            manager,
+            has_manager_ended,
+            manager_since,
+            sessions,
+            is_calm,
+            doubts,
+        })
     }
 
     fn live(self: Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
