@@ -130,11 +130,6 @@ impl Scheduler {
         }
     }
 
-    /// Whether a process is there.
-    pub fn has(&self, number: usize) -> bool {
-        self.processes.contains_key(&number)
-    }
-
     /// The names of all processes.
     pub fn names(&self) -> Vec<&str> {
         self.processes.values().map(|process| process.name.as_str()).collect()

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -84,13 +86,13 @@ impl Fault {
 
 /// The engine's containers, for the manager's blocking work, which knows no world.
 static ENGINE: OnceLock<Containers> = OnceLock::new();
-static IS_FROZEN: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+static IS_FROZEN: AtomicBool = AtomicBool::new(false);
 
 /// Waits as long as a container engine takes for what it is asked.
 fn engines_pause() -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async {
         sleep(ENGINE.get().map(Containers::delay).unwrap_or_default()).await;
-        while IS_FROZEN.load(std::sync::atomic::Ordering::Relaxed) {
+        while IS_FROZEN.load(Relaxed) {
             sleep(Duration::from_millis(100)).await;
         }
     })
@@ -104,6 +106,8 @@ struct World {
     images: Vec<Image>,
     pool: ManagersPool,
     manager: Cell<Option<usize>>,
+    /// Whether it has ended by itself.
+    has_manager_ended: Arc<AtomicBool>,
     manager_since: Cell<Duration>,
     /// The processes of the sessions that have not ended; none of one that has yet to start.
     sessions: RefCell<BTreeMap<String, Option<usize>>>,
@@ -153,9 +157,22 @@ impl World {
         let _ = ENGINE.set(containers.clone());
         blocking::simulation::begin(engines_pause);
         let is_calm = rng.u8(..6) == 0;
-        let (pool, manager, manager_since, sessions, doubts) = Default::default();
+        let (pool, manager, has_manager_ended, manager_since, sessions, doubts) = Default::default();
         let rng = RefCell::new(rng);
-        Ok(World { rng, model, containers, config, images, pool, manager, manager_since, sessions, is_calm, doubts })
+        Ok(World {
+            rng,
+            model,
+            containers,
+            config,
+            images,
+            pool,
+            manager,
+            has_manager_ended,
+            manager_since,
+            sessions,
+            is_calm,
+            doubts,
+        })
     }
 
     fn live(self: Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
@@ -257,12 +274,14 @@ impl World {
     fn start_manager(self: &Rc<World>, scheduler: &mut Scheduler) {
         trace::note("the manager starts");
         let (config, containers, pool) = (self.config.clone(), self.containers.clone(), self.pool.clone());
+        let has_ended = self.has_manager_ended.clone();
         let main = async move {
             if let Err(error) = manage(config, containers, &pool).await {
-                eprintln!("the manager cannot start: {error}");
+                eprintln!("transshipd: {error}");
             }
-            // Whoever watches over it starts it again.
             *pool.lock().expect("no holder panics") = None;
+            // Whoever watches over it starts it again.
+            has_ended.store(true, Relaxed);
         };
         let number = scheduler.start("manager", main);
         self.manager.set(Some(number));
@@ -321,8 +340,9 @@ impl World {
 
     /// What must hold all the time.
     fn check(self: &Rc<World>, scheduler: &mut Scheduler) {
-        if self.manager.get().is_some_and(|number| !scheduler.has(number)) {
-            self.manager.set(None);
+        if self.has_manager_ended.swap(false, Relaxed) {
+            self.kill_manager(scheduler);
+            self.start_manager(scheduler);
         }
         let running = self.containers.running();
         if running.len() > self.config.max_containers {
@@ -420,8 +440,8 @@ impl World {
                 scheduler.after(span, |_| kernel::fill_disk(false));
             }
             Fault::FrozenEngine => {
-                IS_FROZEN.store(true, std::sync::atomic::Ordering::Relaxed);
-                scheduler.after(span, |_| IS_FROZEN.store(false, std::sync::atomic::Ordering::Relaxed));
+                IS_FROZEN.store(true, Relaxed);
+                scheduler.after(span, |_| IS_FROZEN.store(false, Relaxed));
             }
             Fault::LeapOfTime => scheduler.leap(span),
             Fault::LeapOfWallClock => kernel::leap_wall_clock(rng.i64(-100_000..100_000)),

@@ -1,7 +1,7 @@
 //! Keeping the pool as it should be: stops the idle, pauses the unused, replaces the lost, and keeps some warm.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use udf_client::transport::unix;
 use udf_project::manifest::Manifest;
@@ -18,8 +18,8 @@ use crate::runtime::container_runtime::ReplicaStatus;
 const KEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A replica that is to be paused when nobody uses it has been unused for that long.
 const PAUSE_AFTER: Duration = Duration::from_secs(5);
-/// A replica that nobody uses is asked for its greeting that often.
-const ASK_INTERVAL: Duration = Duration::from_secs(15);
+/// A replica that nobody uses is asked for its greeting that often; of a paused one, the runtime is asked whether it is there.
+pub(super) const ASK_INTERVAL: Duration = Duration::from_secs(15);
 
 impl Pool {
     /// Keeps the pool as it should be, for ever.
@@ -48,15 +48,15 @@ impl Pool {
         }
     }
 
-    async fn take_out_ended(self: &Arc<Pool>) {
+    pub(super) async fn take_out_ended(self: &Arc<Pool>) {
         let names: Vec<String> = {
             let state = self.lock();
-            state
-                .replicas
-                .values()
-                .filter(|replica| replica.state() == State::Ready)
-                .map(|replica| replica.name.clone())
-                .collect()
+            let may_have_ended = |replica: &&Replica| match replica.state() {
+                State::Ready => true,
+                State::Paused => replica.asked.elapsed() >= ASK_INTERVAL,
+                _ => false,
+            };
+            state.replicas.values().filter(may_have_ended).map(|replica| replica.name.clone()).collect()
         };
         // One that does not let itself be connected to delays no other.
         let mut looks = tokio::task::JoinSet::new();
@@ -69,18 +69,25 @@ impl Pool {
 
     async fn take_out_if_ended(self: &Arc<Pool>, name: String) {
         let idle = {
-            let state = self.lock();
-            let unused = state.replicas.get(&name).filter(|replica| replica.leases == 0);
-            unused.map(|replica| (replica.socket_dir.clone(), replica.user))
+            let mut state = self.lock();
+            let unused = state.replicas.get_mut(&name).filter(|replica| replica.leases == 0);
+            unused.map(|replica| {
+                let is_paused = replica.state() == State::Paused;
+                if is_paused {
+                    replica.asked = Instant::now();
+                }
+                (replica.socket_dir.clone(), replica.user, is_paused)
+            })
         };
         // An engine that has a lease asks for the fate itself, and wants to hear it.
-        let Some((socket_dir, user)) = idle else { return };
+        let Some((socket_dir, user, is_paused)) = idle else { return };
         // Knocking costs less than asking a container engine.
         let knocks = async {
             unix::connect(&socket_dir.join("flight.sock"), user).await.is_ok()
                 || unix::connect(&socket_dir.join("http.sock"), user).await.is_ok()
         };
-        if tokio::time::timeout(PROBE_TIMEOUT, knocks).await.unwrap_or(false) {
+        // One that is paused lets nobody in, and would have all who knock wait.
+        if !is_paused && tokio::time::timeout(PROBE_TIMEOUT, knocks).await.unwrap_or(false) {
             return;
         }
         let asked = name.clone();

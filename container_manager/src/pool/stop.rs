@@ -159,6 +159,7 @@ mod tests {
 
     use udf_types::{Kind, Result};
 
+    use super::super::keep::ASK_INTERVAL;
     use super::*;
     use crate::catalogue::Catalogue;
     use crate::config::{BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
@@ -179,7 +180,7 @@ mod tests {
             Ok(())
         }
         fn status(&self, _: &str) -> Result<ReplicaStatus> {
-            Ok(ReplicaStatus::Running)
+            Ok(ReplicaStatus::Ended("exited with status 137".to_string()))
         }
         fn pause(&self, _: &str) -> Result<()> {
             Ok(())
@@ -252,6 +253,25 @@ mod tests {
         }
         assert_eq!(stops.0.load(SeqCst), 1);
         assert!(pool.lock().has_room(&config, 1));
+    }
+
+    #[tokio::test]
+    async fn a_replica_that_ended_while_it_was_paused_is_taken_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let stops = Arc::new(Stops::default());
+        let config = Arc::new(config(folder.path()));
+        let pool = Pool::new(config, stops.clone(), Arc::new(Catalogue::default())).unwrap();
+        let mut replica = pool.new_replica("sha256:1");
+        for state in [State::Ready, State::Pausing, State::Paused] {
+            replica.become_state(state).unwrap();
+        }
+        replica.asked = Instant::now().checked_sub(ASK_INTERVAL).unwrap();
+        pool.lock().replicas.insert(replica.name.clone(), replica);
+        pool.take_out_ended().await;
+        while stops.0.load(SeqCst) == 0 || !pool.lock().leaving.is_empty() {
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+        assert!(pool.lock().replicas.is_empty());
     }
 
     #[tokio::test]
