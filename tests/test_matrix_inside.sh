@@ -35,7 +35,7 @@ as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/re
 # Tests that need servers of their own on the host are left to the host's version: arrow_udf, dialects, tls.
 tests=(language batching surgery guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update)
 tests+=(security_context aggregate_states null_rows row_types statistics many_calls constants on_error reply_size errors error_context dba encodings
-  allowed_images vector merge_by_source)
+  allowed_images acting_constraints vector merge_by_source)
 # expected/VERSION/ has what this version says otherwise.
 rm -rf "$target/input" && mkdir -p "$target/input/expected"
 cp -r sql specs "$target/input/"

@@ -11,6 +11,7 @@ pub fn advised(error: Error) -> Error {
         Some(Advice::PlaintextSecrets) => "Use grpcs:// or https://.",
         Some(Advice::ServerDialect) => "A server that an engine knows by name has its dialect there.",
         Some(Advice::Flight) => "Choose Flight, if the server offers it.",
+        Some(Advice::FunctionName) => "Name one of them.",
         Some(Advice::BatchTimeout | Advice::BatchRows | Advice::ReplySize) => "Lower the number of rows in a batch.",
     };
     error.with_hint(hint)

@@ -55,7 +55,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
         } else {
             let declared = FunctionEntry { name: name.to_string(), ..script.inline_entry() }.signature()?;
             declared.ok_or_else(|| {
-                Error::invalid_definition(format!("{place} does not say the signature of function \"{name}\""))
+                Error::signature_not_said(name, &place)
                     .with_hint("Give it with the keys \"arguments\" and \"returns\" in the script.")
             })?
         };
@@ -74,51 +74,27 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     } else {
         format!("image \"{}\"", script.places().join(","))
     };
-    let entry = find_entry(&image, body.function.as_deref(), &place)?;
-    let signature = entry.signature()?.ok_or_else(|| {
-        Error::invalid_definition(format!("{place} does not say the signature of function \"{}\"", entry.name))
-    })?;
+    let entry = image.manifest.function(body.function.as_deref(), &place)?;
+    let signature = entry.signature()?.ok_or_else(|| Error::signature_not_said(&entry.name, &place))?;
     let target = Target::Image { manager: settings.socket.clone(), digest: image.digest.clone() };
     Ok(Function { signature, is_strict: entry.strict, place, max_batch_rows, volatility: entry.volatility, target })
 }
 
 fn find_image(process: &Process, client: &Client, script: &Script) -> Result<ImageInfo> {
     let settings = &process.settings;
-    if let Some(source) = &script.body.source {
-        let manifest = script.body.inline_manifest(script.inline_entry());
-        let manifest = manifest.ok_or_else(|| Error::invalid_definition("inline code needs the key \"template\""))?;
-        return client.build_inline(&PlainHost, &settings.socket, manifest, source, settings.build_timeout);
-    }
-    let wanted = script.body.digest.as_ref().or(script.body.image.as_ref());
-    let wanted = wanted.ok_or_else(|| Error::invalid_definition("the script names no image"))?;
-    let found = client.resolve_image(&PlainHost, &settings.socket, wanted, settings.start_timeout);
+    let found = client.find_image(
+        &PlainHost,
+        &settings.socket,
+        &script.body,
+        script.inline_entry(),
+        settings.start_timeout,
+        settings.build_timeout,
+    );
     match (found, &script.keys.library) {
         // The manager may be another than the one that built it.
         (Err(error), Some(name)) if error.kind() == Kind::ImageNotFound => library::rebuild(process, client, name),
         (found, _) => found,
     }
-}
-
-/// The function of that name, or the only one.
-fn find_entry<'a>(image: &'a ImageInfo, name: Option<&str>, place: &str) -> Result<&'a FunctionEntry> {
-    let functions = &image.manifest.functions;
-    let found = match (name, functions.as_slice()) {
-        (Some(name), _) => functions.iter().find(|entry| entry.name == name),
-        (None, [only]) => Some(only),
-        (None, _) => None,
-    };
-    found.ok_or_else(|| {
-        let names: Vec<String> = functions.iter().take(10).map(|entry| format!("\"{}\"", entry.name)).collect();
-        let rest = functions.len().saturating_sub(10);
-        let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
-        let message = match name {
-            Some(name) => format!("{place} has no function \"{name}\""),
-            None => format!("{place} has several functions, and the script names none"),
-        };
-        Error::new(Kind::FunctionNotFound, message)
-            .with_detail(format!("It offers {}{more}.", names.join(", ")))
-            .with_hint("Name one of them with the key \"function\" in the script.")
-    })
 }
 
 fn check_allowed(process: &Process, script: &Script) -> Result<()> {
@@ -144,6 +120,7 @@ pub fn add_advice(error: Error) -> Error {
             "Raise the external language's setting max_reply_size, or lower batch_rows so that a reply answers fewer rows."
         }
         (_, Some(Advice::BatchRows)) => "Lower the external language's setting batch_rows.",
+        (_, Some(Advice::FunctionName)) => "Name one of them with the key \"function\" in the script.",
         (_, Some(Advice::Flight)) => "Set transport = \"flight\" in the script, if its server offers Flight.",
         (_, Some(Advice::ServerDialect)) => "Name the server's address with the key \"endpoint\".",
         (_, Some(Advice::Token | Advice::PlaintextSecrets)) => "Scripts have no secrets for servers.",

@@ -7,8 +7,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use udf_client::budget::DEFAULT_REPLY_BYTES;
 use udf_client::pace::{Bounds, Pace};
+use udf_project::options::{self, NumberOption};
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
@@ -57,14 +57,14 @@ impl Default for Settings {
             socket: PathBuf::from("/run/transship/transshipd.sock"),
             allowed: String::new(),
             transport: TransportName::default(),
-            batch_rows: 10_000,
-            batch_bytes: 8 << 20,
-            batch_window: 8,
-            batch_time: Duration::from_secs(1),
-            max_reply_size: DEFAULT_REPLY_BYTES,
-            batch_timeout: Duration::from_secs(300),
-            start_timeout: Duration::from_secs(120),
-            build_timeout: Duration::from_secs(1800),
+            batch_rows: options::BATCH_ROWS.default_size(),
+            batch_bytes: options::BATCH_BYTES.default_size(),
+            batch_window: options::BATCH_WINDOW.default_size(),
+            batch_time: default_time(options::BATCH_TIME_MS),
+            max_reply_size: options::REPLY_BYTES.default_size(),
+            batch_timeout: default_time(options::BATCH_TIMEOUT_MS),
+            start_timeout: default_time(options::START_TIMEOUT_MS),
+            build_timeout: default_time(options::BUILD_TIMEOUT_MS),
             guid: GuidForm::Guid,
         }
     }
@@ -107,12 +107,12 @@ impl Settings {
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {
-        let number = |min: u64, max: u64| {
-            let parsed = value.parse().ok().filter(|number| (min..=max).contains(number));
-            parsed.ok_or_else(|| invalid(name, value, &format!("a number from {min} to {max}")))
+        let number = |option: NumberOption| {
+            let parsed = value.parse().ok().filter(|number| option.allows(*number));
+            parsed.ok_or_else(|| invalid(name, value, &format!("a number from {} to {}", option.min, option.max)))
         };
-        let duration = || number(1, 86_400_000).map(Duration::from_millis);
-        let size = |min, max| number(min, max).map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+        let duration = |option| number(option).map(Duration::from_millis);
+        let size = |option| number(option).map(|number| usize::try_from(number).unwrap_or(usize::MAX));
         match name {
             "socket" if value.starts_with('/') => self.socket = PathBuf::from(value),
             "socket" => return Err(invalid(name, value, "an absolute path")),
@@ -121,14 +121,14 @@ impl Settings {
                 self.transport = TransportName::from_name(value)
                     .ok_or_else(|| invalid(name, value, "auto, shm, flight, socket, parquet or json"))?;
             }
-            "batch_rows" => self.batch_rows = size(1, 1_000_000)?,
-            "batch_bytes" => self.batch_bytes = size(1024, 1 << 30)?,
-            "batch_window" => self.batch_window = size(1, 64)?,
-            "batch_time_ms" => self.batch_time = number(0, 86_400_000).map(Duration::from_millis)?,
-            "max_reply_size" => self.max_reply_size = size(64 << 10, 1 << 30)?,
-            "batch_timeout_ms" => self.batch_timeout = duration()?,
-            "start_timeout_ms" => self.start_timeout = duration()?,
-            "build_timeout_ms" => self.build_timeout = duration()?,
+            "batch_rows" => self.batch_rows = size(options::BATCH_ROWS)?,
+            "batch_bytes" => self.batch_bytes = size(options::BATCH_BYTES)?,
+            "batch_window" => self.batch_window = size(options::BATCH_WINDOW)?,
+            "batch_time_ms" => self.batch_time = duration(options::BATCH_TIME_MS)?,
+            "max_reply_size" => self.max_reply_size = size(options::REPLY_BYTES)?,
+            "batch_timeout_ms" => self.batch_timeout = duration(options::BATCH_TIMEOUT_MS)?,
+            "start_timeout_ms" => self.start_timeout = duration(options::START_TIMEOUT_MS)?,
+            "build_timeout_ms" => self.build_timeout = duration(options::BUILD_TIMEOUT_MS)?,
             "guid" => {
                 self.guid = match value {
                     "guid" => GuidForm::Guid,
@@ -164,6 +164,10 @@ const NAMES: &[&str] = &[
 pub fn interface_version() -> u16 {
     let wanted = std::env::var("TRANSSHIP_INTERFACE_VERSION").ok().and_then(|text| text.parse().ok());
     wanted.filter(|version| (1..=3).contains(version)).unwrap_or(2)
+}
+
+fn default_time(option: NumberOption) -> Duration {
+    Duration::from_millis(option.default)
 }
 
 fn invalid(name: &str, value: &str, expected: &str) -> Error {

@@ -85,9 +85,6 @@ pub enum Role {
     Deserialize,
 }
 
-/// Names of functions that an error shows.
-const SHOWN_NAMES: usize = 10;
-
 type Version = (u32, u32, u16);
 
 thread_local! {
@@ -402,18 +399,8 @@ impl Function {
             Some(name) => format!("image \"{name}\""),
             None => "the inline source".to_string(),
         };
-        let entry = image.manifest.functions.iter().find(|entry| entry.name == self.signature.function);
-        let Some(signature) = entry.map(|entry| entry.signature()).transpose()?.flatten() else {
-            let names: Vec<_> = image.manifest.functions.iter().map(|entry| format!("\"{}\"", entry.name)).collect();
-            let more = names.len().saturating_sub(SHOWN_NAMES);
-            let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
-            return Err(Error::new(
-                Kind::FunctionNotFound,
-                format!("{place} has no function \"{}\"", self.signature.function),
-            )
-            .with_detail(format!("It offers {}{rest}.", names[..names.len() - more].join(", ")))
-            .with_hint("Name one of them with the key \"function\" in the function body."));
-        };
+        let entry = image.manifest.function(Some(&self.signature.function), &place)?;
+        let signature = entry.signature()?.ok_or_else(|| Error::signature_not_said(&entry.name, &place))?;
         Ok(Some(Offered { signature, place, digest: Some(image.digest) }))
     }
 
@@ -463,22 +450,9 @@ impl Function {
 
     /// The image: the pinned one, or the one that the name stands for now, or the one built from inline code.
     fn image(&self) -> Result<udf_client::control::ImageInfo> {
-        let client = session::client();
-        let manager = settings::manager_socket();
-        let wanted = self.body.digest.as_ref().or(self.body.image.as_ref());
-        if let Some(wanted) = wanted {
-            let found = client.resolve_image(&Backend, &manager, wanted, settings::start_timeout());
-            match found {
-                Err(error) if error.kind() == Kind::ImageNotFound && self.body.source.is_some() => {}
-                other => return other,
-            }
-        }
-        match (self.body.inline_manifest(FunctionEntry::declared(&self.signature)), &self.body.source) {
-            (Some(manifest), Some(source)) => {
-                client.build_inline(&Backend, &manager, manifest, source, settings::build_timeout())
-            }
-            _ => Err(Error::new(Kind::InvalidDefinition, "the function body names no image")),
-        }
+        let (manager, entry) = (settings::manager_socket(), FunctionEntry::declared(&self.signature));
+        let (start, build) = (settings::start_timeout(), settings::build_timeout());
+        session::client().find_image(&Backend, &manager, &self.body, entry, start, build)
     }
 }
 

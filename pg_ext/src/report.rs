@@ -149,6 +149,7 @@ pub fn hint_of(error: &Error) -> Option<&str> {
         }
         Advice::BatchTimeout => "Raise transship.batch_timeout, or timeout_ms in the function body.",
         Advice::BatchRows => "Lower transship.batch_rows, or the batch size of the function.",
+        Advice::FunctionName => "Name one of them with the key \"function\" in the function body.",
         Advice::ReplySize => {
             "Raise transship.max_reply_size, or lower transship.batch_rows so that a reply answers fewer rows."
         }

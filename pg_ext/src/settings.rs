@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 use udf_client::pace::{Bounds, Pace};
+use udf_project::options;
 use udf_types::transport_name::TransportName;
 
 use crate::pg::text;
@@ -55,20 +56,23 @@ pub enum LogHandlers {
 /// The setting that lists images.
 pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
 
+/// Bytes of a setting's unit.
+const KB: u64 = 1024;
+
 static MANAGER_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/run/transship/transshipd.sock"));
 static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
     GucSetting::<AllowedImagesCheck>::new(AllowedImagesCheck::Call);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
-static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(10_000);
-static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(8 * 1024);
-static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(8);
-static BATCH_TIME_MS: GucSetting<i32> = GucSetting::<i32>::new(1000);
-static MAX_REPLY_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(256 * 1024);
-static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(300_000);
-static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(120_000);
-static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(1_800_000);
+static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
+static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
+static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_WINDOW.in_unit(1)[0]);
+static BATCH_TIME_MS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_TIME_MS.in_unit(1)[0]);
+static MAX_REPLY_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::REPLY_BYTES.in_unit(KB)[0]);
+static BATCH_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_TIMEOUT_MS.in_unit(1)[0]);
+static START_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::START_TIMEOUT_MS.in_unit(1)[0]);
+static BUILD_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::BUILD_TIMEOUT_MS.in_unit(1)[0]);
 static TRANSPORT: GucSetting<Transport> = GucSetting::<Transport>::new(Transport::Auto);
 static TRACEPARENT: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static LOG_HANDLERS: GucSetting<LogHandlers> = GucSetting::<LogHandlers>::new(LogHandlers::Off);
@@ -107,71 +111,63 @@ pub fn define() {
         GucContext::Userset,
         GucFlags::default(),
     );
-    let define_int = |name, sentence, setting, min, max, flags| {
+    let define_int = |name, sentence, setting, [_, min, max]: [i32; 3], flags| {
         GucRegistry::define_int_guc(name, sentence, c"", setting, min, max, GucContext::Userset, flags);
     };
     define_int(
         c"transship.batch_rows",
         c"Most rows in one batch of calls.",
         &BATCH_ROWS,
-        1,
-        1_000_000,
+        options::BATCH_ROWS.in_unit(1),
         GucFlags::default(),
     );
     define_int(
         c"transship.batch_size",
         c"Size at which a batch of calls is sent, however few rows it has.",
         &BATCH_SIZE_KB,
-        1,
-        1024 * 1024,
+        options::BATCH_BYTES.in_unit(KB),
         GucFlags::UNIT_KB,
     );
     define_int(
         c"transship.batch_window",
         c"Most batches of one plan node that are out at a time.",
         &BATCH_WINDOW,
-        1,
-        64,
+        options::BATCH_WINDOW.in_unit(1),
         GucFlags::default(),
     );
     define_int(
         c"transship.batch_time",
         c"Longest that a container should compute at one batch; slower calls have smaller batches. 0 for no such bound.",
         &BATCH_TIME_MS,
-        0,
-        86_400_000,
+        options::BATCH_TIME_MS.in_unit(1),
         GucFlags::UNIT_MS,
     );
     define_int(
         c"transship.max_reply_size",
         c"Most memory for a container's reply to one batch while it is read.",
         &MAX_REPLY_SIZE_KB,
-        64,
-        1024 * 1024,
+        options::REPLY_BYTES.in_unit(KB),
         GucFlags::UNIT_KB,
     );
     define_int(
         c"transship.batch_timeout",
         c"Longest wait for the answer to one batch.",
         &BATCH_TIMEOUT_MS,
-        1,
-        86_400_000,
+        options::BATCH_TIMEOUT_MS.in_unit(1),
         GucFlags::UNIT_MS,
     );
     define_int(
         c"transship.start_timeout",
         c"Longest wait for a container to start.",
         &START_TIMEOUT_MS,
-        1,
-        86_400_000,
+        options::START_TIMEOUT_MS.in_unit(1),
         GucFlags::UNIT_MS,
     );
     define_int(
         c"transship.build_timeout",
         c"Longest wait for CREATE FUNCTION to build inline code into an image.",
         &BUILD_TIMEOUT_MS,
-        1,
-        86_400_000,
+        options::BUILD_TIMEOUT_MS.in_unit(1),
         GucFlags::UNIT_MS,
     );
     GucRegistry::define_enum_guc(

@@ -1,10 +1,10 @@
 //! Rows of `pg_proc`.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_int};
 
 use pgrx::pg_sys;
 
-use super::text;
+use super::{list, text};
 
 /// `pg_language` (catalog/pg_language.h), which pgrx leaves out.
 #[cfg(not(feature = "pg15"))]
@@ -87,6 +87,59 @@ pub unsafe fn has_row_triggers_before(table: pg_sys::Oid) -> bool {
         });
         pg_sys::RelationClose(relation);
         found
+    }
+}
+
+/// The conditions of a table's CHECK constraints, palloc'd.
+///
+/// # Safety
+/// The table is locked.
+pub unsafe fn check_constraints(table: pg_sys::Oid) -> Vec<*mut pg_sys::Node> {
+    let mut found = Vec::new();
+    // SAFETY: as above. A constraint's text is that of an expression.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(table);
+        if relation.is_null() {
+            return found;
+        }
+        if let Some(constraints) = (*(*relation).rd_att).constr.as_ref() {
+            for i in 0..usize::from(constraints.num_check) {
+                found.push(pg_sys::stringToNode((*constraints.check.add(i)).ccbin).cast());
+            }
+        }
+        pg_sys::RelationClose(relation);
+    }
+    found
+}
+
+/// A table, and all its partitions and theirs, which are not locked.
+pub fn with_partitions(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
+    // pgrx leaves it out (catalog/pg_inherits.h).
+    unsafe extern "C-unwind" {
+        fn find_all_inheritors(parent: pg_sys::Oid, lock: c_int, parents: *mut *mut pg_sys::List) -> *mut pg_sys::List;
+    }
+    // SAFETY: looks into the catalogs; the boundary catches PostgreSQL's errors, and its frame holds nothing to be dropped.
+    unsafe {
+        if pg_sys::get_rel_relkind(table) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
+            return vec![table];
+        }
+        let no_lock = pg_sys::NoLock as c_int;
+        list::oids(pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(table, no_lock, std::ptr::null_mut())))
+    }
+}
+
+/// The conditions of a domain's constraints, those of the domains below it included. They live as long as the current memory
+/// context.
+pub fn domain_constraints(domain: pg_sys::Oid) -> Vec<*mut pg_sys::Node> {
+    // SAFETY: a lookup in the type cache, which is told by the context when nobody looks at the constraints any more. So the
+    // reference is made there.
+    unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let reference = pg_sys::palloc0(size_of::<pg_sys::DomainConstraintRef>()).cast::<pg_sys::DomainConstraintRef>();
+        pg_sys::InitDomainConstraintRef(domain, reference, context, false);
+        let constraints = list::elements::<pg_sys::DomainConstraintState>((*reference).constraints);
+        let conditions = constraints.into_iter().map(|constraint| (*constraint).check_expr.cast::<pg_sys::Node>());
+        conditions.filter(|condition| !condition.is_null()).collect()
     }
 }
 

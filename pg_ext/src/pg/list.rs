@@ -32,6 +32,21 @@ pub unsafe fn integers(list: *mut pg_sys::List) -> Vec<i32> {
     }
 }
 
+/// The elements of a list of oids; none for NIL.
+///
+/// # Safety
+/// `list` is NIL or a valid list of oids.
+pub unsafe fn oids(list: *mut pg_sys::List) -> Vec<pg_sys::Oid> {
+    if list.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the caller says that the list is valid, so it has `length` cells that hold oids.
+    unsafe {
+        let length = usize::try_from((*list).length).unwrap_or(0);
+        (0..length).map(|i| (*(*list).elements.add(i)).oid_value).collect()
+    }
+}
+
 /// A new list of these pointers; NIL for none.
 pub fn from_elements<T>(items: &[*mut T]) -> *mut pg_sys::List {
     let mut list = std::ptr::null_mut();

@@ -126,6 +126,8 @@ impl Demand {
                 T_ModifyTable => Demand::All { writes: true, may_be_stopped: false },
                 // An empty side ends a hash join, and the end of either side a merge join.
                 T_HashJoin | T_MergeJoin => some,
+                // From 18 on, it reads two sorted children side by side, and ends with the first.
+                T_SetOp => some,
                 T_NestLoop => {
                     let join = plan.cast::<pg_sys::Join>();
                     let is_first_enough = (*join).inner_unique

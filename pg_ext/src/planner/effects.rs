@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ops::{BitOr, BitOrAssign};
 
-use pgrx::{pg_guard, pg_sys};
+use pgrx::{PgTupleDesc, pg_guard, pg_sys};
+use udf_types::limits::MAX_DEPTH;
 
 use super::calls_container;
 use super::demand::expressions;
@@ -157,16 +158,70 @@ impl Watcher {
         }
     }
 
-    /// What writing does: triggers may do anything with a row before it is written.
+    /// What writing does: triggers may do anything with a row before it is written, and CHECK constraints call functions.
     unsafe fn of_writing(&self, plan: *const pg_sys::ModifyTable) -> Effects {
         // SAFETY: the caller passes a valid node. Its tables are those of the statement, which the planner has locked.
         unsafe {
             let tables = list::elements::<pg_sys::RangeTblEntry>((*self.statement).rtable);
-            let may_do_anything = list::integers((*plan).resultRelations).into_iter().any(|number| {
+            // A row that moves to another partition is written there, which only the table that is named knows.
+            let named = i32::try_from((*plan).rootRelation).ok().filter(|number| *number > 0);
+            let numbers = named.map_or_else(|| list::integers((*plan).resultRelations), |number| vec![number]);
+            let mut found = Effects::ACTS;
+            for number in numbers {
                 let table = usize::try_from(number - 1).ok().and_then(|position| tables.get(position));
-                table.is_none_or(|table| catalog::has_row_triggers_before((**table).relid))
-            });
-            if may_do_anything { Effects::ANY } else { Effects::ACTS }
+                let Some(table) = table else { return Effects::ANY };
+                for table in catalog::with_partitions((**table).relid) {
+                    if catalog::has_row_triggers_before(table) {
+                        return Effects::ANY;
+                    }
+                    found |= self.of_expressions(&catalog::check_constraints(table));
+                }
+            }
+            found
+        }
+    }
+
+    /// What making a value of a type does: the constraints of domains in it call functions.
+    fn of_type(&self, oid: pg_sys::Oid, depth: usize) -> Effects {
+        if depth > MAX_DEPTH {
+            return Effects::ANY;
+        }
+        // SAFETY: lookups of a type that exists, since the plan has an expression of it. The descriptor is a copy.
+        unsafe {
+            let element = pg_sys::get_element_type(oid);
+            if element != pg_sys::InvalidOid {
+                return self.of_type(element, depth + 1);
+            }
+            match pg_sys::get_typtype(oid) as u8 {
+                pg_sys::TYPTYPE_DOMAIN => {
+                    let own = self.of_expressions(&catalog::domain_constraints(oid));
+                    own | self.of_type(pg_sys::getBaseType(oid), depth + 1)
+                }
+                pg_sys::TYPTYPE_RANGE => self.of_type(pg_sys::get_range_subtype(oid), depth + 1),
+                pg_sys::TYPTYPE_COMPOSITE => {
+                    let descriptor = PgTupleDesc::from_pg_copy(pg_sys::lookup_rowtype_tupdesc_copy(oid, -1));
+                    let kept = descriptor.iter().filter(|attribute| !attribute.attisdropped);
+                    kept.fold(Effects::NONE, |found, attribute| found | self.of_type(attribute.atttypid, depth + 1))
+                }
+                _ => Effects::NONE,
+            }
+        }
+    }
+
+    /// What it does to make an SQL value of a container call's result.
+    ///
+    /// # Safety
+    /// `call` is a valid call.
+    pub unsafe fn of_result(&self, call: *const pg_sys::FuncExpr) -> Effects {
+        // SAFETY: the caller says so. Results of type record have columns that the function declares.
+        unsafe {
+            match catalog::result_descriptor((*call).funcid) {
+                Some(descriptor) if (*call).funcresulttype == pg_sys::RECORDOID => {
+                    let columns = PgTupleDesc::from_pg_copy(descriptor);
+                    columns.iter().fold(Effects::NONE, |found, column| found | self.of_type(column.atttypid, 0))
+                }
+                _ => self.of_type((*call).funcresulttype, 0),
+            }
         }
     }
 
@@ -211,6 +266,10 @@ impl Watcher {
                     T_Aggref => self.of_aggregate((*node.cast::<pg_sys::Aggref>()).aggfnoid),
                     T_WindowFunc if (*node.cast::<pg_sys::WindowFunc>()).winagg => {
                         self.of_aggregate((*node.cast::<pg_sys::WindowFunc>()).winfnoid)
+                    }
+                    T_CoerceToDomain => self.of_type((*node.cast::<pg_sys::CoerceToDomain>()).resulttype, 0),
+                    T_FuncExpr if self.ignores((*node.cast::<pg_sys::FuncExpr>()).funcid) => {
+                        self.of_result(node.cast())
                     }
                     T_SubPlan => self.of_subplan((*node.cast::<pg_sys::SubPlan>()).plan_id),
                     T_Param => self.of_parameter(node.cast()),

@@ -36,7 +36,7 @@ use super::demand::{self, Demand};
 use super::effects::Watcher;
 use super::find_calls::{CallFinder, FoundCall};
 use crate::batch_scan::{Private, SCAN_METHODS};
-use crate::pg::{list, nodes};
+use crate::pg::{catalog, list, nodes};
 
 /// Lifts the calls in every plan tree of a statement.
 ///
@@ -88,6 +88,7 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         }
         if lifter.next_id != first_id && !is_still {
             lifter.keep_order_of(statement);
+            depend_on_partitions(statement);
         }
         let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;
         if scrolls && lifter.next_id != first_id && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
@@ -485,6 +486,22 @@ impl Lifter {
             (*top).targetlist = list::from_elements(&targets);
             (*top).lefttree = plan;
             material.cast()
+        }
+    }
+}
+
+/// Has the statement planned again when a partition of a table that it writes changes: the order of evaluation depends on its
+/// triggers and constraints.
+unsafe fn depend_on_partitions(statement: *mut pg_sys::PlannedStmt) {
+    // SAFETY: the caller passes a valid statement, whose numbers of tables count from one.
+    unsafe {
+        let tables = list::elements::<pg_sys::RangeTblEntry>((*statement).rtable);
+        for number in list::integers((*statement).resultRelations) {
+            let table = usize::try_from(number - 1).ok().and_then(|position| tables.get(position));
+            let partitions = table.map(|table| catalog::with_partitions((**table).relid)).unwrap_or_default();
+            for partition in partitions.into_iter().skip(1) {
+                (*statement).relationOids = pg_sys::lappend_oid((*statement).relationOids, partition);
+            }
         }
     }
 }

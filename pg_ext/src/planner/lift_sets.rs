@@ -196,6 +196,7 @@ impl Lifter {
         unsafe {
             nodes::tag(node) == pg_sys::NodeTag::T_FuncExpr
                 && may_batch((*node.cast::<pg_sys::FuncExpr>()).funcid, self.language)
+                && (self.is_still || !self.watcher.of_result(node.cast()).acts)
         }
     }
 

@@ -15,9 +15,19 @@ use crate::pg::{list, nodes};
 
 impl Lifter {
     /// The calls found in expressions, which are evaluated in this order, without those that must not be made ahead of them.
-    pub(super) unsafe fn that_keep_order(&self, found: Vec<(*mut pg_sys::Node, Vec<FoundCall>)>) -> Vec<FoundCall> {
-        let all: Vec<_> = found.iter().flat_map(|(_, calls)| calls.iter().cloned()).collect();
-        if self.is_still || all.is_empty() {
+    pub(super) unsafe fn that_keep_order(&self, mut found: Vec<(*mut pg_sys::Node, Vec<FoundCall>)>) -> Vec<FoundCall> {
+        let collect = |found: &[(_, Vec<FoundCall>)]| -> Vec<_> {
+            found.iter().flat_map(|(_, calls)| calls.iter().cloned()).collect()
+        };
+        if self.is_still {
+            return collect(&found);
+        }
+        // A result is made an SQL value when its row is emitted, and not where the call stands.
+        // SAFETY: the caller passes valid calls.
+        let acts = |call: &FoundCall| unsafe { self.watcher.of_result(call.call).acts };
+        found.iter_mut().for_each(|(_, calls)| calls.retain(|call| !acts(call)));
+        let all = collect(&found);
+        if all.is_empty() {
             return all;
         }
         // SAFETY: the caller passes valid expressions and calls in them.

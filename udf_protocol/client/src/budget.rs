@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use udf_types::{Error, Result};
 
 /// What a reply may have by default.
-pub const DEFAULT_REPLY_BYTES: usize = 256 << 20;
+pub const DEFAULT_REPLY_BYTES: usize = udf_project::options::REPLY_BYTES.default_size();
 
 /// The bytes that one exchange may hold.
 #[derive(Debug)]

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, SigmaskHow};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use udf_project::manifest::{FunctionBody, FunctionEntry};
 use udf_types::signature::Signature;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
@@ -210,17 +211,29 @@ impl Client {
         self.ask_for_image(host, manager, Request::Resolve { image: image.to_string() }, timeout)
     }
 
-    /// Has the manager build inline code, which may take minutes the first time.
-    pub fn build_inline(
+    /// Finds the image that a function's body stands for: the one it was pinned to, or the one that its name stands for now, within
+    /// `start_timeout`; or has the manager build it from inline code, which may take minutes the first time, within `build_timeout`.
+    /// Of inline code, `entry` says what is known of its function.
+    pub fn find_image(
         &self,
         host: &dyn Host,
         manager: &Path,
-        manifest: udf_project::manifest::Manifest,
-        source: &str,
-        timeout: Duration,
+        body: &FunctionBody,
+        entry: FunctionEntry,
+        start_timeout: Duration,
+        build_timeout: Duration,
     ) -> Result<ImageInfo> {
-        let request = Request::BuildInline { manifest: Box::new(manifest), source: source.to_string() };
-        self.ask_for_image(host, manager, request, timeout)
+        let no_image = || Error::invalid_definition("the function body names no image");
+        if let Some(wanted) = body.digest.as_ref().or(body.image.as_ref()) {
+            match self.resolve_image(host, manager, wanted, start_timeout) {
+                // It can be built again, as after a restore elsewhere.
+                Err(error) if error.kind() == Kind::ImageNotFound && body.source.is_some() => {}
+                found => return found,
+            }
+        }
+        let manifest = Box::new(body.inline_manifest(entry).ok_or_else(no_image)?);
+        let source = body.source.clone().ok_or_else(no_image)?;
+        self.ask_for_image(host, manager, Request::BuildInline { manifest, source }, build_timeout)
     }
 
     /// Has the manager build a library's project, given as paths inside it and their contents.

@@ -31,5 +31,6 @@ pub mod ddl;
 pub mod dialect;
 pub mod endpoint;
 pub mod manifest;
+pub mod options;
 pub mod reference;
 pub mod remote;

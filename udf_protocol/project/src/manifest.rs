@@ -11,6 +11,7 @@ use udf_types::types::Type;
 use udf_types::{Advice, Error, Result};
 
 use crate::dialect::Dialect;
+use crate::options::{self, NumberOption};
 use crate::reference::{ImageReference, is_digest, is_name, is_tag};
 use crate::remote::Remote;
 use udf_types::transport_name::TransportName;
@@ -232,6 +233,22 @@ impl Manifest {
     pub fn is_named(&self, name: &str) -> bool {
         let listed = self.listed_name();
         name == listed || listed.strip_suffix(":latest").is_some_and(|untagged| name == untagged)
+    }
+
+    /// The function of this name, or the only one if no name is given. `place` is the image, or what stands for it, in errors.
+    pub fn function(&self, name: Option<&str>, place: &str) -> Result<&FunctionEntry> {
+        let found = match (name, self.functions.as_slice()) {
+            (Some(name), all) => all.iter().find(|entry| entry.name == name),
+            (None, [only]) => Some(only),
+            (None, _) => None,
+        };
+        found.ok_or_else(|| {
+            let names: Vec<String> = self.functions.iter().map(|entry| entry.name.clone()).collect();
+            match name {
+                Some(name) => Error::function_not_found(name, place, &names),
+                None => Error::function_not_named(place, &names),
+            }
+        })
     }
 
     fn check(&self) -> Result<()> {
@@ -483,13 +500,13 @@ impl FunctionBody {
             }
         }
         if let Some(timeout_ms) = body.timeout_ms {
-            check_bounds("timeout_ms", timeout_ms as f64, 1.0, 86_400_000.0)?;
+            check_option("timeout_ms", timeout_ms, options::BATCH_TIMEOUT_MS)?;
         }
         if let Some(concurrency) = body.concurrency {
             check_concurrency(concurrency)?;
         }
         if let Some(rows) = body.max_batch_rows {
-            check_bounds("max_batch_rows", rows as f64, 1.0, 1_000_000.0)?;
+            check_option("max_batch_rows", rows as u64, options::BATCH_ROWS)?;
         }
         Ok(body)
     }
@@ -579,6 +596,10 @@ fn check_bounds(key: &str, value: f64, min: f64, max: f64) -> Result<()> {
         return Ok(());
     }
     Err(bad_value(key, &value.to_string(), &format!("a number from {min} to {max}")))
+}
+
+fn check_option(key: &str, value: u64, option: NumberOption) -> Result<()> {
+    check_bounds(key, value as f64, option.min as f64, option.max as f64)
 }
 
 fn is_template_name(name: &str) -> bool {

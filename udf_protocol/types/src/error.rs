@@ -111,6 +111,8 @@ pub enum Advice {
     BatchRows,
     /// Let replies be larger, or batches have fewer rows.
     ReplySize,
+    /// Name another function of the image or server.
+    FunctionName,
 }
 
 /// An error of the UDF protocol. It serialises, because the manager sends its errors to the engines.
@@ -268,6 +270,9 @@ impl std::error::Error for Error {}
 /// How much of an unknown type's text is repeated.
 const MAX_TYPE_CHARACTERS: usize = 400;
 
+/// Names of functions that an error shows.
+const MAX_SHOWN_NAMES: usize = 10;
+
 /// What stands before the words of the user's code.
 fn raised_by(function: &str) -> String {
     format!("container function \"{function}\" raised an exception: ")
@@ -387,14 +392,29 @@ impl Error {
 
     /// The image or server at `place` has no such function, but those that are `offered`.
     pub fn function_not_found(function: &str, place: &str, offered: &[String]) -> Error {
-        let error = Error::new(Kind::FunctionNotFound, format!("{place} has no function \"{function}\""));
+        Error::new(Kind::FunctionNotFound, format!("{place} has no function \"{function}\"")).with_offered(offered)
+    }
+
+    /// The image at `place` does not say what the function takes and returns.
+    pub fn signature_not_said(function: &str, place: &str) -> Error {
+        Error::invalid_definition(format!("{place} does not say the signature of function \"{function}\""))
+    }
+
+    /// The image or server at `place` has several functions, and nobody says which one is meant.
+    pub fn function_not_named(place: &str, offered: &[String]) -> Error {
+        let message = format!("{place} has several functions, of which one must be named");
+        Error::new(Kind::FunctionNotFound, message).with_offered(offered)
+    }
+
+    /// With the names that there are, as far as an error shows them.
+    fn with_offered(self, offered: &[String]) -> Error {
         if offered.is_empty() {
-            return error;
+            return self;
         }
-        let names: Vec<String> = offered.iter().map(|name| format!("\"{name}\"")).collect();
-        error
-            .with_detail(format!("It offers {}.", names.join(", ")))
-            .with_hint("Name one of them with the key \"function\" in the function body.")
+        let (shown, rest) = offered.split_at(offered.len().min(MAX_SHOWN_NAMES));
+        let shown: Vec<String> = shown.iter().map(|name| format!("\"{name}\"")).collect();
+        let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+        self.with_detail(format!("It offers {}{more}.", shown.join(", "))).with_advice(Advice::FunctionName)
     }
 }
 
@@ -410,6 +430,18 @@ mod tests {
         assert_eq!(back, error);
         assert_eq!(back.row(), Some(3));
         assert_eq!(back.origin(), Origin::Function);
+    }
+
+    #[test]
+    fn a_missing_function_comes_with_the_names_of_a_few_others() {
+        let names: Vec<String> = (1..=12).map(|number| format!("f{number}")).collect();
+        let error = Error::function_not_found("g", "image \"a:1\"", &names);
+        assert_eq!(error.message(), "image \"a:1\" has no function \"g\"");
+        let shown = r#"It offers "f1", "f2", "f3", "f4", "f5", "f6", "f7", "f8", "f9", "f10" and 2 more."#;
+        assert_eq!((error.detail(), error.advice()), (Some(shown), Some(Advice::FunctionName)));
+        let error = Error::function_not_named("image \"a:1\"", &names[..2]);
+        assert_eq!(error.detail(), Some(r#"It offers "f1", "f2"."#));
+        assert_eq!(Error::function_not_found("g", "the container", &[]).advice(), None);
     }
 
     #[test]

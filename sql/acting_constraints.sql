@@ -1,0 +1,44 @@
+-- Constraints that call VOLATILE functions: of domains, of a result's type, of the table that is written, and triggers of partitions.
+-- Arguments that read what these change see it as row by row, and batches without such arguments stay.
+CREATE SEQUENCE ticks;
+CREATE DOMAIN ticking AS bigint CHECK (VALUE < 0 OR nextval('ticks') > 0);
+CREATE DOMAIN nested AS ticking;
+CREATE TYPE holder AS (v nested, w text);
+SELECT setval('ticks', 100);
+SELECT x::ticking, add_one(currval('ticks')) FROM numbers WHERE x < 5;
+SELECT add_one(currval('ticks')), x::nested FROM numbers WHERE x < 5;
+SELECT add_one(currval('ticks')), ARRAY[x]::ticking[], ROW(x, 'a')::holder FROM numbers WHERE x < 5;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT x::ticking, add_one(currval('ticks')) FROM numbers;
+EXPLAIN (VERBOSE, COSTS OFF) SELECT x::ticking, add_one(x) FROM numbers;
+-- Results.
+CREATE FUNCTION to_ticking(x bigint) RETURNS ticking LANGUAGE container AS E'image = "regress:1.0"\nfunction = "add_one"';
+SELECT x, to_ticking(x), add_one(currval('ticks')) FROM numbers WHERE x < 5;
+SELECT x, to_ticking(x), currval('ticks') FROM numbers WHERE x < 5;
+SELECT x, add_one(to_ticking(x)) FROM numbers LIMIT 3;
+SELECT nextval('ticks');
+-- Tables.
+CREATE TABLE checked (id bigint CHECK (nextval('ticks') > 0), v ticking);
+INSERT INTO checked SELECT x, add_one(currval('ticks')) FROM numbers WHERE x < 6 RETURNING *;
+UPDATE checked SET v = add_one(currval('ticks')) WHERE id < 4 RETURNING *;
+CREATE TABLE parted (id bigint, v bigint) PARTITION BY RANGE (id);
+CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (3);
+CREATE TABLE high PARTITION OF parted FOR VALUES FROM (3) TO (100);
+CREATE FUNCTION ticks_on() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM nextval(''ticks''); RETURN NEW; END';
+CREATE TRIGGER ticks BEFORE INSERT OR UPDATE ON high FOR EACH ROW EXECUTE FUNCTION ticks_on();
+SELECT setval('ticks', 200);
+INSERT INTO parted SELECT x, add_one(currval('ticks')) FROM numbers WHERE x < 7 RETURNING *;
+UPDATE parted SET id = id + 5, v = add_one(currval('ticks')) RETURNING *;
+-- The trigger of a partition that was not there when the statement was planned.
+DROP TRIGGER ticks ON high;
+PREPARE fill AS INSERT INTO parted SELECT x, add_one(currval('ticks')) FROM numbers WHERE x < 7 RETURNING *;
+SET plan_cache_mode = force_generic_plan;
+EXECUTE fill;
+CREATE TRIGGER ticks BEFORE INSERT OR UPDATE ON high FOR EACH ROW EXECUTE FUNCTION ticks_on();
+EXECUTE fill;
+RESET plan_cache_mode;
+DEALLOCATE fill;
+DROP TABLE checked, parted;
+DROP FUNCTION ticks_on, to_ticking;
+DROP TYPE holder;
+DROP DOMAIN nested, ticking;
+DROP SEQUENCE ticks;
