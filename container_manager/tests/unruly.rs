@@ -319,6 +319,32 @@ fn a_replica_that_burns_its_processor_is_replaced_after_a_timeout() {
 }
 
 #[test]
+fn whoever_reports_a_replica_all_the_time_keeps_nobody_from_another() {
+    let mut stage = Stage::new();
+    let digest =
+        stage.build("reported", "replicas = 2", "import time\ndef greet():\n    time.sleep(0.5)\n    return {}\n");
+    stage.start(&[]);
+    let (mut first, lease) = stage.lease(&digest);
+    let report = json!({"request": "report_timeout", "replica": lease["replica"]});
+    let is_over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                first.ask(&report);
+            }
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let stage = &stage;
+        scope.spawn(move || sender.send(stage.lease(&digest).1));
+        // Far longer than a replica takes to start.
+        let other = receiver.recv_timeout(Duration::from_secs(30));
+        is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_ne!(other.expect("it has a lease")["replica"], lease["replica"]);
+    });
+}
+
+#[test]
 fn a_replica_without_leases_that_hangs_is_found() {
     let mut stage = Stage::new();
     let digest = stage.build("idle", "", HANGS);

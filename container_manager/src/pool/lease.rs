@@ -11,7 +11,7 @@ use udf_client::planted::{Planted, is_planted};
 use udf_types::{Error, Kind, Result};
 
 use super::Pool;
-use super::greet::PROBE_INTERVAL;
+use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT};
 use super::state::PoolState;
 use crate::blocking::block_soon;
 use crate::circuit::LONGEST_WAIT;
@@ -22,6 +22,8 @@ use crate::replica::{Holder, Replica, State};
 
 /// Digits that begin the names of a lease's segments, of 32.
 const PREFIX_DIGITS: usize = 16;
+/// Longest wait until it is known whether a reported replica hangs. Whoever has one can report it again and again.
+const REPORT_PATIENCE: Duration = PROBE_TIMEOUT.saturating_mul(2);
 /// Longest wait for the end of leases that nobody uses.
 const LEASE_PATIENCE: Duration = LINGER.saturating_mul(2);
 
@@ -71,7 +73,7 @@ impl Pool {
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
         let begun = Instant::now();
         loop {
-            let choice = match self.choose(digest) {
+            let choice = match self.choose(digest, begun.elapsed() < REPORT_PATIENCE) {
                 // What sessions keep for a moment after their last calls may be about to make room.
                 Err(error) if error.kind() == Kind::Busy && begun.elapsed() < LEASE_PATIENCE => {
                     Choice::After(PROBE_INTERVAL)
@@ -118,8 +120,9 @@ impl Pool {
         }
     }
 
-    /// The replica that a new lease is on, or what has to happen first. The lease is counted.
-    fn choose(self: &Arc<Pool>, digest: &str) -> Result<Choice> {
+    /// The replica that a new lease is on, or what has to happen first: among that, if it `waits_for_reports`, that a reported
+    /// replica is asked. The lease is counted.
+    fn choose(self: &Arc<Pool>, digest: &str, waits_for_reports: bool) -> Result<Choice> {
         let mut state = self.lock();
         let state = &mut *state;
         if state.is_shutting_down {
@@ -141,7 +144,8 @@ impl Pool {
             return Ok(self.lease(replica));
         }
         // Whether it hangs is known in a moment; another is started then.
-        if state.replicas.values().any(|replica| replica.digest == digest && replica.is_reported) {
+        let is_reported = |replica: &Replica| replica.digest == digest && replica.is_reported;
+        if waits_for_reports && state.replicas.values().any(is_reported) {
             return Ok(Choice::After(PROBE_INTERVAL));
         }
         let refusal = match self.start_another(state, digest) {

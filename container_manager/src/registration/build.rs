@@ -17,8 +17,7 @@ use crate::template::Template;
 /// The manifest of a project that an operator has sent.
 pub fn read_manifest(upload: &Upload) -> Result<Manifest> {
     let missing = || Error::new(Kind::InvalidDefinition, "the project has no file \"transship.toml\"");
-    let path = upload.folder().ok_or_else(missing)?.join("transship.toml");
-    let manifest = Manifest::parse(&fs::read_to_string(path).map_err(|_| missing())?)?;
+    let manifest = Manifest::parse(&upload.manifest()?.ok_or_else(missing)?)?;
     if !is_built_for_engines(&manifest.name) {
         return Ok(manifest);
     }

@@ -21,8 +21,7 @@ pub fn name_library(library: &str, upload: &Upload) -> Result<Manifest> {
             .with_hint("The archive must hold a UDF project with transship.toml at its root.")
     };
     let folder = upload.folder().ok_or_else(missing)?;
-    let text = fs::read_to_string(folder.join("transship.toml")).map_err(|_| missing())?;
-    let manifest = Manifest::parse(&text)?;
+    let manifest = Manifest::parse(&upload.manifest()?.ok_or_else(missing)?)?;
     if manifest.limits.network {
         return Err(Error::new(Kind::NotAllowed, format!("library \"{library}\" may not ask for a network"))
             .with_hint("Build the project with \"transship build\" and name its image instead."));

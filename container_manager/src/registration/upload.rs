@@ -4,15 +4,18 @@ use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Component, Path};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use tempfile::TempDir;
+use udf_project::manifest::check_length;
 use udf_types::{Error, Kind, Result};
 
+/// The file that describes a project.
+const MANIFEST: &str = "transship.toml";
 /// Most bytes of all the projects that the connections of a user have sent and that are not built yet. One project may have half
 /// of them.
 const MAX_ENGINE_BYTES: u64 = 4 << 30;
@@ -99,6 +102,13 @@ impl Upload {
         self.folder.as_ref().map(TempDir::path)
     }
 
+    /// The text of the project's manifest; none if it has none, or that is no text. One that is too long is not read.
+    pub(super) fn manifest(&self) -> Result<Option<String>> {
+        let (Some(folder), Some(file)) = (self.folder(), self.files.get(MANIFEST)) else { return Ok(None) };
+        check_length(MANIFEST, usize::try_from(file.size).unwrap_or(usize::MAX))?;
+        Ok(fs::read_to_string(folder.join(MANIFEST)).ok())
+    }
+
     /// Each file's path, size, and whether it can be run, by path.
     pub(super) fn files(&self) -> impl Iterator<Item = (&str, u64, bool)> {
         self.files.iter().map(|(path, file)| (path.as_str(), file.size, file.is_program))
@@ -107,12 +117,11 @@ impl Upload {
     /// Adds bytes, in base64, to a file, which can be run if it `is_program`.
     pub fn add(&mut self, path: &str, content: &str, is_program: bool) -> Result<()> {
         let refuse = |fact: String| Err(Error::new(Kind::InvalidDefinition, fact));
-        let is_inside =
-            !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-        if !is_inside {
+        // A file has one path: by that its size is counted, and the image of a library named.
+        if path.split('/').any(|part| ["", ".", ".."].contains(&part)) {
             return refuse(format!("path \"{path}\" does not lie inside the project"));
         }
-        let depth = Path::new(path).components().count();
+        let depth = path.split('/').count();
         if depth > MAX_UPLOAD_DEPTH {
             return refuse(format!("path \"{path}\" has more than {MAX_UPLOAD_DEPTH} parts"));
         }
@@ -150,6 +159,8 @@ impl Upload {
 
 #[cfg(test)]
 mod tests {
+    use udf_types::limits::MAX_TOML_BYTES;
+
     use super::*;
 
     fn upload() -> Upload {
@@ -167,7 +178,23 @@ mod tests {
         assert_eq!(upload.files().collect::<Vec<_>>(), [("a/b.txt", 7, false), ("empty", 0, true)]);
         let mode = |path: &str| fs::metadata(folder.join(path)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("a/b.txt"), mode("empty")), (0o644, 0o755));
-        for path in ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/../x", ".", "./x", "x\0", &"a/".repeat(40)] {
+        for path in [
+            "",
+            "/",
+            "/etc/passwd",
+            "..",
+            "../x",
+            "a/../../x",
+            "a/../x",
+            ".",
+            "./x",
+            "x\0",
+            &"a/".repeat(40),
+            &("a/".repeat(40) + "a"),
+            "a//b.txt",
+            "a/./b.txt",
+            "a/b.txt/",
+        ] {
             assert!(upload.add(path, "", false).is_err(), "{path}");
         }
         assert!(upload.add("x", "no base64", false).is_err());
@@ -185,6 +212,19 @@ mod tests {
         let first = upload.take();
         assert_eq!((first.files().count(), upload.files().count()), (2, 0));
         upload.add("a/b", "", false).unwrap();
+    }
+
+    #[test]
+    fn a_manifest_that_is_too_long_is_not_read() {
+        let mut upload = upload();
+        assert_eq!(upload.manifest().unwrap(), None);
+        upload.add("transship.toml", &BASE64.encode("name"), false).unwrap();
+        assert_eq!(upload.manifest().unwrap().as_deref(), Some("name"));
+        upload.add("transship.toml", &BASE64.encode(vec![b' '; MAX_TOML_BYTES]), false).unwrap();
+        assert_eq!(upload.manifest().unwrap_err().message(), "transship.toml is too long");
+        upload.take();
+        upload.add("transship.toml", &BASE64.encode([0xff]), false).unwrap();
+        assert_eq!(upload.manifest().unwrap(), None);
     }
 
     #[test]

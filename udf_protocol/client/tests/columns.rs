@@ -17,8 +17,8 @@ use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;
 use udf_client::host::{Host, PlainHost};
 use udf_client::outbox::Outgoing;
-use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
-use udf_types::signature::{Argument, Signature, Volatility};
+use udf_codec::batch::{AggregateStep, BatchBuilder, CallBatch, ColumnBuilder};
+use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_types::transport_name::TransportName;
 use udf_types::types::Type;
 use udf_types::{Kind, Origin, Result};
@@ -728,6 +728,31 @@ fn a_server_that_is_lost_is_asked_again_unless_the_function_is_volatile() {
 }
 
 #[test]
+fn a_connection_on_which_a_request_was_answered_too_early_is_not_used_again() {
+    const ROWS: i64 = 1 << 20;
+    let is_first = std::sync::atomic::AtomicBool::new(true);
+    let stage = Stage::of_server(true, move |mut peer| {
+        if is_first.swap(false, Relaxed) {
+            // Far less than the request, the rest of which does not fit into the socket.
+            peer.reader.read_exact(&mut [0; 100]).unwrap();
+            let values = vec![0; ROWS as usize];
+            peer.answer(&Asked { header: json!({"batch": 0}), values }, json!({}));
+            // It takes for that rest what comes next.
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        answer_all(peer);
+    });
+    for expected in [vec![0; ROWS as usize], vec![0, 10]] {
+        let mut exchange = stage.open_over(TransportName::Socket, Volatility::Immutable);
+        exchange.send(batches(1, expected.len() as i64).remove(0));
+        assert!(receive(&mut exchange).unwrap() == expected);
+        drop(exchange);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(stage.counts(), [1, 2, 0]);
+}
+
+#[test]
 fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
     // Each connection is good for one request.
     let stage = Stage::of_server(true, |mut peer| {
@@ -811,6 +836,35 @@ fn a_wait_that_was_cancelled_ends_the_connection_and_nothing_else() {
     let mut next = stage.open(Volatility::Volatile);
     next.send(batches(1, 3).remove(0));
     assert_eq!(receive(&mut next).unwrap(), [0, 10, 20]);
+}
+
+#[test]
+fn the_groups_of_a_query_that_was_cancelled_are_forgotten() {
+    let (asks, asked) = std::sync::mpsc::channel();
+    // It answers nothing.
+    let stage = Stage::new(move |mut peer| {
+        let mut line = Vec::new();
+        while peer.reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            let text = String::from_utf8_lossy(&line);
+            if text.starts_with("POST ") || text.starts_with("DELETE ") {
+                let _ = asks.send(text.into_owned());
+            }
+            line.clear();
+        }
+    });
+    for transport in [TransportName::Socket, TransportName::Json] {
+        let signature = Signature { kind: FunctionKind::Aggregate, ..signature() };
+        let mut builder = BatchBuilder::new(&signature);
+        (0..3).for_each(|column| builder.column(column).append_null());
+        builder.finish_row();
+        let batch = CallBatch { step: Some(AggregateStep::Accumulate), ..builder.finish_batch() };
+        let mut exchange = stage.open_as(transport, Volatility::Immutable, signature);
+        exchange.send(batch);
+        let next = || asked.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(next().starts_with("POST "));
+        drop(exchange);
+        assert!(next().starts_with("DELETE /v1/exchanges/"));
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
+use udf_types::limits::MAX_TOML_BYTES;
 use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_types::types::Type;
 use udf_types::{Advice, Error, Result};
@@ -181,6 +182,7 @@ fn check_concurrency(concurrency: u32) -> Result<()> {
 impl Manifest {
     /// Reads and checks `transship.toml`.
     pub fn parse(text: &str) -> Result<Manifest> {
+        check_length("transship.toml", text.len())?;
         let manifest: Manifest = toml::from_str(text).map_err(|cause| malformed("transship.toml", &cause))?;
         manifest.check()?;
         Ok(manifest)
@@ -441,6 +443,7 @@ impl FunctionBody {
 
     /// Reads the text's keys. Pairs may share a line, as SQL is often written: `image = "a:1" function = "b"`.
     pub fn read_table(text: &str) -> Result<toml::Table> {
+        check_length("the function body", text.len())?;
         let first = match toml::from_str(text) {
             Ok(table) => return Ok(table),
             Err(cause) => cause,
@@ -572,6 +575,15 @@ fn end_of_value(text: &str, cause: &toml::de::Error) -> Option<usize> {
     Some(key.len())
 }
 
+/// Refuses a text of so many bytes if reading it would take too much memory.
+pub fn check_length(what: &str, bytes: usize) -> Result<()> {
+    if bytes <= MAX_TOML_BYTES {
+        return Ok(());
+    }
+    let detail = format!("It has {bytes} bytes, and may have {MAX_TOML_BYTES}.");
+    Err(Error::invalid_definition(format!("{what} is too long")).with_detail(detail))
+}
+
 fn malformed(what: &str, cause: &toml::de::Error) -> Error {
     let said = cause.message().replace("unknown field", "unrecognized key").replace('`', "\"");
     let error = Error::invalid_definition(format!("{what} is not valid: {said}"));
@@ -642,6 +654,24 @@ mod tests {
         batch = "numpy"
         volatility = "immutable"
     "#;
+
+    #[test]
+    fn texts_that_would_take_much_memory_are_not_read() {
+        // Thirty times as large once it is read.
+        let tables = |bytes: usize| format!("files = [{}{{}}]", "{},".repeat(bytes / 3));
+        for bytes in [MAX_TOML_BYTES, 8 * MAX_TOML_BYTES] {
+            for error in [
+                Manifest::parse(&tables(bytes)).map(drop),
+                FunctionBody::parse(&tables(bytes)).map(drop),
+                FunctionBody::read_table(&tables(bytes)).map(drop),
+            ] {
+                let error = error.unwrap_err();
+                assert!(error.message().ends_with(" is too long"), "{error}");
+            }
+        }
+        let source = "#".repeat(MAX_TOML_BYTES - 100);
+        assert!(FunctionBody::parse(&format!("template = \"python\"\nsource = '{source}'")).is_ok());
+    }
 
     #[test]
     fn a_handler_says_what_its_functions_take_and_no_more() {

@@ -1,6 +1,8 @@
 //! Batches as requests of HTTP/1.1, over TCP or a Unix socket, with columns as they lie in memory (`docs/protocol.md` §7): in
 //! the request, or in segments that client and server share.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use udf_codec::wire::ServerInfo;
 use udf_project::endpoint::Endpoint;
@@ -13,14 +15,14 @@ use crate::names::random_name;
 use crate::outbox::Outbox;
 use crate::route::Encoding;
 use crate::transport::credentials::Credentials;
-use crate::transport::http_server::{HttpServer, path_of, refuse_map};
+use crate::transport::http_server::{HttpServer, ServersGroups, path_of, refuse_map};
 use crate::transport::pipeline::{Dialogue, Pipelines};
 use crate::transport::{Takes, Transport};
 
 /// Columns in bytes, over HTTP.
 #[derive(Debug)]
 pub(crate) struct Columns {
-    server: HttpServer,
+    server: Arc<HttpServer>,
     pipelines: Pipelines,
 }
 
@@ -35,7 +37,7 @@ impl Columns {
         segments: Option<(Folder, usize)>,
         takes: Option<Takes>,
     ) -> Columns {
-        let server = HttpServer::new(endpoint, credentials, takes);
+        let server = Arc::new(HttpServer::new(endpoint, credentials, takes));
         Columns { server, pipelines: Pipelines::new(segments, encoding) }
     }
 
@@ -44,11 +46,8 @@ impl Columns {
         let exchange = random_name();
         let takes = self.server.takes().await?;
         let dialogue = Dialogue { signature, path: &path_of(&signature.function), name: &exchange, takes };
-        self.pipelines.exchange(&self.server.http, dialogue, outbox, inbox).await?;
-        if signature.kind == FunctionKind::Aggregate {
-            self.server.end_groups(&exchange).await;
-        }
-        Ok(())
+        let _groups = (signature.kind == FunctionKind::Aggregate).then(|| ServersGroups::new(&self.server, &exchange));
+        self.pipelines.exchange(&self.server.http, dialogue, outbox, inbox).await
     }
 }
 

@@ -1,8 +1,12 @@
 //! A server of this protocol that is reached over HTTP/1.1: its greeting, its functions, and the end of its groups, whatever
 //! form the columns have ([`super::json`], [`super::columns`]).
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 use udf_codec::wire::{FunctionInfo, PROTOCOL_VERSION, ServerInfo};
 use udf_project::endpoint::Endpoint;
@@ -14,6 +18,9 @@ use crate::transport::Takes;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::{Answer, Http};
 use crate::transport::status::kind_of_gateway;
+
+/// How long a server may take to forget groups.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A server that is called over HTTP.
 #[derive(Debug)]
@@ -89,12 +96,33 @@ impl HttpServer {
             .map_err(|cause| Error::protocol(function, format!("Its signature cannot be read: {cause}.")))?;
         info.into_signature(function)
     }
+}
 
-    /// Has the server forget the groups of an exchange.
-    pub(super) async fn end_groups(&self, exchange: &str) {
+/// The groups that a server has for an exchange. Dropping this has the server forget them, however the exchange has ended: those of a
+/// query that was cancelled would take memory for minutes.
+pub(super) struct ServersGroups {
+    server: Arc<HttpServer>,
+    exchange: String,
+}
+
+impl ServersGroups {
+    /// The groups of the exchange with that name.
+    pub(super) fn new(server: &Arc<HttpServer>, exchange: &str) -> ServersGroups {
+        ServersGroups { server: server.clone(), exchange: exchange.to_string() }
+    }
+}
+
+impl Drop for ServersGroups {
+    fn drop(&mut self) {
+        let (server, path) = (self.server.clone(), format!("/v1/exchanges/{}", self.exchange));
         // The server forgets the groups by itself later, if this does not reach it.
-        let path = format!("/v1/exchanges/{exchange}");
-        let _ = self.http.request(Method::DELETE, &path, HeaderMap::new(), String::new()).await;
+        let forget = async move {
+            let deleted = server.http.request(Method::DELETE, &path, HeaderMap::new(), String::new());
+            let _ = tokio::time::timeout(FORGET_TIMEOUT, deleted).await;
+        };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(forget);
+        }
     }
 }
 

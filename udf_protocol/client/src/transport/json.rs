@@ -2,6 +2,8 @@
 //!
 //! Replies may come out of order: [`crate::exchange::Exchange`] restores it.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::sync::oneshot;
@@ -22,20 +24,20 @@ use crate::threads;
 use crate::transport::check::check_reply;
 use crate::transport::credentials::Credentials;
 use crate::transport::http::Most;
-use crate::transport::http_server::{HttpServer, path_of, refuse_map};
+use crate::transport::http_server::{HttpServer, ServersGroups, path_of, refuse_map};
 use crate::transport::status::error_of;
 use crate::transport::{MAX_ASIDE_BYTES, Takes, Transport, answer_each};
 
 /// Columns in JSON, over HTTP.
 #[derive(Debug)]
 pub(crate) struct Json {
-    server: HttpServer,
+    server: Arc<HttpServer>,
 }
 
 impl Json {
     /// A client of the server at `endpoint`, which is not connected to yet, and takes so much; none if that is not known.
     pub(crate) fn new(endpoint: Endpoint, credentials: &Credentials, takes: Option<Takes>) -> Json {
-        Json { server: HttpServer::new(endpoint, credentials, takes) }
+        Json { server: Arc::new(HttpServer::new(endpoint, credentials, takes)) }
     }
 
     /// One batch, there and back.
@@ -96,6 +98,7 @@ impl Json {
     /// An aggregate function's exchange: its batches go one after the other, since its groups change with each.
     async fn run_groups(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let exchange = random_name();
+        let _groups = ServersGroups::new(&self.server, &exchange);
         while let Some(batch) = outbox.next().await {
             let reply = match self.call(signature, &batch, &exchange, inbox).await {
                 Err(error) if error.is_busy() => {
@@ -107,7 +110,6 @@ impl Json {
             outbox.answer(batch.number);
             inbox.deliver(Ok(Event::Reply(reply)));
         }
-        self.server.end_groups(&exchange).await;
         Ok(())
     }
 

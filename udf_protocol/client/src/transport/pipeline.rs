@@ -359,6 +359,8 @@ impl PipelinedCall<'_> {
                 }
             }
         }
+        // Of a request that was answered before it was sent, the rest is still owed to the server.
+        pipeline.is_reusable &= sending.is_done();
         Ok(Ended::Whole)
     }
 
