@@ -17,7 +17,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use clap::Parser;
+use peak_alloc::PeakAlloc;
 use udf_client::planted::{Planted, plant};
+
+/// Counts the memory of all that is simulated.
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Runs seeds of the simulation.
 #[derive(Debug, Parser)]

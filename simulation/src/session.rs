@@ -25,8 +25,8 @@ use crate::model::{Behaviour, Model, words_of_bad};
 use crate::scheduler::{Wait, Waiting};
 use crate::trace;
 
-/// Rows that JSON is written for on the thread of the simulation: more values go to another.
-const MOST_ROWS: usize = 1_300;
+/// JSON of so many rows, and of some more, is written on the thread of the simulation: that of more values is another's.
+const MOST_ROWS_OF_BATCH: usize = 400;
 /// Attempts at an exchange, and how much longer than they last it may take until an engine is told.
 const ATTEMPTS: u32 = 3;
 const SLACK: Duration = Duration::from_secs(10);
@@ -110,9 +110,9 @@ impl Query {
         let patient = Duration::from_secs(60);
         let rows = match rng.u8(..4) {
             0 => rng.usize(1..4),
-            1 => rng.usize(1..200),
-            2 => rng.usize(100..600),
-            _ => rng.usize(100..1_800),
+            1 => rng.usize(1..100),
+            2 => rng.usize(50..300),
+            _ => rng.usize(100..900),
         };
         Query {
             image: plan.images[place].clone(),
@@ -122,7 +122,7 @@ impl Query {
             transport: transports[rng.usize(..3)],
             rows: if behaviour.is_counted && rng.bool() { rows.min(300) } else { rows },
             bounds: Bounds {
-                rows: rng.usize(1..=MOST_ROWS),
+                rows: rng.usize(1..=MOST_ROWS_OF_BATCH),
                 bytes: rng.usize(1_000..100_000),
                 reply_bytes: 1 << 20,
                 window: rng.usize(1..8),

@@ -47,6 +47,10 @@ const LEAST_RECOVERY: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(150);
 /// Between two looks at what must hold.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// So much memory, in megabytes, and so many descriptors are enough for a world.
+const MOST_MEMORY_MB: f32 = 200.0;
+const LEAST_DESCRIPTORS: usize = 40;
+const DESCRIPTORS_OF_CONTAINER: usize = 10;
 /// Between a manager's end and the next one's start.
 const RESTART_MS: u64 = 5_000;
 
@@ -247,6 +251,10 @@ impl World {
         if left > running.len() {
             return Err(format!("{left} folders of sockets are left by {} containers", running.len()));
         }
+        let open = std::fs::read_dir("/proc/self/fd").into_iter().flatten().count();
+        if open > LEAST_DESCRIPTORS + running.len() * DESCRIPTORS_OF_CONTAINER {
+            return Err(format!("{open} descriptors are open of a manager and {} containers", running.len()));
+        }
         Ok(())
     }
 
@@ -343,6 +351,10 @@ impl World {
         if self.has_manager_ended.swap(false, Relaxed) {
             self.kill_manager(scheduler);
             self.start_manager(scheduler);
+        }
+        let used_mb = crate::MEMORY.current_usage_as_mb();
+        if used_mb > MOST_MEMORY_MB {
+            self.model.note_wrong(format!("{used_mb:.0} MB of memory are used"));
         }
         let running = self.containers.running();
         if running.len() > self.config.max_containers {

@@ -6,6 +6,9 @@ use udf_client::planted::Planted;
 
 /// Seeds that CI runs.
 const SEEDS: u64 = 500;
+/// Seeds in which something was wrong once: a container was forgotten that could not be stopped, and one that ended while it was
+/// paused. The worlds that seeds make have changed since; the faults have tests of their own in `container_manager/src/pool`.
+const FAILED_ONCE: [u64; 2] = [56, 1_068];
 /// Within so many seeds a planted fault is found.
 const SEEDS_FOR_PLANTED: u64 = 64;
 
@@ -42,6 +45,10 @@ fn planted_faults_are_found() {
 
 #[test]
 fn nothing_is_wrong() {
+    for seed in FAILED_ONCE {
+        let outcome = simulate(&["--quiet", "--seed", &seed.to_string()]);
+        assert!(outcome.status.success(), "{}", said(&outcome));
+    }
     let outcome = simulate(&["--seeds", &SEEDS.to_string()]);
     assert!(outcome.status.success(), "{}", said(&outcome));
 }

@@ -62,14 +62,16 @@ impl Pool {
             pool.kept_logs.keep(&asked, &pool.containers.logs(&asked).unwrap_or_default());
             if is_planted(Planted::ForgottenContainer) { Ok(()) } else { pool.containers.stop(&asked) }
         };
-        match self.blocking(stop).await {
-            Ok(()) => self.note_stopped(name, socket_dir).await,
-            Err(error) => {
-                log::warning("replica_not_stopped").replica(&name).write(error);
-                // Whoever waits for this stop waits no longer.
-                tokio::spawn(self.clone().stop_again(name, socket_dir));
-            }
+        let stopped = self.blocking(stop).await;
+        if let Err(error) = &stopped {
+            log::warning("replica_not_stopped").replica(&name).write(error);
         }
+        // The next manager finds what is left at this one's end.
+        if stopped.is_ok() || self.lock().is_shutting_down {
+            return self.note_stopped(name, socket_dir).await;
+        }
+        // Whoever waits for this stop waits no longer.
+        tokio::spawn(self.clone().stop_again(name, socket_dir));
     }
 
     /// Stops a replica that its runtime could not stop, until it can. It counts as one that is being stopped meanwhile: what runs
@@ -80,6 +82,7 @@ impl Pool {
             tokio::time::sleep(pause).await;
             let asked = name.clone();
             match self.blocking(move |pool| pool.containers.stop(&asked)).await {
+                Err(_) if self.lock().is_shutting_down => return self.note_stopped(name, socket_dir).await,
                 Ok(()) => return self.note_stopped(name, socket_dir).await,
                 Err(error) if pause < LAST_STOP_PAUSE => log::warning("replica_not_stopped").replica(&name).write(error),
                 // It has been said.
