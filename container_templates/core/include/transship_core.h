@@ -138,6 +138,8 @@ const char *transship_message(void);
  *              "plain": columns are bool, int64, float64, or bytes (binary), which hold text, and the JSON form of docs/types.md,
  *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
  *              four types; what does not fit the declared type is an error that names the row.
+ *   "one_thread" true if one thread pulls and runs handlers, as in Node or R. Nothing can interrupt a handler there: one that runs
+ *              on after its client has gone, while other work has waited for 10 s, ends the process. False if left out.
  * The environment says where to listen (docs/protocol.md §8). The caller ends the server with transship_server_free. */
 transship_status transship_server_new(const char *config, transship_server **server);
 
@@ -179,6 +181,10 @@ transship_status transship_work_batch(const transship_work *work, struct ArrowAr
 
 /* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
 int32_t transship_work_is_cancelled(const transship_work *work);
+
+/* 1 if transship_work_part would wait, because the client is behind. 0 otherwise. A language with one thread does something else
+ * meanwhile. */
+int32_t transship_work_is_behind(const transship_work *work);
 
 /* Gives a part of a table function's reply that is not the last, an array of structs of row and result. It waits while the client
  * is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */

@@ -301,6 +301,11 @@ pub unsafe extern "C" fn transship_server_start(server: *mut Server) -> i32 {
         // Programs in Rust ignore it from the start. A client that goes away would end the process otherwise.
         // SAFETY: no handler is installed, so nothing runs within the signal.
         unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
+        // A runtime's own handlers, such as Node's, would run as well, and end the process or raise the signal again.
+        for ending in [Signal::SIGTERM, Signal::SIGINT] {
+            // SAFETY: as above.
+            unsafe { signal(ending, SigHandler::SigDfl) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
+        }
         server.server.start().map_err(Failure::Failed)?;
         Ok(OK)
     })
@@ -434,6 +439,16 @@ pub unsafe extern "C" fn transship_work_batch(
 pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) -> i32 {
     // SAFETY: the header asks for work that has not ended, or NULL.
     unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_cancelled()))
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_is_behind(work: *const PulledWork) -> i32 {
+    // SAFETY: the header asks for work that has not ended, or NULL.
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_behind()))
 }
 
 /// See the header.

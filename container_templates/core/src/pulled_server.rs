@@ -34,6 +34,9 @@ struct Config {
     root: Option<String>,
     #[serde(default)]
     columns: Columns,
+    /// Whether one thread alone pulls and runs handlers.
+    #[serde(default)]
+    one_thread: bool,
 }
 
 /// A function as a language needs it to find the handler.
@@ -77,7 +80,7 @@ impl PulledServer {
             entries.push(Entry { name: entry.name.clone(), kind: entry.kind, form: entry.batch, signature });
         }
         let settings = Settings::from_environment(&config.server)?;
-        let queue = Arc::new(Queue::new().map_err(|cause| cause.to_string())?);
+        let queue = Arc::new(Queue::new(config.one_thread).map_err(|cause| cause.to_string())?);
         let (stop, _) = watch::channel(false);
         Ok(PulledServer {
             entries,

@@ -1,0 +1,58 @@
+// The server core (transship_core.h), as addon.c gives it to JavaScript. There is one server per process.
+
+/** A unit of work that has not been answered. */
+export type Work = { readonly __work: never };
+
+/** Formats of plain columns: bits, integers of 64 bits, doubles, and bytes. */
+export type Format = "b" | "l" | "g" | "z";
+
+/** A column of a call: its format, its bits of validity, its values or offsets, its bytes, and the bit with which bits begin. */
+export type GivenColumn = [Format, ArrayBuffer | null, ArrayBuffer, ArrayBuffer | null, number];
+
+/** A column of a reply: its format, its bits of validity, how many values are NULL, its values or offsets, and its bytes. */
+export type ReplyColumn = [Format, Uint8Array | null, number, Uint8Array | BigInt64Array | Float64Array | Int32Array, Uint8Array | null];
+
+/** What is to be done with a batch, `transship_step`. */
+export enum Step { Call, Accumulate, Merge, Finish, State, Forget, End }
+
+/** A batch of calls, `transship_work_info`. */
+export interface Batch {
+  work: Work;
+  columns: GivenColumn[];
+  function: number;
+  step: Step;
+  /** Not 0 if rows have errors of their own. */
+  rowErrors: number;
+  exchange: number;
+  rows: number;
+}
+
+export interface ListedFunction {
+  name: string;
+  kind: string;
+  batch: string;
+  /** Format of a column of results. */
+  format: Format;
+}
+
+interface Core {
+  create(config: string): void;
+  functions(): ListedFunction[];
+  describe(merging: number[]): string;
+  /** Listens, and calls back when work waits. */
+  start(onReady: () => void): void;
+  /** Null if nothing waits, undefined after the end. */
+  next(): Batch | null | undefined;
+  stopWaiting(): void;
+  isCancelled(work: Work): boolean;
+  /** Whether `part` would wait for the client. */
+  isBehind(work: Work): boolean;
+  /** Gives a part of a table function's reply; false if nobody waits for it. */
+  part(work: Work, rows: number, columns: ReplyColumn[]): boolean;
+  /** Ends work; columns are null for steps without results. */
+  answer(work: Work, rows: number, columns: ReplyColumn[] | null): void;
+  /** Ends work with an error; row is -1 if no single row is to blame. */
+  fail(work: Work, kind: string, message: string, traceback: string | null, row: number): void;
+}
+
+export const core: Core = require("../../transship.node");
