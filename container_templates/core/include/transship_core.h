@@ -179,6 +179,30 @@ transship_status transship_work_info_of(const transship_work *work, transship_wo
  * releases both. */
 transship_status transship_work_batch(const transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
 
+/* A plain column ("columns": "plain"), for languages that have no Arrow library: the layout of the Arrow columnar format, without its
+ * structs. Bits begin with the lowest of the first byte, which is row 0. */
+typedef struct transship_column {
+  /* 'b': bits; 'l': int64; 'g': double; 'z': bytes. */
+  char format;
+  /* Bits, of which 0 is NULL; NULL if no row is. */
+  const uint8_t *validity;
+  /* Bits or numbers, one per row; of 'z', int32 offsets into `bytes`, one more than rows. The first need not be 0. Results: what stands
+   * in the row of a NULL has no meaning. NULL is allowed if there are no rows. */
+  const void *values;
+  /* Of 'z' alone. */
+  const uint8_t *bytes;
+} transship_column;
+
+/* How many columns the batch has. */
+size_t transship_work_columns(const transship_work *work);
+
+/* Gives a column of the batch. What it points to lives until the work ends. */
+transship_status transship_work_column(const transship_work *work, size_t number, transship_column *column);
+
+/* As transship_work_part and transship_work_answer, with plain columns, which are copied and stay the caller's. */
+transship_status transship_work_part_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
+transship_status transship_work_answer_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
+
 /* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
 int32_t transship_work_is_cancelled(const transship_work *work);
 

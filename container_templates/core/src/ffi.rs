@@ -4,11 +4,12 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi, to_ffi};
 use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
@@ -18,10 +19,10 @@ use crate::pulled_server::PulledServer;
 use crate::queue::{Found, Reply, Work};
 
 const VERSION: u32 = 1;
-const OK: i32 = 0;
+pub(crate) const OK: i32 = 0;
 const NOTHING: i32 = 1;
 const ENDED: i32 = 2;
-const UNWANTED: i32 = 3;
+pub(crate) const UNWANTED: i32 = 3;
 const INVALID: i32 = -1;
 const FAILED: i32 = -2;
 const FAULT: i32 = -3;
@@ -42,7 +43,11 @@ struct FunctionTexts {
 }
 
 /// `transship_work`.
-pub struct PulledWork(Arc<Work>);
+pub struct PulledWork {
+    pub(crate) work: Arc<Work>,
+    /// What `transship_work_column` has made for the language.
+    pub(crate) lent: Mutex<Vec<Buffer>>,
+}
 
 /// `transship_function`.
 #[repr(C)]
@@ -71,7 +76,7 @@ thread_local! {
 }
 
 /// Why a call fails.
-enum Failure {
+pub(crate) enum Failure {
     Invalid(&'static str),
     Failed(String),
 }
@@ -87,7 +92,7 @@ fn say(text: &str) {
 }
 
 /// The frame of each function: a panic does not cross the border.
-fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+pub(crate) fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     let done = catch_unwind(AssertUnwindSafe(|| {
         say("");
         work()
@@ -113,7 +118,7 @@ fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
 ///
 /// # Safety
 /// It is NULL, or the caller holds what it leads to for the whole call.
-unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Failure> {
     // SAFETY: the caller of this function vouches for it.
     unsafe { pointer.as_ref() }.ok_or(Failure::Invalid(name))
 }
@@ -134,7 +139,7 @@ unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<std::bo
 ///
 /// # Safety
 /// `to` is NULL, or memory for a `T` that nothing else uses, and which may hold anything.
-unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result<(), Failure> {
+pub(crate) unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::Invalid(name));
     }
@@ -368,7 +373,13 @@ pub unsafe extern "C" fn transship_next(server: *mut Server, timeout_ms: i64, wo
             Found::Ended => Ok(ENDED),
             Found::Work(found) => {
                 // SAFETY: as above.
-                unsafe { give(work, Box::into_raw(Box::new(PulledWork(found))), "work is NULL")? };
+                unsafe {
+                    give(
+                        work,
+                        Box::into_raw(Box::new(PulledWork { work: found, lent: Mutex::default() })),
+                        "work is NULL",
+                    )?
+                };
                 Ok(OK)
             }
         }
@@ -383,7 +394,7 @@ pub unsafe extern "C" fn transship_next(server: *mut Server, timeout_ms: i64, wo
 pub unsafe extern "C" fn transship_work_info_of(work: *const PulledWork, info: *mut WorkInfo) -> i32 {
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL.
-        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        let work = &unsafe { borrowed(work, "work is NULL")? }.work;
         let told = WorkInfo {
             function: work.function,
             step: work.step as i32,
@@ -409,7 +420,7 @@ pub unsafe extern "C" fn transship_work_batch(
 ) -> i32 {
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL.
-        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        let work = &unsafe { borrowed(work, "work is NULL")? }.work;
         if columns.is_null() || schema.is_null() {
             return Err(Failure::Invalid("columns or schema is NULL"));
         }
@@ -438,7 +449,7 @@ pub unsafe extern "C" fn transship_work_batch(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) -> i32 {
     // SAFETY: the header asks for work that has not ended, or NULL.
-    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_cancelled()))
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.work.is_cancelled()))
 }
 
 /// See the header.
@@ -448,7 +459,7 @@ pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_is_behind(work: *const PulledWork) -> i32 {
     // SAFETY: the header asks for work that has not ended, or NULL.
-    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_behind()))
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.work.is_behind()))
 }
 
 /// See the header.
@@ -464,7 +475,7 @@ pub unsafe extern "C" fn transship_work_part(
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL, and for columns that are handed over.
         let (work, columns) = unsafe { (borrowed(work, "work is NULL"), columns(array, schema)) };
-        let (work, columns) = (&work?.0, columns.map_err(Failure::Failed)?);
+        let (work, columns) = (&work?.work, columns.map_err(Failure::Failed)?);
         Ok(if work.give_part(columns) { OK } else { UNWANTED })
     })
 }
@@ -486,11 +497,11 @@ pub unsafe extern "C" fn transship_work_answer(
         let work = unsafe { ended(work)? };
         match columns {
             Ok(columns) => {
-                work.0.end(Reply::Last(columns));
+                work.work.end(Reply::Last(columns));
                 Ok(OK)
             }
             Err(fact) => {
-                work.0.end(Reply::Failed(CallError::bad_result(format!("Its reply cannot be read: {fact}."))));
+                work.work.end(Reply::Failed(CallError::bad_result(format!("Its reply cannot be read: {fact}."))));
                 Err(Failure::Failed(fact))
             }
         }
@@ -521,18 +532,24 @@ pub unsafe extern "C" fn transship_work_fail(
         let mut error = CallError::new(found.copied().unwrap_or("user_code"), words);
         error.traceback = traceback.ok().map(|text| text.into_owned());
         error.row = usize::try_from(row).ok();
-        work.0.end(Reply::Failed(error));
+        work.work.end(Reply::Failed(error));
         message?;
         kind?;
         found.map(|_| OK).ok_or(Failure::Invalid("kind is no kind of error"))
     })
 }
 
+/// Ends the process at once: what a runtime would do at its exit, beside its own running thread, may hang or crash.
+pub(crate) fn end_process() -> ! {
+    // SAFETY: it takes any status, and does not return.
+    unsafe { nix::libc::_exit(1) }
+}
+
 /// Takes back work that ends.
 ///
 /// # Safety
 /// It is NULL, or work that transship_next gave and that has not ended.
-unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Failure> {
+pub(crate) unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Failure> {
     if work.is_null() {
         return Err(Failure::Invalid("work is NULL"));
     }

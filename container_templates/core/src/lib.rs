@@ -10,6 +10,7 @@ mod container;
 pub mod error;
 mod exchanges;
 mod ffi;
+mod ffi_columns;
 mod flight;
 mod function;
 mod handler;

@@ -278,7 +278,7 @@ impl Queue {
                 eprintln!(
                     "transship: a handler runs on for a client that has gone while other calls wait; the process ends"
                 );
-                std::process::abort();
+                crate::ffi::end_process();
             }
         }
     }

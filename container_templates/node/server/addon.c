@@ -1,9 +1,7 @@
 /* transship_core.h for JavaScript: core.ts declares what this module exports. Everything here runs on the main thread, on which
  * the event loop watches the server's descriptor. Values are copied at this border, so that neither side can reach memory that
  * the other has released. */
-#include <errno.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -168,46 +166,40 @@ static napi_status copied(napi_env env, const void *bytes, size_t size, napi_val
   return status;
 }
 
-/* A plain column: [its format, bits of validity or null, values or offsets, bytes or null, the bit with which bits begin]. */
-static napi_value column_of(napi_env env, const struct ArrowArray *column, char format) {
-  const size_t rows = (size_t)column->length, first = (size_t)column->offset, bit = first % 8, bits = (bit + rows + 7) / 8;
-  const char *values = column->buffers[1];
-  napi_value parts[5], list;
+/* A column: [its format, bits of validity or null, values or offsets, bytes or null]. */
+static napi_value column_of(napi_env env, const transship_column *column, size_t rows) {
+  const size_t bits = (rows + 7) / 8;
+  const char format = column->format;
+  napi_value parts[4], list;
   CHECK(napi_create_string_utf8(env, &format, 1, &parts[0]));
   CHECK(napi_get_null(env, &parts[1]));
   CHECK(napi_get_null(env, &parts[3]));
-  CHECK(napi_create_uint32(env, (uint32_t)bit, &parts[4]));
-  if (column->buffers[0] && column->null_count != 0) CHECK(copied(env, (const char *)column->buffers[0] + first / 8, bits, &parts[1]));
-  if (format == 'b') {
-    CHECK(copied(env, values + first / 8, rows > 0 ? bits : 0, &parts[2]));
-  } else if (format == 'l' || format == 'g') {
-    CHECK(copied(env, values + first * 8, rows * 8, &parts[2]));
-  } else {
-    const int32_t *offsets = (const int32_t *)values + first;
-    const int32_t start = rows > 0 ? offsets[0] : 0;
+  if (column->validity) CHECK(copied(env, column->validity, bits, &parts[1]));
+  if (format == 'z') {
+    const int32_t *offsets = column->values;
     void *rebased = NULL;
     CHECK(napi_create_arraybuffer(env, (rows + 1) * sizeof(int32_t), &rebased, &parts[2]));
-    for (size_t row = 0; row <= rows; row++) ((int32_t *)rebased)[row] = rows > 0 ? offsets[row] - start : 0;
-    const size_t size = rows > 0 ? (size_t)(offsets[rows] - start) : 0;
-    CHECK(copied(env, size > 0 ? (const char *)column->buffers[2] + start : NULL, size, &parts[3]));
+    for (size_t row = 0; row <= rows; row++) ((int32_t *)rebased)[row] = offsets[row] - offsets[0];
+    CHECK(copied(env, column->bytes + offsets[0], (size_t)(offsets[rows] - offsets[0]), &parts[3]));
+  } else {
+    CHECK(copied(env, column->values, format == 'b' ? bits : rows * 8, &parts[2]));
   }
-  CHECK(napi_create_array_with_length(env, 5, &list));
-  for (uint32_t i = 0; i < 5; i++) CHECK(napi_set_element(env, list, i, parts[i]));
+  CHECK(napi_create_array_with_length(env, 4, &list));
+  for (uint32_t i = 0; i < 4; i++) CHECK(napi_set_element(env, list, i, parts[i]));
   return list;
 }
 
-static napi_value columns_of(napi_env env, const transship_work *work) {
-  struct ArrowArray array;
-  struct ArrowSchema schema;
-  napi_value columns = NULL;
-  if (transship_work_batch(work, &array, &schema) != TRANSSHIP_OK) return refuse_by_library(env);
-  if (napi_create_array_with_length(env, (size_t)array.n_children, &columns) != napi_ok) columns = refuse(env, "no array");
-  for (int64_t i = 0; columns && i < array.n_children; i++) {
-    const napi_value column = column_of(env, array.children[i], schema.children[i]->format[0]);
-    if (!column || napi_set_element(env, columns, (uint32_t)i, column) != napi_ok) columns = refuse(env, "no column");
+static napi_value columns_of(napi_env env, const transship_work *work, size_t rows) {
+  const size_t count = transship_work_columns(work);
+  napi_value columns;
+  CHECK(napi_create_array_with_length(env, count, &columns));
+  for (size_t i = 0; i < count; i++) {
+    transship_column column;
+    if (transship_work_column(work, i, &column) != TRANSSHIP_OK) return refuse_by_library(env);
+    const napi_value list = column_of(env, &column, rows);
+    if (!list) return NULL;
+    CHECK(napi_set_element(env, columns, (uint32_t)i, list));
   }
-  array.release(&array);
-  schema.release(&schema);
   return columns;
 }
 
@@ -241,7 +233,7 @@ static napi_value next(napi_env env, napi_callback_info info) {
   }
   transship_work_info told;
   if (transship_work_info_of(found, &told) != TRANSSHIP_OK) return refuse_by_library(env);
-  columns = columns_of(env, found);
+  columns = columns_of(env, found, told.rows);
   if (!columns) return NULL;
   CHECK(napi_create_object(env, &result));
   CHECK(napi_set_named_property(env, result, "work", external));
@@ -276,148 +268,89 @@ static napi_value is_behind(napi_env env, napi_callback_info info) {
   return work ? boolean_of(env, transship_work_is_behind(*work) != 0) : NULL;
 }
 
-/* What a column of a reply keeps until the library releases it. */
-struct reply_column {
-  struct ArrowArray array;
-  struct ArrowSchema schema;
-  const void *buffers[3];
-};
-
-struct reply {
-  size_t count;
-  struct reply_column *columns;
-  struct ArrowArray **arrays;
-  struct ArrowSchema **schemas;
-  const void *nothing;
-};
-
-static void release_column(struct ArrowArray *array) {
-  for (int64_t i = 0; i < array->n_buffers; i++) free((void *)array->buffers[i]);
-  array->release = NULL;
-}
-
-static void release_nothing(struct ArrowSchema *schema) { schema->release = NULL; }
-
-static void free_reply(struct reply *reply) {
-  for (size_t i = 0; reply->columns && i < reply->count; i++) {
-    if (reply->columns[i].array.release) reply->columns[i].array.release(&reply->columns[i].array);
-  }
-  free(reply->columns);
-  free(reply->arrays);
-  free(reply->schemas);
-  free(reply);
-}
-
-static void release_reply(struct ArrowArray *array) {
-  free_reply(array->private_data);
-  array->release = NULL;
-}
-
-/* A copy of a typed array's bytes, which has at least so many. NULL for null, and if an exception is pending. */
-static void *bytes_of(napi_env env, napi_value value, size_t least, bool *has_failed) {
-  napi_valuetype type;
+/* Where a typed array's bytes lie; NULL if it has fewer than so many, or is none. */
+static const void *bytes_of(napi_env env, napi_value value, size_t least) {
   bool is_typed = false;
-  if (napi_typeof(env, value, &type) == napi_ok && type == napi_null && least == 0) return NULL;
   void *data = NULL;
   size_t length = 0;
   napi_typedarray_type kind;
-  if (napi_is_typedarray(env, value, &is_typed) == napi_ok && is_typed &&
-      napi_get_typedarray_info(env, value, &kind, &length, &data, NULL, NULL) == napi_ok) {
-    const size_t width = kind == napi_float64_array || kind == napi_bigint64_array || kind == napi_biguint64_array ? 8
-                         : kind == napi_int32_array || kind == napi_uint32_array || kind == napi_float32_array   ? 4
-                         : kind == napi_int16_array || kind == napi_uint16_array                                 ? 2
-                                                                                                                 : 1;
-    void *copy = length * width >= least ? malloc(least + 8) : NULL;
-    if (copy) {
-      memcpy(copy, data, least);
-      return copy;
-    }
+  if (napi_is_typedarray(env, value, &is_typed) != napi_ok || !is_typed ||
+      napi_get_typedarray_info(env, value, &kind, &length, &data, NULL, NULL) != napi_ok) {
+    return NULL;
   }
-  *has_failed = true;
-  return NULL;
+  const size_t width = kind == napi_float64_array || kind == napi_bigint64_array ? 8 : kind == napi_int32_array ? 4 : 1;
+  // An empty array may lie nowhere.
+  static const int64_t nothing = 0;
+  return length * width < least ? NULL : least == 0 ? &nothing : data;
 }
 
-/* Takes over [format, bits of validity or null, NULLs, values or offsets, bytes or null]. */
-static bool read_reply_column(napi_env env, napi_value list, size_t rows, struct reply_column *column) {
-  napi_value parts[5];
+/* Reads [format, bits of validity or null, values or offsets, bytes or null]; the pointers are good until JavaScript runs. */
+static bool read_column(napi_env env, napi_value list, size_t rows, transship_column *column) {
+  napi_value parts[4];
+  napi_valuetype type;
   char format[2] = {0};
   size_t length;
-  uint32_t nulls = 0;
-  bool has_failed = false;
-  for (uint32_t i = 0; i < 5; i++) {
+  for (uint32_t i = 0; i < 4; i++) {
     if (napi_get_element(env, list, i, &parts[i]) != napi_ok) return false;
   }
-  if (napi_get_value_string_utf8(env, parts[0], format, sizeof format, &length) != napi_ok || napi_get_value_uint32(env, parts[2], &nulls) != napi_ok) return false;
-  const size_t bits = (rows + 7) / 8, size = format[0] == 'b' ? bits : format[0] == 'z' ? (rows + 1) * 4 : rows * 8;
-  column->schema = (struct ArrowSchema){.format = format[0] == 'b' ? "b" : format[0] == 'l' ? "l" : format[0] == 'g' ? "g" : "z", .name = "", .flags = ARROW_FLAG_NULLABLE, .release = release_nothing};
-  column->array = (struct ArrowArray){.length = (int64_t)rows, .null_count = nulls, .n_buffers = format[0] == 'z' ? 3 : 2, .buffers = column->buffers, .release = release_column};
-  column->buffers[0] = bytes_of(env, parts[1], nulls > 0 ? bits : 0, &has_failed);
-  column->buffers[1] = bytes_of(env, parts[3], size, &has_failed);
-  if (format[0] == 'z' && !has_failed) {
-    const int32_t end = ((const int32_t *)column->buffers[1])[rows];
-    column->buffers[2] = bytes_of(env, parts[4], end > 0 ? (size_t)end : 0, &has_failed);
-  }
-  return !has_failed;
+  if (napi_get_value_string_utf8(env, parts[0], format, sizeof format, &length) != napi_ok || napi_typeof(env, parts[1], &type) != napi_ok) return false;
+  const size_t bits = (rows + 7) / 8;
+  column->format = format[0];
+  if (type != napi_null && !(column->validity = bytes_of(env, parts[1], bits))) return false;
+  column->values = bytes_of(env, parts[2], format[0] == 'b' ? bits : format[0] == 'z' ? (rows + 1) * 4 : rows * 8);
+  if (!column->values) return false;
+  if (format[0] != 'z') return true;
+  const int32_t end = ((const int32_t *)column->values)[rows];
+  column->bytes = bytes_of(env, parts[3], end > 0 ? (size_t)end : 0);
+  return column->bytes != NULL;
 }
 
-/* The reply of JavaScript: a number of rows, and columns. */
-static bool read_reply(napi_env env, napi_value rows_value, napi_value list, struct ArrowArray *array, struct ArrowSchema *schema) {
-  uint32_t count = 0;
-  int64_t rows = 0;
-  if (napi_get_array_length(env, list, &count) != napi_ok || napi_get_value_int64(env, rows_value, &rows) != napi_ok || rows < 0) return false;
-  struct reply *reply = calloc(1, sizeof *reply);
-  if (!reply) return false;
-  reply->count = count;
-  reply->columns = calloc(count + 1, sizeof *reply->columns);
-  reply->arrays = calloc(count + 1, sizeof *reply->arrays);
-  reply->schemas = calloc(count + 1, sizeof *reply->schemas);
-  bool is_read = reply->columns && reply->arrays && reply->schemas;
-  for (uint32_t i = 0; is_read && i < count; i++) {
+/* The columns of a reply of JavaScript, which the caller frees; NULL if they are malformed. */
+static transship_column *read_columns(napi_env env, napi_value rows_value, napi_value list, size_t *rows, size_t *count) {
+  uint32_t length = 0;
+  int64_t number = 0;
+  if (napi_get_array_length(env, list, &length) != napi_ok || napi_get_value_int64(env, rows_value, &number) != napi_ok || number < 0) return NULL;
+  transship_column *columns = calloc(length + 1, sizeof *columns);
+  for (uint32_t i = 0; columns && i < length; i++) {
     napi_value column;
-    reply->arrays[i] = &reply->columns[i].array;
-    reply->schemas[i] = &reply->columns[i].schema;
-    is_read = napi_get_element(env, list, i, &column) == napi_ok && read_reply_column(env, column, (size_t)rows, &reply->columns[i]);
+    if (napi_get_element(env, list, i, &column) != napi_ok || !read_column(env, column, (size_t)number, &columns[i])) {
+      free(columns);
+      return NULL;
+    }
   }
-  if (!is_read) {
-    free_reply(reply);
-    return false;
-  }
-  *array = (struct ArrowArray){.length = rows, .n_buffers = 1, .buffers = &reply->nothing, .n_children = count, .children = reply->arrays, .release = release_reply, .private_data = reply};
-  *schema = (struct ArrowSchema){.format = "+s", .name = "", .n_children = count, .children = reply->schemas, .release = release_nothing};
-  return true;
+  *rows = (size_t)number;
+  *count = length;
+  return columns;
 }
 
 /* part(work, rows, columns): whether somebody waits for the rest. */
 static napi_value part(napi_env env, napi_callback_info info) {
   napi_value arguments[3];
-  size_t count = 3;
-  struct ArrowArray array;
-  struct ArrowSchema schema;
+  size_t count = 3, rows, width;
   CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
   transship_work **work = work_of(env, arguments[0]);
   if (!work) return NULL;
-  if (!read_reply(env, arguments[1], arguments[2], &array, &schema)) return refuse(env, "the reply is malformed");
-  const transship_status status = transship_work_part(*work, &array, &schema);
+  transship_column *columns = read_columns(env, arguments[1], arguments[2], &rows, &width);
+  if (!columns) return refuse(env, "the reply is malformed");
+  const transship_status status = transship_work_part_columns(*work, rows, columns, width);
+  free(columns);
   return status < 0 ? refuse_by_library(env) : boolean_of(env, status == TRANSSHIP_OK);
 }
 
-/* answer(work, rows, columns); columns are null for a step without results. */
+/* answer(work, rows, columns). */
 static napi_value answer(napi_env env, napi_callback_info info) {
   napi_value arguments[3];
-  napi_valuetype type;
-  size_t count = 3;
-  struct ArrowArray array;
-  struct ArrowSchema schema;
+  size_t count = 3, rows, width;
   CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
-  CHECK(napi_typeof(env, arguments[2], &type));
   transship_work **work = work_of(env, arguments[0]);
   if (!work) return NULL;
-  if (type != napi_null && !read_reply(env, arguments[1], arguments[2], &array, &schema)) return refuse(env, "the reply is malformed");
+  transship_column *columns = read_columns(env, arguments[1], arguments[2], &rows, &width);
+  if (!columns) return refuse(env, "the reply is malformed");
   transship_work *ended = *work;
   *work = NULL;
   // A reply that cannot be read is an error that the client gets.
-  if (type == napi_null) transship_work_answer(ended, NULL, NULL);
-  else transship_work_answer(ended, &array, &schema);
+  transship_work_answer_columns(ended, rows, columns, width);
+  free(columns);
   return NULL;
 }
 

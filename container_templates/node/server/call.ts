@@ -1,5 +1,6 @@
 // A batch under way: its errors, its end, and what it leaves to others meanwhile.
 
+import { setMaxListeners } from "node:events";
 import { Batch, core } from "./core";
 
 /** Longest stretch for which a batch of short calls keeps others waiting. */
@@ -59,7 +60,11 @@ export class Call {
 
   /** What a handler that takes it may listen to. */
   get signal(): AbortSignal {
-    this.controller ??= new AbortController();
+    if (!this.controller) {
+      this.controller = new AbortController();
+      // Every row of a batch may listen.
+      setMaxListeners(0, this.controller.signal);
+    }
     return this.controller.signal;
   }
 

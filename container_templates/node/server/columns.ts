@@ -17,20 +17,20 @@ function isSet(bits: Uint8Array, bit: number): boolean {
 /** Reads columns of a type; throws Misfit. */
 export function columnReader(type: Type): (column: GivenColumn, rows: number) => any[] {
   const ofText = textReader(type);
-  return ([format, validity, values, bytes, first], rows) => {
-    const valueAt = values_(type, format, values, bytes, first, ofText);
+  return ([format, validity, values, bytes], rows) => {
+    const valueAt = valuesOf(type, format, values, bytes, ofText);
     const column = new Array(rows);
     const bits = validity && new Uint8Array(validity);
-    for (let row = 0; row < rows; row++) column[row] = !bits || isSet(bits, first + row) ? valueAt(row) : null;
+    for (let row = 0; row < rows; row++) column[row] = !bits || isSet(bits, row) ? valueAt(row) : null;
     return column;
   };
 }
 
-function values_(type: Type, format: Format, values: ArrayBuffer, bytes: ArrayBuffer | null, first: number, ofText: Convert): (row: number) => any {
+function valuesOf(type: Type, format: Format, values: ArrayBuffer, bytes: ArrayBuffer | null, ofText: Convert): (row: number) => any {
   switch (format) {
     case "b": {
       const bits = new Uint8Array(values);
-      return (row) => isSet(bits, first + row);
+      return (row) => isSet(bits, row);
     }
     case "l": {
       if (type.type === "int8") {
@@ -95,7 +95,7 @@ export class Results {
   /** Gives what it holds, and is empty then. */
   take(): ReplyColumn {
     const values = { b: this.bits, l: this.integers, g: this.doubles, z: this.offsets }[this.format];
-    const column: ReplyColumn = [this.format, this.nulls ? this.validity : null, this.nulls, values, this.format === "z" ? this.bytes : null];
+    const column: ReplyColumn = [this.format, this.nulls ? this.validity : null, values, this.format === "z" ? this.bytes : null];
     this.rows = this.nulls = this.capacity = this.size = 0;
     this.grow(0);
     return column;

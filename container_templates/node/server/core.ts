@@ -6,11 +6,11 @@ export type Work = { readonly __work: never };
 /** Formats of plain columns: bits, integers of 64 bits, doubles, and bytes. */
 export type Format = "b" | "l" | "g" | "z";
 
-/** A column of a call: its format, its bits of validity, its values or offsets, its bytes, and the bit with which bits begin. */
-export type GivenColumn = [Format, ArrayBuffer | null, ArrayBuffer, ArrayBuffer | null, number];
+/** A column of a call: its format, its bits of validity, its values or offsets, and its bytes. */
+export type GivenColumn = [Format, ArrayBuffer | null, ArrayBuffer, ArrayBuffer | null];
 
-/** A column of a reply: its format, its bits of validity, how many values are NULL, its values or offsets, and its bytes. */
-export type ReplyColumn = [Format, Uint8Array | null, number, Uint8Array | BigInt64Array | Float64Array | Int32Array, Uint8Array | null];
+/** A column of a reply. */
+export type ReplyColumn = [Format, Uint8Array | null, Uint8Array | BigInt64Array | Float64Array | Int32Array, Uint8Array | null];
 
 /** What is to be done with a batch, `transship_step`. */
 export enum Step { Call, Accumulate, Merge, Finish, State, Forget, End }
@@ -49,8 +49,8 @@ interface Core {
   isBehind(work: Work): boolean;
   /** Gives a part of a table function's reply; false if nobody waits for it. */
   part(work: Work, rows: number, columns: ReplyColumn[]): boolean;
-  /** Ends work; columns are null for steps without results. */
-  answer(work: Work, rows: number, columns: ReplyColumn[] | null): void;
+  /** Ends work; steps without results have no columns. */
+  answer(work: Work, rows: number, columns: ReplyColumn[]): void;
   /** Ends work with an error; row is -1 if no single row is to blame. */
   fail(work: Work, kind: string, message: string, traceback: string | null, row: number): void;
 }

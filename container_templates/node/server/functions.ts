@@ -174,14 +174,14 @@ export class Groups {
 
   constructor(readonly function_: UserFunction) {}
 
-  /** The reply's columns; null for steps without results. */
-  async answer(call: Call, columns: any[][]): Promise<[number, ReplyColumn[] | null]> {
+  /** The reply's columns; steps without results have none. */
+  async answer(call: Call, columns: any[][]): Promise<[number, ReplyColumn[]]> {
     const [groups, states] = [columns[0], columns[columns.length - 1]];
     const values = columns.slice(1, -1);
     switch (call.batch.step) {
       case Step.Accumulate:
         await eachRow(call, 1, (row) => this.instance(groups[row]).step(...values.map((column) => column[row])));
-        return [0, null];
+        return [0, []];
       case Step.Merge:
         await eachRow(call, 1, (row) => {
           const instance = this.instance(groups[row]);
@@ -189,7 +189,7 @@ export class Groups {
           const other = Object.assign(new this.function_.target(), JSON.parse(states[row].toString(), revive));
           return instance.merge(other);
         });
-        return [0, null];
+        return [0, []];
       case Step.Finish: {
         const finished = await eachRow(call, 1, (row) => this.instance(groups[row]).finish());
         const [results, nothing] = this.function_.resultColumns();
@@ -208,7 +208,7 @@ export class Groups {
       }
       default:
         groups.forEach((group) => this.instances.delete(group));
-        return [0, null];
+        return [0, []];
     }
   }
 

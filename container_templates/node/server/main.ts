@@ -38,7 +38,7 @@ function serve(functions: UserFunction[]): void {
   function begin(batch: Batch): void {
     if (batch.step === Step.End) {
       exchanges.delete(batch.exchange);
-      core.answer(batch.work, 0, null);
+      core.answer(batch.work, 0, []);
       return;
     }
     const call = new Call(batch);
