@@ -303,15 +303,21 @@ pub unsafe extern "C" fn transship_server_start(server: *mut Server) -> i32 {
     entry(|| {
         // SAFETY: the header asks for a server that lives, or NULL.
         let server = unsafe { borrowed(server, "server is NULL")? };
-        // Programs in Rust ignore it from the start. A client that goes away would end the process otherwise.
-        // SAFETY: no handler is installed, so nothing runs within the signal.
-        unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
-        // A runtime's own handlers, such as Node's, would run as well, and end the process or raise the signal again.
-        for ending in [Signal::SIGTERM, Signal::SIGINT] {
-            // SAFETY: as above.
-            unsafe { signal(ending, SigHandler::SigDfl) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
-        }
-        server.server.start().map_err(Failure::Failed)?;
+        let prepare = || {
+            // Programs in Rust ignore SIGPIPE from the start: a client that goes away would end the process otherwise. A runtime's own
+            // handlers of the others, such as Node's, would run as well, and end the process or raise the signal again.
+            let changes = [
+                (Signal::SIGPIPE, SigHandler::SigIgn),
+                (Signal::SIGTERM, SigHandler::SigDfl),
+                (Signal::SIGINT, SigHandler::SigDfl),
+            ];
+            for (number, handler) in changes {
+                // SAFETY: no handler is installed, so nothing runs within the signal.
+                unsafe { signal(number, handler) }.map_err(|cause| cause.to_string())?;
+            }
+            Ok(())
+        };
+        server.server.start(prepare).map_err(Failure::Failed)?;
         Ok(OK)
     })
 }

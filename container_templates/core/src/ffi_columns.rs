@@ -162,8 +162,8 @@ unsafe fn values<T: Copy + Default>(from: *const c_void, count: usize) -> Result
 /// # Safety
 /// It has so many rows, as the header says.
 unsafe fn copied_column(rows: usize, column: &PlainColumn) -> Result<ArrayRef, String> {
-    // SAFETY: the caller vouches for the bits of so many rows.
     let bits = |from: *const c_void| {
+        // SAFETY: the caller vouches for the bits of so many rows.
         let bytes = unsafe { values::<u8>(from, rows.div_ceil(8)) };
         bytes.map(|bytes| BooleanBuffer::new(Buffer::from_vec(bytes), 0, rows))
     };
@@ -171,20 +171,22 @@ unsafe fn copied_column(rows: usize, column: &PlainColumn) -> Result<ArrayRef, S
         true => None,
         false => Some(NullBuffer::new(bits(column.validity.cast())?)),
     };
-    // SAFETY: the caller vouches for a value per row, one more offset than rows, and the bytes up to the last offset.
     Ok(match column.format as u8 {
         b'b' => Arc::new(BooleanArray::new(bits(column.values)?, nulls)),
         b'l' => {
+            // SAFETY: the caller vouches for a value per row.
             let values = unsafe { values::<i64>(column.values, rows)? };
             Arc::new(PrimitiveArray::<Int64Type>::new(ScalarBuffer::from(values), nulls))
         }
         b'g' => {
+            // SAFETY: the caller vouches for a value per row.
             let values = unsafe { values::<f64>(column.values, rows)? };
             Arc::new(PrimitiveArray::<Float64Type>::new(ScalarBuffer::from(values), nulls))
         }
         b'z' => {
             let offsets = match (rows, column.values.is_null()) {
                 (0, true) => vec![0],
+                // SAFETY: the caller vouches for one more offset than rows.
                 _ => unsafe { values::<i32>(column.values, rows + 1)? },
             };
             let first = offsets[0];
@@ -197,6 +199,7 @@ unsafe fn copied_column(rows: usize, column: &PlainColumn) -> Result<ArrayRef, S
             if size > 0 && column.bytes.is_null() {
                 return Err("a column has no bytes".to_string());
             }
+            // SAFETY: the caller vouches for the bytes up to the last offset, and none is read from before the first.
             let bytes = unsafe { values::<u8>(start.cast(), size)? };
             Arc::new(BinaryArray::new(OffsetBuffer::new(ScalarBuffer::from(offsets)), Buffer::from_vec(bytes), nulls))
         }

@@ -107,12 +107,13 @@ impl PulledServer {
         manifest.to_label()
     }
 
-    /// Begins to listen, with threads of its own.
-    pub(crate) fn start(&self) -> Result<(), String> {
+    /// Begins to listen, with threads of its own, after a step that happens once.
+    pub(crate) fn start(&self, prepare: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let mut is_started = self.is_started.lock().map_err(|_| "an earlier start failed".to_string())?;
         if std::mem::replace(&mut *is_started, true) {
             return Err("the server was started before".to_string());
         }
+        prepare()?;
         let functions = self.entries.iter().enumerate().map(|(number, entry)| {
             let pulled = Pulled {
                 queue: self.queue.clone(),

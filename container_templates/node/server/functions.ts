@@ -10,8 +10,6 @@ interface Declaration {
   name: string;
   arguments: { name: string; type: Type }[];
   returns: Type;
-  /** Calls of a batch that may be under way at a time. */
-  concurrency?: number;
 }
 
 interface Aggregate {
@@ -37,12 +35,12 @@ export class UserFunction {
   private readonly returns: Type;
   private readonly format: Format;
   private readonly takesColumns: boolean;
-  private readonly concurrency: number;
   private readonly takesSignal: boolean;
   private readonly callTypes: Type[];
   private readonly readers: ((column: GivenColumn, rows: number) => any[])[];
 
-  constructor(listed: ListedFunction, declaration: Declaration, readonly target: any) {
+  /** Of the calls of a batch, at most `concurrency` are under way at a time. */
+  constructor(listed: ListedFunction, declaration: Declaration, private readonly concurrency: number, readonly target: any) {
     const { name, kind, batch } = listed;
     const refuse = (fact: string): never => {
       throw new Error(`function "${name}": ${fact}`);
@@ -57,7 +55,6 @@ export class UserFunction {
     this.returns = declaration.returns;
     this.format = listed.format;
     this.takesColumns = batch === "columns";
-    this.concurrency = declaration.concurrency ?? 1;
     this.takesSignal = kind !== "aggregate" && target.length > declaration.arguments.length;
     const types = declaration.arguments.map((argument) => argument.type);
     this.callTypes = kind === "aggregate" ? [INT8, ...types, BYTEA] : types;
@@ -289,10 +286,11 @@ async function eachRow(call: Call, concurrency: number, invoke: (row: number) =>
 /** The image's functions, in the manifest's order. Throws what is wrong with them. */
 export function load(root: string): UserFunction[] {
   const { handler, functions } = JSON.parse(readFileSync(`${root}/functions.json`, "utf8"));
+  const manifest = JSON.parse(readFileSync(`${root}/manifest.json`, "utf8"));
   const compiled = handler.replace(/\.[cm]?ts$/, ".js");
   const module_ = require(`${root}/dist/function/${compiled}`);
-  return core.functions().map((listed) => {
+  return core.functions().map((listed, number) => {
     const declaration = functions.find((entry: Declaration) => entry.name === listed.name);
-    return new UserFunction(listed, declaration, module_[listed.name]);
+    return new UserFunction(listed, declaration, manifest.functions[number].concurrency ?? 1, module_[listed.name]);
   });
 }

@@ -4,6 +4,12 @@ call_error <- function(kind, message, row = NULL, traceback = NULL) {
   stop(structure(class = c("call_error", "error", "condition"), list(message = message, call = NULL, kind = kind, row = row, traceback = traceback)))
 }
 
+# The text of an error. Handlers may raise what has none, or what is not UTF-8.
+message_of <- function(e) {
+  text <- tryCatch(paste(as.character(conditionMessage(e)), collapse = "\n"), error = function(e) "")
+  iconv(text, "UTF-8", "UTF-8", sub = "byte")
+}
+
 # Runs the handler's code; row is that of the batch from one, or NULL where no single row is to blame.
 guarded <- function(row, expression) {
   frames <- sys.nframe()
@@ -13,10 +19,10 @@ guarded <- function(row, expression) {
       calls <- sys.calls()
       # What lies between the guard and the handler's code, and behind its stop(), says nothing.
       calls <- calls[seq_along(calls) > frames + 8 & seq_along(calls) < length(calls) - 1]
-      trace <<- paste(c(vapply(calls, function(call) paste(deparse(call), collapse = " "), ""), paste("Error:", conditionMessage(e))), collapse = "\n")
+      trace <<- paste(c(vapply(calls, function(call) paste(deparse(call), collapse = " "), ""), paste("Error:", message_of(e))), collapse = "\n")
     }),
     call_error = function(e) stop(e),
-    error = function(e) call_error("user_code", conditionMessage(e), if (is.null(row)) NULL else row - 1, trace))
+    error = function(e) call_error("user_code", message_of(e), if (is.null(row)) NULL else row - 1, trace))
 }
 
 int4 <- list(type = "int4", text = "int4")
@@ -93,7 +99,7 @@ answer <- function(entry, work, columns, rows, has_row_errors) {
     look(work, row)
     result <- tryCatch(guarded(row, do.call(entry$target, row_of(columns, row))), call_error = function(e) {
       if (!has_row_errors || e$kind != "user_code") stop(e)
-      errors[row] <<- conditionMessage(e)
+      errors[row] <<- message_of(e)
       NULL
     })
     if (!is.null(result)) results[[row]] <- result

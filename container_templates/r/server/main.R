@@ -22,6 +22,8 @@ reply_to <- function(entry, exchanges, given) {
 
 serve <- function(functions) {
   exchanges <- new.env()
+  # An error that nobody handles ends a script, unless this is set: then it goes to the restart below.
+  options(error = quote(invisible()))
   .Call(core_start)
   while (!is.null(given <- .Call(core_next))) {
     names(given) <- c("work", "function", "step", "row_errors", "exchange", "rows")
@@ -31,21 +33,22 @@ serve <- function(functions) {
       next
     }
     entry <- functions[[given[["function"]] + 1]]
-    tryCatch({
+    fail <- function(kind, message, traceback = NULL, row = NULL) .Call(core_fail, given$work, kind, message, traceback, if (is.null(row)) -1 else row)
+    # Handlers may also abort, or stop with a condition that is no error.
+    withRestarts(tryCatch({
       reply <- reply_to(entry, exchanges, given)
       formats <- if (given$row_errors != 0) c(entry$formats, "z") else entry$formats
       .Call(core_answer, given$work, if (length(reply)) length(reply[[1]]) else 0, reply, formats)
     }, error = function(e) {
-      kind <- if (inherits(e, "call_error")) e$kind else "user_code"
-      .Call(core_fail, given$work, kind, paste(conditionMessage(e), collapse = "\n"), e[["traceback"]], if (is.null(e[["row"]])) -1 else e[["row"]])
-    })
+      fail(if (inherits(e, "call_error")) e$kind else "user_code", message_of(e), e[["traceback"]], e[["row"]])
+    }), abort = function() fail("user_code", "The handler stopped without an error."))
   }
 }
 
 command <- c(commandArgs(trailingOnly = TRUE), "serve")[1]
 # What the handler prints is a log, not an answer.
 sink(stderr())
-.Call(core_create, "{\"server\": \"transship-r/0.2.0\", \"columns\": \"plain\", \"one_thread\": true}")
+invisible(.Call(core_create, "{\"server\": \"transship-r/0.2.0\", \"columns\": \"plain\", \"one_thread\": true}"))
 functions <- load_functions(root)
 if (command == "describe") {
   merging <- which(vapply(functions, function(entry) entry$kind == "aggregate" && is.function(entry$target$merge), NA)) - 1L

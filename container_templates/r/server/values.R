@@ -276,10 +276,10 @@ text_of <- function(type, x) {
 }
 
 checked_texts <- function(texts) {
-  texts <- enc2utf8(texts)
-  row <- which(!is.na(texts) & !validUTF8(texts))[1]
+  # Text in another encoding that R knows is converted; no conversion would find what is wrong with the rest.
+  row <- which(!is.na(texts) & Encoding(texts) != "latin1" & !validUTF8(texts))[1]
   if (!is.na(row)) misfit(row, "text that is not UTF-8")
-  texts
+  enc2utf8(texts)
 }
 
 # Values within arrays, ranges and composite types as JSON texts.
