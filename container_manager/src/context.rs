@@ -47,7 +47,12 @@ fn describe_functions(manifest: &Manifest) -> Result<Value> {
         });
         let returns = signature.map(|signature| describe_type(&signature.result));
         let (name, kind, batch) = (&function.name, function.kind, function.batch);
-        Ok(json!({"name": name, "kind": kind, "batch": batch, "arguments": arguments, "returns": returns}))
+        let mut described =
+            json!({"name": name, "kind": kind, "batch": batch, "arguments": arguments, "returns": returns});
+        if function.concurrency > 1 {
+            described["concurrency"] = json!(function.concurrency);
+        }
+        Ok(described)
     };
     let functions = manifest.functions.iter().map(describe).collect::<Result<Vec<Value>>>()?;
     Ok(json!({"handler": manifest.handler, "functions": functions}))

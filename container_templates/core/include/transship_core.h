@@ -86,7 +86,7 @@ typedef struct transship_work transship_work;
 /* A function of the manifest. The texts live as long as the server. */
 typedef struct transship_function {
   const char *name;
-  /* "scalar", "table" or "aggregate". */
+  /* "scalar", "table", "aggregate" or "map". */
   const char *kind;
   /* How the manifest says that the handler takes rows: "row", "columns" or another name. */
   const char *batch;
@@ -110,6 +110,12 @@ typedef int32_t transship_step;
 #define TRANSSHIP_FORGET 5
 /* The exchange is over: the language drops its groups. Whatever it answers is ignored. */
 #define TRANSSHIP_END 6
+/* Answer the stream of rows of a map function: the work has no batch, but transship_work_next gives one after the other. Results
+ * go out at any time with transship_work_part, and the last with transship_work_answer. */
+#define TRANSSHIP_MAP 7
+/* There is something to take for the work of TRANSSHIP_MAP with this exchange, for which transship_work_next has given
+ * TRANSSHIP_NOTHING. The language calls it again, unless that work has ended. Whatever it answers is ignored. */
+#define TRANSSHIP_RESUME 8
 
 typedef struct transship_work_info {
   /* The function's number, in the manifest's order. */
@@ -119,7 +125,8 @@ typedef struct transship_work_info {
    * column of text behind the results, with the error of each such row, whose result is NULL. It is asked of functions with
    * batch "row" alone; others fail as usual, and the library finds the rows. */
   int32_t row_errors;
-  /* The number of an aggregate function's exchange; one exchange has one unit of work at a time, in order. */
+  /* The number of an aggregate or map function's exchange. An aggregate function's exchange has one unit of work at a time, in
+   * order. */
   uint64_t exchange;
   /* The rows of the batch. */
   size_t rows;
@@ -149,6 +156,10 @@ size_t transship_server_functions(const transship_server *server);
 /* Describes the function with this number. */
 transship_status transship_server_function(const transship_server *server, size_t number, transship_function *function);
 
+/* How many calls of a batch of the function with this number may be under way at a time, if its handler waits (`concurrency` in the
+ * manifest); 1 if there is no such function. */
+size_t transship_server_concurrency(const transship_server *server, size_t number);
+
 /* Gives the manifest as JSON, in which the aggregate functions at these `count` numbers merge states: what the command `describe`
  * prints. The caller ends the text with transship_text_free. */
 transship_status transship_server_describe(const transship_server *server, const size_t *merging, size_t count, char **text);
@@ -176,7 +187,7 @@ transship_status transship_next(transship_server *server, int64_t timeout_ms, tr
 transship_status transship_work_info_of(const transship_work *work, transship_work_info *info);
 
 /* Gives the columns of the batch as an array of structs, and its schema. They may be read after the work has ended. The caller
- * releases both. */
+ * releases both. Nobody writes to them: a reply may refer to them, and then the client reads its own copy. */
 transship_status transship_work_batch(const transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
 
 /* A plain column ("columns": "plain"), for languages that have no Arrow library: the layout of the Arrow columnar format, without its
@@ -199,9 +210,20 @@ size_t transship_work_columns(const transship_work *work);
 /* Gives a column of the batch. What it points to lives until the work ends. */
 transship_status transship_work_column(const transship_work *work, size_t number, transship_column *column);
 
+/* As transship_work_next, for plain columns: the functions above then tell of the batch that was taken, which lives until the next one
+ * is, and which has so many rows. */
+transship_status transship_work_next_columns(const transship_work *work, int64_t timeout_ms, size_t *rows);
+
 /* As transship_work_part and transship_work_answer, with plain columns, which are copied and stay the caller's. */
 transship_status transship_work_part_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
 transship_status transship_work_answer_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
+
+/* Takes the next batch of the work of TRANSSHIP_MAP, as transship_work_batch gives one. It waits for at most so many milliseconds,
+ * or below zero as long as it takes. TRANSSHIP_OK with a batch; TRANSSHIP_ENDED if there are no more; TRANSSHIP_NOTHING if there was
+ * none in time, after which a unit of work TRANSSHIP_RESUME comes once there is; TRANSSHIP_UNWANTED if nobody waits for the results
+ * any more, as when the client has gone or has sent what is no batch: the work is to be failed with any message. `columns` and
+ * `schema` are released structs but with the first. */
+transship_status transship_work_next(const transship_work *work, int64_t timeout_ms, struct ArrowArray *columns, struct ArrowSchema *schema);
 
 /* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
 int32_t transship_work_is_cancelled(const transship_work *work);
@@ -210,13 +232,20 @@ int32_t transship_work_is_cancelled(const transship_work *work);
  * meanwhile. */
 int32_t transship_work_is_behind(const transship_work *work);
 
-/* Gives a part of a table function's reply that is not the last, an array of structs of row and result. It waits while the client
- * is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */
+/* Gives a part of a table or map function's reply that is not the last, an array of structs of row and result, or of the result
+ * alone. It waits while the client is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */
 transship_status transship_work_part(transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
 
 /* Ends work with its reply, an array of structs: for a scalar function the results, and the errors if info says so; for a table
- * function the number of the row, counted from 0 and ascending, and the result; for an aggregate function the result and the state.
- * TRANSSHIP_ACCUMULATE, TRANSSHIP_MERGE, TRANSSHIP_FORGET and TRANSSHIP_END may have NULL for both. `work` is no longer valid,
+ * function the number of the row, counted from 0 and ascending, and the result; for an aggregate function the result and the state;
+ * for a map function the result. TRANSSHIP_ACCUMULATE, TRANSSHIP_MERGE, TRANSSHIP_FORGET, TRANSSHIP_END, TRANSSHIP_MAP and
+ * TRANSSHIP_RESUME may have NULL for both.
+ *
+ * Results may be a dictionary-encoded column (Arrow's `dictionary`) of any integer indexes and of values as the column would have.
+ * Dictionaries of texts reach clients that take them as they are, and spare the rest.
+ *
+ * Results that are an argument, or a slice of one, may point into the buffers of the batch; the array then keeps the batch's until
+ * its release. Clients that allow it get a reference instead of a copy. `work` is no longer valid,
  * whatever the status; if the reply cannot be read, the client gets an error. */
 transship_status transship_work_answer(transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
 

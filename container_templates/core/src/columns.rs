@@ -9,13 +9,13 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 
 use arrow_array::{RecordBatch, RecordBatchOptions, UInt32Array};
-use arrow_buffer::Buffer;
+use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_schema::Schema;
 use arrow_select::concat::concat_batches;
 use arrow_select::take::take;
 use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
-use udf_codec::columns::{Layout, decode_call, extent, frame, inline_body, read_frame};
+use udf_codec::columns::{CallData, Layout, decode_call, extent, frame, inline_body, read_frame};
 use udf_codec::constants::Constants;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{FunctionKind, RowErrors, Signature};
@@ -48,6 +48,10 @@ struct CallHeader {
     constants_id: Option<String>,
     #[serde(default)]
     same_constants: bool,
+    #[serde(default)]
+    may_alias: bool,
+    #[serde(default)]
+    may_encode: bool,
     buffers: Vec<usize>,
 }
 
@@ -59,6 +63,21 @@ struct ReplyHeader<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     segment: Option<&'a str>,
     buffers: &'a [usize],
+    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
+    aliases: &'a [usize],
+    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
+    dictionaries: &'a [usize],
+}
+
+/// What a client offers for the reply.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    /// The segment into which it may be written.
+    segment: Option<String>,
+    /// The data of the call and the places of its buffers, to which it may refer.
+    call: Option<(Buffer, Vec<usize>)>,
+    /// Whether columns of texts may be dictionaries.
+    pub(crate) may_encode: bool,
 }
 
 /// The constants that a connection's last request with constants brought (§7.11).
@@ -74,10 +93,11 @@ pub(crate) fn has_segments() -> bool {
     std::env::var_os(DIRECTORY).is_some()
 }
 
-/// Reads a batch of calls, and the name of the segment into which the reply may be written. `kept` is the connection's.
-pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<(Call, Option<String>), CallError> {
+/// Reads a batch of calls, and what the client offers for the reply. `kept` is the connection's.
+pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<(Call, Offer), CallError> {
     let (header, inline): (CallHeader, _) = read_frame(body).map_err(unreadable)?;
     let data = match &header.segment {
+        // A copy, which begins where 64-bit values may.
         None => Buffer::from(inline),
         Some(name) => {
             let size = extent(header.buffers.chunks(2)).filter(|size| *size <= MAX_MESSAGE_BYTES);
@@ -92,7 +112,8 @@ pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<
     };
     let (number, row_errors) = (header.batch, header.row_errors);
     let call = Call { number, exchange: header.exchange, step: header.step, row_errors, arrived };
-    Ok((call, header.reply_segment))
+    let own = header.may_alias.then_some((data, header.buffers));
+    Ok((call, Offer { segment: header.reply_segment, call: own, may_encode: header.may_encode }))
 }
 
 fn with_constants(
@@ -161,12 +182,7 @@ fn buffers_of(ty: &Type) -> usize {
 }
 
 /// Writes a reply, its data to a segment if one is given.
-pub(crate) fn write(
-    function: &Function,
-    call: &Call,
-    answer: Answer,
-    offered: Option<&str>,
-) -> Result<Vec<u8>, CallError> {
+pub(crate) fn write(function: &Function, call: &Call, answer: Answer, offer: &Offer) -> Result<Vec<u8>, CallError> {
     let reply_of = |part| function.reply(part, call.row_errors);
     let mut parts = answer.parts.into_iter().map(reply_of).collect::<Result<Vec<_>, _>>()?;
     let reply = match parts.len() {
@@ -174,8 +190,9 @@ pub(crate) fn write(
         _ => concat_batches(&function.reply_schema(call.row_errors), &parts)
             .map_err(|cause| CallError::new("bad_result", format!("Its reply is malformed: {cause}.")))?,
     };
-    let layout = Layout::of(&function.reply_types(call.row_errors), &reply);
-    let segment = match offered {
+    let own = offer.call.as_ref().map(|(data, places)| CallData::new(data, places));
+    let layout = Layout::of_reply(&function.reply_types(call.row_errors), &reply, own);
+    let segment = match offer.segment.as_deref() {
         // If there is no memory left for segments, the data goes with the reply.
         Some(name) => write_segment(&open(name, true)?, &layout).is_ok().then_some(name),
         None => None,
@@ -186,6 +203,8 @@ pub(crate) fn write(
         micros: answer.micros,
         segment,
         buffers: layout.places(),
+        aliases: layout.aliases(),
+        dictionaries: layout.dictionaries(),
     };
     Ok(if segment.is_some() { frame(&header, 0) } else { inline_body(&header, &layout) })
 }
@@ -218,7 +237,7 @@ fn read_segment(name: &str, size: usize) -> Result<Buffer, CallError> {
         if file.metadata()?.len() < size as u64 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        let mut bytes = vec![0; size];
+        let mut bytes = MutableBuffer::from_len_zeroed(size);
         file.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
     };

@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi, to_ffi};
-use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
 use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
+use crate::batches::Taken;
 use crate::error::{CallError, words_of};
 use crate::plain::plain_type;
 use crate::pulled_server::PulledServer;
@@ -45,8 +46,16 @@ struct FunctionTexts {
 /// `transship_work`.
 pub struct PulledWork {
     pub(crate) work: Arc<Work>,
-    /// What `transship_work_column` has made for the language.
-    pub(crate) lent: Mutex<Vec<Buffer>>,
+    pub(crate) lent: Mutex<Lent>,
+}
+
+/// What the language reads by pointers.
+#[derive(Default)]
+pub(crate) struct Lent {
+    /// The batch that `transship_work_next_columns` has taken.
+    pub(crate) batch: Option<RecordBatch>,
+    /// What `transship_work_column` has made.
+    pub(crate) bits: Vec<Buffer>,
 }
 
 /// `transship_function`.
@@ -260,6 +269,17 @@ pub unsafe extern "C" fn transship_server_function(
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_concurrency(server: *const Server, number: usize) -> usize {
+    // SAFETY: the header asks for a server that lives, or NULL.
+    let server = unsafe { server.as_ref() };
+    server.and_then(|server| server.server.entries.get(number)).map_or(1, |entry| entry.concurrency)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_server_describe(
     server: *const Server,
     merging: *const usize,
@@ -430,21 +450,71 @@ pub unsafe extern "C" fn transship_work_batch(
         if columns.is_null() || schema.is_null() {
             return Err(Failure::Invalid("columns or schema is NULL"));
         }
-        let batch = &work.batch;
-        let rows = StructArray::try_new_with_length(
-            batch.schema().fields().clone(),
-            batch.columns().to_vec(),
-            None,
-            batch.num_rows(),
-        );
-        let rows = rows.map_err(|cause| Failure::Failed(cause.to_string()))?;
-        let (array, its_schema) = to_ffi(&rows.to_data()).map_err(|cause| Failure::Failed(cause.to_string()))?;
         // SAFETY: neither is NULL, and the header asks for memory for the results.
-        unsafe {
-            give(columns, array, "columns is NULL")?;
-            give(schema, its_schema, "schema is NULL")?;
-        }
+        unsafe { give_batch(&work.batch, columns, schema)? };
         Ok(OK)
+    })
+}
+
+/// Gives the columns of a batch as an array of structs, and its schema.
+///
+/// # Safety
+/// Both are memory for the results, or NULL, that nothing else uses, and which may hold anything.
+unsafe fn give_batch(
+    batch: &RecordBatch,
+    columns: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> Result<(), Failure> {
+    let fields = batch.schema().fields().clone();
+    let rows = StructArray::try_new_with_length(fields, batch.columns().to_vec(), None, batch.num_rows());
+    let rows = rows.map_err(|cause| Failure::Failed(cause.to_string()))?;
+    let (array, its_schema) = to_ffi(&rows.to_data()).map_err(|cause| Failure::Failed(cause.to_string()))?;
+    // SAFETY: the caller of this function vouches for it.
+    unsafe {
+        give(columns, array, "columns is NULL")?;
+        give(schema, its_schema, "schema is NULL")
+    }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_next(
+    work: *const PulledWork,
+    timeout_ms: i64,
+    columns: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL, and for memory for the results.
+        let work = unsafe {
+            give(columns, FFI_ArrowArray::empty(), "columns is NULL")?;
+            give(schema, FFI_ArrowSchema::empty(), "schema is NULL")?;
+            borrowed(work, "work is NULL")?
+        };
+        let (status, batch) = take_batch(work, timeout_ms)?;
+        if let Some(batch) = batch {
+            // SAFETY: as above.
+            unsafe { give_batch(&batch, columns, schema)? };
+        }
+        Ok(status)
+    })
+}
+
+/// The next batch of a stream, and what to tell the language.
+pub(crate) fn take_batch(work: &PulledWork, timeout_ms: i64) -> Result<(i32, Option<RecordBatch>), Failure> {
+    let take = work.work.stream.as_ref().ok_or(Failure::Invalid("the work has no stream"))?;
+    let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    Ok(match take(patience) {
+        Ok(Taken::Batch(batch)) => (OK, Some(batch)),
+        Ok(Taken::Ended) => (ENDED, None),
+        Ok(Taken::Nothing) => (NOTHING, None),
+        Err(error) => {
+            say(&error.message);
+            (UNWANTED, None)
+        }
     })
 }
 

@@ -11,7 +11,7 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use arrow_schema::DataType;
 
 use crate::error::CallError;
-use crate::ffi::{Failure, OK, PulledWork, UNWANTED, borrowed, ended, entry, give};
+use crate::ffi::{Failure, Lent, OK, PulledWork, UNWANTED, borrowed, ended, entry, give, take_batch};
 use crate::queue::Reply;
 
 /// `transship_column`.
@@ -30,7 +30,11 @@ pub struct PlainColumn {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_columns(work: *const PulledWork) -> usize {
     // SAFETY: the header asks for work that has not ended, or NULL.
-    unsafe { work.as_ref() }.map_or(0, |work| work.work.batch.num_columns())
+    let work = unsafe { work.as_ref() };
+    work.map_or(0, |work| match work.lent.lock() {
+        Ok(lent) => lent.batch.as_ref().unwrap_or(&work.work.batch).num_columns(),
+        Err(_) => 0,
+    })
 }
 
 /// See the header.
@@ -46,16 +50,18 @@ pub unsafe extern "C" fn transship_work_column(
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL.
         let work = unsafe { borrowed(work, "work is NULL")? };
-        if number >= work.work.batch.num_columns() {
+        let mut lent = work.lent.lock().map_err(|_| Failure::Failed("an earlier call failed".to_string()))?;
+        let Lent { batch, bits: lent } = &mut *lent;
+        let batch = batch.as_ref().unwrap_or(&work.work.batch);
+        if number >= batch.num_columns() {
             return Err(Failure::Invalid("there is no column of this number"));
         }
-        let mut lent = work.lent.lock().map_err(|_| Failure::Failed("an earlier call failed".to_string()))?;
         // The buffer's bytes stay where they are while the list of buffers grows.
         let mut lend = |bits: &BooleanBuffer| {
             lent.push(bits.sliced());
             lent.last().map_or(std::ptr::null(), |buffer| buffer.as_ptr())
         };
-        let array = work.work.batch.column(number);
+        let array = batch.column(number);
         let validity = array.nulls().filter(|nulls| nulls.null_count() > 0);
         let validity = validity.map_or(std::ptr::null(), |nulls| lend(nulls.inner()));
         let (format, values, bytes): (u8, *const c_void, _) = match array.data_type() {
@@ -73,6 +79,33 @@ pub unsafe extern "C" fn transship_work_column(
             give(column, PlainColumn { format: format as c_char, validity, values, bytes }, "column is NULL")?;
         }
         Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_next_columns(
+    work: *const PulledWork,
+    timeout_ms: i64,
+    rows: *mut usize,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for work that has not ended, or NULL, and for memory for the result.
+        let work = unsafe {
+            give(rows, 0, "rows is NULL")?;
+            borrowed(work, "work is NULL")?
+        };
+        let (status, batch) = take_batch(work, timeout_ms)?;
+        let mut lent = work.lent.lock().map_err(|_| Failure::Failed("an earlier call failed".to_string()))?;
+        if let Some(batch) = batch {
+            // SAFETY: as above.
+            unsafe { give(rows, batch.num_rows(), "rows is NULL")? };
+            *lent = Lent { batch: Some(batch), bits: Vec::new() };
+        }
+        Ok(status)
     })
 }
 

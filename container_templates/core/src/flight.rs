@@ -1,6 +1,7 @@
 //! The Flight form, `docs/protocol.md` §2 to §5.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -27,6 +28,7 @@ use udf_codec::unreadable::Unreadable;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, RowErrors};
 
+use crate::batches::Batches;
 use crate::container::Container;
 use crate::error::CallError;
 use crate::exchanges::take_step;
@@ -57,9 +59,9 @@ fn describe(function: &Function) -> Result<FlightInfo, Status> {
     let signature = function.signature();
     let mut fields: Vec<_> = signature.arguments.iter().map(|argument| argument.ty.field(&argument.name)).collect();
     let mut metadata = HashMap::new();
-    if signature.kind == FunctionKind::Aggregate {
+    if matches!(signature.kind, FunctionKind::Aggregate | FunctionKind::Map) {
         fields.push(signature.result.field(function.name()));
-        metadata.insert("transship.kind".to_string(), "aggregate".to_string());
+        metadata.insert("transship.kind".to_string(), signature.kind.name().to_string());
     } else {
         fields.extend(function.reply_schema(None).fields().iter().map(|field| field.as_ref().clone()));
     }
@@ -174,14 +176,15 @@ async fn run_exchange(
         let schema = function.reply_schema(row_errors.clone().unwrap_or(None).filter(|_| is_scalar(function)));
         let _ = sender.send(Ok(encode_schema(&layout.schema(&schema)))).await;
     }
+    if container.find(&name).is_ok_and(|function| function.signature().kind == FunctionKind::Map) {
+        let stream = Stream { container, name, layout, row_errors, sender: sender.clone() };
+        return run_stream(stream, decoder, calls).await;
+    }
     let groups = Arc::new(Mutex::new(groups));
     let mut number = 0;
     while let Some(message) = calls.message().await? {
         let Some(decoded) = decoder.read(&message, MAX_MESSAGE_BYTES).map_err(refused)? else { continue };
-        let metadata: CallMetadata = match message.app_metadata.is_empty() {
-            true => CallMetadata::default(),
-            false => serde_json::from_slice(&message.app_metadata).map_err(|cause| malformed(&cause))?,
-        };
+        let metadata = metadata_of(&message)?;
         let is_foreign = message.app_metadata.is_empty();
         number = metadata.batch.unwrap_or(number);
         let (name, sender, groups) = (name.clone(), sender.clone(), groups.clone());
@@ -192,13 +195,7 @@ async fn run_exchange(
             let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
             let answer = exchange.answer(decoded, number, &metadata.step, &mut groups);
             answer.err().map(|error| {
-                let told = if is_foreign {
-                    Err(status_of(&error))
-                } else {
-                    let wire = json!({"batch": number, "error": error}).to_string();
-                    Ok(FlightData::new().with_app_metadata(wire))
-                };
-                let _ = sender.blocking_send(told);
+                let _ = sender.blocking_send(told(&error, number, is_foreign));
             })
         });
         if answered.await.map_err(|cause| Status::internal(cause.to_string()))?.is_some() {
@@ -211,6 +208,141 @@ async fn run_exchange(
         Err(error) if number == 0 => Err(status_of(&error)),
         _ => Ok(()),
     }
+}
+
+/// A stream of a map function.
+struct Stream {
+    container: Arc<Container>,
+    name: String,
+    layout: ClientLayout,
+    row_errors: Result<Option<RowErrors>, CallError>,
+    sender: Sender,
+}
+
+/// What ends the reading of a stream before its end.
+enum Broken {
+    Connection(Status),
+    Call(CallError),
+}
+
+/// Answers a stream with parts, while batches arrive. A client that has sent all of its batches gets the rest of the parts, and a
+/// handler that wants no more of them does not keep the client from sending.
+async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streaming<FlightData>) -> Result<(), Status> {
+    let (stream, batches) = (Arc::new(stream), Arc::new(Batches::default()));
+    let (number, is_foreign) = (AtomicU64::new(0), AtomicBool::new(false));
+    let reading = async {
+        let mut read = async || -> Result<(), Broken> {
+            while let Some(message) = calls.message().await.map_err(Broken::Connection)? {
+                let decoded = decoder.read(&message, MAX_MESSAGE_BYTES);
+                let Some(decoded) = decoded.map_err(|cause| Broken::Connection(refused(cause)))? else { continue };
+                let metadata = metadata_of(&message).map_err(Broken::Connection)?;
+                is_foreign.store(message.app_metadata.is_empty(), Ordering::Relaxed);
+                number.store(metadata.batch.unwrap_or_default(), Ordering::Relaxed);
+                batches.give(stream.read(decoded).map_err(Broken::Call)?).await;
+            }
+            // A client that goes away may close its side first.
+            let is_gone = stream.sender.is_closed();
+            if is_gone { Err(Broken::Call(CallError::user_code("cancelled"))) } else { Ok(()) }
+        };
+        let read = read().await;
+        batches.end(match &read {
+            Ok(()) => Ok(()),
+            Err(Broken::Call(error)) => Err(error.clone()),
+            Err(Broken::Connection(_)) => Err(CallError::user_code("cancelled")),
+        });
+        read
+    };
+    let (answering, taken) = (stream.clone(), batches.clone());
+    // The handler may compute or wait for as long as it likes: on a thread of its own.
+    let mut answered = tokio::task::spawn_blocking(move || {
+        let answered = answering.answer(&taken);
+        taken.abandon();
+        answered
+    });
+    tokio::pin!(reading);
+    let mut read = None;
+    let answered = loop {
+        tokio::select! {
+            done = &mut reading, if read.is_none() => read = Some(done),
+            done = &mut answered => break done.map_err(|cause| Status::internal(cause.to_string()))?,
+        }
+    };
+    if read.is_none() && answered.is_ok() {
+        read = Some(reading.await);
+    }
+    let error = match (read, answered) {
+        (Some(Err(Broken::Connection(status))), _) => return Err(status),
+        (Some(Err(Broken::Call(error))), _) | (_, Err(error)) => error,
+        (_, Ok(())) => return Ok(()),
+    };
+    let (number, is_foreign) = (number.load(Ordering::Relaxed), is_foreign.load(Ordering::Relaxed));
+    let _ = stream.sender.send(told(&error, number, is_foreign)).await;
+    Ok(())
+}
+
+impl Stream {
+    /// A batch that has arrived, checked.
+    fn read(&self, decoded: DecodedCalls) -> Result<RecordBatch, CallError> {
+        let row_errors = self.row_errors.clone()?;
+        let arrived = read_calls(decoded, self.layout, &self.name)?;
+        self.container.find(&self.name)?.check(&arrived, row_errors)?;
+        Ok(arrived.others)
+    }
+
+    fn answer(&self, batches: &Arc<Batches>) -> Result<(), CallError> {
+        let function = self.container.find(&self.name)?;
+        let mut encoder = BatchEncoder::default();
+        function.map(batches, &|| self.sender.is_closed(), &mut |columns, is_last| {
+            if is_last && columns.iter().all(|column| column.is_empty()) {
+                return Ok(());
+            }
+            let message = encode(&mut encoder, self.layout, function.reply(columns, None)?)?;
+            // Nobody waits for the rest if the client has gone.
+            let sent = self.sender.blocking_send(Ok(message.with_app_metadata("{}")));
+            sent.map_err(|_| CallError::user_code("cancelled"))
+        })
+    }
+}
+
+/// An error as the client knows it.
+fn told(error: &CallError, number: u64, is_foreign: bool) -> Result<FlightData, Status> {
+    if is_foreign {
+        return Err(status_of(error));
+    }
+    Ok(FlightData::new().with_app_metadata(json!({"batch": number, "error": error}).to_string()))
+}
+
+fn metadata_of(message: &FlightData) -> Result<CallMetadata, Status> {
+    match message.app_metadata.is_empty() {
+        true => Ok(CallMetadata::default()),
+        false => {
+            serde_json::from_slice(&message.app_metadata).map_err(|cause| Status::invalid_argument(cause.to_string()))
+        }
+    }
+}
+
+/// A reply as a message, in the client's layout.
+fn encode(encoder: &mut BatchEncoder, layout: ClientLayout, reply: RecordBatch) -> Result<FlightData, CallError> {
+    let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
+    let reply = layout.write(reply).map_err(unwritable)?;
+    encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))
+}
+
+/// Calls in the protocol's own layout.
+fn read_calls(decoded: DecodedCalls, layout: ClientLayout, name: &str) -> Result<Arrived, CallError> {
+    let unreadable = |unreadable: Unreadable| {
+        CallError::violation(format!("the arguments of {name} cannot be read: {}", words_of(unreadable)))
+    };
+    let others = layout.read(decoded.others, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+    let mut constants = Vec::new();
+    for (position, value) in decoded.constants.positions().into_iter().zip(decoded.constants.values()) {
+        let field = Field::new("", value.data_type().clone(), true);
+        let one = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![value.clone()]);
+        let one = one.map_err(|cause| unreadable(Unreadable::Misfit(cause.to_string())))?;
+        let one = layout.read(one, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+        constants.push((position, one.column(0).clone()));
+    }
+    Ok(Arrived { others, constants: Constants::new(constants) })
 }
 
 fn is_scalar(function: &Function) -> bool {
@@ -256,7 +388,7 @@ impl Exchange<'_> {
     ) -> Result<(), CallError> {
         let function = self.container.find(self.name)?;
         let row_errors = self.row_errors.clone()?;
-        let arrived = self.read(decoded)?;
+        let arrived = read_calls(decoded, self.layout, self.name)?;
         let mut encoder = BatchEncoder::default();
         let mut start = Instant::now();
         let mut emit = |columns: Vec<ArrayRef>, is_last: bool| {
@@ -265,9 +397,7 @@ impl Exchange<'_> {
             if !is_last {
                 metadata["more"] = json!(true);
             }
-            let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
-            let reply = self.layout.write(function.reply(columns, row_errors)?).map_err(unwritable)?;
-            let message = encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))?;
+            let message = encode(&mut encoder, self.layout, function.reply(columns, row_errors)?)?;
             let _ = self.sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
             start = Instant::now();
             Ok(())
@@ -278,24 +408,7 @@ impl Exchange<'_> {
                 function.check(&arrived, row_errors)?;
                 emit(take_step(&mut **groups, step, &arrived.others, &is_cancelled)?, true)
             }
-            None => function.answer(&arrived, row_errors, &is_cancelled, &mut emit),
+            None => function.answer(&arrived, row_errors, false, &is_cancelled, &mut emit),
         }
-    }
-
-    /// The calls in the protocol's own layout.
-    fn read(&self, decoded: DecodedCalls) -> Result<Arrived, CallError> {
-        let unreadable = |unreadable: Unreadable| {
-            CallError::violation(format!("the arguments of {} cannot be read: {}", self.name, words_of(unreadable)))
-        };
-        let others = self.layout.read(decoded.others, MAX_MESSAGE_BYTES).map_err(unreadable)?;
-        let mut constants = Vec::new();
-        for (position, value) in decoded.constants.positions().into_iter().zip(decoded.constants.values()) {
-            let field = Field::new("", value.data_type().clone(), true);
-            let one = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![value.clone()]);
-            let one = one.map_err(|cause| unreadable(Unreadable::Misfit(cause.to_string())))?;
-            let one = self.layout.read(one, MAX_MESSAGE_BYTES).map_err(unreadable)?;
-            constants.push((position, one.column(0).clone()));
-        }
-        Ok(Arrived { others, constants: Constants::new(constants) })
     }
 }

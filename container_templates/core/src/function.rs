@@ -13,6 +13,8 @@ use udf_codec::constants::Constants;
 use udf_types::signature::{FunctionKind, RowErrors, Signature};
 use udf_types::types::Type;
 
+use crate::batches::Batches;
+use crate::dictionaries::{is_dictionary, settle};
 use crate::error::{CallError, guarded};
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
 
@@ -85,14 +87,23 @@ impl Function {
         Arc::new(Schema::new(fields))
     }
 
-    /// A reply's columns as a batch.
+    /// A reply's columns as a batch, in which columns of texts may be dictionaries.
     pub(crate) fn reply(
         &self,
         columns: Vec<ArrayRef>,
         row_errors: Option<RowErrors>,
     ) -> Result<RecordBatch, CallError> {
         let options = RecordBatchOptions::new().with_row_count(columns.first().map(|column| column.len()));
-        RecordBatch::try_new_with_options(self.reply_schema(row_errors), columns, &options)
+        let mut schema = self.reply_schema(row_errors);
+        if columns.iter().any(|column| is_dictionary(column.data_type())) {
+            let fields = schema.fields().iter().zip(&columns);
+            let fields = fields.map(|(field, column)| match is_dictionary(column.data_type()) {
+                true => Arc::new(field.as_ref().clone().with_data_type(column.data_type().clone())),
+                false => field.clone(),
+            });
+            schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
+        }
+        RecordBatch::try_new_with_options(schema, columns, &options)
             .map_err(|cause| CallError::bad_result(format!("Its reply is malformed: {cause}.")))
     }
 
@@ -132,21 +143,29 @@ impl Function {
         Ok(())
     }
 
-    /// Answers a batch in parts, of which the last is said to be it.
+    /// Answers a batch in parts, of which the last is said to be it. Columns of texts are dictionaries only if they may be.
     pub(crate) fn answer(
         &self,
         arrived: &Arrived,
         row_errors: Option<RowErrors>,
+        may_encode: bool,
         is_cancelled: IsCancelled<'_>,
         emit: Emit<'_>,
     ) -> Result<(), CallError> {
         self.check(arrived, row_errors)?;
-        if self.signature.kind == FunctionKind::Aggregate {
-            return Err(CallError::violation(format!("{} is an aggregate function", self.name())));
+        let kind = self.signature.kind;
+        if !matches!(kind, FunctionKind::Scalar | FunctionKind::Table) {
+            let article = if kind == FunctionKind::Aggregate { "an" } else { "a" };
+            return Err(CallError::violation(format!("{} is {article} {} function", self.name(), kind.name())));
         }
         let Arrived { others, constants } = arrived;
+        let types = self.reply_types(row_errors);
         if constants.is_empty() {
-            return guarded(|| self.handler.answer(&Calls { batch: others, row_errors, is_cancelled }, emit));
+            let mut settled = |mut columns: Vec<ArrayRef>, is_last: bool| {
+                settle(&mut columns, &types, may_encode).map_err(CallError::bad_result)?;
+                emit(columns, is_last)
+            };
+            return guarded(|| self.handler.answer(&Calls { batch: others, row_errors, is_cancelled }, &mut settled));
         }
         let width: usize =
             constants.values().map(|value| value.to_data().get_slice_memory_size().unwrap_or(usize::MAX)).sum();
@@ -158,6 +177,8 @@ impl Function {
                 .map_err(|cause| CallError::violation(format!("the constants cannot be repeated: {cause}")))?;
             let is_table = self.signature.kind == FunctionKind::Table;
             let mut take_part = |mut columns: Vec<ArrayRef>, is_last: bool| {
+                // Pieces have dictionaries of their own.
+                settle(&mut columns, &types, may_encode && count == rows).map_err(CallError::bad_result)?;
                 if !is_table {
                     columns_of_pieces.push(columns);
                     return Ok(());
@@ -171,6 +192,21 @@ impl Function {
                 .map_err(|error| CallError { row: error.row.map(|row| first + row), ..error })?;
         }
         if self.signature.kind == FunctionKind::Table { Ok(()) } else { emit(joined(columns_of_pieces)?, true) }
+    }
+
+    /// Answers the stream of a map function in parts of one column each.
+    pub(crate) fn map(
+        &self,
+        batches: &Arc<Batches>,
+        is_cancelled: IsCancelled<'_>,
+        emit: Emit<'_>,
+    ) -> Result<(), CallError> {
+        let types = self.reply_types(None);
+        let mut settled = |mut columns: Vec<ArrayRef>, is_last: bool| {
+            settle(&mut columns, &types, false).map_err(CallError::bad_result)?;
+            emit(columns, is_last)
+        };
+        guarded(|| self.handler.map(batches, is_cancelled, &mut settled))
     }
 
     /// The groups of a new exchange.

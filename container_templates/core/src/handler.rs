@@ -1,9 +1,12 @@
 //! What a language implements, or what stands for it: handlers of functions, and the groups of aggregate functions.
 
+use std::sync::Arc;
+
 use arrow_array::{ArrayRef, RecordBatch};
 use udf_codec::batch::AggregateStep;
 use udf_types::signature::RowErrors;
 
+use crate::batches::Batches;
 use crate::error::CallError;
 
 /// Rows that pass between two looks at whether the client has gone.
@@ -51,7 +54,8 @@ impl std::fmt::Debug for Calls<'_> {
 
 /// A function's handler. Threads may call it at the same time.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers a batch of a scalar or table function in parts: columns as `Signature::reply_types` has them.
+    /// Answers a batch of a scalar or table function in parts: columns as `Signature::reply_types` has them. A column of texts
+    /// may be a dictionary of them. A column that is an argument, or a slice of one, may cost the client no copy.
     ///
     /// # Errors
     /// The handler's, and results that do not fit.
@@ -59,6 +63,16 @@ pub trait Handler: Send + Sync + 'static {
 
     /// The groups of a new exchange of an aggregate function.
     fn groups(&self) -> Box<dyn Groups>;
+
+    /// Answers a stream of batches of a map function with any number of parts, each of one column of results. Parts may come
+    /// before, between and after the batches, and the handler need not take all of these.
+    ///
+    /// # Errors
+    /// The handler's, results that do not fit, and those of [`Batches::next`].
+    fn map(&self, batches: &Arc<Batches>, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
+        let _ = (batches, is_cancelled, emit);
+        Err(CallError::violation("the handler answers no streams"))
+    }
 }
 
 /// The groups of one exchange, which end when this is dropped.

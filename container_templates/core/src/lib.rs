@@ -5,8 +5,10 @@
 //! the library and follows `include/transship_core.h`.
 #![deny(unsafe_code)]
 
+mod batches;
 mod columns;
 mod container;
+mod dictionaries;
 pub mod error;
 mod exchanges;
 mod ffi;
@@ -26,6 +28,7 @@ mod seats;
 mod serve;
 mod waits;
 
+pub use batches::{Batches, Taken};
 pub use error::CallError;
 pub use function::Function;
 pub use handler::{Calls, Emit, Groups, Handler, IsCancelled, check_cancelled, room_for};

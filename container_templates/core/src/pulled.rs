@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
@@ -12,11 +13,14 @@ use udf_codec::batch::AggregateStep;
 use udf_project::manifest::BatchForm;
 use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, RowErrors, Signature};
+use udf_types::textual_type;
 use udf_types::types::Type;
 
+use crate::batches::{Batches, Taken};
+use crate::dictionaries::{is_dictionary, numbers_of, unpacked, with_values};
 use crate::error::CallError;
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
-use crate::plain::{from_plain, to_plain};
+use crate::plain::{Misfit, from_plain, to_plain};
 use crate::queue::{Queue, Step, Work};
 use crate::row_errors::in_pieces;
 
@@ -46,12 +50,31 @@ impl Pulled {
         is_cancelled: IsCancelled<'_>,
         emit: Emit<'_>,
     ) -> Result<(), CallError> {
-        let rows = batch.num_rows();
         let call = Work::new(self.function, step, exchange, self.columns_of(batch)?, row_errors);
+        self.give(call, batch.num_rows(), is_cancelled, emit)
+    }
+
+    /// The same for work that has all that it needs.
+    fn give(&self, call: Work, rows: usize, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
+        let (row_errors, step) = (call.row_errors, call.step);
         self.queue.run(call, is_cancelled, &mut |columns, is_last| {
             let mut columns = self.typed(columns, row_errors, step)?;
             self.check(&mut columns, rows, step)?;
             emit(columns, is_last)
+        })
+    }
+
+    /// The next batch of a stream, as the language wants it. A language that finds nothing is told when there is something.
+    fn take_batch(&self, stream: &Arc<Batches>, exchange: u64, patience: Option<Duration>) -> Result<Taken, CallError> {
+        Ok(match stream.next_within(patience)? {
+            Taken::Batch(batch) => Taken::Batch(self.columns_of(&batch)?),
+            Taken::Nothing => {
+                let (queue, function) = (self.queue.clone(), self.function);
+                let wake = move || queue.push(Arc::new(Work::without_rows(function, Step::Resume, exchange)));
+                stream.when_ready(wake);
+                Taken::Nothing
+            }
+            Taken::Ended => Taken::Ended,
         })
     }
 
@@ -77,7 +100,7 @@ impl Pulled {
         if row_errors {
             types.push(Type::Text);
         }
-        if columns.is_empty() && matches!(step, Step::Accumulate | Step::Merge | Step::Forget) {
+        if columns.is_empty() && matches!(step, Step::Accumulate | Step::Merge | Step::Forget | Step::Map) {
             return Ok(types.iter().map(|ty| new_null_array(&ty.data_type(), 0)).collect());
         }
         if columns.len() != types.len() {
@@ -89,16 +112,29 @@ impl Pulled {
         }
         let mut typed: Vec<ArrayRef> = Vec::with_capacity(types.len());
         for (ty, column) in types.iter().zip(&columns) {
+            let is_encoded = is_dictionary(column.data_type());
+            let keeps_dictionary = is_encoded && !row_errors && matches!(ty, textual_type!());
+            let column = match is_encoded && !keeps_dictionary {
+                true => &unpacked(column).map_err(CallError::bad_result)?,
+                false => column,
+            };
             typed.push(match self.is_plain {
-                true => from_plain(ty, column).map_err(|misfit| {
-                    // The results of a table function name their rows.
-                    let row = typed.first().filter(|_| self.signature.kind == FunctionKind::Table).and_then(|rows| {
-                        let rows = rows.as_primitive::<Int32Type>().values();
-                        rows.get(misfit.row).and_then(|row| usize::try_from(*row).ok())
-                    });
+                true => from_plain_or_encoded(ty, column).map_err(|misfit| {
                     let fact = format!("It returned {}; the declared result is {ty}.", misfit.shown);
-                    CallError::bad_result(fact).at(row.unwrap_or(misfit.row))
+                    let error = CallError::bad_result(fact);
+                    match self.signature.kind {
+                        // The results of a stream are of no row.
+                        FunctionKind::Map => error,
+                        // The results of a table function name their rows.
+                        FunctionKind::Table => {
+                            let rows = typed.first().map(|rows| rows.as_primitive::<Int32Type>().values());
+                            let row = rows.and_then(|rows| usize::try_from(*rows.get(misfit.row)?).ok());
+                            error.at(row.unwrap_or(misfit.row))
+                        }
+                        FunctionKind::Scalar | FunctionKind::Aggregate => error.at(misfit.row),
+                    }
                 })?,
+                false if keeps_dictionary => column.clone(),
                 false => adapt(column, &ty.data_type())
                     .map_err(|fact| CallError::bad_result(format!("Its reply is not of type {ty}: {fact}")))?,
             });
@@ -160,9 +196,30 @@ impl Handler for Pulled {
         emit(in_pieces(calls.batch, &result, row_errors, calls.is_cancelled, &mut call)?, true)
     }
 
+    fn map(&self, batches: &Arc<Batches>, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
+        let exchange = EXCHANGES.fetch_add(1, Ordering::Relaxed);
+        let mut call = Work::without_rows(self.function, Step::Map, exchange);
+        let (pulled, stream) = (self.clone(), batches.clone());
+        call.stream = Some(Box::new(move |patience| pulled.take_batch(&stream, exchange, patience)));
+        self.give(call, 0, is_cancelled, emit)
+    }
+
     fn groups(&self) -> Box<dyn Groups> {
         Box::new(PulledGroups { function: self.clone(), exchange: EXCHANGES.fetch_add(1, Ordering::Relaxed) })
     }
+}
+
+/// A plain column as one of a type, or as a dictionary of its values if it is one.
+fn from_plain_or_encoded(ty: &Type, column: &ArrayRef) -> Result<ArrayRef, Misfit> {
+    let Some(dictionary) = column.as_any_dictionary_opt() else {
+        return from_plain(ty, column);
+    };
+    let values = from_plain(ty, dictionary.values()).map_err(|misfit| {
+        let has_it = |number: Option<i32>| number.and_then(|number| usize::try_from(number).ok()) == Some(misfit.row);
+        let first = numbers_of(column).ok().and_then(|numbers| numbers.iter().position(has_it));
+        Misfit { row: first.unwrap_or(0), ..misfit }
+    })?;
+    with_values(column, values).map_err(|shown| Misfit { row: 0, shown })
 }
 
 /// An exchange whose groups a language keeps.
@@ -189,8 +246,7 @@ impl Groups for PulledGroups {
 
 impl Drop for PulledGroups {
     fn drop(&mut self) {
-        let nothing = RecordBatch::new_empty(Arc::new(Schema::empty()));
-        let end = Work::new(self.function.function, Step::End, self.exchange, nothing, false);
+        let end = Work::without_rows(self.function.function, Step::End, self.exchange);
         self.function.queue.push(Arc::new(end));
     }
 }

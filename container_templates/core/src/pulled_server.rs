@@ -46,6 +46,8 @@ pub(crate) struct Entry {
     pub(crate) kind: FunctionKind,
     pub(crate) form: BatchForm,
     pub(crate) signature: Arc<Signature>,
+    /// Calls of a batch that may be under way at a time.
+    pub(crate) concurrency: usize,
 }
 
 /// A server that a language pulls from.
@@ -74,10 +76,13 @@ impl PulledServer {
             let signature = entry.signature().map_err(|error| refuse(error.to_string()))?;
             let missing = || refuse("transship.toml must give its arguments and result".to_string());
             let signature = Arc::new(signature.ok_or_else(missing)?);
-            if entry.kind == FunctionKind::Map {
-                return Err(refuse("map functions are not served".to_string()));
-            }
-            entries.push(Entry { name: entry.name.clone(), kind: entry.kind, form: entry.batch, signature });
+            entries.push(Entry {
+                name: entry.name.clone(),
+                kind: entry.kind,
+                form: entry.batch,
+                signature,
+                concurrency: entry.concurrency as usize,
+            });
         }
         let settings = Settings::from_environment(&config.server)?;
         let queue = Arc::new(Queue::new(config.one_thread).map_err(|cause| cause.to_string())?);

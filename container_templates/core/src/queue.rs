@@ -1,15 +1,18 @@
 //! Calls that wait for a language to pull them, and what becomes of each.
 
 use std::collections::VecDeque;
+use std::fmt::{Debug, Formatter};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, RecordBatch};
+use arrow_schema::Schema;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use udf_codec::batch::AggregateStep;
 
+use crate::batches::Taken;
 use crate::error::CallError;
 
 /// Between two looks at whether the client has gone.
@@ -32,7 +35,14 @@ pub(crate) enum Step {
     Forget = 5,
     /// The exchange is over, and its groups with it.
     End = 6,
+    /// Answer the stream of a map function.
+    Map = 7,
+    /// The stream of an exchange has something to take.
+    Resume = 8,
 }
+
+/// Takes the next batch of a stream, waiting at most so long.
+pub(crate) type TakeBatch = Box<dyn Fn(Option<Duration>) -> Result<Taken, CallError> + Send + Sync>;
 
 impl From<AggregateStep> for Step {
     fn from(step: AggregateStep) -> Step {
@@ -47,16 +57,17 @@ impl From<AggregateStep> for Step {
 }
 
 /// A unit of work.
-#[derive(Debug)]
 pub(crate) struct Work {
     /// The function's number.
     pub(crate) function: usize,
     pub(crate) step: Step,
-    /// The exchange of an aggregate function.
+    /// The exchange of an aggregate or map function.
     pub(crate) exchange: u64,
     pub(crate) batch: RecordBatch,
     /// Whether the reply has a column of errors.
     pub(crate) row_errors: bool,
+    /// The batches of a map function.
+    pub(crate) stream: Option<TakeBatch>,
     is_cancelled: AtomicBool,
     replies: Mutex<Replies>,
     changed: Condvar,
@@ -77,7 +88,20 @@ pub(crate) enum Reply {
     Failed(CallError),
 }
 
+impl Debug for Work {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Work");
+        shown.field("function", &self.function).field("step", &self.step).field("exchange", &self.exchange);
+        shown.field("rows", &self.batch.num_rows()).finish_non_exhaustive()
+    }
+}
+
 impl Work {
+    /// Work without a batch.
+    pub(crate) fn without_rows(function: usize, step: Step, exchange: u64) -> Work {
+        Work::new(function, step, exchange, RecordBatch::new_empty(Arc::new(Schema::empty())), false)
+    }
+
     pub(crate) fn new(function: usize, step: Step, exchange: u64, batch: RecordBatch, row_errors: bool) -> Work {
         Work {
             function,
@@ -85,6 +109,7 @@ impl Work {
             exchange,
             batch,
             row_errors,
+            stream: None,
             is_cancelled: AtomicBool::new(false),
             replies: Mutex::default(),
             changed: Condvar::new(),
@@ -305,7 +330,6 @@ impl Queue {
 mod tests {
     use super::*;
     use arrow_array::RecordBatchOptions;
-    use arrow_schema::Schema;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     use std::os::fd::AsFd;
 

@@ -103,15 +103,17 @@ async fn answer(
     let answered = guarded(|| {
         let is_cancelled = || has_hung_up(&client.socket);
         if is_columns {
-            let (call, segment) = {
+            let (call, offer) = {
                 let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;
                 columns::read(function, &body, &mut kept)?
             };
-            let answer = compute(container, function, &call, &is_cancelled)?;
-            return Ok((COLUMNS, columns::write(function, &call, answer, segment.as_deref())?));
+            // The parts of a table function's reply have dictionaries of their own.
+            let may_encode = offer.may_encode && function.signature().kind == FunctionKind::Scalar;
+            let answer = compute(container, function, &call, may_encode, &is_cancelled)?;
+            return Ok((COLUMNS, columns::write(function, &call, answer, &offer)?));
         }
         let call = json_form::read(function, &body)?;
-        let answer = compute(container, function, &call, &is_cancelled)?;
+        let answer = compute(container, function, &call, false, &is_cancelled)?;
         Ok((JSON, json_form::write(function, &call, &answer).into_bytes()))
     });
     function.note_long(start.elapsed() > LONG);
@@ -141,6 +143,7 @@ fn compute(
     container: &Container,
     function: &Function,
     call: &Call,
+    may_encode: bool,
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Answer, CallError> {
     let start = Instant::now();
@@ -151,7 +154,7 @@ fn compute(
         let mut groups = groups.lock().map_err(|_| CallError::violation("the exchange has failed"))?;
         parts.push(take_step(&mut **groups, &call.step, &call.arrived.others, is_cancelled)?);
     } else {
-        function.answer(&call.arrived, call.row_errors, is_cancelled, &mut |columns, _| {
+        function.answer(&call.arrived, call.row_errors, may_encode, is_cancelled, &mut |columns, _| {
             parts.push(columns);
             Ok(())
         })?;

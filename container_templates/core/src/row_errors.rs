@@ -7,6 +7,7 @@ use std::sync::Arc;
 use udf_types::row_texts::RowTexts;
 use udf_types::signature::RowErrors;
 
+use crate::dictionaries::{is_dictionary, unpacked};
 use crate::error::CallError;
 use crate::handler::IsCancelled;
 
@@ -32,6 +33,8 @@ pub fn in_pieces(
         }
         match call(&batch.slice(first, count)) {
             Ok(column) => {
+                let is_encoded = is_dictionary(column.data_type());
+                let column = if is_encoded { unpacked(&column).map_err(CallError::bad_result)? } else { column };
                 results.push(column);
                 errors.extend((0..count).map(|_| None));
             }

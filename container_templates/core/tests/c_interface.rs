@@ -8,13 +8,27 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int64Type;
+use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use serde_json::{Value, json};
+use udf_client::client::Client;
+use udf_client::dispatch::{Call, Target};
+use udf_client::exchange::{Exchange, MapEvent};
+use udf_client::host::PlainHost;
 use udf_client::transport::credentials::Credentials;
+use udf_codec::batch::CallBatch;
+use udf_codec::columns::{frame, read_frame};
+use udf_codec::wire::COLUMNS;
 use udf_conformance::{Outcome, judge_server};
 use udf_project::endpoint::Endpoint;
 use udf_project::manifest::Manifest;
+use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
+use udf_types::transport_name::TransportName;
+use udf_types::types::Type;
 
 fn crate_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -91,6 +105,22 @@ impl Server {
         serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
     }
 
+    /// Sends columns, and gives the header of the reply and the data behind it.
+    fn ask_columns(&self, function: &str, header: &Value, data: &[u8]) -> (Value, Vec<u8>) {
+        let (mut stream, mut body) = (self.connect(), frame(header, data.len()));
+        body.extend_from_slice(data);
+        let head = format!("POST /v1/functions/{function} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+        write!(stream, "{head}content-type: {COLUMNS}\r\ncontent-length: {}\r\n\r\n", body.len()).unwrap();
+        stream.write_all(&body).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        let end = answer.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+        let (header, data) = read_frame::<Value>(&answer[end..]).unwrap_or_else(|fact| {
+            panic!("{fact}: {}", String::from_utf8_lossy(&answer));
+        });
+        (header, data.to_vec())
+    }
+
     /// Ends it as the manager does, and says its status.
     fn end(&mut self) -> Option<i32> {
         run(Command::new("kill").arg(self.process.id().to_string()));
@@ -112,7 +142,10 @@ functions = [
   { name = "double", arguments = ["int8"], returns = "int8", batch = "columns" },
   { name = "up_to", arguments = ["int8"], returns = "int4", kind = "table" },
   { name = "total", arguments = ["int8"], returns = "int8", kind = "aggregate" },
-  { name = "wait", arguments = ["int8"], returns = "int8" },
+  { name = "wait", arguments = ["int8"], returns = "int8", concurrency = 5 },
+  { name = "same", arguments = ["int8"], returns = "int8", batch = "columns" },
+  { name = "word", arguments = ["int8"], returns = "text", batch = "columns" },
+  { name = "running_sum", arguments = ["int8"], returns = "int8", kind = "map" },
 ]"#;
 
 /// A program of this folder, compiled against the header and started with the folder of its manifest.
@@ -161,6 +194,9 @@ fn a_program_in_c_drives_the_library_on_one_thread() {
     endless.shutdown(Shutdown::Both).unwrap();
     server.wait_for("interface: unwanted");
     assert_eq!(server.ask("double", &json!({"rows": 0, "columns": [[]]}))["columns"], json!([[]]));
+    check_references(&server);
+    check_dictionaries(&server);
+    check_streams(&mut server);
     assert_eq!(server.end(), Some(0), "{}", server.log());
     assert!(server.log().contains("interface: ended"));
 }
@@ -212,6 +248,107 @@ fn a_handler_that_is_stuck_on_the_only_thread_ends_the_process() {
     let _waiting = server.post("integers", &json!({"rows": 1, "columns": [[1]]}));
     assert_eq!(server.process.wait().unwrap().code(), Some(1));
     assert!(server.log().contains("a handler runs on for a client that has gone"), "{}", server.log());
+}
+
+/// A reply that is the argument, or a part of it, refers to the call's data if the client allows it.
+fn check_references(server: &Server) {
+    let data = [1_i64, 2, 3].map(i64::to_le_bytes).concat();
+    let call = |may_alias: bool| json!({"rows": 3, "buffers": [0, 0, 0, 24], "may_alias": may_alias});
+    let (header, own) = server.ask_columns("same", &call(true), &data);
+    assert_eq!((&header["buffers"], &header["aliases"]), (&json!([0, 0, 0, 24]), &json!([1])));
+    assert_eq!(own, b"");
+    let (header, own) = server.ask_columns("same", &call(false), &data);
+    assert_eq!((&header["buffers"], &header["aliases"]), (&json!([0, 0, 0, 24]), &Value::Null));
+    assert_eq!(own, data);
+    let (header, own) = server.ask_columns("double", &call(true), &data);
+    assert_eq!((&header["buffers"], &header["aliases"]), (&json!([0, 0, 0, 24]), &Value::Null));
+    assert_eq!(own, [2_i64, 4, 6].map(i64::to_le_bytes).concat());
+}
+
+/// Texts reach a client that takes dictionaries as one, and all others as texts.
+fn check_dictionaries(server: &Server) {
+    let data = [1_i64, 2, 3, 5].map(i64::to_le_bytes).concat();
+    let call = |may_encode: bool| json!({"rows": 4, "buffers": [0, 0, 0, 32], "may_encode": may_encode});
+    let (header, own) = server.ask_columns("word", &call(true), &data);
+    assert_eq!(header["dictionaries"], json!([0, 2]));
+    assert_eq!(header["buffers"], json!([0, 0, 0, 16, 64, 12, 128, 7]));
+    assert_eq!(own[..16], [1_i32, 0, 1, 1].map(i32::to_le_bytes).concat());
+    assert_eq!(own[128..], *b"evenodd");
+    let (header, own) = server.ask_columns("word", &call(false), &data);
+    assert_eq!((&header["dictionaries"], &header["buffers"]), (&Value::Null, &json!([0, 0, 0, 20, 64, 13])));
+    assert_eq!(own[64..], *b"oddevenoddodd");
+    let reply = server.ask("word", &json!({"rows": 3, "columns": [[4, 5, 6]]}));
+    assert_eq!(reply["columns"], json!([["even", "odd", "even"]]));
+    let reply = server.ask("word", &json!({"rows": 2, "columns": [[7, 8]], "row_errors": "once"}));
+    assert_eq!(reply["columns"], json!([["odd", "even"], [null, null]]));
+    // More rows than texts are worth a dictionary, fewer are not.
+    let call = json!({"rows": 1, "buffers": [0, 0, 0, 8], "may_encode": true});
+    assert_eq!(server.ask_columns("word", &call, &data).0["dictionaries"], Value::Null);
+}
+
+/// A map function's stream, which a program on one thread answers beside others.
+fn check_streams(server: &mut Server) {
+    let argument = Argument { name: String::new(), ty: Type::Int8 };
+    let signature =
+        Signature { kind: FunctionKind::Map, ..Signature::scalar("running_sum", vec![argument], Type::Int8) };
+    let path = format!("unix:{}/flight.sock", server.folder.path().to_str().unwrap());
+    let client = Client::start().unwrap();
+    let call = Arc::new(Call {
+        target: Target::Remote { remote: Endpoint::parse(&path).unwrap().into(), credentials: Credentials::default() },
+        transport: TransportName::Flight,
+        signature: signature.clone(),
+        volatility: Volatility::Volatile,
+        batch_timeout: Duration::from_secs(20),
+        start_timeout: Duration::from_secs(20),
+    });
+    let batch = |number: u64| {
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 10]));
+        CallBatch::new(number, RecordBatch::try_new(signature.call_schema(), vec![column]).unwrap())
+    };
+    let results = |exchange: &mut Exchange| loop {
+        match exchange.receive_from_map(&PlainHost).unwrap() {
+            MapEvent::Results(reply) => {
+                return Some(reply.columns.column(0).as_primitive::<Int64Type>().values().to_vec());
+            }
+            MapEvent::Taken => {}
+            MapEvent::End => return None,
+        }
+    };
+    // Two streams, whose batches come in turn: results come before the end.
+    let mut exchanges = [client.open(call.clone()), client.open(call.clone())];
+    for number in 0..20 {
+        for exchange in &mut exchanges {
+            exchange.send(batch(number));
+            let sum = 11 * number as i64;
+            assert_eq!(results(exchange), Some(vec![sum + 1, sum + 11]));
+        }
+    }
+    for exchange in &mut exchanges {
+        exchange.close();
+        assert_eq!(results(exchange), None);
+    }
+    // A client that goes away, before the end of its batches.
+    let mut exchange = client.open(call.clone());
+    exchange.send(batch(0));
+    assert_eq!(results(&mut exchange), Some(vec![1, 11]));
+    drop(exchange);
+    server.wait_for(&"interface: stream over\n".repeat(3));
+    // Batches of other columns than the function's.
+    let argument = Argument { name: String::new(), ty: Type::Text };
+    let texts = Signature { arguments: vec![argument], ..signature.clone() };
+    let mut exchange = client.open(Arc::new(Call { signature: texts.clone(), ..call.as_ref().clone() }));
+    let column: ArrayRef = Arc::new(StringArray::from(vec!["1"]));
+    exchange.send(CallBatch::new(0, RecordBatch::try_new(texts.call_schema(), vec![column]).unwrap()));
+    let error = exchange.receive_from_map(&PlainHost).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("running_sum is int8"), "{error}");
+    server.wait_for("interface: stream unwanted");
+    // No batch at all.
+    let mut exchange = client.open(call.clone());
+    exchange.close();
+    assert_eq!(results(&mut exchange), None);
+    let error = server.ask("running_sum", &json!({"rows": 1, "columns": [[1]]}));
+    let expected = json!({"kind": "protocol_violation", "message": "running_sum is a map function"});
+    assert_eq!(error["error"], expected);
 }
 
 #[test]

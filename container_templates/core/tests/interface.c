@@ -17,17 +17,22 @@
   } while (0)
 
 static void release_schema(struct ArrowSchema *schema) { schema->release = NULL; }
-static void release_array(struct ArrowArray *array) {
-  free(array->private_data);
-  array->release = NULL;
-}
 
 /* A reply of columns of int64 that live as long as the program, without NULL. */
 struct reply {
   struct ArrowArray columns[2], *column_pointers[2];
   struct ArrowSchema schemas[2], *schema_pointers[2];
   const void *buffers[2][2], *nothing;
+  /* What the columns point into, if its release is set. */
+  struct ArrowArray batch;
 };
+
+static void release_array(struct ArrowArray *array) {
+  struct reply *reply = array->private_data;
+  if (reply->batch.release) reply->batch.release(&reply->batch);
+  free(reply);
+  array->release = NULL;
+}
 
 static void release_child(struct ArrowArray *array) { array->release = NULL; }
 
@@ -45,6 +50,12 @@ static void make_reply(int count, int64_t rows, int64_t *values[2], struct Arrow
   *schema = (struct ArrowSchema){.format = "+s", .name = "", .n_children = count, .children = pointers, .release = release_schema};
 }
 
+/* The words of which a reply is a dictionary, in the library's plain form. */
+static const int32_t word_ends[] = {0, 4, 7};
+static const void *word_buffers[] = {NULL, word_ends, "evenodd"};
+static struct ArrowArray words = {.length = 2, .n_buffers = 3, .buffers = word_buffers, .release = release_child};
+static struct ArrowSchema word_schema = {.format = "z", .name = "", .release = release_schema};
+
 static void check_null(void) {
   transship_server *server = (transship_server *)&server;
   CHECK(transship_server_new(NULL, &server) == TRANSSHIP_INVALID && server == NULL);
@@ -58,12 +69,60 @@ static void check_null(void) {
   transship_work *work = NULL;
   CHECK(transship_next(NULL, 0, &work) == TRANSSHIP_INVALID && transship_work_is_cancelled(NULL) == 0);
   CHECK(transship_work_answer(NULL, NULL, NULL) == TRANSSHIP_INVALID);
+  struct ArrowArray array;
+  struct ArrowSchema schema;
+  CHECK(transship_work_next(NULL, 0, &array, &schema) == TRANSSHIP_INVALID && array.release == NULL && schema.release == NULL);
+  CHECK(transship_server_concurrency(NULL, 0) == 1);
   CHECK(transship_work_fail(NULL, "user_code", "no", NULL, -1) == TRANSSHIP_INVALID);
   transship_server_free(NULL);
   transship_text_free(NULL);
 }
 
-/* 0 fails at the value 13, 1 is a table function, 2 an aggregate function, 3 waits until its client has gone. */
+/* Streams of the map function, each of which has one batch at a time, whenever it has come. */
+struct stream {
+  transship_work *work;
+  uint64_t exchange;
+  int64_t sum;
+};
+static struct stream streams[8];
+
+static struct stream *find_stream(uint64_t exchange) {
+  for (int i = 0; i < 8; i++) {
+    if (streams[i].work && streams[i].exchange == exchange) return &streams[i];
+  }
+  return NULL;
+}
+
+/* Gives the running sums of the batches that are there. */
+static void advance(struct stream *stream) {
+  for (;;) {
+    struct ArrowArray batch, array;
+    struct ArrowSchema schema;
+    const transship_status status = transship_work_next(stream->work, 0, &batch, &schema);
+    if (status == TRANSSHIP_NOTHING) return;
+    if (status == TRANSSHIP_ENDED) {
+      CHECK(transship_work_answer(stream->work, NULL, NULL) == TRANSSHIP_OK);
+    } else if (status == TRANSSHIP_UNWANTED) {
+      fprintf(stderr, "interface: stream unwanted\n");
+      CHECK(transship_work_fail(stream->work, "user_code", "cancelled", NULL, -1) == TRANSSHIP_OK);
+    } else {
+      CHECK(status == TRANSSHIP_OK);
+      int64_t *sums[2] = {calloc(4096, 8), NULL};
+      const int64_t *values = (const int64_t *)batch.children[0]->buffers[1] + batch.children[0]->offset;
+      for (int64_t row = 0; row < batch.length; row++) sums[0][row] = stream->sum += values[row];
+      make_reply(1, batch.length, sums, &array, &schema);
+      batch.release(&batch);
+      CHECK(transship_work_part(stream->work, &array, &schema) != TRANSSHIP_FAILED);
+      continue;
+    }
+    fprintf(stderr, "interface: stream over\n");
+    stream->work = NULL;
+    return;
+  }
+}
+
+/* 0 fails at the value 13, 1 is a table function, 2 an aggregate function, 3 waits until its client has gone, 4 gives its argument
+ * back, 5 gives words as a dictionary, 6 is a map function. */
 static void answer(transship_work *work) {
   transship_work_info info;
   CHECK(transship_work_info_of(work, NULL) == TRANSSHIP_INVALID);
@@ -72,8 +131,25 @@ static void answer(transship_work *work) {
     CHECK(transship_work_answer(work, NULL, NULL) == TRANSSHIP_OK);
     return;
   }
+  if (info.step == TRANSSHIP_RESUME) {
+    struct stream *stream = find_stream(info.exchange);
+    CHECK(transship_work_answer(work, NULL, NULL) == TRANSSHIP_OK);
+    if (stream) advance(stream);
+    return;
+  }
   struct ArrowArray batch, array;
   struct ArrowSchema schema;
+  if (info.step == TRANSSHIP_MAP) {
+    CHECK(info.function == 6 && info.rows == 0 && !find_stream(info.exchange));
+    for (int i = 0; i < 8; i++) {
+      if (streams[i].work) continue;
+      streams[i] = (struct stream){.work = work, .exchange = info.exchange};
+      advance(&streams[i]);
+      return;
+    }
+    CHECK(!"a stream too many");
+  }
+  CHECK(transship_work_next(work, 0, &batch, &schema) == TRANSSHIP_INVALID);
   CHECK(transship_work_batch(work, NULL, NULL) == TRANSSHIP_INVALID);
   CHECK(transship_work_batch(work, &batch, &schema) == TRANSSHIP_OK);
   CHECK(strcmp(schema.format, "+s") == 0 && (size_t)batch.length == info.rows);
@@ -116,6 +192,24 @@ static void answer(transship_work *work) {
     /* The columns are of another number than the reply's. */
     make_reply(1, batch.length, columns, &array, &schema);
     status = transship_work_answer(work, &array, &schema);
+  } else if (info.function == 4) {
+    /* Where its argument lies. */
+    columns[0] = (int64_t *)values;
+    make_reply(1, batch.length, columns, &array, &schema);
+    ((struct reply *)array.private_data)->batch = batch;
+    batch.release = NULL;
+    CHECK(transship_work_answer(work, &array, &schema) == TRANSSHIP_OK);
+    return;
+  } else if (info.function == 5) {
+    int32_t *numbers = (int32_t *)columns[0];
+    for (size_t row = 0; row < info.rows; row++) numbers[row] = (int32_t)(values[row] & 1);
+    make_reply(1, batch.length, columns, &array, &schema);
+    array.children[0]->dictionary = &words;
+    schema.children[0]->format = "i";
+    schema.children[0]->dictionary = &word_schema;
+    words.release = release_child;
+    word_schema.release = release_schema;
+    status = transship_work_answer(work, &array, &schema);
   } else {
     while (!transship_work_is_cancelled(work)) poll(NULL, 0, 1);
     fprintf(stderr, "interface: cancelled\n");
@@ -135,9 +229,11 @@ int main(int count, char **arguments) {
   snprintf(config, sizeof config, "{\"server\": \"interface/1\", \"root\": \"%s\", \"columns\": \"plain\"}", arguments[1]);
   transship_server *server = NULL;
   CHECK(transship_server_new(config, &server) == TRANSSHIP_OK && server);
-  CHECK(transship_server_functions(server) == 4);
+  CHECK(transship_server_functions(server) == 7);
   transship_function function;
-  CHECK(transship_server_function(server, 4, &function) == TRANSSHIP_INVALID);
+  CHECK(transship_server_function(server, 7, &function) == TRANSSHIP_INVALID);
+  CHECK(transship_server_function(server, 6, &function) == TRANSSHIP_OK && strcmp(function.kind, "map") == 0);
+  CHECK(transship_server_concurrency(server, 3) == 5 && transship_server_concurrency(server, 0) == 1 && transship_server_concurrency(server, 7) == 1);
   CHECK(transship_server_function(server, 1, &function) == TRANSSHIP_OK);
   CHECK(strcmp(function.name, "up_to") == 0 && strcmp(function.kind, "table") == 0 && strcmp(function.batch, "row") == 0);
   CHECK(strcmp(function.result, "int4") == 0 && strcmp(function.result_format, "l") == 0 && function.arguments == 1);

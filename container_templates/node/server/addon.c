@@ -82,6 +82,12 @@ static napi_status set_text(napi_env env, napi_value object, const char *name, c
   return status == napi_ok ? napi_set_named_property(env, object, name, value) : status;
 }
 
+static napi_status set_number(napi_env env, napi_value object, const char *name, double number) {
+  napi_value value;
+  const napi_status status = napi_create_double(env, number, &value);
+  return status == napi_ok ? napi_set_named_property(env, object, name, value) : status;
+}
+
 static napi_value functions(napi_env env, napi_callback_info info) {
   (void)info;
   napi_value list;
@@ -95,6 +101,7 @@ static napi_value functions(napi_env env, napi_callback_info info) {
     CHECK(set_text(env, entry, "kind", function.kind));
     CHECK(set_text(env, entry, "batch", function.batch));
     CHECK(set_text(env, entry, "format", function.result_format));
+    CHECK(set_number(env, entry, "concurrency", (double)transship_server_concurrency(server, i)));
     CHECK(napi_set_element(env, list, (uint32_t)i, entry));
   }
   return list;
@@ -203,12 +210,6 @@ static napi_value columns_of(napi_env env, const transship_work *work, size_t ro
   return columns;
 }
 
-static napi_status set_number(napi_env env, napi_value object, const char *name, double number) {
-  napi_value value;
-  const napi_status status = napi_create_double(env, number, &value);
-  return status == napi_ok ? napi_set_named_property(env, object, name, value) : status;
-}
-
 /* The next unit of work; null if none waits, undefined if there will be none. */
 static napi_value next(napi_env env, napi_callback_info info) {
   (void)info;
@@ -243,6 +244,34 @@ static napi_value next(napi_env env, napi_callback_info info) {
   CHECK(set_number(env, result, "rowErrors", told.row_errors));
   CHECK(set_number(env, result, "exchange", (double)told.exchange));
   CHECK(set_number(env, result, "rows", (double)told.rows));
+  return result;
+}
+
+/* takeBatch(work): the next batch of a map function's stream, as [rows, columns]; null if there is none yet, undefined after the last, and
+ * false if nobody waits for results any more. */
+static napi_value take_batch(napi_env env, napi_callback_info info) {
+  napi_value argument, result, rows_value, columns;
+  size_t count = 1, rows;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  transship_work **work = work_of(env, argument);
+  if (!work) return NULL;
+  const transship_status status = transship_work_next_columns(*work, 0, &rows);
+  if (status < 0) return refuse_by_library(env);
+  if (status == TRANSSHIP_ENDED) return NULL;
+  if (status == TRANSSHIP_NOTHING) {
+    CHECK(napi_get_null(env, &result));
+    return result;
+  }
+  if (status == TRANSSHIP_UNWANTED) {
+    CHECK(napi_get_boolean(env, false, &result));
+    return result;
+  }
+  columns = columns_of(env, *work, rows);
+  if (!columns) return NULL;
+  CHECK(napi_create_double(env, (double)rows, &rows_value));
+  CHECK(napi_create_array_with_length(env, 2, &result));
+  CHECK(napi_set_element(env, result, 0, rows_value));
+  CHECK(napi_set_element(env, result, 1, columns));
   return result;
 }
 
@@ -386,7 +415,7 @@ static napi_value initialize(napi_env env, napi_value exports) {
   } entries[] = {
       {"create", create}, {"functions", functions}, {"describe", describe}, {"start", start}, {"next", next},
       {"isCancelled", is_cancelled}, {"isBehind", is_behind}, {"part", part}, {"answer", answer}, {"fail", fail},
-      {"stopWaiting", stop_waiting},
+      {"takeBatch", take_batch}, {"stopWaiting", stop_waiting},
   };
   for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
     napi_value function;

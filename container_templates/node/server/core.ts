@@ -13,7 +13,7 @@ export type GivenColumn = [Format, ArrayBuffer | null, ArrayBuffer, ArrayBuffer 
 export type ReplyColumn = [Format, Uint8Array | null, Uint8Array | BigInt64Array | Float64Array | Int32Array, Uint8Array | null];
 
 /** What is to be done with a batch, `transship_step`. */
-export enum Step { Call, Accumulate, Merge, Finish, State, Forget, End }
+export enum Step { Call, Accumulate, Merge, Finish, State, Forget, End, Map, Resume }
 
 /** A batch of calls, `transship_work_info`. */
 export interface Batch {
@@ -33,6 +33,8 @@ export interface ListedFunction {
   batch: string;
   /** Format of a column of results. */
   format: Format;
+  /** Calls of a batch that may be under way at a time. */
+  concurrency: number;
 }
 
 interface Core {
@@ -43,6 +45,8 @@ interface Core {
   start(onReady: () => void): void;
   /** Null if nothing waits, undefined after the end. */
   next(): Batch | null | undefined;
+  /** The next batch of a map function's stream; null if there is none yet, undefined after the last, false if nobody waits any more. */
+  takeBatch(work: Work): [number, GivenColumn[]] | null | undefined | false;
   stopWaiting(): void;
   isCancelled(work: Work): boolean;
   /** Whether `part` would wait for the client. */

@@ -3,7 +3,7 @@
 import { readFileSync } from "node:fs";
 import { Call, CallError, Cancelled, fromException, isThenable, textOf } from "./call";
 import { Results, columnReader } from "./columns";
-import { Batch, Format, GivenColumn, ListedFunction, ReplyColumn, Step, core } from "./core";
+import { Format, GivenColumn, ListedFunction, ReplyColumn, Step, core } from "./core";
 import { Misfit, Type } from "./types";
 
 interface Declaration {
@@ -35,18 +35,18 @@ export class UserFunction {
   private readonly returns: Type;
   private readonly format: Format;
   private readonly takesColumns: boolean;
+  private readonly concurrency: number;
   private readonly takesSignal: boolean;
   private readonly callTypes: Type[];
   private readonly readers: ((column: GivenColumn, rows: number) => any[])[];
 
-  /** Of the calls of a batch, at most `concurrency` are under way at a time. */
-  constructor(listed: ListedFunction, declaration: Declaration, private readonly concurrency: number, readonly target: any) {
-    const { name, kind, batch } = listed;
+  constructor(listed: ListedFunction, declaration: Declaration, readonly target: any) {
+    const { name, kind, batch, concurrency } = listed;
     const refuse = (fact: string): never => {
       throw new Error(`function "${name}": ${fact}`);
     };
     if (typeof target !== "function") refuse("the handler exports no function of that name");
-    if (!["scalar", "table", "aggregate"].includes(kind)) refuse(`there are no ${kind} functions in JavaScript`);
+    if (!["scalar", "table", "map", "aggregate"].includes(kind)) refuse(`there are no ${kind} functions in JavaScript`);
     if (!["row", "columns"].includes(batch)) refuse('batch can be "row" or "columns"');
     if (batch !== "row" && kind !== "scalar") refuse("only scalar functions take columns");
     this.name = name;
@@ -55,17 +55,18 @@ export class UserFunction {
     this.returns = declaration.returns;
     this.format = listed.format;
     this.takesColumns = batch === "columns";
-    this.takesSignal = kind !== "aggregate" && target.length > declaration.arguments.length;
+    this.concurrency = concurrency;
+    this.takesSignal = kind !== "aggregate" && target.length > (kind === "map" ? 1 : declaration.arguments.length);
     const types = declaration.arguments.map((argument) => argument.type);
     this.callTypes = kind === "aggregate" ? [INT8, ...types, BYTEA] : types;
     this.readers = this.callTypes.map(columnReader);
   }
 
   /** The handler's values of a batch. */
-  read(batch: Batch): any[][] {
-    return batch.columns.map((column, position) => {
+  read({ columns, rows }: { columns: GivenColumn[]; rows: number }): any[][] {
+    return columns.map((column, position) => {
       try {
-        return this.readers[position](column, batch.rows);
+        return this.readers[position](column, rows);
       } catch (error) {
         const fact = error instanceof Misfit ? `holds ${error.message}` : `cannot be read (${textOf(error)})`;
         throw new CallError("protocol_violation", `column ${position + 1} ${fact}, which is not of type ${this.callTypes[position].text}`);
@@ -145,12 +146,55 @@ export class UserFunction {
     return [numbers.rows, [numbers.take(), results.take()]];
   }
 
+  /** Answers a map function's stream; `resumed` gives a promise for there being more of it. */
+  async answerStream(call: Call, resumed: () => Promise<void>): Promise<[number, ReplyColumn[]]> {
+    const results = new Results(this.returns, this.format);
+    const give = async () => {
+      await call.keepUp();
+      if (!core.part(call.batch.work, results.rows, [results.take()])) throw new Cancelled();
+    };
+    const take = this.batches(call, async () => {
+      // Nothing is kept back while the handler waits.
+      const wait = resumed();
+      if (results.rows) await give();
+      await wait;
+    });
+    const rows = async function* () {
+      for await (const [count, columns] of take) {
+        for (let row = 0; row < count; row++) yield columns.map((column) => column[row]);
+      }
+    };
+    try {
+      const found = this.takesSignal ? this.target(rows(), call.signal) : this.target(rows());
+      let count = 0;
+      for await (const value of (isThenable(found) ? await found : found) ?? []) {
+        this.addResult(results, value);
+        if (results.rows >= RESULTS_PER_PART || results.textBytes >= BYTES_PER_PART) await give();
+        if (++count % ROWS_BETWEEN_LOOKS === 0) await call.look();
+      }
+    } catch (error) {
+      throw fromException(error);
+    }
+    return [results.rows, [results.take()]];
+  }
+
+  private async *batches(call: Call, wait: () => Promise<void>): AsyncGenerator<[number, any[][]]> {
+    for (;;) {
+      await call.look();
+      const taken = core.takeBatch(call.batch.work);
+      if (taken === undefined) return;
+      if (taken === false) throw new Cancelled();
+      if (taken === null) await wait();
+      else yield [taken[0], this.read({ rows: taken[0], columns: taken[1] })];
+    }
+  }
+
   /** Adds results of all rows in order. */
   add(results: Results, values: any[]): void {
     values.forEach((value, row) => this.addResult(results, value, row));
   }
 
-  private addResult(results: Results, value: any, row: number): void {
+  private addResult(results: Results, value: any, row?: number): void {
     try {
       results.add(value);
     } catch (error) {
@@ -286,11 +330,10 @@ async function eachRow(call: Call, concurrency: number, invoke: (row: number) =>
 /** The image's functions, in the manifest's order. Throws what is wrong with them. */
 export function load(root: string): UserFunction[] {
   const { handler, functions } = JSON.parse(readFileSync(`${root}/functions.json`, "utf8"));
-  const manifest = JSON.parse(readFileSync(`${root}/manifest.json`, "utf8"));
   const compiled = handler.replace(/\.[cm]?ts$/, ".js");
   const module_ = require(`${root}/dist/function/${compiled}`);
-  return core.functions().map((listed, number) => {
+  return core.functions().map((listed) => {
     const declaration = functions.find((entry: Declaration) => entry.name === listed.name);
-    return new UserFunction(listed, declaration, manifest.functions[number].concurrency ?? 1, module_[listed.name]);
+    return new UserFunction(listed, declaration, module_[listed.name]);
   });
 }

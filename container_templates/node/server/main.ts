@@ -15,11 +15,19 @@ console.log = console.info = console.debug = console.error;
 
 function serve(functions: UserFunction[]): void {
   const exchanges = new Map<number, Groups>();
+  /** What goes on when a map function's stream has more. */
+  const streams = new Map<number, () => void>();
 
   async function answer(call: Call): Promise<void> {
     const { batch } = call;
     try {
       const found = functions[batch.function];
+      if (batch.step === Step.Map) {
+        const resumed = () => new Promise<void>((resolve) => streams.set(batch.exchange, resolve));
+        const [rows, reply] = await found.answerStream(call, resumed);
+        call.end(() => core.answer(batch.work, rows, reply));
+        return;
+      }
       const columns = found.read(batch);
       if (batch.step === Step.Call) {
         const [rows, reply] = await found.answer(call, columns);
@@ -32,12 +40,19 @@ function serve(functions: UserFunction[]): void {
       call.end(() => core.answer(batch.work, rows, reply));
     } catch (error) {
       call.fail(error);
+    } finally {
+      streams.delete(batch.exchange);
     }
   }
 
   function begin(batch: Batch): void {
     if (batch.step === Step.End) {
       exchanges.delete(batch.exchange);
+      core.answer(batch.work, 0, []);
+      return;
+    }
+    if (batch.step === Step.Resume) {
+      streams.get(batch.exchange)?.();
       core.answer(batch.work, 0, []);
       return;
     }

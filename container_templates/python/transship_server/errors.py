@@ -23,6 +23,10 @@ class CallError(Exception):
         return wire
 
 
+class Cancelled(Exception):
+    """The client has gone; nobody waits for the rest."""
+
+
 def from_exception(exception, row=None):
     """The error for an exception of the handler, whatever it is (sys.exit() ends no server), its traceback cut to the handler's own frames."""
     frames = exception.__traceback__

@@ -14,8 +14,8 @@ import typing
 
 import pyarrow as pa
 
-from . import constants, small, types
-from .errors import CallError, from_exception
+from . import constants, small, types, waiting
+from .errors import Cancelled, CallError, from_exception
 
 # Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
 _MOST_ROWS_BETWEEN_CHECKS = 256
@@ -29,12 +29,14 @@ class Function:
 
     kind = "scalar"
 
-    def __init__(self, name, target, form, arguments, result):
+    def __init__(self, name, target, form, arguments, result, concurrency=1):
         self.name = name
         self.target = target
         self.form = form
         self.arguments = arguments  # [(name, types.Type)]
         self.result = result  # types.Type
+        # Whether calls are awaited, and how many of a batch are under way at a time.
+        self.is_waiting, self.concurrency = waiting.is_waiting(target), concurrency
 
     @functools.cached_property
     def schema(self):
@@ -97,14 +99,19 @@ class Function:
             return self.column_of(self.call_rows(self.rows(batch), is_cancelled))
         answers = []
         for _, piece in constants.pieces(batch, self.arguments):
-            answers.append(self._call_columns(piece, may_encode and piece.num_rows == batch.num_rows))
+            answers.append(self._call_columns(piece, is_cancelled, may_encode and piece.num_rows == batch.num_rows))
         return answers[0] if len(answers) == 1 else pa.concat_arrays(answers)
 
-    def _call_columns(self, batch, may_encode=False):
+    def _call_columns(self, batch, is_cancelled, may_encode=False):
         try:
-            columns = self.batch_values(batch)
             # Without arguments a batch function could not know how many results to give.
-            answer = self.target(*columns) if columns else self.target(batch.num_rows)
+            arguments = self.batch_values(batch) or [batch.num_rows]
+            if self.is_waiting:
+                answer = waiting.call(self.target, arguments, is_cancelled)
+            else:
+                answer = self.target(*arguments)
+        except Cancelled:
+            raise
         except BaseException as exception:
             raise from_exception(exception) from None
         answer = self.array_of(answer, may_encode)
@@ -153,6 +160,8 @@ class Function:
 
     def call_rows(self, rows, is_cancelled):
         """The handler's values for rows, which are tuples. Raises CallError, or Cancelled."""
+        if self.is_waiting:
+            return waiting.call_rows(self.target, rows, self.concurrency, is_cancelled)
         target = self.target
         results = []
         append = results.append
@@ -231,10 +240,6 @@ def _struct_of(answer, entry):
         column = column if isinstance(column, pa.Array) else pa.array(column, from_pandas=True)
         columns.append(column if column.type == part.arrow else column.cast(part.arrow))
     return pa.StructArray.from_arrays(columns, fields=list(entry.arrow))
-
-
-class Cancelled(Exception):
-    """The client has gone; nobody waits for the rest."""
 
 
 class Pace:
@@ -330,9 +335,10 @@ def _describe(name, target, entry):
     arguments, returns = entry.get("arguments"), entry.get("returns")
     if kind not in kinds:
         raise ValueError(f'function "{name}" is of unrecognized kind "{kind}"')
+    concurrency = _concurrency_of(name, target, entry)
     if arguments is not None and returns is not None:
         parsed = [_parse_argument(text, position) for position, text in enumerate(arguments)]
-        return kinds[kind](name, target, form, parsed, types.by_name(returns))
+        return kinds[kind](name, target, form, parsed, types.by_name(returns), concurrency)
     if kind != "scalar":
         raise ValueError(f'function "{name}" is a {kind} function, so the manifest must give its arguments and result')
     if form != "row":
@@ -343,7 +349,20 @@ def _describe(name, target, entry):
         if parameter not in hints:
             raise ValueError(f'function "{name}" lacks an annotation for "{parameter}"')
     parsed = [(parameter, types.by_annotation(_optional(hints[parameter]))) for parameter in signature.parameters]
-    return Function(name, target, form, parsed, types.by_annotation(_optional(hints["return"])))
+    return Function(name, target, form, parsed, types.by_annotation(_optional(hints["return"])), concurrency)
+
+
+def _concurrency_of(name, target, entry):
+    """How many calls of a batch are under way at a time; ValueError if the handler cannot have so many."""
+    kind, form, concurrency = entry.get("kind", "scalar"), entry.get("batch", "row"), entry.get("concurrency", 1)
+    is_waiting = waiting.is_waiting(target)
+    if kind != "scalar" and (is_waiting or inspect.isasyncgenfunction(target)):
+        raise ValueError(f'function "{name}" is a {kind} function, so it cannot be "async def"')
+    if concurrency > 1 and not is_waiting:
+        raise ValueError(f'function "{name}" has concurrency = {concurrency}, so it must be "async def"')
+    if concurrency > 1 and form != "row":
+        raise ValueError(f'function "{name}" takes whole columns, so a batch has one call, and no concurrency')
+    return concurrency
 
 
 def _parse_argument(text, position):

@@ -9,7 +9,7 @@ import functools
 
 import pyarrow as pa
 
-from . import constants, types
+from . import constants, types, waiting
 from .errors import CallError, message_of
 from .function import Cancelled, Function, Pace
 
@@ -24,7 +24,9 @@ class Forgiving(Function):
     """The function of which answer(batch) gives results and errors."""
 
     def __init__(self, function, may_repeat):
-        super().__init__(function.name, function.target, function.form, function.arguments, function.result)
+        super().__init__(
+            function.name, function.target, function.form, function.arguments, function.result, function.concurrency
+        )
         self._may_repeat = may_repeat
 
     @functools.cached_property
@@ -38,6 +40,11 @@ class Forgiving(Function):
         yield pa.RecordBatch.from_arrays([results, pa.array(errors, pa.string())], schema=self.reply_schema)
 
     def _call_each(self, batch, is_cancelled):
+        if self.is_waiting:
+            results, exceptions = waiting.call_each(self.target, self.rows(batch), self.concurrency, is_cancelled)
+            text_of = _Texts().add
+            errors = [None if exception is None else text_of(message_of(exception)) for exception in exceptions]
+            return self.column_of(results), errors
         target = self.target
         results, errors, text_of = [], [], _Texts().add
         pace = Pace(is_cancelled)
@@ -65,7 +72,7 @@ class Forgiving(Function):
                     raise Cancelled
                 first, count = ranges.pop()
                 try:
-                    answers.append(self._call_columns(piece.slice(first, count)))
+                    answers.append(self._call_columns(piece.slice(first, count), is_cancelled))
                     errors += [None] * count
                 except CallError as error:
                     if error.kind != "user_code":

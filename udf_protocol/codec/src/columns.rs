@@ -187,6 +187,28 @@ impl Region {
     }
 }
 
+/// The data of a call, to which a reply may refer (§7.8).
+#[derive(Debug, Clone, Copy)]
+pub struct CallData<'a> {
+    region: Region,
+    places: &'a [usize],
+}
+
+impl CallData<'_> {
+    /// The data, and offset and length of each of its buffers. It must last as long as the columns of the reply.
+    pub fn new<'a>(data: &'a Buffer, places: &'a [usize]) -> CallData<'a> {
+        CallData { region: Region::of(data), places }
+    }
+
+    /// Where in the data a buffer begins, if a client finds it there.
+    fn offset_of(&self, buffer: &Buffer) -> Option<usize> {
+        let offset = self.region.offset_of(buffer).filter(|offset| offset.is_multiple_of(READ_ALIGNMENT))?;
+        let end = offset + buffer.len();
+        let holds_it = |place: &[usize]| place[0] <= offset && end <= place[0].saturating_add(place[1]);
+        self.places.chunks_exact(2).any(holds_it).then_some(offset)
+    }
+}
+
 /// Where a batch's buffers go.
 #[derive(Debug, Default)]
 pub struct Layout {
@@ -206,14 +228,56 @@ pub struct Layout {
     constants: Vec<usize>,
     /// Whether the server has these from the batch before.
     same_constants: bool,
+    /// The buffers, counted from 0, that lie in the data of the call.
+    aliases: Vec<usize>,
+    /// Of each column that is a dictionary its number, counted from 0, and how many values the dictionary has.
+    dictionaries: Vec<usize>,
 }
 
 impl Layout {
-    /// Lays out a batch whose columns have the Arrow types of `types`.
+    /// Lays out a batch whose columns have the Arrow types of `types`, or are dictionaries of texts with indexes of int32.
     pub fn of(types: &[Type], batch: &RecordBatch) -> Layout {
         let mut layout = Layout::default();
-        types.iter().zip(batch.columns()).for_each(|(ty, column)| layout.add_column(ty, column));
+        for (number, (ty, column)) in types.iter().zip(batch.columns()).enumerate() {
+            match column.as_dictionary_opt::<Int32Type>() {
+                Some(dictionary) => layout.add_dictionary(number, dictionary),
+                None => layout.add_column(ty, column),
+            }
+        }
         layout
+    }
+
+    /// Lays out a reply, whose columns of texts may be dictionaries with indexes of int32. Buffers that lie in the data of the call
+    /// stay where they are.
+    pub fn of_reply(types: &[Type], batch: &RecordBatch, call: Option<CallData<'_>>) -> Layout {
+        let mut layout = Layout::of(types, batch);
+        let Some(call) = call else { return layout };
+        let (mut pieces, mut moved) = (std::mem::take(&mut layout.pieces).into_iter(), Layout::default());
+        for (number, place) in layout.places.chunks_exact(2).enumerate() {
+            let Some((_, buffer)) = (place[1] > 0).then(|| pieces.next()).flatten() else {
+                moved.places.extend([0, 0]);
+                continue;
+            };
+            match call.offset_of(&buffer) {
+                Some(offset) => {
+                    moved.places.extend([offset, buffer.len()]);
+                    moved.aliases.push(number);
+                }
+                None => moved.add(buffer),
+            }
+        }
+        moved.dictionaries = layout.dictionaries;
+        moved
+    }
+
+    /// The buffers of a reply, counted from 0, that lie in the data of the call.
+    pub fn aliases(&self) -> &[usize] {
+        &self.aliases
+    }
+
+    /// Of each column that is a dictionary its number, counted from 0, and how many values the dictionary has.
+    pub fn dictionaries(&self) -> &[usize] {
+        &self.dictionaries
     }
 
     /// Lays out calls, in data that begins with a region: what lies there already stays where it is. The region must last as
@@ -280,11 +344,24 @@ impl Layout {
         self.add(column.as_primitive::<T>().values().inner().clone());
     }
 
-    fn add_column(&mut self, ty: &Type, column: &ArrayRef) {
+    fn add_nulls(&mut self, column: &dyn Array) {
         match column.nulls().filter(|nulls| nulls.null_count() > 0) {
             Some(nulls) => self.add(nulls.inner().sliced()),
             None => self.add(Buffer::default()),
         }
+    }
+
+    fn add_dictionary(&mut self, number: usize, column: &DictionaryArray<Int32Type>) {
+        let texts = column.values().as_string::<i32>();
+        self.dictionaries.extend([number, texts.len()]);
+        self.add_nulls(column);
+        self.add(column.keys().values().inner().clone());
+        self.add(texts.offsets().inner().inner().clone());
+        self.add(texts.values().clone());
+    }
+
+    fn add_column(&mut self, ty: &Type, column: &ArrayRef) {
+        self.add_nulls(column);
         match ty {
             Type::Bool => self.add(column.as_boolean().values().sliced()),
             Type::Int2 => self.add_values::<Int16Type>(column),

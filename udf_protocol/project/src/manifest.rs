@@ -90,6 +90,9 @@ pub struct FunctionEntry {
     /// How often the result may change.
     #[serde(default)]
     pub volatility: Volatility,
+    /// Most calls of a batch that are under way at a time, of a handler that waits, such as for a web service; 1 to 1,000.
+    #[serde(default = "default_concurrency", skip_serializing_if = "is_default_concurrency")]
+    pub concurrency: u32,
 }
 
 /// How a handler takes its arguments.
@@ -152,6 +155,18 @@ fn default_handler() -> String {
 
 fn default_replicas() -> u32 {
     1
+}
+
+fn default_concurrency() -> u32 {
+    1
+}
+
+fn is_default_concurrency(concurrency: &u32) -> bool {
+    *concurrency == default_concurrency()
+}
+
+fn check_concurrency(concurrency: u32) -> Result<()> {
+    check_bounds("concurrency", f64::from(concurrency), 1.0, 1000.0)
 }
 
 impl Manifest {
@@ -252,6 +267,7 @@ impl Manifest {
                 return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
             }
             function.check_types()?;
+            check_concurrency(function.concurrency)?;
         }
         Ok(())
     }
@@ -269,6 +285,7 @@ impl FunctionEntry {
             batch: BatchForm::default(),
             strict: false,
             volatility: Volatility::default(),
+            concurrency: default_concurrency(),
         }
     }
 
@@ -354,6 +371,9 @@ pub struct FunctionBody {
     /// Inline code: how the handler takes its arguments.
     #[serde(default)]
     pub batch: BatchForm,
+    /// Inline code: most calls of a batch that are under way at a time, of a handler that waits; 1 to 1,000, and 1 if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
     /// The function's name in the container, if it is not the SQL name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
@@ -435,6 +455,9 @@ impl FunctionBody {
         if !body.requirements.is_empty() && body.source.is_none() {
             return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
         }
+        if body.concurrency.is_some() && body.source.is_none() {
+            return Err(Error::invalid_definition("the key \"concurrency\" needs the key \"source\""));
+        }
         if body.kind.is_some_and(|kind| kind != FunctionKind::Map) {
             return Err(Error::invalid_definition("the key \"kind\" of a function body can only be \"map\""));
         }
@@ -452,6 +475,9 @@ impl FunctionBody {
         }
         if let Some(timeout_ms) = body.timeout_ms {
             check_bounds("timeout_ms", timeout_ms as f64, 1.0, 86_400_000.0)?;
+        }
+        if let Some(concurrency) = body.concurrency {
+            check_concurrency(concurrency)?;
         }
         if let Some(rows) = body.max_batch_rows {
             check_bounds("max_batch_rows", rows as f64, 1.0, 1_000_000.0)?;
@@ -495,7 +521,11 @@ impl FunctionBody {
             requirements: self.requirements.clone(),
             system_packages: Vec::new(),
             files: Vec::new(),
-            functions: vec![FunctionEntry { batch: self.batch, ..function }],
+            functions: vec![FunctionEntry {
+                batch: self.batch,
+                concurrency: self.concurrency.unwrap_or_else(default_concurrency),
+                ..function
+            }],
             limits: Limits::default(),
             replicas: default_replicas(),
             prewarm: 0,
@@ -656,10 +686,27 @@ mod tests {
             ("model.pkl", "../model.pkl", "../model.pkl"),
             ("\"numpy\"]", "\"--index\"]", "--index"),
             ("float8\"", "flaot8\"", "flaot8"),
+            ("batch =", "concurrency = 0\nbatch =", "concurrency"),
+            ("batch =", "concurrency = 1001\nbatch =", "concurrency"),
         ] {
             let error = Manifest::parse(&PROJECT.replacen(from, to, 1)).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn inline_code_says_how_many_calls_are_under_way() {
+        let manifest_of = |keys: &str| {
+            let body = FunctionBody::parse(&format!("template = 'python'\nsource = 'x'\n{keys}"))?;
+            Ok::<_, Error>(body.inline_manifest(FunctionEntry::named("f")).unwrap())
+        };
+        // A manifest as it was before the key, whose label must not change.
+        assert!(!manifest_of("").unwrap().to_label().contains("concurrency"));
+        let manifest = manifest_of("concurrency = 8").unwrap();
+        assert_eq!(manifest.functions[0].concurrency, 8);
+        assert_eq!(Manifest::from_label(&manifest.to_label()).unwrap(), manifest);
+        assert!(manifest_of("concurrency = 0").is_err() && manifest_of("concurrency = 1001").is_err());
+        assert!(FunctionBody::parse("image = 'a:1' concurrency = 2").unwrap_err().message().contains("source"));
     }
 
     #[test]
