@@ -5,13 +5,13 @@ using System.Text;
 namespace Transship
 {
     /// <summary>What is to be done with a batch, transship_step.</summary>
-    enum Step { Call, Accumulate, Merge, Finish, State, Forget, End }
+    enum Step { Call, Accumulate, Merge, Finish, State, Forget, End, Map }
 
     /// <summary>The server core, container_templates/core/include/transship_core.h. Texts are UTF-8 that ends with a zero.</summary>
     static class Core
     {
         const string Library = "transship_core";
-        public const int Ok = 0, Nothing = 1, Ended = 2;
+        public const int Ok = 0, Nothing = 1, Ended = 2, Unwanted = 3;
 
         [StructLayout(LayoutKind.Sequential)]
         public struct FunctionInfo
@@ -49,6 +49,12 @@ namespace Transship
 
         [DllImport(Library)]
         static extern int transship_server_function(IntPtr server, UIntPtr number, out FunctionInfo function);
+
+        [DllImport(Library)]
+        static extern UIntPtr transship_server_concurrency(IntPtr server, UIntPtr number);
+
+        [DllImport(Library)]
+        static extern int transship_work_next_columns(IntPtr work, long timeoutMs, out UIntPtr rows);
 
         [DllImport(Library)]
         static extern int transship_server_describe(IntPtr server, UIntPtr[] merging, UIntPtr count, out IntPtr text);
@@ -120,6 +126,23 @@ namespace Transship
             FunctionInfo info;
             Check(transship_server_function(server, (UIntPtr)number, out info));
             return FromUtf8(info.ResultFormat)[0];
+        }
+
+        /// <summary>How many calls of a batch may be under way at a time.</summary>
+        public static int Concurrency(IntPtr server, int number)
+        {
+            return (int)transship_server_concurrency(server, (UIntPtr)number);
+        }
+
+        /// <summary>Waits for the next batch of a map function's stream; null after the last.</summary>
+        public static GivenColumn[] NextColumns(IntPtr work, out int rows)
+        {
+            UIntPtr count;
+            var status = transship_work_next_columns(work, -1, out count);
+            Check(status);
+            rows = (int)count;
+            if (status == Unwanted) throw new Cancelled();
+            return status == Ok ? Columns(work, rows) : null;
         }
 
         public static string Describe(IntPtr server, UIntPtr[] merging)

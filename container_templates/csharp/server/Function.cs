@@ -50,7 +50,7 @@ namespace Transship
                 finish = Find(state, "Finish");
                 merge = state.GetMethod("Merge", Members);
             }
-            else if (kind == "scalar" && (batch == "row" || takesColumns) || kind == "table" && batch == "row")
+            else if (kind == "scalar" && (batch == "row" || takesColumns) || (kind == "table" || kind == "map") && batch == "row")
             {
                 method = Find(handler, Name);
                 if (!method.IsStatic) throw Refuse("its method must be static");
@@ -62,6 +62,12 @@ namespace Transship
             var taken = method.GetParameters().Select(parameter => parameter.ParameterType).ToList();
             takesToken = taken.Count > 0 && taken.Last() == typeof(CancellationToken);
             if (takesToken) taken.RemoveAt(taken.Count - 1);
+            if (kind == "map")
+            {
+                if (taken.Count != 1 || taken[0] != typeof(IEnumerable<object[]>)) throw Refuse("a map function takes an IEnumerable<object[]> of rows");
+                readers = arguments.Select(argument => Values.ColumnReader(argument, Values.ClassOf(argument))).ToArray();
+                return;
+            }
             parameters = taken.ToArray();
             var takesRows = takesColumns && arguments.Count == 0 && parameters.SequenceEqual(new[] { typeof(int) });
             if (parameters.Length != arguments.Count && !takesRows) throw Refuse("its method takes " + parameters.Length + " arguments, transship.toml says " + arguments.Count);
@@ -88,7 +94,7 @@ namespace Transship
             return manifest["functions"].Select((entry, number) =>
             {
                 var declared = described["functions"].First(candidate => (string)candidate["name"] == (string)entry["name"]);
-                return new Function(declared, (int?)entry["concurrency"] ?? 1, Core.ResultFormat(server, number), handler);
+                return new Function(declared, Core.Concurrency(server, number), Core.ResultFormat(server, number), handler);
             }).ToList();
         }
 
@@ -160,7 +166,7 @@ namespace Transship
             return result.GetValue(task, null);
         }
 
-        void Add(Results results, object value, int row)
+        void Add(Results results, object value, int? row)
         {
             try
             {
@@ -266,11 +272,50 @@ namespace Transship
             return reply;
         }
 
-        static IEnumerable<object> Each(object answer, int row)
+        /// <summary>Answers a map function's stream. The last part of its reply.</summary>
+        public Results[] AnswerStream(Call call)
+        {
+            var results = new Results(returns, format);
+            var reply = new[] { results };
+            var count = 0;
+            Action give = () =>
+            {
+                if (!Results.Lend(reply, lent => Core.Part(call.Work, results.Rows, lent))) throw new Cancelled();
+                results.Clear();
+            };
+            // Nothing is kept back while the stream may wait for its client.
+            var rows = StreamRows(call, () => { if (results.Rows > 0) give(); });
+            foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
+            {
+                call.Look(++count);
+                if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
+                Add(results, value, null);
+            }
+            return reply;
+        }
+
+        IEnumerable<object[]> StreamRows(Call call, Action beforeWaiting)
+        {
+            while (true)
+            {
+                int rows;
+                beforeWaiting();
+                var columns = Core.NextColumns(call.Work, out rows);
+                if (columns == null) yield break;
+                for (var row = 0; row < rows; row++)
+                {
+                    var values = new object[readers.Length];
+                    for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i], i, row);
+                    yield return values;
+                }
+            }
+        }
+
+        static IEnumerable<object> Each(object answer, int? row)
         {
             if (answer == null) yield break;
             var values = answer as IEnumerable;
-            if (values == null) throw new CallError("bad_result", "It returned a " + answer.GetType().Name + "; a table function returns an IEnumerable.", row);
+            if (values == null) throw new CallError("bad_result", "It returned a " + answer.GetType().Name + "; a table or map function returns an IEnumerable.", row);
             IEnumerator enumerator;
             try
             {

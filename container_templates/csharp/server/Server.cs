@@ -125,6 +125,7 @@ namespace Transship
         static Results[] Reply(Call call, Core.WorkInfo info)
         {
             var function = functions[(int)info.Function];
+            if (info.Step == Step.Map) return function.AnswerStream(call);
             var columns = Core.Columns(call.Work, call.Rows);
             if (info.Step == Step.Call) return function.Answer(call, columns);
             Groups groups;

@@ -35,6 +35,15 @@ namespace Transship
             return string.Equals(sql.Replace("_", ""), csharp.Replace("_", ""), StringComparison.OrdinalIgnoreCase);
         }
 
+        /// <summary>The class that holds a type where the handler names none, as in a map function's rows; nested types are JSON.</summary>
+        public static Type ClassOf(SqlType type)
+        {
+            Type found;
+            if (IsNested(type)) return typeof(string);
+            if (type.Type == "numeric" || !Classes.TryGetValue(type.Type, out found)) return typeof(string);
+            return found.IsValueType ? typeof(Nullable<>).MakeGenericType(found) : found;
+        }
+
         /// <summary>The way from a row of a column to a value of a class. ArgumentException if the class cannot hold the type.</summary>
         public static Func<GivenColumn, int, object> ColumnReader(SqlType type, Type target)
         {
@@ -51,6 +60,7 @@ namespace Transship
 
         static Func<GivenColumn, int, object> PresentReader(SqlType type, Type target)
         {
+            if (IsNested(type) && target == typeof(string)) return (column, row) => column.Text(row);
             var read = ValueReader(type, target);
             if (IsNested(type)) return (column, row) => read(JsonText.Parse(column.Text(row)));
             switch (type.Type)
