@@ -43,11 +43,13 @@ make_compiler_image() {
 }
 
 make_compiler_images() {
-  local go node npm rust
+  local go node npm rust headers
   go=$(go env GOROOT) node=$(command -v node) npm=$(readlink -f "$(npm root -g)")/npm rust=$(rustc --print sysroot)
+  # Node's headers lie beside its program, as in the official image.
+  headers=$(dirname "$(dirname "$(readlink -f "$node")")")/include/node
   make_compiler_image golang:1.26-bookworm "gcc libc6-dev git" "ln -s $go/bin/go /usr/local/bin/go" "$go"
   make_compiler_image node:20-bookworm-slim "" \
-    "ln -sf $node /usr/local/bin/node && ln -s $npm/bin/npm-cli.js /usr/local/bin/npm" "$node" "$npm"
+    "ln -sf $node /usr/local/bin/node && ln -s $npm/bin/npm-cli.js /usr/local/bin/npm" "$node" "$npm" "$headers"
   make_compiler_image rust:1.95-slim-bookworm "gcc libc6-dev" "for tool in $rust/bin/*; do ln -s \$tool /usr/local/bin; done" "$rust"
 }
 

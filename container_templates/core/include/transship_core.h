@@ -146,6 +146,8 @@ const char *transship_message(void);
  *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
  *              four types; what does not fit the declared type is an error that names the row.
  *   "lines"    whether the language gives lines that handlers write (transship_work_line); false if left out
+ *   "one_thread" true if one thread pulls and runs handlers, as in Node or R. Nothing can interrupt a handler there: one that runs
+ *              on after its client has gone, while other work has waited for 10 s, ends the process. False if left out.
  * The environment says where to listen (docs/protocol.md §8). The caller ends the server with transship_server_free. */
 transship_status transship_server_new(const char *config, transship_server **server);
 
@@ -189,6 +191,34 @@ transship_status transship_work_info_of(const transship_work *work, transship_wo
  * releases both. Nobody writes to them: a reply may refer to them, and then the client reads its own copy. */
 transship_status transship_work_batch(const transship_work *work, struct ArrowArray *columns, struct ArrowSchema *schema);
 
+/* A plain column ("columns": "plain"), for languages that have no Arrow library: the layout of the Arrow columnar format, without its
+ * structs. Bits begin with the lowest of the first byte, which is row 0. */
+typedef struct transship_column {
+  /* 'b': bits; 'l': int64; 'g': double; 'z': bytes. */
+  char format;
+  /* Bits, of which 0 is NULL; NULL if no row is. */
+  const uint8_t *validity;
+  /* Bits or numbers, one per row; of 'z', int32 offsets into `bytes`, one more than rows. The first need not be 0. Results: what stands
+   * in the row of a NULL has no meaning. NULL is allowed if there are no rows. */
+  const void *values;
+  /* Of 'z' alone. */
+  const uint8_t *bytes;
+} transship_column;
+
+/* How many columns the batch has. */
+size_t transship_work_columns(const transship_work *work);
+
+/* Gives a column of the batch. What it points to lives until the work ends. */
+transship_status transship_work_column(const transship_work *work, size_t number, transship_column *column);
+
+/* As transship_work_next, for plain columns: the functions above then tell of the batch that was taken, which lives until the next one
+ * is, and which has so many rows. */
+transship_status transship_work_next_columns(const transship_work *work, int64_t timeout_ms, size_t *rows);
+
+/* As transship_work_part and transship_work_answer, with plain columns, which are copied and stay the caller's. */
+transship_status transship_work_part_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
+transship_status transship_work_answer_columns(transship_work *work, size_t rows, const transship_column *columns, size_t count);
+
 /* Takes the next batch of the work of TRANSSHIP_MAP, as transship_work_batch gives one. It waits for at most so many milliseconds,
  * or below zero as long as it takes. TRANSSHIP_OK with a batch; TRANSSHIP_ENDED if there are no more; TRANSSHIP_NOTHING if there was
  * none in time, after which a unit of work TRANSSHIP_RESUME comes once there is; TRANSSHIP_UNWANTED if nobody waits for the results
@@ -205,6 +235,10 @@ int32_t transship_work_wants_lines(const transship_work *work);
 /* Adds a line that the handler wrote for this work, in UTF-8; a line break in it begins another line. It travels with the next part
  * of the reply, or with the error. Lines beyond docs/protocol.md §4.11 are counted, and those nobody asks for are dropped. */
 transship_status transship_work_line(const transship_work *work, const char *line);
+
+/* 1 if transship_work_part would wait, because the client is behind. 0 otherwise. A language with one thread does something else
+ * meanwhile. */
+int32_t transship_work_is_behind(const transship_work *work);
 
 /* Gives a part of a table or map function's reply that is not the last, an array of structs of row and result, or of the result
  * alone. It waits while the client is behind. TRANSSHIP_UNWANTED if nobody waits for the reply any more; the work is still to be ended. */

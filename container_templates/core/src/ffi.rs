@@ -4,11 +4,12 @@
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi, to_ffi};
 use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
+use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
@@ -19,10 +20,10 @@ use crate::pulled_server::PulledServer;
 use crate::queue::{Found, Reply, Work};
 
 const VERSION: u32 = 1;
-const OK: i32 = 0;
+pub(crate) const OK: i32 = 0;
 const NOTHING: i32 = 1;
 const ENDED: i32 = 2;
-const UNWANTED: i32 = 3;
+pub(crate) const UNWANTED: i32 = 3;
 const INVALID: i32 = -1;
 const FAILED: i32 = -2;
 const FAULT: i32 = -3;
@@ -43,7 +44,19 @@ struct FunctionTexts {
 }
 
 /// `transship_work`.
-pub struct PulledWork(Arc<Work>);
+pub struct PulledWork {
+    pub(crate) work: Arc<Work>,
+    pub(crate) lent: Mutex<Lent>,
+}
+
+/// What the language reads by pointers.
+#[derive(Default)]
+pub(crate) struct Lent {
+    /// The batch that `transship_work_next_columns` has taken.
+    pub(crate) batch: Option<RecordBatch>,
+    /// What `transship_work_column` has made.
+    pub(crate) bits: Vec<Buffer>,
+}
 
 /// `transship_function`.
 #[repr(C)]
@@ -72,7 +85,7 @@ thread_local! {
 }
 
 /// Why a call fails.
-enum Failure {
+pub(crate) enum Failure {
     Invalid(&'static str),
     Failed(String),
 }
@@ -88,7 +101,7 @@ fn say(text: &str) {
 }
 
 /// The frame of each function: a panic does not cross the border.
-fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+pub(crate) fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     let done = catch_unwind(AssertUnwindSafe(|| {
         say("");
         work()
@@ -114,7 +127,7 @@ fn entry(work: impl FnOnce() -> Result<i32, Failure>) -> i32 {
 ///
 /// # Safety
 /// It is NULL, or the caller holds what it leads to for the whole call.
-unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> Result<&'a T, Failure> {
     // SAFETY: the caller of this function vouches for it.
     unsafe { pointer.as_ref() }.ok_or(Failure::Invalid(name))
 }
@@ -135,7 +148,7 @@ unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<std::bo
 ///
 /// # Safety
 /// `to` is NULL, or memory for a `T` that nothing else uses, and which may hold anything.
-unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result<(), Failure> {
+pub(crate) unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result<(), Failure> {
     if to.is_null() {
         return Err(Failure::Invalid(name));
     }
@@ -310,10 +323,21 @@ pub unsafe extern "C" fn transship_server_start(server: *mut Server) -> i32 {
     entry(|| {
         // SAFETY: the header asks for a server that lives, or NULL.
         let server = unsafe { borrowed(server, "server is NULL")? };
-        // Programs in Rust ignore it from the start. A client that goes away would end the process otherwise.
-        // SAFETY: no handler is installed, so nothing runs within the signal.
-        unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) }.map_err(|cause| Failure::Failed(cause.to_string()))?;
-        server.server.start().map_err(Failure::Failed)?;
+        let prepare = || {
+            // Programs in Rust ignore SIGPIPE from the start: a client that goes away would end the process otherwise. A runtime's own
+            // handlers of the others, such as Node's, would run as well, and end the process or raise the signal again.
+            let changes = [
+                (Signal::SIGPIPE, SigHandler::SigIgn),
+                (Signal::SIGTERM, SigHandler::SigDfl),
+                (Signal::SIGINT, SigHandler::SigDfl),
+            ];
+            for (number, handler) in changes {
+                // SAFETY: no handler is installed, so nothing runs within the signal.
+                unsafe { signal(number, handler) }.map_err(|cause| cause.to_string())?;
+            }
+            Ok(())
+        };
+        server.server.start(prepare).map_err(Failure::Failed)?;
         Ok(OK)
     })
 }
@@ -375,7 +399,13 @@ pub unsafe extern "C" fn transship_next(server: *mut Server, timeout_ms: i64, wo
             Found::Ended => Ok(ENDED),
             Found::Work(found) => {
                 // SAFETY: as above.
-                unsafe { give(work, Box::into_raw(Box::new(PulledWork(found))), "work is NULL")? };
+                unsafe {
+                    give(
+                        work,
+                        Box::into_raw(Box::new(PulledWork { work: found, lent: Mutex::default() })),
+                        "work is NULL",
+                    )?
+                };
                 Ok(OK)
             }
         }
@@ -390,7 +420,7 @@ pub unsafe extern "C" fn transship_next(server: *mut Server, timeout_ms: i64, wo
 pub unsafe extern "C" fn transship_work_info_of(work: *const PulledWork, info: *mut WorkInfo) -> i32 {
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL.
-        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        let work = &unsafe { borrowed(work, "work is NULL")? }.work;
         let told = WorkInfo {
             function: work.function,
             step: work.step as i32,
@@ -416,7 +446,7 @@ pub unsafe extern "C" fn transship_work_batch(
 ) -> i32 {
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL.
-        let work = &unsafe { borrowed(work, "work is NULL")? }.0;
+        let work = &unsafe { borrowed(work, "work is NULL")? }.work;
         if columns.is_null() || schema.is_null() {
             return Err(Failure::Invalid("columns or schema is NULL"));
         }
@@ -462,22 +492,28 @@ pub unsafe extern "C" fn transship_work_next(
         let work = unsafe {
             give(columns, FFI_ArrowArray::empty(), "columns is NULL")?;
             give(schema, FFI_ArrowSchema::empty(), "schema is NULL")?;
-            &borrowed(work, "work is NULL")?.0
+            borrowed(work, "work is NULL")?
         };
-        let take = work.stream.as_ref().ok_or(Failure::Invalid("the work has no stream"))?;
-        let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        match take(patience) {
-            Ok(Taken::Batch(batch)) => {
-                // SAFETY: as above.
-                unsafe { give_batch(&batch, columns, schema)? };
-                Ok(OK)
-            }
-            Ok(Taken::Ended) => Ok(ENDED),
-            Ok(Taken::Nothing) => Ok(NOTHING),
-            Err(error) => {
-                say(&error.message);
-                Ok(UNWANTED)
-            }
+        let (status, batch) = take_batch(work, timeout_ms)?;
+        if let Some(batch) = batch {
+            // SAFETY: as above.
+            unsafe { give_batch(&batch, columns, schema)? };
+        }
+        Ok(status)
+    })
+}
+
+/// The next batch of a stream, and what to tell the language.
+pub(crate) fn take_batch(work: &PulledWork, timeout_ms: i64) -> Result<(i32, Option<RecordBatch>), Failure> {
+    let take = work.work.stream.as_ref().ok_or(Failure::Invalid("the work has no stream"))?;
+    let patience = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
+    Ok(match take(patience) {
+        Ok(Taken::Batch(batch)) => (OK, Some(batch)),
+        Ok(Taken::Ended) => (ENDED, None),
+        Ok(Taken::Nothing) => (NOTHING, None),
+        Err(error) => {
+            say(&error.message);
+            (UNWANTED, None)
         }
     })
 }
@@ -489,7 +525,17 @@ pub unsafe extern "C" fn transship_work_next(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) -> i32 {
     // SAFETY: the header asks for work that has not ended, or NULL.
-    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.is_cancelled()))
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.work.is_cancelled()))
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_is_behind(work: *const PulledWork) -> i32 {
+    // SAFETY: the header asks for work that has not ended, or NULL.
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.work.is_behind()))
 }
 
 /// See the header.
@@ -499,7 +545,7 @@ pub unsafe extern "C" fn transship_work_is_cancelled(work: *const PulledWork) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_work_wants_lines(work: *const PulledWork) -> i32 {
     // SAFETY: the header asks for work that has not ended, or NULL.
-    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.0.wants_lines))
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(work.work.wants_lines))
 }
 
 /// See the header.
@@ -511,7 +557,7 @@ pub unsafe extern "C" fn transship_work_line(work: *const PulledWork, line: *con
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL, and for a text that ends in NUL.
         let (work, line) = unsafe { (borrowed(work, "work is NULL")?, text(line, "line is NULL")?) };
-        work.0.add_line(&line);
+        work.work.add_line(&line);
         Ok(OK)
     })
 }
@@ -529,7 +575,7 @@ pub unsafe extern "C" fn transship_work_part(
     entry(|| {
         // SAFETY: the header asks for work that has not ended, or NULL, and for columns that are handed over.
         let (work, columns) = unsafe { (borrowed(work, "work is NULL"), columns(array, schema)) };
-        let (work, columns) = (&work?.0, columns.map_err(Failure::Failed)?);
+        let (work, columns) = (&work?.work, columns.map_err(Failure::Failed)?);
         Ok(if work.give_part(columns) { OK } else { UNWANTED })
     })
 }
@@ -551,11 +597,11 @@ pub unsafe extern "C" fn transship_work_answer(
         let work = unsafe { ended(work)? };
         match columns {
             Ok(columns) => {
-                work.0.end(Reply::Last(columns));
+                work.work.end(Reply::Last(columns));
                 Ok(OK)
             }
             Err(fact) => {
-                work.0.end(Reply::Failed(CallError::bad_result(format!("Its reply cannot be read: {fact}."))));
+                work.work.end(Reply::Failed(CallError::bad_result(format!("Its reply cannot be read: {fact}."))));
                 Err(Failure::Failed(fact))
             }
         }
@@ -586,18 +632,24 @@ pub unsafe extern "C" fn transship_work_fail(
         let mut error = CallError::new(found.copied().unwrap_or("user_code"), words);
         error.traceback = traceback.ok().map(|text| text.into_owned());
         error.row = usize::try_from(row).ok();
-        work.0.end(Reply::Failed(error));
+        work.work.end(Reply::Failed(error));
         message?;
         kind?;
         found.map(|_| OK).ok_or(Failure::Invalid("kind is no kind of error"))
     })
 }
 
+/// Ends the process at once: what a runtime would do at its exit, beside its own running thread, may hang or crash.
+pub(crate) fn end_process() -> ! {
+    // SAFETY: it takes any status, and does not return.
+    unsafe { nix::libc::_exit(1) }
+}
+
 /// Takes back work that ends.
 ///
 /// # Safety
 /// It is NULL, or work that transship_next gave and that has not ended.
-unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Failure> {
+pub(crate) unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Failure> {
     if work.is_null() {
         return Err(Failure::Invalid("work is NULL"));
     }

@@ -12,6 +12,7 @@ mod dictionaries;
 pub mod error;
 mod exchanges;
 mod ffi;
+mod ffi_columns;
 mod flight;
 mod function;
 mod handler;

@@ -37,6 +37,9 @@ struct Config {
     /// Whether it gives the lines that handlers write.
     #[serde(default)]
     lines: bool,
+    /// Whether one thread alone pulls and runs handlers.
+    #[serde(default)]
+    one_thread: bool,
 }
 
 /// A function as a language needs it to find the handler.
@@ -85,7 +88,7 @@ impl PulledServer {
             });
         }
         let settings = Settings { has_lines: config.lines, ..Settings::from_environment(&config.server)? };
-        let queue = Arc::new(Queue::new().map_err(|cause| cause.to_string())?);
+        let queue = Arc::new(Queue::new(config.one_thread).map_err(|cause| cause.to_string())?);
         let (stop, _) = watch::channel(false);
         Ok(PulledServer {
             entries,
@@ -112,12 +115,13 @@ impl PulledServer {
         manifest.to_label()
     }
 
-    /// Begins to listen, with threads of its own.
-    pub(crate) fn start(&self) -> Result<(), String> {
+    /// Begins to listen, with threads of its own, after a step that happens once.
+    pub(crate) fn start(&self, prepare: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let mut is_started = self.is_started.lock().map_err(|_| "an earlier start failed".to_string())?;
         if std::mem::replace(&mut *is_started, true) {
             return Err("the server was started before".to_string());
         }
+        prepare()?;
         let functions = self.entries.iter().enumerate().map(|(number, entry)| {
             let pulled = Pulled {
                 queue: self.queue.clone(),

@@ -25,6 +25,8 @@ const MOST_LINES: usize = 2 * MAX_LINES;
 const MOST_LINE_BYTES: usize = 2 * MAX_LINE_BYTES;
 /// Parts of a reply that may wait for the client.
 const PARTS_AHEAD: usize = 2;
+/// Patience with a handler that runs on the only thread for a client that has gone, while work waits.
+const STUCK: Duration = Duration::from_secs(10);
 
 /// What is to be done with a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -152,6 +154,12 @@ impl Work {
         self.replies.lock().expect("no holder panics")
     }
 
+    /// Whether `give_part` would wait.
+    pub(crate) fn is_behind(&self) -> bool {
+        let replies = self.replies();
+        replies.waiting.len() >= PARTS_AHEAD && !replies.is_abandoned
+    }
+
     /// Gives a part, once there is room for it; false if nobody waits for it.
     pub(crate) fn give_part(&self, columns: Vec<ArrayRef>) -> bool {
         let mut replies = self.replies();
@@ -179,12 +187,16 @@ pub(crate) struct Queue {
     state: Mutex<State>,
     filled: Condvar,
     descriptor: EventFd,
+    /// Whether one thread alone pulls.
+    has_one_thread: bool,
 }
 
 #[derive(Debug, Default)]
 struct State {
     waiting: VecDeque<Arc<Work>>,
     is_ended: bool,
+    /// Since when work has been there to pull, and nobody has pulled.
+    unpulled: Option<Instant>,
 }
 
 /// What a language finds.
@@ -198,9 +210,9 @@ pub(crate) enum Found {
 }
 
 impl Queue {
-    pub(crate) fn new() -> std::io::Result<Queue> {
+    pub(crate) fn new(has_one_thread: bool) -> std::io::Result<Queue> {
         let descriptor = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Queue { state: Mutex::default(), filled: Condvar::new(), descriptor })
+        Ok(Queue { state: Mutex::default(), filled: Condvar::new(), descriptor, has_one_thread })
     }
 
     /// The descriptor to wait for.
@@ -220,6 +232,7 @@ impl Queue {
             let _ = self.descriptor.write(1);
         }
         state.waiting.push_back(work);
+        state.unpulled.get_or_insert_with(Instant::now);
         self.filled.notify_one();
     }
 
@@ -232,11 +245,13 @@ impl Queue {
                 if state.waiting.is_empty() && !state.is_ended {
                     let _ = self.descriptor.read();
                 }
+                state.unpulled = (!state.waiting.is_empty()).then(Instant::now);
                 return Found::Work(work);
             }
             if state.is_ended {
                 return Found::Ended;
             }
+            state.unpulled = None;
             state = match deadline {
                 None => self.filled.wait(state).expect("no holder panics"),
                 Some(deadline) => {
@@ -315,7 +330,19 @@ impl Queue {
                 }
                 replies = work.replies();
             }
+            if self.has_one_thread && work.is_cancelled() && self.is_stuck() {
+                // No thread can interrupt the handler, and every other call would wait for ever.
+                eprintln!(
+                    "transship: a handler runs on for a client that has gone while other calls wait; the process ends"
+                );
+                crate::ffi::end_process();
+            }
         }
+    }
+
+    /// Whether work has waited for long, and nobody has pulled any.
+    fn is_stuck(&self) -> bool {
+        self.state().unpulled.is_some_and(|since| since.elapsed() > STUCK)
     }
 
     /// Takes back work that nobody has pulled.
@@ -350,7 +377,7 @@ mod tests {
 
     #[test]
     fn the_descriptor_says_whether_work_waits() {
-        let queue = Queue::new().unwrap();
+        let queue = Queue::new(false).unwrap();
         assert!(!is_readable(&queue));
         assert!(matches!(queue.next(Some(Duration::ZERO)), Found::Nothing));
         queue.push(Arc::new(work()));
@@ -368,7 +395,7 @@ mod tests {
 
     #[test]
     fn work_whose_client_has_gone_is_withdrawn_or_told_so() {
-        let queue = Arc::new(Queue::new().unwrap());
+        let queue = Arc::new(Queue::new(false).unwrap());
         let withdrawn = queue.run(work(), &|| true, &mut |_, _| Ok(()));
         assert_eq!(withdrawn.unwrap_err().message, "cancelled");
         assert!(!is_readable(&queue));
@@ -388,7 +415,7 @@ mod tests {
 
     #[test]
     fn parts_do_not_outrun_the_client() {
-        let queue = Arc::new(Queue::new().unwrap());
+        let queue = Arc::new(Queue::new(false).unwrap());
         let pulled = queue.clone();
         let puller = std::thread::spawn(move || {
             let Found::Work(work) = pulled.next(None) else { panic!("no work") };

@@ -148,16 +148,21 @@ functions = [
   { name = "running_sum", arguments = ["int8"], returns = "int8", kind = "map" },
 ]"#;
 
+/// A program of this folder, compiled against the header and started with the folder of its manifest.
+fn start_program(name: &str, functions: &str) -> Server {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join(name);
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-D_DEFAULT_SOURCE"]);
+    compile.arg("-I").arg(crate_folder().join("include")).arg("-o").arg(&program);
+    run(compile.arg(crate_folder().join(format!("tests/{name}.c"))).arg("-L").arg(library()).arg("-ltransship_core"));
+    let path = folder.path().to_str().unwrap().to_string();
+    Server::start(&program, functions, folder, &[&path])
+}
+
 #[test]
 fn a_program_in_c_drives_the_library_on_one_thread() {
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("interface");
-    let mut compile = Command::new("cc");
-    compile.args(["-std=c17", "-Wall", "-Wextra", "-Werror", "-pedantic", "-D_POSIX_C_SOURCE=200809L"]);
-    compile.arg("-I").arg(crate_folder().join("include")).arg("-o").arg(&program);
-    run(compile.arg(crate_folder().join("tests/interface.c")).arg("-L").arg(library()).arg("-ltransship_core"));
-    let path = folder.path().to_str().unwrap().to_string();
-    let mut server = Server::start(&program, FUNCTIONS, folder, &[&path]);
+    let mut server = start_program("interface", FUNCTIONS);
 
     let reply = server.ask("double", &json!({"batch": 3, "rows": 2, "columns": [[1, 21]]}));
     assert_eq!((&reply["batch"], &reply["columns"]), (&json!(3), &json!([[2, 42]])));
@@ -194,6 +199,55 @@ fn a_program_in_c_drives_the_library_on_one_thread() {
     check_streams(&mut server);
     assert_eq!(server.end(), Some(0), "{}", server.log());
     assert!(server.log().contains("interface: ended"));
+}
+
+const PLAIN_FUNCTIONS: &str = r#"
+name = "plain"
+template = "cpp"
+functions = [
+  { name = "bools", arguments = ["bool"], returns = "bool" },
+  { name = "integers", arguments = ["int8"], returns = "int8" },
+  { name = "floats", arguments = ["float8"], returns = "float8" },
+  { name = "texts", arguments = ["text"], returns = "text" },
+  { name = "dates", arguments = ["date"], returns = "date" },
+  { name = "bad", arguments = ["text"], returns = "text" },
+  { name = "up_to", arguments = ["int8"], returns = "int4", kind = "table" },
+  { name = "stuck", arguments = ["int8"], returns = "int8" },
+]"#;
+
+#[test]
+fn plain_columns_need_no_arrow() {
+    let mut server = start_program("plain", PLAIN_FUNCTIONS);
+    for (function, column) in [
+        ("bools", json!([true, null, false, true, true, null, false, true, true, false])),
+        ("integers", json!([1, null, "9223372036854775807"])),
+        ("floats", json!([1.5, "NaN", null])),
+        ("texts", json!(["a", null, "", "é\u{0}b"])),
+        ("texts", json!([])),
+        ("dates", json!(["2024-02-29", null])),
+    ] {
+        let body = json!({"rows": column.as_array().unwrap().len(), "columns": [column]});
+        assert_eq!(server.ask(function, &body)["columns"], json!([column]), "{function}");
+    }
+    for length in 0..7 {
+        let error = server.ask("bad", &json!({"rows": 1, "columns": [["x".repeat(length)]]}));
+        assert_eq!(error["error"]["kind"], "bad_result", "{length}: {error}");
+    }
+    let reply = server.ask("up_to", &json!({"rows": 1, "columns": [[9]]}));
+    assert_eq!(reply["columns"][1], json!([0, 1, 2, 3, 4, 5, 6, 7, 8]));
+    // The handler of SIGTERM that the program had does not run.
+    assert_eq!(server.end(), Some(0), "{}", server.log());
+}
+
+#[test]
+fn a_handler_that_is_stuck_on_the_only_thread_ends_the_process() {
+    let mut server = start_program("plain", PLAIN_FUNCTIONS);
+    let gone = server.post("stuck", &json!({"rows": 1, "columns": [[1]]}));
+    std::thread::sleep(Duration::from_millis(100));
+    gone.shutdown(Shutdown::Both).unwrap();
+    let _waiting = server.post("integers", &json!({"rows": 1, "columns": [[1]]}));
+    assert_eq!(server.process.wait().unwrap().code(), Some(1));
+    assert!(server.log().contains("a handler runs on for a client that has gone"), "{}", server.log());
 }
 
 /// A reply that is the argument, or a part of it, refers to the call's data if the client allows it.

@@ -63,6 +63,12 @@ public static class Handler
 
     public static IEnumerable<int> Repeat(int? n) { return Enumerable.Range(1, n ?? 0); }
 
+    public static IEnumerable<long> RunningSum(IEnumerable<object[]> rows)
+    {
+        var sum = 0L;
+        foreach (var row in rows) yield return sum += (long?)row[0] ?? 0;
+    }
+
     public sealed class Total
     {
         public long Sum;

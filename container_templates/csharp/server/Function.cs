@@ -4,6 +4,8 @@ using System.Collections.Generic;
 using System.Linq;
 using System.Reflection;
 using System.Text;
+using System.Threading;
+using System.Threading.Tasks;
 using Newtonsoft.Json;
 using Newtonsoft.Json.Linq;
 
@@ -13,31 +15,34 @@ namespace Transship
     sealed class Function
     {
         const BindingFlags Members = BindingFlags.Static | BindingFlags.Instance | BindingFlags.Public | BindingFlags.NonPublic;
-        const int RowsBetweenChecks = 256;
+        /// <summary>Results, and bytes of text, of a table function that go out together.</summary>
+        const int ResultsPerPart = 1024, BytesPerPart = 1 << 20;
+        static readonly SqlType Text = new SqlType("text"), Int4 = new SqlType("int4"), Bytea = new SqlType("bytea");
 
         public readonly string Name;
-        public readonly string Kind;
-        public readonly List<KeyValuePair<string, SqlType>> Arguments = new List<KeyValuePair<string, SqlType>>();
-        public readonly SqlType Returns;
         public bool Merges { get { return merge != null; } }
-        readonly bool takesColumns;
+        readonly string kind;
+        readonly SqlType returns;
+        readonly char format;
+        readonly bool takesColumns, takesToken;
+        readonly int concurrency;
         readonly Type state;
-        readonly MethodInfo method;
-        readonly MethodInfo merge;
-        readonly MethodInfo finish;
-        readonly Func<JToken, object>[] readers;
+        readonly MethodInfo method, merge, finish;
+        readonly List<SqlType> arguments = new List<SqlType>();
+        readonly Func<GivenColumn, int, object>[] readers;
         readonly Type[] parameters;
 
-        Function(JToken entry, Type handler)
+        Function(JToken entry, int concurrency, char format, Type handler)
         {
             Name = (string)entry["name"];
-            Kind = (string)entry["kind"];
+            kind = (string)entry["kind"];
+            this.format = format;
+            this.concurrency = concurrency;
             var batch = (string)entry["batch"];
             takesColumns = batch == "columns";
-            if (entry["arguments"].Type == JTokenType.Null || entry["returns"].Type == JTokenType.Null) throw Refuse("transship.toml must give its arguments and result");
-            foreach (var argument in entry["arguments"]) Arguments.Add(new KeyValuePair<string, SqlType>((string)argument["name"], new SqlType(argument["type"])));
-            Returns = new SqlType(entry["returns"]);
-            if (Kind == "aggregate" && batch == "row")
+            foreach (var argument in entry["arguments"]) arguments.Add(new SqlType(argument["type"]));
+            returns = new SqlType(entry["returns"]);
+            if (kind == "aggregate" && batch == "row")
             {
                 state = handler.GetNestedTypes(Members).FirstOrDefault(candidate => Values.IsSameName(Name, candidate.Name));
                 if (state == null) throw Refuse("class " + handler.Name + " has no nested class of that name");
@@ -45,24 +50,33 @@ namespace Transship
                 finish = Find(state, "Finish");
                 merge = state.GetMethod("Merge", Members);
             }
-            else if (Kind == "scalar" && (batch == "row" || takesColumns) || Kind == "table" && batch == "row")
+            else if (kind == "scalar" && (batch == "row" || takesColumns) || (kind == "table" || kind == "map") && batch == "row")
             {
                 method = Find(handler, Name);
                 if (!method.IsStatic) throw Refuse("its method must be static");
             }
             else
             {
-                throw Refuse("there are no " + Kind + " functions with batch = \"" + batch + "\" in C#");
+                throw Refuse("there are no " + kind + " functions with batch = \"" + batch + "\" in C#");
             }
-            parameters = method.GetParameters().Select(parameter => parameter.ParameterType).ToArray();
-            var takesRows = takesColumns && Arguments.Count == 0 && parameters.SequenceEqual(new[] { typeof(int) });
-            if (parameters.Length != Arguments.Count && !takesRows) throw Refuse("its method takes " + parameters.Length + " arguments, transship.toml says " + Arguments.Count);
-            readers = Arguments.Select((argument, i) =>
+            var taken = method.GetParameters().Select(parameter => parameter.ParameterType).ToList();
+            takesToken = taken.Count > 0 && taken.Last() == typeof(CancellationToken);
+            if (takesToken) taken.RemoveAt(taken.Count - 1);
+            if (kind == "map")
+            {
+                if (taken.Count != 1 || taken[0] != typeof(IEnumerable<object[]>)) throw Refuse("a map function takes an IEnumerable<object[]> of rows");
+                readers = arguments.Select(argument => Values.ColumnReader(argument, Values.ClassOf(argument))).ToArray();
+                return;
+            }
+            parameters = taken.ToArray();
+            var takesRows = takesColumns && arguments.Count == 0 && parameters.SequenceEqual(new[] { typeof(int) });
+            if (parameters.Length != arguments.Count && !takesRows) throw Refuse("its method takes " + parameters.Length + " arguments, transship.toml says " + arguments.Count);
+            readers = arguments.Select((argument, i) =>
             {
                 if (takesColumns && !parameters[i].IsArray) throw Refuse("its argument " + (i + 1) + " must be an array");
                 try
                 {
-                    return Values.Reader(argument.Value, takesColumns ? parameters[i].GetElementType() : parameters[i]);
+                    return Values.ColumnReader(argument, takesColumns ? parameters[i].GetElementType() : parameters[i]);
                 }
                 catch (ArgumentException cause)
                 {
@@ -71,13 +85,17 @@ namespace Transship
             }).ToArray();
         }
 
-        /// <summary>The image's functions. ArgumentException says what is wrong with them.</summary>
-        public static List<Function> Load(JToken manifest, Assembly assembly)
+        /// <summary>The image's functions, in the manifest's order. ArgumentException says what is wrong with them.</summary>
+        public static List<Function> Load(JToken described, JToken manifest, IntPtr server, Assembly assembly)
         {
-            var name = System.IO.Path.GetFileNameWithoutExtension((string)manifest["handler"]);
+            var name = System.IO.Path.GetFileNameWithoutExtension((string)described["handler"]);
             var handler = assembly.GetTypes().FirstOrDefault(candidate => candidate.Name == name);
             if (handler == null) throw new ArgumentException("there is no class " + name);
-            return manifest["functions"].Select(entry => new Function(entry, handler)).ToList();
+            return manifest["functions"].Select((entry, number) =>
+            {
+                var declared = described["functions"].First(candidate => (string)candidate["name"] == (string)entry["name"]);
+                return new Function(declared, Core.Concurrency(server, number), Core.ResultFormat(server, number), handler);
+            }).ToList();
         }
 
         ArgumentException Refuse(string fact)
@@ -92,47 +110,27 @@ namespace Transship
             return found;
         }
 
-        /// <summary>How many columns a batch of calls has: an aggregate function's has a group and a state as well.</summary>
-        public int ColumnCount { get { return Arguments.Count + (Kind == "aggregate" ? 2 : 0); } }
-
-        public IEnumerable<SqlType> CallTypes
+        /// <summary>A row's arguments, from the column with this number on.</summary>
+        object[] ReadRow(Call call, GivenColumn[] columns, int skipped, int row)
         {
-            get
-            {
-                var types = Arguments.Select(argument => argument.Value);
-                return Kind == "aggregate" ? new[] { new SqlType("int8") }.Concat(types).Concat(new[] { new SqlType("bytea") }) : types;
-            }
-        }
-
-        public IEnumerable<SqlType> ReplyTypes
-        {
-            get { return Kind == "table" ? new[] { new SqlType("int4"), Returns } : Kind == "aggregate" ? new[] { Returns, new SqlType("bytea") } : new[] { Returns }; }
-        }
-
-        public static void CheckCancelled(int row, Func<bool> isCancelled)
-        {
-            if (row % RowsBetweenChecks == 0 && isCancelled()) throw new Cancelled();
-        }
-
-        object[] ReadRow(JArray[] columns, int skipped, int row)
-        {
-            var values = new object[readers.Length];
-            for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i + skipped], i, row);
+            var values = new object[readers.Length + (takesToken ? 1 : 0)];
+            for (var i = 0; i < readers.Length; i++) values[i] = ReadValue(columns[i + skipped], i, row);
+            if (takesToken) values[readers.Length] = call.Token;
             return values;
         }
 
-        object ReadValue(JArray column, int argument, int row)
+        object ReadValue(GivenColumn column, int argument, int row)
         {
-            var type = Arguments[argument].Value.Text;
+            var type = arguments[argument].Text;
             try
             {
-                return readers[argument](column[row]);
+                return readers[argument](column, row);
             }
             catch (OutOfRange)
             {
-                throw new CallError("out_of_range", "C# cannot hold argument " + (argument + 1) + ", of type " + type + ", of row " + (row + 1) + " of the batch: it is " + column[row].ToString(Formatting.None) + ".", row);
+                throw new CallError("out_of_range", "C# cannot hold argument " + (argument + 1) + ", of type " + type + ", of row " + (row + 1) + " of the batch: it is " + column.Shown(row) + ".", row);
             }
-            catch (Misfit cause)
+            catch (Exception cause) when (cause is Misfit || cause is FormatException)
             {
                 throw CallError.Violation("row " + row + " of column " + (argument + 1) + " is not of type " + type + ": " + cause.Message);
             }
@@ -150,167 +148,332 @@ namespace Transship
             }
         }
 
-        void Write(StringBuilder text, object value, int row)
+        /// <summary>What a handler has returned, once it is there.</summary>
+        object Awaited(Call call, object answer, int? row)
+        {
+            var task = answer as Task;
+            if (task == null) return answer;
+            call.WaitAny(new[] { task });
+            return ResultOf(task, row);
+        }
+
+        static object ResultOf(Task task, int? row)
+        {
+            if (task.IsFaulted) throw CallError.FromHandler(task.Exception.InnerException, row);
+            if (task.IsCanceled) throw new CallError("user_code", "TaskCanceledException: the task was cancelled", row);
+            var result = task.GetType().GetProperty("Result");
+            if (result == null) throw new CallError("bad_result", "It returned a task without a result.", row);
+            return result.GetValue(task, null);
+        }
+
+        void Add(Results results, object value, int? row)
         {
             try
             {
-                Values.Write(text, Returns, value);
+                results.Add(value);
             }
             catch (Misfit cause)
             {
-                throw new CallError("bad_result", "It returned " + cause.Message + "; the declared result is " + Returns.Text + ".", row);
+                throw new CallError("bad_result", "It returned " + cause.Message + "; the declared result is " + returns.Text + ".", row);
             }
         }
 
-        /// <summary>Appends the reply's columns, and gives its number of rows.</summary>
-        public int Answer(JArray[] columns, int rows, Func<bool> isCancelled, StringBuilder reply)
+        /// <summary>The reply's columns, or their last part.</summary>
+        public Results[] Answer(Call call, GivenColumn[] columns)
         {
-            if (takesColumns) return AnswerColumns(columns, rows, reply);
-            var numbers = new StringBuilder("[");
-            var results = new StringBuilder("[");
-            var count = 0;
-            for (var row = 0; row < rows; row++)
+            if (takesColumns) return AnswerColumns(call, columns);
+            return kind == "table" ? AnswerTable(call, columns) : AnswerRows(call, columns);
+        }
+
+        Results[] AnswerRows(Call call, GivenColumn[] columns)
+        {
+            var results = new Results(returns, format);
+            var errors = call.HasRowErrors ? new Results(Text, 'z') : null;
+            // Calls under way by row, oldest first; results are added in the order of the rows.
+            var running = new Queue<KeyValuePair<int, Task>>();
+            Action<int, Func<object>> add = (row, get) =>
             {
-                CheckCancelled(row, isCancelled);
-                var answer = Invoke(method, null, row, ReadRow(columns, 0, row));
-                foreach (var value in Kind == "table" ? Each(answer, row) : new[] { answer })
+                object value;
+                try
                 {
-                    if (count++ > 0)
+                    value = get();
+                }
+                catch (CallError cause) when (errors != null && cause.Kind == "user_code")
+                {
+                    results.Add(null);
+                    errors.Add(WellFormed(cause.Message));
+                    return;
+                }
+                Add(results, value, row);
+                if (errors != null) errors.Add(null);
+            };
+            Action addOldest = () =>
+            {
+                var oldest = running.Dequeue();
+                call.WaitAny(new[] { oldest.Value });
+                add(oldest.Key, () => ResultOf(oldest.Value, oldest.Key));
+            };
+            for (var row = 0; row < call.Rows; row++)
+            {
+                call.Look(row);
+                object answer = null;
+                CallError failure = null;
+                try
+                {
+                    answer = Invoke(method, null, row, ReadRow(call, columns, 0, row));
+                }
+                catch (CallError cause)
+                {
+                    failure = cause;
+                }
+                var task = answer as Task;
+                if (task != null)
+                {
+                    running.Enqueue(new KeyValuePair<int, Task>(row, task));
+                    // Room is made by any task that ends; results wait for their turn.
+                    while (running.Count(entry => !entry.Value.IsCompleted) >= concurrency) call.WaitAny(running.Select(entry => entry.Value).Where(each => !each.IsCompleted).ToArray());
+                    while (running.Count > 0 && running.Peek().Value.IsCompleted) addOldest();
+                    continue;
+                }
+                while (running.Count > 0) addOldest();
+                add(row, () => failure == null ? answer : throw failure);
+            }
+            while (running.Count > 0) addOldest();
+            return errors == null ? new[] { results } : new[] { results, errors };
+        }
+
+        static string WellFormed(string text)
+        {
+            return Encoding.UTF8.GetString(Encoding.UTF8.GetBytes(text));
+        }
+
+        Results[] AnswerTable(Call call, GivenColumn[] columns)
+        {
+            var numbers = new Results(Int4, 'l');
+            var results = new Results(returns, format);
+            var reply = new[] { numbers, results };
+            var count = 0;
+            for (var row = 0; row < call.Rows; row++)
+            {
+                call.Look(row);
+                var answer = Awaited(call, Invoke(method, null, row, ReadRow(call, columns, 0, row)), row);
+                foreach (var value in Each(answer, row))
+                {
+                    call.Look(++count);
+                    if (numbers.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart)
                     {
-                        numbers.Append(',');
-                        results.Append(',');
+                        if (!Results.Lend(reply, lent => Core.Part(call.Work, numbers.Rows, lent))) throw new Cancelled();
+                        foreach (var column in reply) column.Clear();
                     }
-                    CheckCancelled(count, isCancelled);
-                    numbers.Append(row);
-                    Write(results, value, row);
+                    Add(results, value, row);
+                    numbers.Add(row);
                 }
             }
-            if (Kind == "table") reply.Append(numbers).Append("],");
-            reply.Append(results).Append(']');
-            return count;
+            return reply;
         }
 
-        static IEnumerable<object> Each(object answer, int row)
+        /// <summary>Answers a map function's stream. The last part of its reply.</summary>
+        public Results[] AnswerStream(Call call)
+        {
+            var results = new Results(returns, format);
+            var reply = new[] { results };
+            var count = 0;
+            Action give = () =>
+            {
+                if (!Results.Lend(reply, lent => Core.Part(call.Work, results.Rows, lent))) throw new Cancelled();
+                results.Clear();
+            };
+            // Nothing is kept back while the stream may wait for its client.
+            var rows = StreamRows(call, () => { if (results.Rows > 0) give(); });
+            foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
+            {
+                call.Look(++count);
+                if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
+                Add(results, value, null);
+            }
+            return reply;
+        }
+
+        IEnumerable<object[]> StreamRows(Call call, Action beforeWaiting)
+        {
+            while (true)
+            {
+                int rows;
+                beforeWaiting();
+                var columns = Core.NextColumns(call.Work, out rows);
+                if (columns == null) yield break;
+                for (var row = 0; row < rows; row++)
+                {
+                    var values = new object[readers.Length];
+                    for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i], i, row);
+                    yield return values;
+                }
+            }
+        }
+
+        static IEnumerable<object> Each(object answer, int? row)
         {
             if (answer == null) yield break;
             var values = answer as IEnumerable;
-            if (values == null) throw new CallError("bad_result", "It returned a " + answer.GetType().Name + "; a table function returns an IEnumerable.", row);
-            var enumerator = values.GetEnumerator();
-            while (true)
+            if (values == null) throw new CallError("bad_result", "It returned a " + answer.GetType().Name + "; a table or map function returns an IEnumerable.", row);
+            IEnumerator enumerator;
+            try
             {
-                try
+                enumerator = values.GetEnumerator();
+            }
+            catch (Exception cause)
+            {
+                throw CallError.FromHandler(cause, row);
+            }
+            try
+            {
+                while (true)
                 {
-                    if (!enumerator.MoveNext()) yield break;
+                    object value;
+                    try
+                    {
+                        if (!enumerator.MoveNext()) yield break;
+                        value = enumerator.Current;
+                    }
+                    catch (Exception cause)
+                    {
+                        throw CallError.FromHandler(cause, row);
+                    }
+                    yield return value;
                 }
-                catch (Exception cause)
-                {
-                    throw CallError.FromHandler(cause, row);
-                }
-                yield return enumerator.Current;
+            }
+            finally
+            {
+                var disposable = enumerator as IDisposable;
+                if (disposable != null) disposable.Dispose();
             }
         }
 
-        int AnswerColumns(JArray[] columns, int rows, StringBuilder reply)
+        Results[] AnswerColumns(Call call, GivenColumn[] columns)
         {
-            var values = new object[parameters.Length];
-            for (var i = 0; i < readers.Length; i++)
-            {
-                var array = Array.CreateInstance(parameters[i].GetElementType(), rows);
-                for (var row = 0; row < rows; row++) array.SetValue(ReadValue(columns[i], i, row), row);
-                values[i] = array;
-            }
-            if (readers.Length == 0 && values.Length == 1) values[0] = rows;
-            var results = Invoke(method, null, null, values) as IList;
-            var count = results == null ? 0 : results.Count;
-            if (count != rows) throw new CallError("bad_result", "It returned " + count + " values for " + rows + " rows.");
-            reply.Append('[');
-            for (var row = 0; row < rows; row++)
-            {
-                if (row > 0) reply.Append(',');
-                Write(reply, results[row], row);
-            }
-            reply.Append(']');
-            return rows;
+            var values = new object[parameters.Length + (takesToken ? 1 : 0)];
+            for (var i = 0; i < readers.Length; i++) values[i] = ReadColumn(columns[i], i, call.Rows);
+            if (readers.Length == 0 && parameters.Length == 1) values[0] = call.Rows;
+            if (takesToken) values[parameters.Length] = call.Token;
+            var list = Awaited(call, Invoke(method, null, null, values), null) as IList;
+            var count = list == null ? 0 : list.Count;
+            if (count != call.Rows) throw new CallError("bad_result", "It returned " + count + " values for " + call.Rows + " rows.");
+            var results = new Results(returns, format);
+            for (var row = 0; row < call.Rows; row++) Add(results, list[row], row);
+            return new[] { results };
+        }
+
+        /// <summary>An array of the handler's class. Columns of long and double are what they are in memory.</summary>
+        Array ReadColumn(GivenColumn column, int argument, int rows)
+        {
+            var element = parameters[argument].GetElementType();
+            if (!column.HasNulls && element == typeof(long)) return column.Integers;
+            if (!column.HasNulls && element == typeof(double)) return column.Floats;
+            var array = Array.CreateInstance(element, rows);
+            for (var row = 0; row < rows; row++) array.SetValue(ReadValue(column, argument, row), row);
+            return array;
         }
 
         // Aggregate functions
 
-        public object NewState()
+        public object NewState(int row)
         {
-            return Activator.CreateInstance(state, true);
+            try
+            {
+                return Activator.CreateInstance(state, true);
+            }
+            catch (TargetInvocationException cause)
+            {
+                throw CallError.FromHandler(cause.InnerException, row);
+            }
         }
 
-        public void Step(object on, JArray[] columns, int row)
+        public void Step(Call call, object on, GivenColumn[] columns, int row)
         {
-            Invoke(method, on, row, ReadRow(columns, 1, row));
+            Awaited(call, Invoke(method, on, row, ReadRow(call, columns, 1, row)), row);
         }
 
-        public void Finish(object on, int row, StringBuilder reply)
+        public void Finish(Call call, object on, int row, Results results)
         {
-            Write(reply, Invoke(finish, on, row, null), row);
+            Add(results, Awaited(call, Invoke(finish, on, row, null), row), row);
         }
 
-        public void Merge(object on, string bytes, int row)
+        public void Merge(Call call, object on, byte[] bytes, int row)
         {
             if (merge == null) throw new CallError("bad_result", "Class " + state.Name + " has no method Merge, which parallel queries need.", row);
-            var other = JsonConvert.DeserializeObject(Encoding.UTF8.GetString(Convert.FromBase64String(bytes)), state);
-            Invoke(merge, on, row, new[] { other });
+            object other;
+            try
+            {
+                other = JsonConvert.DeserializeObject(Encoding.UTF8.GetString(bytes), state);
+            }
+            catch (Exception cause)
+            {
+                throw CallError.FromHandler(cause, row);
+            }
+            Awaited(call, Invoke(merge, on, row, new[] { other }), row);
         }
 
         /// <summary>Public members travel, as JSON.</summary>
-        public static string Serialize(object on)
+        public byte[] Serialize(object on, int row)
         {
-            return Convert.ToBase64String(Encoding.UTF8.GetBytes(JsonConvert.SerializeObject(on)));
+            try
+            {
+                return Encoding.UTF8.GetBytes(JsonConvert.SerializeObject(on));
+            }
+            catch (Exception cause)
+            {
+                throw CallError.FromHandler(cause, row);
+            }
+        }
+
+        /// <summary>Columns of results and of states.</summary>
+        public Results[] NewReply()
+        {
+            return new[] { new Results(returns, format), new Results(Bytea, 'z') };
         }
     }
 
     /// <summary>The groups of one exchange of an aggregate function: states by number.</summary>
     sealed class Groups
     {
-        public readonly Function Function;
-        public DateTime Used = DateTime.UtcNow;
+        readonly Function function;
         readonly Dictionary<long, object> states = new Dictionary<long, object>();
 
         public Groups(Function function)
         {
-            Function = function;
+            this.function = function;
         }
 
-        /// <summary>Does one step (docs/protocol.md §4), appends the reply's columns and gives its number of rows.</summary>
-        public int Answer(JArray[] columns, int rows, string step, Func<bool> isCancelled, StringBuilder reply)
+        /// <summary>Does one step (docs/protocol.md §4). The columns of the reply; steps without results have none.</summary>
+        public Results[] Answer(Call call, GivenColumn[] columns, Step step)
         {
-            var results = new StringBuilder("[");
-            var bytes = new StringBuilder("[");
-            for (var row = 0; row < rows; row++)
+            var reply = function.NewReply();
+            for (var row = 0; row < call.Rows; row++)
             {
-                Function.CheckCancelled(row, isCancelled);
-                var number = (long)columns[0][row];
-                var comma = row > 0 ? "," : "";
+                call.Look(row);
+                var number = columns[0].Integers[row];
                 switch (step)
                 {
-                    case "accumulate": Function.Step(State(number), columns, row); break;
-                    case "merge": Function.Merge(State(number), (string)columns[columns.Length - 1][row], row); break;
-                    case "finish":
-                        results.Append(comma);
-                        bytes.Append(comma).Append("null");
-                        Function.Finish(State(number), row, results);
+                    case Step.Accumulate: function.Step(call, State(number, row), columns, row); break;
+                    case Step.Merge: function.Merge(call, State(number, row), columns[columns.Length - 1].Bytes(row), row); break;
+                    case Step.Finish:
+                        function.Finish(call, State(number, row), row, reply[0]);
+                        reply[1].Add(null);
                         break;
-                    case "state":
-                        results.Append(comma).Append("null");
-                        bytes.Append(comma).Append('"').Append(Function.Serialize(State(number))).Append('"');
+                    case Step.State:
+                        reply[0].Add(null);
+                        reply[1].Add(function.Serialize(State(number, row), row));
                         break;
-                    case "forget": states.Remove(number); break;
-                    default: throw CallError.Violation("there is no step \"" + step + "\"");
+                    default: states.Remove(number); break;
                 }
             }
-            reply.Append(results).Append("],").Append(bytes).Append(']');
-            return step == "finish" || step == "state" ? rows : 0;
+            return step == Step.Finish || step == Step.State ? reply : new Results[0];
         }
 
-        object State(long number)
+        object State(long number, int row)
         {
             object state;
-            if (!states.TryGetValue(number, out state)) states[number] = state = Function.NewState();
+            if (!states.TryGetValue(number, out state)) states[number] = state = function.NewState(row);
             return state;
         }
     }

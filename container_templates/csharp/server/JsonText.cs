@@ -1,24 +1,12 @@
 using System;
 using System.Globalization;
 using System.Text;
-using System.Text.RegularExpressions;
 using Newtonsoft.Json.Linq;
 
 namespace Transship
 {
-    /// <summary>A number that is no int8, with its text: a decimal has more digits than a double.</summary>
-    sealed class JsonNumber : JValue
-    {
-        public readonly string Digits;
-
-        public JsonNumber(double value, string digits) : base(value)
-        {
-            Digits = digits;
-        }
-    }
-
     /// <summary>
-    /// Reads JSON. Newtonsoft's reader leaves numbers to Mono, which forgets the sign of zero, and takes texts for dates.
+    /// Reads JSON of the core. Newtonsoft's reader leaves numbers to Mono, which forgets the sign of zero, and takes texts for dates.
     /// </summary>
     sealed class JsonText
     {
@@ -163,13 +151,8 @@ namespace Transship
             long integer;
             if (long.TryParse(digits, NumberStyles.AllowLeadingSign, CultureInfo.InvariantCulture, out integer) && (integer != 0 || digits[0] != '-')) return new JValue(integer);
             double number;
-            if (!double.TryParse(digits, NumberStyles.Float, CultureInfo.InvariantCulture, out number))
-            {
-                // Mono does not parse what is too large for a double.
-                if (!Regex.IsMatch(digits, @"^-?\d+(\.\d+)?([eE][+-]?\d+)?\z")) throw Broken();
-                number = digits[0] == '-' ? double.NegativeInfinity : double.PositiveInfinity;
-            }
-            return new JsonNumber(number == 0 && digits[0] == '-' ? -0.0 : number, digits);
+            if (!double.TryParse(digits, NumberStyles.Float, CultureInfo.InvariantCulture, out number)) throw Broken();
+            return new JValue(number == 0 && digits[0] == '-' ? -0.0 : number);
         }
     }
 }

@@ -1,31 +1,24 @@
 using System;
 using System.Collections.Generic;
-using System.Diagnostics;
 using System.IO;
 using System.Linq;
-using System.Net;
 using System.Reflection;
-using System.Runtime.InteropServices;
-using System.Text;
 using System.Threading;
-using Newtonsoft.Json;
 using Newtonsoft.Json.Linq;
 
 namespace Transship
 {
-    /// <summary>The forms of docs/protocol.md §6 and §7 over HTTP.</summary>
+    /// <summary>Pulls calls from the server core, which speaks the protocol, and hands them to the handler.</summary>
     public static class Server
     {
-        const string FunctionsPath = "/v1/functions/";
-        const string ExchangesPath = "/v1/exchanges/";
-        static readonly TimeSpan ExchangeIdle = TimeSpan.FromMinutes(10);
-        static readonly TimeSpan StopPatience = TimeSpan.FromSeconds(10);
+        const int MostThreads = 64;
+        /// <summary>How long a thread waits for work before it ends, if others wait too.</summary>
+        const long IdleMs = 10000;
 
-        static readonly Dictionary<string, Function> functions = new Dictionary<string, Function>();
-        static readonly Dictionary<string, Groups> exchanges = new Dictionary<string, Groups>();
-
-        [DllImport("libc", EntryPoint = "umask")]
-        static extern uint SetUmask(uint mask);
+        static IntPtr server;
+        static List<Function> functions;
+        static readonly Dictionary<ulong, Groups> exchanges = new Dictionary<ulong, Groups>();
+        static int waiting, threads;
 
         /// <summary>Runs a command, serve or describe, on the handler of an assembly; gives the exit status.</summary>
         public static int Run(Assembly assembly, string command)
@@ -36,176 +29,112 @@ namespace Transship
             Console.SetOut(Console.Error);
             try
             {
-                foreach (var function in Function.Load(JObject.Parse(File.ReadAllText(root + "/functions.json")), assembly)) functions.Add(function.Name, function);
+                server = Core.NewServer("{\"server\": \"transship-csharp/0.2.0\", \"columns\": \"plain\"}");
+                functions = Function.Load(JObject.Parse(File.ReadAllText(root + "/functions.json")), JObject.Parse(File.ReadAllText(root + "/manifest.json")), server, assembly);
+                if (command == "describe")
+                {
+                    output.Write(Core.Describe(server, Enumerable.Range(0, functions.Count).Where(number => functions[number].Merges).Select(number => (UIntPtr)number).ToArray()));
+                    output.Flush();
+                    return 0;
+                }
+                Core.Start(server);
             }
-            catch (ArgumentException cause)
+            catch (Exception cause) when (cause is ArgumentException || cause is InvalidOperationException)
             {
                 Console.Error.WriteLine("transship: " + cause.Message);
                 return 1;
             }
-            if (command != "describe") return Serve();
-            var manifest = JObject.Parse(File.ReadAllText(root + "/manifest.json"));
-            foreach (var entry in manifest["functions"].Where(entry => functions[(string)entry["name"]].Merges)) entry["merges"] = true;
-            output.Write(manifest.ToString(Formatting.None));
-            output.Flush();
+            threads = 1;
+            Pull(true);
+            // Other threads may still be in a handler whose client has gone.
+            Environment.Exit(0);
             return 0;
         }
 
-        static int Serve()
+        /// <summary>Takes one call after the other. There is always a thread that waits for the next, as long as there may be more.</summary>
+        static void Pull(bool isFirst)
         {
-            // The engine that connects is another user than this one; the directory around the socket decides who gets here.
-            SetUmask(0);
-            var server = new HttpServer(Answer);
-            var folder = Environment.GetEnvironmentVariable("TRANSSHIP_SOCKET_DIR");
-            var port = Environment.GetEnvironmentVariable("TRANSSHIP_HTTP_PORT");
-            if (folder == null && port == null)
+            while (true)
             {
-                Console.Error.WriteLine("transship: set TRANSSHIP_SOCKET_DIR or TRANSSHIP_HTTP_PORT");
-                return 1;
+                Interlocked.Increment(ref waiting);
+                IntPtr work;
+                var status = Core.Next(server, isFirst ? -1 : IdleMs, out work);
+                var isLastWaiting = Interlocked.Decrement(ref waiting) == 0;
+                if (status == Core.Ok)
+                {
+                    if (isLastWaiting) AddThread();
+                    Answer(work);
+                }
+                else if (status != Core.Nothing || !isLastWaiting)
+                {
+                    Interlocked.Decrement(ref threads);
+                    return;
+                }
             }
-            if (folder != null)
-            {
-                File.Delete(folder + "/http.sock");
-#if NET
-                server.Listen(new System.Net.Sockets.UnixDomainSocketEndPoint(folder + "/http.sock"));
-#else
-                server.Listen(new UnixDomainSocketEndPoint(folder + "/http.sock"));
-#endif
-            }
-            if (port != null) server.Listen(new IPEndPoint(IPAddress.Any, int.Parse(port)));
-            Console.Error.WriteLine("transship: ready, " + functions.Count + " functions");
-            WaitForSignal();
-            // What is running is finished.
-            var patience = Stopwatch.StartNew();
-            while (server.Running > 0 && patience.Elapsed < StopPatience) Thread.Sleep(10);
-            return 0;
         }
 
-        /// <summary>Returns on SIGTERM and SIGINT.</summary>
-        static void WaitForSignal()
+        static void AddThread()
         {
-#if NET
-            var stopped = new ManualResetEvent(false);
-            Action<PosixSignalContext> stop = context =>
+            if (Interlocked.Increment(ref threads) <= MostThreads)
             {
-                context.Cancel = true;
-                stopped.Set();
-            };
-            using (PosixSignalRegistration.Create(PosixSignal.SIGTERM, stop))
-            using (PosixSignalRegistration.Create(PosixSignal.SIGINT, stop)) stopped.WaitOne();
-#else
-            Mono.Unix.UnixSignal.WaitAny(new[] { new Mono.Unix.UnixSignal(Mono.Unix.Native.Signum.SIGTERM), new Mono.Unix.UnixSignal(Mono.Unix.Native.Signum.SIGINT) });
-#endif
+                try
+                {
+                    new Thread(() => Pull(false)) { IsBackground = true }.Start();
+                    return;
+                }
+                catch (Exception cause) when (cause is ThreadStartException || cause is OutOfMemoryException)
+                {
+                    // There are as many as this container may have: the first that is done takes the next call.
+                }
+            }
+            Interlocked.Decrement(ref threads);
         }
 
-        static HttpReply Answer(HttpRequest request)
+        static void Answer(IntPtr work)
         {
+            Call call = null;
             try
             {
-                return Reply(request);
+                var info = Core.Info(work);
+                if (info.Step == Step.End)
+                {
+                    lock (exchanges) exchanges.Remove(info.Exchange);
+                    Core.Answer(work, 0, new Core.Column[0]);
+                    return;
+                }
+                call = new Call(work, info);
+                var reply = Reply(call, info);
+                Results.Lend(reply, lent =>
+                {
+                    Core.Answer(work, reply.Length == 0 ? 0 : reply[0].Rows, lent);
+                    return true;
+                });
             }
-            catch (Exception cause) when (!(cause is Cancelled))
+            catch (Cancelled)
             {
-                var error = cause as CallError ?? CallError.Violation(cause.GetType().Name + ": " + cause.Message);
-                var status = error.Kind == "function_not_found" ? 404 : error.Kind == "protocol_violation" ? 400 : 500;
-                return HttpReply.Json(status, new JObject { { "error", error.ToWire() } }.ToString(Formatting.None));
+                call.CancelTasks();
+                Core.Fail(work, new CallError("user_code", "cancelled"));
+            }
+            catch (Exception cause)
+            {
+                if (call != null) call.CancelTasks();
+                Core.Fail(work, (CallError)CallError.FromHandler(cause, null));
             }
         }
 
-        static HttpReply Reply(HttpRequest request)
+        static Results[] Reply(Call call, Core.WorkInfo info)
         {
-            if (request.Method == "GET" && request.Path == "/v1")
-            {
-                var greeting = new JObject { { "protocol", 1 }, { "server", "transship-csharp/0.2.0" }, { "functions", new JArray(functions.Keys) }, { "transports", new JArray("json", "socket") } };
-                if (Environment.GetEnvironmentVariable("TRANSSHIP_SEGMENT_DIR") != null) ((JArray)greeting["transports"]).Add("shm");
-                return HttpReply.Json(200, greeting.ToString(Formatting.None));
-            }
-            if (request.Method == "DELETE" && request.Path.StartsWith(ExchangesPath, StringComparison.Ordinal))
-            {
-                lock (exchanges) exchanges.Remove(request.Path.Substring(ExchangesPath.Length));
-                return HttpReply.Json(200, "{}");
-            }
-            var name = request.Path.StartsWith(FunctionsPath, StringComparison.Ordinal) ? Uri.UnescapeDataString(request.Path.Substring(FunctionsPath.Length)) : request.Path;
-            Function function;
-            if (!functions.TryGetValue(name, out function)) throw new CallError("function_not_found", "there is no function \"" + name + "\"");
-            if (request.Method == "GET")
-            {
-                var arguments = function.Arguments.Select(argument => new JObject { { "name", argument.Key }, { "type", argument.Value.Text } });
-                return HttpReply.Json(200, new JObject { { "name", name }, { "kind", function.Kind }, { "arguments", new JArray(arguments) }, { "returns", function.Returns.Text } }.ToString(Formatting.None));
-            }
-            if (request.ContentType != ColumnsRequest.ContentType) return HttpReply.Json(200, Call(function, Parse(request.Body), request.IsCancelled));
-            var inMemory = new ColumnsRequest(request.Body);
-            int rows, count;
-            long micros;
-            var columns = inMemory.Columns(function.CallTypes, out rows);
-            var results = JsonText.Parse("[" + Run(function, inMemory.Header, columns, rows, request.IsCancelled, out count, out micros) + "]");
-            return new HttpReply { Status = 200, ContentType = ColumnsRequest.ContentType, Body = inMemory.Reply(function.ReplyTypes, (JArray)results, count, micros) };
-        }
-
-        static JObject Parse(byte[] body)
-        {
-            string fact;
-            try
-            {
-                var request = JsonText.Parse(new UTF8Encoding(false, true).GetString(body)) as JObject;
-                if (request != null) return request;
-                fact = "it is not an object";
-            }
-            catch (Exception cause) when (cause is FormatException || cause is DecoderFallbackException)
-            {
-                fact = cause.Message;
-            }
-            throw CallError.Violation("the request cannot be read: " + fact);
-        }
-
-        static string Call(Function function, JObject call, Func<bool> isCancelled)
-        {
-            var given = call["columns"] as JArray;
-            if (given == null || call["rows"] == null || call["rows"].Type != JTokenType.Integer) throw CallError.Violation("the request cannot be read: it has no rows and columns");
-            var rows = (int)call["rows"];
-            var columns = given.Select(column => column as JArray).ToArray();
-            if (columns.Length != function.ColumnCount) throw CallError.Violation(function.Name + " takes " + function.ColumnCount + " columns, not " + columns.Length);
-            if (rows < 0 || columns.Any(column => column == null || column.Count != rows)) throw CallError.Violation("columns and rows do not match");
-            int count;
-            long micros;
-            var reply = Run(function, call, columns, rows, isCancelled, out count, out micros);
-            return "{\"batch\":" + Number(call) + ",\"rows\":" + count + ",\"micros\":" + micros + ",\"columns\":[" + reply + "]}";
-        }
-
-        static long Number(JObject call)
-        {
-            return call["batch"] == null ? 0 : (long)call["batch"];
-        }
-
-        /// <summary>The reply's columns in JSON, its number of rows, and the microseconds that it took.</summary>
-        static StringBuilder Run(Function function, JObject call, JArray[] columns, int rows, Func<bool> isCancelled, out int count, out long micros)
-        {
-            var watch = Stopwatch.StartNew();
-            var reply = new StringBuilder();
-            if (function.Kind == "aggregate")
-            {
-                var groups = FindGroups(function, (string)call["exchange"], Number(call));
-                lock (groups) count = groups.Answer(columns, rows, (string)call["step"], isCancelled, reply);
-            }
-            else
-            {
-                count = function.Answer(columns, rows, isCancelled, reply);
-            }
-            micros = watch.ElapsedTicks * 1000000 / Stopwatch.Frequency;
-            return reply;
-        }
-
-        static Groups FindGroups(Function function, string name, long number)
-        {
+            var function = functions[(int)info.Function];
+            if (info.Step == Step.Map) return function.AnswerStream(call);
+            var columns = Core.Columns(call.Work, call.Rows);
+            if (info.Step == Step.Call) return function.Answer(call, columns);
+            Groups groups;
             lock (exchanges)
             {
-                foreach (var idle in exchanges.Where(entry => DateTime.UtcNow - entry.Value.Used > ExchangeIdle).ToList()) exchanges.Remove(idle.Key);
-                if (number == 0 && name != null) exchanges[name] = new Groups(function);
-                Groups groups;
-                if (name == null || !exchanges.TryGetValue(name, out groups) || groups.Function != function) throw CallError.Violation("there is no exchange \"" + name + "\" of " + function.Name);
-                groups.Used = DateTime.UtcNow;
-                return groups;
+                if (!exchanges.TryGetValue(info.Exchange, out groups)) exchanges[info.Exchange] = groups = new Groups(function);
             }
+            // An exchange has one unit of work at a time, and its end is one of them.
+            return groups.Answer(call, columns, info.Step);
         }
     }
 }

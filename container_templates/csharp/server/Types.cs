@@ -58,14 +58,14 @@ namespace Transship
     sealed class CallError : Exception
     {
         public readonly string Kind;
-        readonly int? row;
-        readonly string traceback;
+        public readonly int? Row;
+        public readonly string Traceback;
 
         public CallError(string kind, string message, int? row = null, string traceback = null) : base(message)
         {
             Kind = kind;
-            this.row = row;
-            this.traceback = traceback;
+            Row = row;
+            Traceback = traceback;
         }
 
         public static CallError Violation(string message)
@@ -76,15 +76,16 @@ namespace Transship
         public static Exception FromHandler(Exception cause, int? row)
         {
             if (cause is CallError || cause is Cancelled) return cause;
-            return new CallError("user_code", cause.GetType().Name + ": " + cause.Message, row, cause.ToString());
-        }
-
-        public JObject ToWire()
-        {
-            var wire = new JObject { { "kind", Kind }, { "message", Message } };
-            if (row != null) wire.Add("row", row.Value);
-            if (traceback != null) wire.Add("traceback", traceback);
-            return wire;
+            var name = cause.GetType().Name;
+            try
+            {
+                return new CallError("user_code", name + ": " + cause.Message, row, cause.ToString());
+            }
+            catch (Exception)
+            {
+                // An exception whose own text fails.
+                return new CallError("user_code", name, row, name);
+            }
         }
     }
 
@@ -102,7 +103,15 @@ namespace Transship
 
         static string Describe(object value)
         {
-            var text = value == null ? "NULL" : value + " of " + value.GetType().Name;
+            string text;
+            try
+            {
+                text = value == null ? "NULL" : value + " of " + value.GetType().Name;
+            }
+            catch (Exception)
+            {
+                text = "a " + value.GetType().Name;
+            }
             return text.Length > 80 ? text.Substring(0, 80) + "..." : text;
         }
     }

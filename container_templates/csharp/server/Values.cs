@@ -11,12 +11,13 @@ using Newtonsoft.Json.Linq;
 
 namespace Transship
 {
-    /// <summary>The handler's values to and from the JSON form of docs/types.md. README.md says which class holds which type.</summary>
+    /// <summary>
+    /// The handler's values to and from plain columns, in which all but numbers, bool and bytes are texts in the JSON form of docs/types.md.
+    /// README.md says which class holds which type.
+    /// </summary>
     static class Values
     {
         const long MaxSafeInteger = 1L << 53;
-        /// <summary>Digits before and behind the point that a decimal of PostgreSQL has at most.</summary>
-        const int MaxWholeDigits = 131072, MaxFractionDigits = 16383;
         static readonly CultureInfo Plain = CultureInfo.InvariantCulture;
         static readonly Dictionary<string, Type> Classes = new Dictionary<string, Type>
         {
@@ -34,8 +35,56 @@ namespace Transship
             return string.Equals(sql.Replace("_", ""), csharp.Replace("_", ""), StringComparison.OrdinalIgnoreCase);
         }
 
+        /// <summary>The class that holds a type where the handler names none, as in a map function's rows; nested types are JSON.</summary>
+        public static Type ClassOf(SqlType type)
+        {
+            Type found;
+            if (IsNested(type)) return typeof(string);
+            if (type.Type == "numeric" || !Classes.TryGetValue(type.Type, out found)) return typeof(string);
+            return found.IsValueType ? typeof(Nullable<>).MakeGenericType(found) : found;
+        }
+
+        /// <summary>The way from a row of a column to a value of a class. ArgumentException if the class cannot hold the type.</summary>
+        public static Func<GivenColumn, int, object> ColumnReader(SqlType type, Type target)
+        {
+            var inner = Nullable.GetUnderlyingType(target) ?? target;
+            var isNullable = inner != target || !target.IsValueType;
+            var read = PresentReader(type, inner);
+            return (column, row) =>
+            {
+                if (!column.IsNull(row)) return read(column, row);
+                if (!isNullable) throw new OutOfRange();
+                return null;
+            };
+        }
+
+        static Func<GivenColumn, int, object> PresentReader(SqlType type, Type target)
+        {
+            if (IsNested(type) && target == typeof(string)) return (column, row) => column.Text(row);
+            var read = ValueReader(type, target);
+            if (IsNested(type)) return (column, row) => read(JsonText.Parse(column.Text(row)));
+            switch (type.Type)
+            {
+                case "bool": return (column, row) => column.Bool(row);
+                case "int2": return (column, row) => (short)column.Integers[row];
+                case "int4": return (column, row) => (int)column.Integers[row];
+                case "int8": return (column, row) => column.Integers[row];
+                case "float4": return (column, row) => (float)column.Floats[row];
+                case "float8": return (column, row) => column.Floats[row];
+                case "bytea": return (column, row) => column.Bytes(row);
+            }
+            if (target == typeof(string)) return (column, row) => column.Text(row);
+            return (column, row) => read(new JValue(column.Text(row)));
+        }
+
+        /// <summary>Whether values in JSON are arrays or objects.</summary>
+        static bool IsNested(SqlType type)
+        {
+            return type.Type == "array" || type.Type == "interval" || type.Parts.Count > 0;
+        }
+
         /// <summary>The way from JSON values of a type to values of a class. ArgumentException if there is none.</summary>
-        public static Func<JToken, object> Reader(SqlType type, Type target)
+        static Func<JToken, object> Reader(SqlType type, Type target)
         {
             var inner = Nullable.GetUnderlyingType(target) ?? target;
             var isNullable = inner != target || !target.IsValueType;
@@ -73,7 +122,6 @@ namespace Transship
                     return value;
                 };
             }
-            if (target == typeof(string) && type.Type == "numeric") return token => Digits(token);
             if (target == typeof(string) && AlsoText.Contains(type.Type)) return token => Text(token);
             Type expected;
             if (!Classes.TryGetValue(type.Type, out expected)) expected = typeof(string);
@@ -101,7 +149,7 @@ namespace Transship
                         if (IsInfinite(Text(token))) throw new OutOfRange();
                         return DateTimeOffset.ParseExact(Text(token), "yyyy-MM-dd'T'HH:mm:ss.FFFFFFK", Plain, DateTimeStyles.AssumeUniversal);
                     case "numeric":
-                        var digits = Digits(token);
+                        var digits = Text(token);
                         if (Regex.IsMatch(digits, "^(NaN|-?Infinity)$")) throw new OutOfRange();
                         return Decimal(digits);
                     case "uuid": return Guid.ParseExact(Text(token), "D");
@@ -162,53 +210,14 @@ namespace Transship
             return (string)token;
         }
 
-        /// <summary>The text of a decimal, which may be a number.</summary>
-        static string Digits(JToken token)
-        {
-            var number = token as JsonNumber;
-            if (number != null) return WithoutExponent(number.Digits) ?? throw new Misfit(token);
-            return token.Type == JTokenType.Integer ? ((long)token).ToString(Plain) : Text(token);
-        }
-
-        /// <summary>A number's digits without an exponent, as docs/types.md has them; null if numeric has no room for them.</summary>
-        static string WithoutExponent(string number)
-        {
-            var at = number.IndexOfAny(new[] { 'e', 'E' });
-            if (at < 0) return number;
-            var sign = number[0] == '-' ? "-" : "";
-            var mantissa = number.Substring(sign.Length, at - sign.Length);
-            var point = mantissa.IndexOf('.');
-            var digits = mantissa.Replace(".", "");
-            if (digits.Trim('0').Length == 0) return sign + "0";
-            int exponent;
-            if (!int.TryParse(number.Substring(at + 1), NumberStyles.AllowLeadingSign, Plain, out exponent)) return null;
-            var whole = (point < 0 ? mantissa.Length : point) + (long)exponent;
-            if (whole > MaxWholeDigits || digits.Length - whole > MaxFractionDigits) return null;
-            if (whole <= 0) return sign + "0." + new string('0', (int)-whole) + digits;
-            digits = digits.PadRight((int)whole, '0');
-            var left = digits.Substring(0, (int)whole).TrimStart('0');
-            var right = digits.Substring((int)whole);
-            return sign + (left.Length == 0 ? "0" : left) + (right.Length == 0 ? "" : "." + right);
-        }
-
         static long Integer(JToken token)
         {
-            if (token.Type == JTokenType.Integer) return (long)token;
-            if (token.Type == JTokenType.String) return long.Parse((string)token, NumberStyles.AllowLeadingSign, Plain);
-            var text = token as JsonNumber;
-            if (text == null) throw new Misfit(token);
-            var number = Decimal(text.Digits);
-            if (number != Math.Floor(number)) throw new Misfit(token);
-            return decimal.ToInt64(number);
+            return token.Type == JTokenType.Integer ? (long)token : long.Parse(Text(token), NumberStyles.AllowLeadingSign, Plain);
         }
 
         static double Float(JToken token)
         {
-            if (token.Type == JTokenType.Integer || token.Type == JTokenType.Float)
-            {
-                if (token is JsonNumber && double.IsInfinity((double)token)) throw new Misfit(token);
-                return (double)token;
-            }
+            if (token.Type == JTokenType.Integer || token.Type == JTokenType.Float) return (double)token;
             switch (Text(token))
             {
                 case "NaN": return double.NaN;
@@ -218,8 +227,28 @@ namespace Transship
             return double.Parse(Text(token), NumberStyles.Float, Plain);
         }
 
-        /// <summary>Writes a result in the JSON form of its type; null is NULL. Misfit if it is not of the type.</summary>
-        public static void Write(StringBuilder text, SqlType type, object value)
+        /// <summary>The text of a result in a plain column. Misfit if it is not of the type.</summary>
+        public static string ToText(SqlType type, object value)
+        {
+            if (!IsNested(type)) return ScalarText(type.Type, value);
+            var text = new StringBuilder();
+            Write(text, type, value);
+            return text.ToString();
+        }
+
+        /// <summary>A number or bool of the class of its type, where C# would widen it. Misfit if it is of another.</summary>
+        public static object Widened(string type, object value)
+        {
+            if (type == "int8" && (value is int || value is short)) return Convert.ToInt64(value);
+            if (type == "int4" && value is short) return Convert.ToInt32(value);
+            if (type == "float8" && value is float) return (double)(float)value;
+            Type expected;
+            if (!Classes.TryGetValue(type, out expected) || value.GetType() != expected) throw new Misfit(value);
+            return value;
+        }
+
+        /// <summary>Writes a value in the JSON form of its type; null is NULL. Misfit if it is not of the type.</summary>
+        static void Write(StringBuilder text, SqlType type, object value)
         {
             if (value == null)
             {
@@ -268,25 +297,8 @@ namespace Transship
 
         static void WriteScalar(StringBuilder text, string type, object value)
         {
-            if (value is string && (!Classes.ContainsKey(type) || AlsoText.Contains(type)))
-            {
-                try
-                {
-                    new UTF8Encoding(false, true).GetByteCount((string)value);
-                }
-                catch (EncoderFallbackException)
-                {
-                    throw new Misfit(value);
-                }
-                text.Append(JsonConvert.ToString((string)value));
-                return;
-            }
-            if (type == "int8" && (value is int || value is short)) value = Convert.ToInt64(value);
-            if (type == "int4" && value is short) value = Convert.ToInt32(value);
-            if (type == "float8" && value is float) value = (double)(float)value;
-            Type expected;
-            if (!Classes.TryGetValue(type, out expected) || value.GetType() != expected) throw new Misfit(value);
-            switch (type)
+            if (!(value is string)) value = Widened(type, value);
+            switch (value is string ? "text" : type)
             {
                 case "bool": text.Append((bool)value ? "true" : "false"); break;
                 case "int8":
@@ -303,30 +315,39 @@ namespace Transship
                     WriteFloat(text, (double)value, isExact ? shortest : ((double)value).ToString("G17", Plain));
                     break;
                 case "bytea": text.Append('"').Append(Convert.ToBase64String((byte[])value)).Append('"'); break;
-                case "date":
-                    if (((DateTime)value).TimeOfDay != TimeSpan.Zero) throw new Misfit(value);
-                    Quote(text, ((DateTime)value).ToString("yyyy-MM-dd", Plain));
-                    break;
-                case "timestamp": Quote(text, Micros(((DateTime)value).Ticks, value) + ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff", Plain)); break;
-                case "datetime2": Quote(text, ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.fffffff", Plain)); break;
-                case "timestamptz":
-                    var moment = ((DateTimeOffset)value).UtcDateTime;
-                    Quote(text, Micros(moment.Ticks, value) + moment.ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff'Z'", Plain));
-                    break;
-                case "uuid": Quote(text, ((Guid)value).ToString("D")); break;
-                case "time":
-                    var time = (TimeSpan)value;
-                    if (time < TimeSpan.Zero || time > TimeSpan.FromDays(1)) throw new Misfit(value);
-                    Quote(text, Micros(time.Ticks, value) + string.Format(Plain, "{0:00}:{1:00}:{2:00}.{3:000000}", (int)time.TotalHours, time.Minutes, time.Seconds, time.Ticks % 10000000 / 10));
-                    break;
-                case "numeric": Quote(text, ((decimal)value).ToString(Plain)); break;
+                case "int2":
+                case "int4": text.Append(Convert.ToString(value, Plain)); break;
                 case "interval":
                     var interval = (Interval)value;
                     text.AppendFormat(Plain, "{{\"months\":{0},\"days\":{1},\"microseconds\":{2}", interval.Months, interval.Days, interval.Nanoseconds / 1000);
                     if (interval.Nanoseconds % 1000 != 0) text.AppendFormat(Plain, ",\"nanoseconds\":{0}", interval.Nanoseconds % 1000);
                     text.Append('}');
                     break;
-                default: text.Append(Convert.ToString(value, Plain)); break;
+                default: text.Append(JsonConvert.ToString(ScalarText(type, value))); break;
+            }
+        }
+
+        /// <summary>The text of a value that is no number and not nested.</summary>
+        static string ScalarText(string type, object value)
+        {
+            var given = value as string;
+            if (given != null) return !Classes.ContainsKey(type) || AlsoText.Contains(type) ? given : throw new Misfit(value);
+            value = Widened(type, value);
+            switch (type)
+            {
+                case "date": return ((DateTime)value).TimeOfDay == TimeSpan.Zero ? ((DateTime)value).ToString("yyyy-MM-dd", Plain) : throw new Misfit(value);
+                case "timestamp": return Micros(((DateTime)value).Ticks, value) + ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff", Plain);
+                case "datetime2": return ((DateTime)value).ToString("yyyy-MM-dd'T'HH:mm:ss.fffffff", Plain);
+                case "timestamptz":
+                    var moment = ((DateTimeOffset)value).UtcDateTime;
+                    return Micros(moment.Ticks, value) + moment.ToString("yyyy-MM-dd'T'HH:mm:ss.ffffff'Z'", Plain);
+                case "uuid": return ((Guid)value).ToString("D");
+                case "time":
+                    var time = (TimeSpan)value;
+                    if (time < TimeSpan.Zero || time > TimeSpan.FromDays(1)) throw new Misfit(value);
+                    return Micros(time.Ticks, value) + string.Format(Plain, "{0:00}:{1:00}:{2:00}.{3:000000}", (int)time.TotalHours, time.Minutes, time.Seconds, time.Ticks % 10000000 / 10);
+                case "numeric": return ((decimal)value).ToString(Plain);
+                default: throw new Misfit(value);
             }
         }
 
@@ -335,11 +356,6 @@ namespace Transship
         {
             if (ticks % 10 != 0) throw new Misfit(value);
             return "";
-        }
-
-        static void Quote(StringBuilder text, string plain)
-        {
-            text.Append('"').Append(plain).Append('"');
         }
 
         static void WriteFloat(StringBuilder text, double value, string plain)

@@ -27,6 +27,11 @@ export function* repeat(n: number | null): Iterable<number> {
   for (let i = 1; i <= (n ?? 0); i++) yield i;
 }
 
+export async function* running_sum(rows: AsyncIterable<[bigint | null]>): AsyncIterable<bigint> {
+  let sum = 0n;
+  for await (const [x] of rows) yield (sum += x ?? 0n);
+}
+
 export class total {
   sum = 0n;
 

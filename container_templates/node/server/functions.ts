@@ -1,31 +1,15 @@
-// The user's functions: how a batch of JSON columns becomes columns of results (docs/protocol.md §4 and §6).
+// The user's functions: how a batch becomes columns of results.
 
 import { readFileSync } from "node:fs";
-import { Convert, Misfit, Type, reader, writer } from "./types";
-
-/** A call that failed; kind is one of docs/protocol.md §5, row counts from zero within the batch. */
-export class CallError extends Error {
-  constructor(readonly kind: string, message: string, readonly row?: number, readonly traceback?: string) {
-    super(message);
-  }
-
-  toWire(): object {
-    return { kind: this.kind, message: this.message, row: this.row, traceback: this.traceback };
-  }
-}
-
-/** The client has gone; nobody waits for the rest. */
-export class Cancelled extends Error {}
-
-export type Columns = any[][];
-export type IsCancelled = () => boolean;
+import { Call, CallError, Cancelled, fromException, isThenable, textOf } from "./call";
+import { Results, columnReader } from "./columns";
+import { Format, GivenColumn, ListedFunction, ReplyColumn, Step, core } from "./core";
+import { Misfit, Type } from "./types";
 
 interface Declaration {
   name: string;
-  kind: string;
-  batch: string;
-  arguments: { name: string; type: Type }[] | null;
-  returns: Type | null;
+  arguments: { name: string; type: Type }[];
+  returns: Type;
 }
 
 interface Aggregate {
@@ -34,138 +18,238 @@ interface Aggregate {
   finish(): any;
 }
 
-const ROWS_BETWEEN_CHECKS = 256;
+/** Rows that pass between two looks at the client and the clock. */
+const ROWS_BETWEEN_LOOKS = 16;
+/** Results, and bytes of text, that go out together. */
+const [RESULTS_PER_PART, BYTES_PER_PART] = [4096, 1 << 20];
 const INT4: Type = { type: "int4", text: "int4" };
 const INT8: Type = { type: "int8", text: "int8" };
+const TEXT: Type = { type: "text", text: "text" };
 const BYTEA: Type = { type: "bytea", text: "bytea" };
 
 /** One function of the handler. */
 export class UserFunction {
   readonly name: string;
   readonly kind: string;
-  readonly arguments: { name: string; type: Type }[];
-  readonly returns: Type;
-  /** Types of the columns of a batch of calls. */
-  readonly callTypes: Type[];
-  /** Types of a reply's columns. */
-  readonly replyTypes: Type[];
-  private readonly readers: Convert[];
-  private readonly write: Convert;
+  readonly merges: boolean;
+  private readonly returns: Type;
+  private readonly format: Format;
+  private readonly takesColumns: boolean;
+  private readonly concurrency: number;
+  private readonly takesSignal: boolean;
+  private readonly callTypes: Type[];
+  private readonly readers: ((column: GivenColumn, rows: number) => any[])[];
 
-  constructor(declaration: Declaration, readonly target: any) {
-    const { name, kind } = declaration;
-    if (typeof target !== "function") throw new Error(`the handler exports no function "${name}"`);
-    if (!["scalar", "table", "aggregate"].includes(kind)) throw new Error(`function "${name}": there are no ${kind} functions in JavaScript`);
-    if (!["row", "columns"].includes(declaration.batch)) throw new Error(`function "${name}": batch can be "row" or "columns"`);
-    if (declaration.batch !== "row" && kind !== "scalar") throw new Error(`function "${name}": only scalar functions take columns`);
-    if (!declaration.arguments || !declaration.returns) throw new Error(`function "${name}": transship.toml must give its arguments and result`);
+  constructor(listed: ListedFunction, declaration: Declaration, readonly target: any) {
+    const { name, kind, batch, concurrency } = listed;
+    const refuse = (fact: string): never => {
+      throw new Error(`function "${name}": ${fact}`);
+    };
+    if (typeof target !== "function") refuse("the handler exports no function of that name");
+    if (!["scalar", "table", "map", "aggregate"].includes(kind)) refuse(`there are no ${kind} functions in JavaScript`);
+    if (!["row", "columns"].includes(batch)) refuse('batch can be "row" or "columns"');
+    if (batch !== "row" && kind !== "scalar") refuse("only scalar functions take columns");
     this.name = name;
     this.kind = kind;
-    this.takesColumns = declaration.batch === "columns";
-    this.arguments = declaration.arguments;
+    this.merges = kind === "aggregate" && typeof target.prototype?.merge === "function";
     this.returns = declaration.returns;
-    const types = this.arguments.map((argument) => argument.type);
+    this.format = listed.format;
+    this.takesColumns = batch === "columns";
+    this.concurrency = concurrency;
+    this.takesSignal = kind !== "aggregate" && target.length > (kind === "map" ? 1 : declaration.arguments.length);
+    const types = declaration.arguments.map((argument) => argument.type);
     this.callTypes = kind === "aggregate" ? [INT8, ...types, BYTEA] : types;
-    this.replyTypes = kind === "aggregate" ? [this.returns, BYTEA] : kind === "table" ? [INT4, this.returns] : [this.returns];
-    this.readers = this.callTypes.map(reader);
-    this.write = writer(this.returns);
+    this.readers = this.callTypes.map(columnReader);
   }
 
-  private readonly takesColumns: boolean;
-
-  /** The handler's values of a request's columns. */
-  read(columns: any, rows: any): Columns {
-    const refuse = (fact: string): never => {
-      throw new CallError("protocol_violation", fact);
-    };
-    if (!Number.isSafeInteger(rows) || rows < 0) refuse("the request has no number of rows");
-    if (!Array.isArray(columns) || columns.length !== this.callTypes.length) refuse(`${this.name} takes ${this.callTypes.length} columns`);
-    return this.callTypes.map((type, position) => {
-      const column = columns[position];
-      if (!Array.isArray(column) || column.length !== rows) refuse("columns and rows do not match");
+  /** The handler's values of a batch. */
+  read({ columns, rows }: { columns: GivenColumn[]; rows: number }): any[][] {
+    return columns.map((column, position) => {
       try {
-        return column.map(this.readers[position]);
+        return this.readers[position](column, rows);
       } catch (error) {
-        if (!(error instanceof Misfit)) throw error;
-        return refuse(`column ${position + 1} holds ${error.message}, which is not of type ${type.text}`);
+        const fact = error instanceof Misfit ? `holds ${error.message}` : `cannot be read (${textOf(error)})`;
+        throw new CallError("protocol_violation", `column ${position + 1} ${fact}, which is not of type ${this.callTypes[position].text}`);
       }
     });
   }
 
-  /** The reply's columns. */
-  async answer(columns: Columns, rows: number, isCancelled: IsCancelled): Promise<Columns> {
-    if (this.kind === "table") return this.answerTable(columns, rows, isCancelled);
-    if (!this.takesColumns) return [await eachRow(rows, isCancelled, async (row) => this.result(await this.target(...columns.map((column) => column[row])), row))];
+  /** The reply's columns, or their last part. */
+  async answer(call: Call, columns: any[][]): Promise<[number, ReplyColumn[]]> {
+    if (this.kind === "table") return this.answerTable(call, columns);
+    const results = new Results(this.returns, this.format);
+    const { rows, rowErrors } = call.batch;
+    if (this.takesColumns) {
+      this.add(results, await this.columnResults(call, columns));
+      return [rows, [results.take()]];
+    }
+    const errors: (string | null)[] | null = rowErrors ? new Array(rows).fill(null) : null;
+    this.add(results, await eachRow(call, this.concurrency, this.invoke(call, columns), errors));
+    if (!errors) return [rows, [results.take()]];
+    const texts = new Results(TEXT, "z");
+    errors.forEach((error) => texts.add(error === null ? null : (error as any).toWellFormed()));
+    return [rows, [results.take(), texts.take()]];
+  }
+
+  private async columnResults(call: Call, columns: any[][]): Promise<any[]> {
+    const { rows } = call.batch;
+    const given = columns.length ? columns : [rows];
     let results: any;
     try {
-      results = await (columns.length ? this.target(...columns) : this.target(rows));
+      results = this.takesSignal ? this.target(...given, call.signal) : this.target(...given);
+      if (isThenable(results)) results = await results;
+      // Typed arrays are columns as well.
+      results = results?.length === undefined ? [] : Array.from(results);
     } catch (error) {
       throw fromException(error);
     }
-    // Typed arrays are columns as well.
-    results = results?.length === undefined ? [] : Array.from(results);
     if (results.length !== rows) throw new CallError("bad_result", `It returned ${results.length} values for ${rows} rows.`);
-    return [results.map((value: any, row: number) => this.result(value, row))];
+    return results;
   }
 
-  private async answerTable(columns: Columns, rows: number, isCancelled: IsCancelled): Promise<Columns> {
-    const [numbers, results]: Columns = [[], []];
-    await eachRow(rows, isCancelled, async (row) => {
-      for await (const value of this.target(...columns.map((column) => column[row])) ?? []) {
-        numbers.push(row);
-        results.push(this.result(value, row));
-        if (results.length % ROWS_BETWEEN_CHECKS === 0 && isCancelled()) throw new Cancelled();
+  /** Calls the handler with a row's values. */
+  private invoke(call: Call, columns: any[][]): (row: number) => any {
+    const target = this.target;
+    if (this.takesSignal) return (row) => target(...columns.map((column) => column[row]), call.signal);
+    const [first, second] = columns;
+    if (columns.length === 1) return (row) => target(first[row]);
+    if (columns.length === 2) return (row) => target(first[row], second[row]);
+    return (row) => target(...columns.map((column) => column[row]));
+  }
+
+  private async answerTable(call: Call, columns: any[][]): Promise<[number, ReplyColumn[]]> {
+    const [numbers, results] = [new Results(INT4, "l"), new Results(this.returns, this.format)];
+    const invoke = this.invoke(call, columns);
+    const give = async () => {
+      await call.keepUp();
+      if (!core.part(call.batch.work, numbers.rows, [numbers.take(), results.take()])) throw new Cancelled();
+    };
+    // Gives a promise if the next result has to wait.
+    const addOne = (value: any, row: number): Promise<void> | undefined => {
+      this.addResult(results, value, row);
+      numbers.add(row);
+      if (numbers.rows >= RESULTS_PER_PART || results.textBytes >= BYTES_PER_PART) return give();
+      return numbers.rows % ROWS_BETWEEN_LOOKS === 0 ? call.look() : undefined;
+    };
+    await eachRow(call, 1, async (row) => {
+      let found = invoke(row);
+      if (isThenable(found)) found = await found;
+      if (typeof found?.[Symbol.asyncIterator] === "function") {
+        for await (const value of found) await addOne(value, row);
+        return;
+      }
+      for (const value of found ?? []) {
+        const pause = addOne(isThenable(value) ? await value : value, row);
+        if (pause) await pause;
       }
     });
-    return [numbers, results];
+    return [numbers.rows, [numbers.take(), results.take()]];
   }
 
-  /** The JSON value of a result. */
-  result(value: any, row?: number): any {
+  /** Answers a map function's stream; `resumed` gives a promise for there being more of it. */
+  async answerStream(call: Call, resumed: () => Promise<void>): Promise<[number, ReplyColumn[]]> {
+    const results = new Results(this.returns, this.format);
+    const give = async () => {
+      await call.keepUp();
+      if (!core.part(call.batch.work, results.rows, [results.take()])) throw new Cancelled();
+    };
+    const take = this.batches(call, async () => {
+      // Nothing is kept back while the handler waits.
+      const wait = resumed();
+      if (results.rows) await give();
+      await wait;
+    });
+    const rows = async function* () {
+      for await (const [count, columns] of take) {
+        for (let row = 0; row < count; row++) yield columns.map((column) => column[row]);
+      }
+    };
     try {
-      return this.write(value);
+      const found = this.takesSignal ? this.target(rows(), call.signal) : this.target(rows());
+      let count = 0;
+      for await (const value of (isThenable(found) ? await found : found) ?? []) {
+        this.addResult(results, value);
+        if (results.rows >= RESULTS_PER_PART || results.textBytes >= BYTES_PER_PART) await give();
+        if (++count % ROWS_BETWEEN_LOOKS === 0) await call.look();
+      }
     } catch (error) {
-      if (!(error instanceof Misfit)) throw error;
+      throw fromException(error);
+    }
+    return [results.rows, [results.take()]];
+  }
+
+  private async *batches(call: Call, wait: () => Promise<void>): AsyncGenerator<[number, any[][]]> {
+    for (;;) {
+      await call.look();
+      const taken = core.takeBatch(call.batch.work);
+      if (taken === undefined) return;
+      if (taken === false) throw new Cancelled();
+      if (taken === null) await wait();
+      else yield [taken[0], this.read({ rows: taken[0], columns: taken[1] })];
+    }
+  }
+
+  /** Adds results of all rows in order. */
+  add(results: Results, values: any[]): void {
+    values.forEach((value, row) => this.addResult(results, value, row));
+  }
+
+  private addResult(results: Results, value: any, row?: number): void {
+    try {
+      results.add(value);
+    } catch (error) {
+      if (!(error instanceof Misfit)) throw fromException(error, row);
       throw new CallError("bad_result", `It returned ${error.message}; the declared result is ${this.returns.text}.`, row);
     }
+  }
+
+  /** Columns of an aggregate function's results. */
+  resultColumns(): [Results, Results] {
+    return [new Results(this.returns, this.format), new Results(BYTEA, "z")];
   }
 }
 
 /** The groups of one exchange of an aggregate function. Instances travel as the JSON text of their fields. */
 export class Groups {
   private readonly instances = new Map<bigint, Aggregate>();
-  used = Date.now();
 
   constructor(readonly function_: UserFunction) {}
 
-  async answer(columns: Columns, rows: number, step: any, isCancelled: IsCancelled): Promise<Columns> {
+  /** The reply's columns; steps without results have none. */
+  async answer(call: Call, columns: any[][]): Promise<[number, ReplyColumn[]]> {
     const [groups, states] = [columns[0], columns[columns.length - 1]];
-    const each = (work: (row: number) => Promise<any>) => eachRow(rows, isCancelled, work);
-    switch (step) {
-      case "accumulate":
-        await each(async (row) => this.instance(groups[row]).step(...columns.slice(1, -1).map((column) => column[row])));
-        return [[], []];
-      case "merge":
-        await each(async (row) => {
+    const values = columns.slice(1, -1);
+    switch (call.batch.step) {
+      case Step.Accumulate:
+        await eachRow(call, 1, (row) => this.instance(groups[row]).step(...values.map((column) => column[row])));
+        return [0, []];
+      case Step.Merge:
+        await eachRow(call, 1, (row) => {
           const instance = this.instance(groups[row]);
-          if (!instance.merge) throw new CallError("bad_result", `Class ${this.function_.name} has no method merge, which parallel queries need.`);
+          if (!instance.merge) throw new CallError("bad_result", `Class ${this.function_.name} has no method merge, which parallel queries need.`, row);
           const other = Object.assign(new this.function_.target(), JSON.parse(states[row].toString(), revive));
           return instance.merge(other);
         });
-        return [[], []];
-      case "finish": {
-        const results = await each(async (row) => this.function_.result(await this.instance(groups[row]).finish(), row));
-        return [results, results.map(() => null)];
+        return [0, []];
+      case Step.Finish: {
+        const finished = await eachRow(call, 1, (row) => this.instance(groups[row]).finish());
+        const [results, nothing] = this.function_.resultColumns();
+        this.function_.add(results, finished);
+        finished.forEach(() => nothing.add(null));
+        return [finished.length, [results.take(), nothing.take()]];
       }
-      case "state": {
-        const states = await each(async (row) => Buffer.from(JSON.stringify(this.instance(groups[row]), replace)).toString("base64"));
-        return [states.map(() => null), states];
+      case Step.State: {
+        const texts = await eachRow(call, 1, (row) => Buffer.from(JSON.stringify(this.instance(groups[row]), replace)));
+        const [nothing, results] = this.function_.resultColumns();
+        texts.forEach((text) => {
+          nothing.add(null);
+          results.add(text);
+        });
+        return [texts.length, [nothing.take(), results.take()]];
       }
-      case "forget":
-        groups.forEach((group) => this.instances.delete(group));
-        return [[], []];
       default:
-        throw new CallError("protocol_violation", `there is no step ${JSON.stringify(step)}`);
+        groups.forEach((group) => this.instances.delete(group));
+        return [0, []];
     }
   }
 
@@ -202,34 +286,54 @@ function revive(_: string, value: any): any {
   }
 }
 
-/** Runs work for each row, in order; an exception names its row. */
-async function eachRow(rows: number, isCancelled: IsCancelled, work: (row: number) => Promise<any>): Promise<any[]> {
-  const results = new Array(rows);
-  for (let row = 0; row < rows; row++) {
-    try {
-      results[row] = await work(row);
-    } catch (error) {
-      throw fromException(error, row);
+/**
+ * Calls a function for each row, in order, with at most so many promises under way, and gives what each row has returned. An exception ends
+ * the batch and names its row, or becomes the row's error.
+ */
+async function eachRow(call: Call, concurrency: number, invoke: (row: number) => any, errors: (string | null)[] | null = null): Promise<any[]> {
+  const { rows } = call.batch;
+  const results = new Array(rows).fill(null);
+  const running = new Map<number, Promise<void>>();
+  let [failedRow, failure]: [number, any] = [Infinity, undefined];
+  const failAt = (row: number, error: any) => {
+    if (errors && !(error instanceof CallError || error instanceof Cancelled)) errors[row] = fromException(error).message;
+    else if (row < failedRow) [failedRow, failure] = [row, error];
+  };
+  for (let row = 0; row < rows && failedRow === Infinity; row++) {
+    if (row % ROWS_BETWEEN_LOOKS === 0) {
+      const pause = call.look();
+      if (pause) await pause;
     }
-    if (row % ROWS_BETWEEN_CHECKS === 0) {
-      // Lets the event loop notice that the client has gone, and others be answered.
-      await new Promise(setImmediate);
-      if (isCancelled()) throw new Cancelled();
+    try {
+      const result = invoke(row);
+      if (!isThenable(result)) {
+        results[row] = result;
+      } else if (concurrency <= 1) {
+        results[row] = await result;
+        if (call.isOver) throw new Cancelled();
+      } else {
+        const settled = Promise.resolve(result).then((value) => { results[row] = value; }, (error) => failAt(row, error));
+        running.set(row, settled.finally(() => running.delete(row)));
+        if (running.size >= concurrency) await Promise.race(running.values());
+        if (call.isOver) throw new Cancelled();
+      }
+    } catch (error) {
+      failAt(row, error);
     }
   }
+  // Of several rows that fail, the first one is named: the rows before it may fail as well.
+  while ([...running.keys()].some((row) => row < failedRow)) await Promise.race(running.values());
+  if (failedRow !== Infinity) throw fromException(failure, failedRow);
   return results;
 }
 
-function fromException(error: any, row?: number): Error {
-  if (error instanceof CallError || error instanceof Cancelled) return error;
-  if (!(error instanceof Error)) return new CallError("user_code", String(error), row, String(error));
-  return new CallError("user_code", `${error.name}: ${error.message}`, row, error.stack ?? String(error));
-}
-
-/** The image's functions by name. Throws what is wrong with them. */
-export function load(root: string): Map<string, UserFunction> {
+/** The image's functions, in the manifest's order. Throws what is wrong with them. */
+export function load(root: string): UserFunction[] {
   const { handler, functions } = JSON.parse(readFileSync(`${root}/functions.json`, "utf8"));
   const compiled = handler.replace(/\.[cm]?ts$/, ".js");
   const module_ = require(`${root}/dist/function/${compiled}`);
-  return new Map(functions.map((declaration: Declaration) => [declaration.name, new UserFunction(declaration, module_[declaration.name])]));
+  return core.functions().map((listed) => {
+    const declaration = functions.find((entry: Declaration) => entry.name === listed.name);
+    return new UserFunction(listed, declaration, module_[listed.name]);
+  });
 }

@@ -1,4 +1,5 @@
-// Values between the JSON form of docs/types.md and the handler's JavaScript.
+// Values between the JSON form of docs/types.md and the handler's JavaScript. Texts of types that are no numbers come as they are; values
+// within arrays, ranges and composite types come in JSON.
 
 /** A type, as functions.json describes it. */
 export interface Type {
@@ -15,22 +16,17 @@ export type Convert = (value: any) => any;
 
 const INTEGERS: Record<string, number> = { int2: 2 ** 15, int4: 2 ** 31 };
 const INT8_LIMIT = 2n ** 63n;
-const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i;
-const DATE = /^\d{4,}-\d\d-\d\d$|^-?infinity$/;
-const TIMESTAMP = /^\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?$|^-?infinity$/;
-const TIMESTAMPTZ = /^\d{4,}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)$|^-?infinity$/;
-const TIME = /^\d\d:\d\d:\d\d(\.\d{1,6})?$/;
+/** Types whose values in JSON are arrays and objects. */
+const NESTED = ["array", "range", "composite", "interval"];
 const NUMERIC = /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|^NaN$|^-?Infinity$/i;
-const PATTERNS: Record<string, RegExp> = {
-  date: DATE, timestamp: TIMESTAMP, timestamptz: TIMESTAMPTZ, time: TIME, numeric: NUMERIC, uuid: UUID,
-};
 
-function misfit(value: any): never {
+/** Refuses a value, and shows the start of it. */
+export function misfit(value: any): never {
   let text: string;
   try {
     text = typeof value === "bigint" ? `${value}n` : typeof value === "number" ? `${value}` : JSON.stringify(value) ?? String(value);
   } catch {
-    text = String(value);
+    text = Object.prototype.toString.call(value);
   }
   throw new Misfit(text.length > 40 ? `${text.slice(0, 40)}...` : text);
 }
@@ -123,9 +119,6 @@ function writerOfValue(type: Type): Convert {
       };
     case "float8":
       return (value) => (typeof value === "number" ? float(value) : misfit(value));
-    case "text":
-      // Half of a surrogate pair has no UTF-8 form.
-      return (value) => (typeof value === "string" && (value as any).isWellFormed() ? value : misfit(value));
     case "bytea":
       return (value) => (value instanceof Uint8Array ? Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64") : misfit(value));
     case "json":
@@ -148,11 +141,25 @@ function writerOfValue(type: Type): Convert {
         return Object.fromEntries(attributes.map(({ name, write }) => [name, write(value[name])]));
       };
     }
-    default: {
-      const pattern = PATTERNS[type.type];
-      return (value) => (typeof value === "string" && (!pattern || pattern.test(value)) ? value : misfit(value));
-    }
+    case "numeric":
+      return (value) => (typeof value === "string" && NUMERIC.test(value) ? value : misfit(value));
+    default:
+      return (value) => (typeof value === "string" ? wellFormed(value) : misfit(value));
   }
+}
+
+/** Reads the text of a column into the handler's value; throws Misfit. */
+export function textReader(type: Type): Convert {
+  if (type.type === "json") return readerOfValue(type);
+  if (!NESTED.includes(type.type)) return (text) => text;
+  const read = readerOfValue(type);
+  return (text) => read(JSON.parse(text));
+}
+
+/** Writes a handler's value as the text of a column; throws Misfit. The core checks what the text says. */
+export function textWriter(type: Type): Convert {
+  const write = writerOfValue(type);
+  return NESTED.includes(type.type) ? (value) => JSON.stringify(write(value)) : write;
 }
 
 /** Attributes of a composite type, and parts of a range, by name. */
@@ -166,6 +173,11 @@ export function attributesOf(type: Type): { name: string; type: Type }[] {
     { name: "upper_inc", type: bool },
     { name: "empty", type: bool },
   ];
+}
+
+/** Half of a surrogate pair has no UTF-8 form. */
+function wellFormed(text: string): string {
+  return (text as any).isWellFormed() ? text : misfit(text);
 }
 
 function integer(value: any, limit: number): number {

@@ -1,7 +1,13 @@
-# The user's functions: how a batch of columns becomes columns of JSON texts (docs/protocol.md §4 and §6).
+# The user's functions: how a batch of plain columns becomes columns of results.
 
 call_error <- function(kind, message, row = NULL, traceback = NULL) {
   stop(structure(class = c("call_error", "error", "condition"), list(message = message, call = NULL, kind = kind, row = row, traceback = traceback)))
+}
+
+# The text of an error. Handlers may raise what has none, or what is not UTF-8.
+message_of <- function(e) {
+  text <- tryCatch(paste(as.character(conditionMessage(e)), collapse = "\n"), error = function(e) "")
+  iconv(text, "UTF-8", "UTF-8", sub = "byte")
 }
 
 # Runs the handler's code; row is that of the batch from one, or NULL where no single row is to blame.
@@ -13,30 +19,37 @@ guarded <- function(row, expression) {
       calls <- sys.calls()
       # What lies between the guard and the handler's code, and behind its stop(), says nothing.
       calls <- calls[seq_along(calls) > frames + 8 & seq_along(calls) < length(calls) - 1]
-      trace <<- paste(c(vapply(calls, function(call) paste(deparse(call), collapse = " "), ""), paste("Error:", conditionMessage(e))), collapse = "\n")
+      trace <<- paste(c(vapply(calls, function(call) paste(deparse(call), collapse = " "), ""), paste("Error:", message_of(e))), collapse = "\n")
     }),
     call_error = function(e) stop(e),
-    error = function(e) call_error("user_code", conditionMessage(e), if (is.null(row)) NULL else row - 1, trace))
+    error = function(e) call_error("user_code", message_of(e), if (is.null(row)) NULL else row - 1, trace))
 }
 
 int4 <- list(type = "int4", text = "int4")
 int8 <- list(type = "int8", text = "int8")
 bytea <- list(type = "bytea", text = "bytea")
 
-# The image's functions by name; stops with what is wrong with them.
+# How many rows pass between two looks at whether the client has gone.
+rows_between_looks <- 16
+
+look <- function(work, row) {
+  if (row %% rows_between_looks == 1 && .Call(core_is_cancelled, work)) call_error("user_code", "cancelled")
+}
+
+# The image's functions, in the manifest's order; stops with what is wrong with them.
 load_functions <- function(root) {
-  manifest <- jsonlite::fromJSON(file.path(root, "functions.json"), simplifyVector = FALSE)
+  described <- jsonlite::fromJSON(file.path(root, "functions.json"), simplifyVector = FALSE)
+  listed <- setNames(.Call(core_functions), c("name", "kind", "batch", "format"))
   handler <- new.env(parent = globalenv())
   # Files beside the handler are found by their names.
   setwd(file.path(root, "function"))
-  sys.source(file.path(root, "function", manifest$handler), handler, keep.source = TRUE)
-  functions <- lapply(manifest$functions, function(entry) bind(entry, get0(entry$name, handler, inherits = FALSE)))
-  setNames(functions, vapply(functions, function(entry) entry$name, ""))
+  sys.source(file.path(root, "function", described$handler), handler, keep.source = TRUE)
+  declared <- setNames(described$functions, vapply(described$functions, function(entry) entry$name, ""))
+  Map(function(name, format) bind(declared[[name]], format, get0(name, handler, inherits = FALSE)), listed$name, listed$format)
 }
 
-bind <- function(entry, target) {
+bind <- function(entry, format, target) {
   refuse <- function(...) stop("function \"", entry$name, "\": ", ..., call. = FALSE)
-  if (is.null(entry$returns)) refuse("transship.toml must give its arguments and result")
   if (!(entry$kind %in% c("scalar", "table", "aggregate")) || !(entry$batch == "row" || (entry$kind == "scalar" && entry$batch == "columns"))) {
     refuse("there are no ", entry$kind, " functions with batch = \"", entry$batch, "\" in R")
   }
@@ -47,57 +60,65 @@ bind <- function(entry, target) {
   }
   types <- lapply(entry$arguments, function(argument) argument$type)
   entry$call_types <- if (entry$kind == "aggregate") c(list(int8), types, list(bytea)) else types
-  entry$reply_types <- switch(entry$kind, table = list(int4, entry$returns), aggregate = list(entry$returns, bytea), list(entry$returns))
+  # Formats of a reply's columns.
+  entry$formats <- switch(entry$kind, table = c("l", format), aggregate = c(format, "z"), format)
   entry$target <- target
   entry
 }
 
-# Columns of a request.
-read_columns <- function(entry, request) {
-  violation <- function(...) call_error("protocol_violation", paste0(...))
-  rows <- request$rows
-  columns <- request$columns
-  if (!is.numeric(rows) || !is.list(columns) || length(columns) != length(entry$call_types)) violation(entry$name, " takes ", length(entry$call_types), " columns")
-  lapply(seq_along(columns), function(position) {
+# The handler's values of a batch.
+read_columns <- function(entry, work, rows) {
+  lapply(seq_along(entry$call_types), function(position) {
     type <- entry$call_types[[position]]
-    if (!is.list(columns[[position]]) || length(columns[[position]]) != rows) violation("columns and rows do not match")
-    tryCatch(read_column(type, columns[[position]]),
-      misfit = function(e) violation("row ", e$row - 1, " of column ", position, " holds ", conditionMessage(e), ", which is not of type ", type$text),
+    tryCatch(from_plain(type, .Call(core_column, work, position - 1, rows, kind_of(type))),
+      misfit = function(e) call_error("protocol_violation", paste0("row ", e$row - 1, " of column ", position, " holds ", conditionMessage(e), ", which is not of type ", type$text)),
       out_of_range = function(e) call_error("out_of_range", paste0("R cannot hold ", conditionMessage(e), " of type ", type$text, "."), e$row - 1))
   })
 }
 
 row_of <- function(columns, row) lapply(columns, function(column) if (is.list(column)) column[[row]] else column[row])
 
-results_as_json <- function(entry, results, rows = seq_along(results)) {
-  tryCatch(write_column(entry$returns, results), misfit = function(e) {
+results_as_column <- function(entry, results, rows = seq_along(results)) {
+  tryCatch(to_plain(entry$returns, results), misfit = function(e) {
     call_error("bad_result", paste0("It returned ", conditionMessage(e), "; the declared result is ", entry$returns$text, "."), rows[e$row] - 1)
   })
 }
 
-# The reply's columns, each as JSON texts.
-answer <- function(entry, columns, rows) {
+integers <- function(numbers) as.vector(unclass(bit64::as.integer64(numbers)))
+
+# The reply's columns.
+answer <- function(entry, work, columns, rows, has_row_errors) {
   if (entry$batch == "columns") {
     results <- guarded(NULL, if (length(columns)) do.call(entry$target, columns) else entry$target(rows))
     if (length(results) != rows) call_error("bad_result", paste0("It returned ", length(results), " values for ", rows, " rows."))
-    return(list(results_as_json(entry, results)))
+    return(list(results_as_column(entry, results)))
   }
   results <- vector("list", rows)
+  errors <- rep(NA_character_, rows)
   for (row in seq_len(rows)) {
-    result <- guarded(row, do.call(entry$target, row_of(columns, row)))
+    look(work, row)
+    result <- tryCatch(guarded(row, do.call(entry$target, row_of(columns, row))), call_error = function(e) {
+      if (!has_row_errors || e$kind != "user_code") stop(e)
+      errors[row] <<- message_of(e)
+      NULL
+    })
     if (!is.null(result)) results[[row]] <- result
   }
-  if (entry$kind == "scalar") return(list(results_as_json(entry, results)))
+  if (entry$kind == "scalar") {
+    column <- results_as_column(entry, results)
+    return(if (has_row_errors) list(column, errors) else list(column))
+  }
   counts <- lengths(results)
   numbers <- rep(seq_len(rows), counts)
   flat <- do.call(c, lapply(results, as.list))
-  list(sprintf("%d", numbers - 1L), results_as_json(entry, if (is.null(flat)) list() else flat, numbers))
+  list(integers(numbers - 1L), results_as_column(entry, if (is.null(flat)) list() else flat, numbers))
 }
 
-# The groups of one exchange of an aggregate function: states by number. States travel in R's serial form.
-new_groups <- function(entry) list2env(list(entry = entry, states = new.env(), used = Sys.time()))
+# Aggregate functions: states by number. States travel in R's serial form.
+new_groups <- function(entry) list2env(list(entry = entry, states = new.env()))
 
-answer_groups <- function(groups, columns, rows, step) {
+# The reply's columns; steps without results have none.
+answer_groups <- function(groups, work, columns, rows, step) {
   entry <- groups$entry
   numbers <- as.character(columns[[1]])
   state <- function(row) {
@@ -105,19 +126,26 @@ answer_groups <- function(groups, columns, rows, step) {
     get(numbers[row], groups$states, inherits = FALSE)
   }
   put <- function(row, value) assign(numbers[row], value, groups$states)
-  rows <- seq_len(rows)
-  switch(if (is.character(step)) step else "",
-    accumulate = for (row in rows) put(row, guarded(row, do.call(entry$target$step, c(list(state(row)), row_of(columns[-c(1, length(columns))], row))))),
-    merge = for (row in rows) {
+  each_row <- function(work_of_row) {
+    lapply(seq_len(rows), function(row) {
+      look(work, row)
+      work_of_row(row)
+    })
+  }
+  switch(step,
+    each_row(function(row) put(row, guarded(row, do.call(entry$target$step, c(list(state(row)), row_of(columns[-c(1, length(columns))], row)))))),
+    each_row(function(row) {
       if (is.null(entry$target$merge)) call_error("bad_result", paste0("List ", entry$name, " has no function merge, which parallel queries need."), row - 1)
       put(row, guarded(row, entry$target$merge(state(row), unserialize(columns[[length(columns)]][[row]]))))
+    }),
+    {
+      results <- each_row(function(row) guarded(row, entry$target$finish(state(row))))
+      return(list(results_as_column(entry, results), vector("list", rows)))
     },
-    finish = {
-      results <- lapply(rows, function(row) guarded(row, entry$target$finish(state(row))))
-      return(list(results_as_json(entry, results), rep("null", length(rows))))
+    {
+      states <- each_row(function(row) guarded(row, serialize(state(row), NULL)))
+      return(list(to_plain(entry$returns, vector("list", rows)), states))
     },
-    state = return(list(rep("null", length(rows)), write_column(bytea, lapply(rows, function(row) serialize(state(row), NULL))))),
-    forget = rm(list = intersect(numbers, ls(groups$states, all.names = TRUE)), envir = groups$states),
-    call_error("protocol_violation", paste("there is no step", shown(step))))
-  list(character(0), character(0))
+    rm(list = intersect(numbers, ls(groups$states, all.names = TRUE)), envir = groups$states))
+  list()
 }

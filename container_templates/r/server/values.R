@@ -1,5 +1,5 @@
-# Columns between the JSON form of docs/types.md and R's vectors; README.md says which R type holds which SQL type. NULL is
-# NA; in a list it is NULL.
+# Columns between the core's plain columns, in which all but numbers, bool and bytes are texts in the JSON form of docs/types.md, and R's
+# vectors; README.md says which R type holds which SQL type. NULL is NA; in a list it is NULL.
 
 # Conditions: a value that does not fit its type, and one that R cannot hold.
 misfit <- function(row, what) stop(structure(class = c("misfit", "error", "condition"), list(message = what, call = NULL, row = row)))
@@ -18,6 +18,32 @@ parts_of <- function(type) {
   flag <- function(name) list(type = "bool", text = "bool", name = name)
   bound <- function(name) modifyList(type$element, list(name = name))
   list(bound("lower"), bound("upper"), flag("lower_inc"), flag("upper_inc"), flag("empty"))
+}
+
+# Types whose values in JSON are arrays and objects.
+is_nested <- function(type) type$type %in% c("array", "range", "composite", "interval")
+
+# The kind of a plain column, as glue.c names it.
+kind_of <- function(type) {
+  switch(type$type, bool = "logical", int2 = , int4 = "integer", int8 = "integer64", float4 = , float8 = "double", bytea = "raw", "text")
+}
+
+# What a value beyond R is, of which glue.c has told the row.
+beyond_of <- function(type) {
+  switch(kind_of(type), integer = "-2147483648", integer64 = "-9223372036854775808", "a text with a zero byte")
+}
+
+# A plain column as an R vector or list.
+from_plain <- function(type, column) {
+  row <- attr(column, "beyond")
+  if (!is.null(row)) out_of_range(row, beyond_of(type))
+  if (is_nested(type)) return(read_column(type, lapply(column, function(text) if (!is.na(text)) jsonlite::parse_json(text, bigint_as_char = TRUE))))
+  switch(type$type,
+    int8 = structure(column, class = "integer64"),
+    date = read_date(column),
+    timestamp = read_timestamp(column, FALSE),
+    timestamptz = read_timestamp(column, TRUE),
+    column)
 }
 
 # One JSON value at a time: check says whether a value is right, and convert makes it an R value of length one.
@@ -76,11 +102,10 @@ read_text <- function(values, pattern = NULL) {
 refuse_infinite <- function(texts) {
   row <- which(texts %in% c("infinity", "-infinity"))[1]
   if (!is.na(row)) out_of_range(row, texts[row])
-  texts
 }
 
-read_date <- function(values) {
-  texts <- refuse_infinite(read_text(values))
+read_date <- function(texts) {
+  refuse_infinite(texts)
   column <- as.Date(texts, format = "%Y-%m-%d")
   row <- which(!is.na(texts) & (is.na(column) | !grepl("^[0-9]{4}-[0-9]{2}-[0-9]{2}$", texts)))[1]
   if (!is.na(row)) misfit(row, texts[row])
@@ -90,8 +115,8 @@ read_date <- function(values) {
 # Seconds as a double keep microseconds until then.
 last_exact_second <- 2^33
 
-read_timestamp <- function(values, has_zone) {
-  texts <- refuse_infinite(read_text(values))
+read_timestamp <- function(texts, has_zone) {
+  refuse_infinite(texts)
   pattern <- paste0("^([0-9]{4,})-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]{1,6})?", if (has_zone) "(Z|[+-][0-9]{2}:[0-9]{2})$" else "$")
   row <- which(!is.na(texts) & !grepl(pattern, texts))[1]
   if (!is.na(row)) misfit(row, texts[row])
@@ -117,9 +142,9 @@ read_column <- function(type, values) {
     int8 = read_int8(values),
     float4 = , float8 = read_float(values),
     bytea = present(function(value, row) if (is.character(value)) jsonlite::base64_dec(value) else misfit(row, shown(value))),
-    date = read_date(values),
-    timestamp = read_timestamp(values, FALSE),
-    timestamptz = read_timestamp(values, TRUE),
+    date = read_date(read_text(values)),
+    timestamp = read_timestamp(read_text(values), FALSE),
+    timestamptz = read_timestamp(read_text(values), TRUE),
     uuid = read_text(values, "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"),
     interval = present(function(value, row) if (is.list(value)) value else misfit(row, shown(value))),
     array = present(function(value, row) if (is.list(value) && is.null(names(value))) in_row(row, read_column(type$element, value)) else misfit(row, shown(value))),
@@ -129,55 +154,6 @@ read_column <- function(type, values) {
       setNames(parts, vapply(parts_of(type), function(part) part$name, ""))
     }),
     read_text(values))
-}
-
-# Whether values of a type are, or hold, values of one of these.
-holds <- function(names, type) {
-  if (type$type %in% c("array", "range")) return(holds(names, type$element))
-  type$type %in% names || (type$type == "composite" && any(vapply(type$attributes, function(part) holds(names, part), NA)))
-}
-
-# The types of which jsonlite may round values in this JSON: doubles round decimals, and the others where these have no room for a number.
-rounded_types <- function(json) {
-  if (grepl("900719925474099|[0-9][eE]|[0-9]{309}", json, perl = TRUE)) c("numeric", "int8", "float4", "float8") else "numeric"
-}
-
-# A number's digits without an exponent, as docs/types.md has them; NULL if numeric has no room for them.
-digits_of <- function(number) {
-  parts <- regmatches(number, regexec("^(-?)([0-9]+)(\\.([0-9]+))?([eE]([+-]?[0-9]+))?$", number))[[1]]
-  if (!nzchar(parts[6])) return(number)
-  digits <- paste0(parts[3], parts[5])
-  if (!grepl("[1-9]", digits)) return(paste0(parts[2], "0"))
-  point <- nchar(parts[3]) + as.numeric(parts[7])
-  # PostgreSQL's largest decimal has 131072 digits before the point and 16383 behind it.
-  if (point > 131072 || nchar(digits) - point > 16383) return(NULL)
-  if (point <= 0) return(paste0(parts[2], "0.", strrep("0", -point), digits))
-  digits <- paste0(digits, strrep("0", max(0, point - nchar(digits))))
-  left <- sub("^0+(?=.)", "", substr(digits, 1, point), perl = TRUE)
-  paste0(parts[2], left, if (point < nchar(digits)) paste0(".", substring(digits, point + 1)))
-}
-
-# JSON with a string in place of each number. Strings are passed over as a whole.
-quote_numbers <- function(text) gsub('"(?:[^"\\\\]++|\\\\.)*+"(*SKIP)(*FAIL)|(-?[0-9][0-9.eE+-]*)', '"\\1"', text, perl = TRUE)
-
-# A JSON value with the digits of the numbers that may be rounded; text is the same value with texts for all numbers. What is not of the
-# type stays as it is, and is refused.
-with_digits <- function(type, value, text) {
-  if (is.null(value) || !holds(c("numeric", "int8", "float4", "float8"), type)) return(value)
-  if (is.numeric(value)) {
-    digits <- switch(type$type,
-      numeric = digits_of(text),
-      int8 = if (is.finite(value) && abs(value) == 2^53) sub("\\.0*$", "", digits_of(text)),
-      float4 = , float8 = if (is.infinite(value)) "a number that no double can hold")
-    return(if (is.null(digits)) value else digits)
-  }
-  if (!is.list(value)) return(value)
-  if (type$type == "array" && !is.null(names(value))) return(value)
-  if (type$type == "array") return(lapply(seq_along(value), function(i) with_digits(type$element, value[[i]], text[[i]])))
-  for (part in parts_of(type)) {
-    if (!is.null(value[[part$name]])) value[[part$name]] <- with_digits(part, value[[part$name]], text[[part$name]])
-  }
-  value
 }
 
 # The only element of a column.
@@ -190,9 +166,7 @@ in_row <- function(row, expression) {
 
 quoted <- function(texts) {
   if (!length(texts)) return(character(0))
-  texts <- enc2utf8(texts)
-  row <- which(!is.na(texts) & !validUTF8(texts))[1]
-  if (!is.na(row)) misfit(row, "text that is not UTF-8")
+  texts <- checked_texts(texts)
   vapply(texts, function(text) if (is.na(text)) "null" else as.character(jsonlite::toJSON(text, auto_unbox = TRUE)), "", USE.NAMES = FALSE)
 }
 
@@ -205,7 +179,110 @@ float_texts <- function(x) {
   texts
 }
 
-# Results as JSON texts: a vector, or a list with one result per element. A result that does not fit is a misfit of its row.
+# Results as a plain column: a vector, or a list with one result per element. A result that does not fit is a misfit of its row.
+to_plain <- function(type, results) {
+  if (is_nested(type)) {
+    texts <- write_column(type, results)
+    texts[texts == "null"] <- NA_character_
+    return(texts)
+  }
+  if (type$type == "bytea") {
+    if (!is.list(results)) misfit(1, shown(results))
+    return(lapply(seq_along(results), function(row) {
+      value <- results[[row]]
+      if (is.null(value) || is.raw(value)) return(value)
+      if (length(value) == 1 && is.na(value)) NULL else misfit(row, shown(value))
+    }))
+  }
+  if (!is.list(results)) return(plain_vector(type, results))
+  null <- switch(kind_of(type), logical = NA, integer = , integer64 = plain_null, double = NA_real_, NA_character_)
+  vapply(seq_along(results), function(row) {
+    value <- results[[row]]
+    if (is.null(value)) return(null)
+    if (length(value) != 1) misfit(row, shown(value))
+    in_row(row, plain_vector(type, value))
+  }, null, USE.NAMES = FALSE)
+}
+
+# NULL among integers.
+plain_null <- unclass(bit64::NA_integer64_)
+
+# A vector of results of a type that is not listed: logical, doubles that hold the bits of an integer64, doubles, or texts.
+plain_vector <- function(type, x) {
+  if (is.logical(x) && all(is.na(x))) x <- switch(kind_of(type), logical = x, text = rep(NA_character_, length(x)), rep(NA_real_, length(x)))
+  else if (is.factor(x)) x <- as.character(x)
+  check_vector(type, x)
+  switch(kind_of(type),
+    logical = as.vector(x),
+    integer = , integer64 = as.vector(unclass(bit64::as.integer64(x))),
+    double = as.vector(as.numeric(x)),
+    if (is.character(x)) as.vector(checked_texts(x)) else text_of(type, x))
+}
+
+# Stops if a vector is not of a type.
+check_vector <- function(type, x) {
+  wants <- function(is_right) {
+    if (!is_right) misfit(1, shown(x[1]))
+  }
+  in_range <- function(is_right) {
+    row <- which(!is.na(x) & !is_right)[1]
+    if (!is.na(row)) misfit(row, shown(x[row]))
+  }
+  switch(type$type,
+    bool = wants(is.logical(x)),
+    int2 = , int4 = {
+      wants(is.numeric(x))
+      limit <- if (type$type == "int2") 2^15 else 2^31
+      number <- as.numeric(x)
+      in_range(is.finite(number) & number == trunc(number) & number >= -limit & number < limit)
+    },
+    int8 = {
+      wants(is.numeric(x))
+      if (!bit64::is.integer64(x)) in_range(is.finite(x) & x == trunc(x) & abs(x) <= 2^53)
+      # A NaN would be NULL.
+      if (is.double(x) && !bit64::is.integer64(x) && any(is.nan(x))) misfit(which(is.nan(x))[1], "NaN")
+    },
+    float4 = , float8 = {
+      wants(is.numeric(x) && !bit64::is.integer64(x))
+      if (type$type == "float4") in_range(is.infinite(x) | is.nan(x) | abs(x) <= 3.4028235677973366e38)
+    },
+    date = {
+      if (is.character(x) && all(is.na(x))) return()
+      wants(inherits(x, "Date"))
+      in_range(unclass(x) == trunc(unclass(x)))
+    },
+    timestamp = , timestamptz = {
+      if (is.character(x) && all(is.na(x))) return()
+      wants(inherits(x, "POSIXct"))
+      seconds <- as.numeric(x)
+      in_range(is.finite(seconds) & abs(seconds) < last_exact_second)
+    },
+    wants(is.character(x)))
+}
+
+# Dates and times as texts.
+text_of <- function(type, x) {
+  if (type$type == "date") {
+    texts <- format(x, "%Y-%m-%d")
+  } else {
+    seconds <- as.numeric(x)
+    micros <- round((seconds - floor(seconds)) * 1e6)
+    whole <- floor(seconds) + (!is.na(micros) & micros == 1e6)
+    text <- format(as.POSIXct(whole, origin = "1970-01-01", tz = "UTC"), "%Y-%m-%dT%H:%M:%S", tz = "UTC")
+    texts <- sprintf("%s.%06.0f%s", text, micros %% 1e6, if (type$type == "timestamptz") "Z" else "")
+  }
+  texts[is.na(x)] <- NA_character_
+  as.vector(texts)
+}
+
+checked_texts <- function(texts) {
+  # Text in another encoding that R knows is converted; no conversion would find what is wrong with the rest.
+  row <- which(!is.na(texts) & Encoding(texts) != "latin1" & !validUTF8(texts))[1]
+  if (!is.na(row)) misfit(row, "text that is not UTF-8")
+  enc2utf8(texts)
+}
+
+# Values within arrays, ranges and composite types as JSON texts.
 write_column <- function(type, results) {
   if (is.list(results)) {
     return(vapply(seq_along(results), function(row) {
@@ -220,63 +297,21 @@ write_column <- function(type, results) {
 
 write_vector <- function(type, x) {
   if (is.logical(x) && all(is.na(x)) && type$type != "bool") return(rep("null", length(x)))
-  wants <- function(is_right) {
-    if (!is_right) misfit(1, shown(x[1]))
-  }
-  or_null <- function(texts) {
-    texts[is.na(x)] <- "null"
-    texts
-  }
-  in_range <- function(is_right) {
-    row <- which(!is.na(x) & !is_right)[1]
-    if (!is.na(row)) misfit(row, shown(x[row]))
-  }
   if (is.factor(x)) x <- as.character(x)
-  switch(type$type,
-    bool = {
-      wants(is.logical(x))
-      or_null(ifelse(x, "true", "false"))
+  check_vector(type, x)
+  texts <- switch(type$type,
+    bool = ifelse(x, "true", "false"),
+    int2 = , int4 = sprintf("%.0f", as.numeric(x)),
+    int8 = if (bit64::is.integer64(x)) {
+      texts <- as.character(x)
+      ifelse(nchar(sub("-", "", texts)) > 15, paste0("\"", texts, "\""), texts)
+    } else {
+      sprintf("%.0f", x)
     },
-    int2 = , int4 = {
-      wants(is.numeric(x))
-      limit <- if (type$type == "int2") 2^15 else 2^31
-      number <- as.numeric(x)
-      in_range(is.finite(number) & number == trunc(number) & number >= -limit & number < limit)
-      or_null(sprintf("%.0f", number))
-    },
-    int8 = {
-      wants(is.numeric(x))
-      if (bit64::is.integer64(x)) {
-        texts <- as.character(x)
-        or_null(ifelse(nchar(sub("-", "", texts)) > 15, paste0("\"", texts, "\""), texts))
-      } else {
-        in_range(is.finite(x) & x == trunc(x) & abs(x) <= 2^53)
-        or_null(sprintf("%.0f", x))
-      }
-    },
-    float4 = , float8 = {
-      wants(is.numeric(x) && !bit64::is.integer64(x))
-      if (type$type == "float4") in_range(is.infinite(x) | is.nan(x) | abs(x) <= 3.4028235677973366e38)
-      float_texts(as.numeric(x))
-    },
-    date = {
-      wants(inherits(x, "Date"))
-      in_range(unclass(x) == trunc(unclass(x)))
-      or_null(paste0("\"", format(x, "%Y-%m-%d"), "\""))
-    },
-    timestamp = , timestamptz = {
-      wants(inherits(x, "POSIXct"))
-      seconds <- as.numeric(x)
-      in_range(is.finite(seconds) & abs(seconds) < last_exact_second)
-      micros <- round((seconds - floor(seconds)) * 1e6)
-      whole <- floor(seconds) + (micros == 1e6)
-      text <- format(as.POSIXct(whole, origin = "1970-01-01", tz = "UTC"), "%Y-%m-%dT%H:%M:%S", tz = "UTC")
-      or_null(sprintf("\"%s.%06.0f%s\"", text, micros %% 1e6, if (type$type == "timestamptz") "Z" else ""))
-    },
-    {
-      wants(is.character(x))
-      quoted(x)
-    })
+    float4 = , float8 = return(float_texts(as.numeric(x))),
+    if (is.character(x)) quoted(x) else paste0("\"", text_of(type, x), "\""))
+  texts[is.na(x)] <- "null"
+  texts
 }
 
 write_listed <- function(type, value) {

@@ -1,0 +1,1 @@
+../../core/include/transship_core.h
