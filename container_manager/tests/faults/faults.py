@@ -16,7 +16,7 @@ import server
 # What may be skipped: types of which the server has no echo, and map functions over HTTP, which has no form for them.
 ECHOES = "int4|float8|text|numeric|bytea"
 MAY_SKIP = {"flight": rf"keeps every value of (?!({ECHOES}),)[a-z0-9(]+\)?, and NULL: the server has no function"}
-MAY_SKIP["json"] = MAY_SKIP["socket"] = MAY_SKIP["flight"] + "|streams a map function|says that \"running_sum\" is of kind map"
+MAY_SKIP["json"] = MAY_SKIP["socket"] = MAY_SKIP["flight"] + "|streams a map function|says that \"running_sum\" is of kind map|refers to .* of the calls.*: echo_date"
 AGGREGATES = [
     ("forget ignored", "forgets the groups that it is told to"),
     ("groups outlive exchanges", "keeps the groups of exchanges apart"),

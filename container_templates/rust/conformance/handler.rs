@@ -1,8 +1,10 @@
 //! The functions of the conformance suite, as docs/conformance.md describes them.
 
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use transship::arrow_array::types::IntervalMonthDayNano;
+use transship::arrow_array::cast::AsArray;
+use transship::arrow_array::types::{Int64Type, IntervalMonthDayNano};
 use transship::arrow_array::{ArrayRef, RecordBatch};
 use transship::chrono::{DateTime, NaiveTime, Utc};
 use transship::serde::{Deserialize, Serialize};
@@ -39,7 +41,9 @@ pub fn functions() -> Functions {
         .scalar("constant", || 7)
         .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
         .scalar("fail_at", fail_at)
+        .arrow("fail_in_batch", fail_in_batch)
         .scalar("wait", wait)
+        .scalar("rows_waited", rows_waited)
         .table("repeat", |n: Option<i32>| 1..=n.unwrap_or(0))
         .aggregate::<Total>("total")
 }
@@ -70,7 +74,19 @@ fn fail_at(x: i64) -> Result<i64, String> {
     if x == 13 { Err("13 is bad".to_string()) } else { Ok(x) }
 }
 
+fn fail_in_batch(batch: &RecordBatch) -> Result<ArrayRef, String> {
+    let column = batch.column(0).as_primitive::<Int64Type>();
+    if column.iter().flatten().any(|x| x == 13) { Err("13 is bad".to_string()) } else { Ok(batch.column(0).clone()) }
+}
+
+static ROWS_WAITED: AtomicI64 = AtomicI64::new(0);
+
+fn rows_waited() -> i64 {
+    ROWS_WAITED.load(Ordering::Relaxed)
+}
+
 fn wait(seconds: f64) -> f64 {
+    ROWS_WAITED.fetch_add(1, Ordering::Relaxed);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     seconds
 }

@@ -14,6 +14,7 @@ use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, Signature};
 
 use crate::aggregate::{Aggregate, GroupsOf};
+use crate::pace::Pace;
 use crate::value::{Answer, Parameter, Refused, Value};
 
 /// Results of a table function that go out together.
@@ -55,8 +56,9 @@ impl Functions {
             let columns = Columns::<R>::new(signature, batch.columns());
             let mut builder = A::Value::builder(&signature.result, room_for(batch));
             let (mut errors, mut texts) = (StringBuilder::new(), RowTexts::new());
+            let mut pace = Pace::new(calls.is_cancelled);
             for row in 0..batch.num_rows() {
-                check_cancelled(row, calls.is_cancelled)?;
+                pace.check(row)?;
                 let arguments = columns.read(row)?;
                 at_row(row);
                 if calls.row_errors.is_none() {
@@ -98,8 +100,9 @@ impl Functions {
             let columns = Columns::<R>::new(signature, batch.columns());
             let (mut numbers, mut count) = (Int32Builder::new(), 0);
             let mut results = Of::<I>::builder(&signature.result, room_for(batch).min(RESULTS_PER_PART));
+            let mut pace = Pace::new(is_cancelled);
             for row in 0..batch.num_rows() {
-                check_cancelled(row, is_cancelled)?;
+                pace.check(row)?;
                 let arguments = columns.read(row)?;
                 at_row(row);
                 for answer in function.call(arguments) {

@@ -6,6 +6,7 @@
 
 pub mod aggregate;
 pub mod function;
+mod pace;
 pub mod value;
 
 pub use aggregate::Aggregate;
