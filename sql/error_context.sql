@@ -12,16 +12,16 @@ $$;
 -- A domain's constraint calls a container function. It is false for one result.
 CREATE DOMAIN small AS bigint CHECK (add_one(VALUE) < 20001);
 CREATE FUNCTION to_small(x bigint) RETURNS small LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "add_one"';
-SELECT * FROM origin('SELECT to_small(x) FROM numbers ORDER BY x');
+SELECT * FROM origin('SELECT to_small(x) FROM numbers WHERE x > 19500 ORDER BY x');
 SELECT * FROM origin('SELECT to_small(20000)');
-SELECT * FROM origin('SELECT to_small(x) FROM numbers WHERE NULLIF(x, 1) > 10 ORDER BY x');
+SELECT * FROM origin('SELECT to_small(x) FROM numbers WHERE NULLIF(x, 1) > 19510 ORDER BY x');
 -- The constraint's call fails itself.
 CREATE DOMAIN good AS bigint CHECK (fail_at(VALUE, 20000) > 0);
 CREATE FUNCTION to_good(x bigint) RETURNS good LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "add_one"';
-SELECT * FROM origin('SELECT to_good(x) FROM numbers ORDER BY x');
+SELECT * FROM origin('SELECT to_good(x) FROM numbers WHERE x > 19500 ORDER BY x');
 SELECT * FROM origin('SELECT to_good(19999)');
 -- The constraint calls a function that asks a query with a batch of its own.
-CREATE FUNCTION fails_inside(v bigint, bad bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION fails_inside(v bigint, bad bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS $$
 BEGIN
   PERFORM fail_at(x, 130) FROM numbers WHERE v = bad;
   RETURN true;
@@ -58,7 +58,7 @@ CREATE FUNCTION sums(x bigint) RETURNS TABLE (x bigint, total bigint) LANGUAGE c
 SELECT * FROM origin($$SELECT * FROM transship.map('sums', 'SELECT fail_at(x, 150) FROM numbers ORDER BY x') AS t (x bigint, total bigint)$$);
 SELECT * FROM origin($$SELECT * FROM transship.map('sums', 'SELECT 1 / (x - 3) FROM numbers ORDER BY x') AS t (x bigint, total bigint)$$);
 -- Rows that are not sent count as well.
-SELECT * FROM origin('SELECT CASE WHEN x > 19000 THEN to_small(x) END FROM numbers ORDER BY x');
+SELECT * FROM origin('SELECT CASE WHEN x > 19700 THEN to_small(x) END FROM numbers WHERE x > 19500 ORDER BY x');
 \pset format aligned
 DROP FUNCTION sums, divides, catches, to_checked, to_good, to_small, origin;
 DROP DOMAIN checked, good, small;

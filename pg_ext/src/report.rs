@@ -17,8 +17,7 @@ use pgrx::pg_sys::panic::ErrorReport;
 use udf_types::{Advice, Error, Kind};
 
 use crate::function::Function;
-use crate::pg::memory::within;
-use crate::pg::text;
+use crate::pg::{raw, text};
 
 /// A call from PostgreSQL. It holds nothing to be dropped, since PostgreSQL's errors jump over it.
 struct Frame {
@@ -59,12 +58,19 @@ type Texts<T> = [Option<T>; 3];
 
 thread_local! {
     static PASSED: RefCell<Option<Passed>> = const { RefCell::new(None) };
+    /// Where reports are copied to. It has room for one from the start, since memory may have run out.
+    static COPIES: Cell<pg_sys::MemoryContext> = const { Cell::new(std::ptr::null_mut()) };
 }
+
+/// Bytes of that room.
+const COPY_BYTES: usize = 8192;
 
 /// Has errors forgotten that were caught: PostgreSQL ends the subtransaction, or the transaction, in which they were raised.
 pub fn install() {
-    // SAFETY: the callbacks are static functions and take no argument.
+    // SAFETY: the callbacks are static functions and take no argument. The context's name is a constant, as PostgreSQL demands.
     unsafe {
+        let (parent, name) = (pg_sys::TopMemoryContext, c"errors of transship".as_ptr());
+        COPIES.set(pg_sys::AllocSetContextCreateInternal(parent, name, COPY_BYTES, COPY_BYTES, COPY_BYTES));
         pg_sys::RegisterXactCallback(Some(forget_at_end), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(forget_at_sub_end), std::ptr::null_mut());
     }
@@ -215,6 +221,8 @@ unsafe extern "C-unwind" {
     fn errdetail_internal(format: *const c_char, ...) -> c_int;
     fn errhint(format: *const c_char, ...) -> c_int;
     fn errcontext_msg(format: *const c_char, ...) -> c_int;
+    // Without pgrx's guard: an error in a callback goes where PostgreSQL's go, and no panic passes its frames.
+    fn CopyErrorData() -> *mut pg_sys::ErrorData;
 }
 
 /// A report that PostgreSQL is building.
@@ -231,16 +239,21 @@ impl Report {
     /// # Safety
     /// To be called while PostgreSQL builds a report.
     unsafe fn read() -> Report {
-        // SAFETY: the caller says so. The copy is made where the report is not, and freed.
+        // SAFETY: the caller says so. The copy is made where the report is not, and freed. An error in between leaves the context
+        // switched, as PostgreSQL expects, and jumps over frames that hold nothing to be dropped.
         unsafe {
-            let report = within(pg_sys::TopMemoryContext, || pg_sys::CopyErrorData());
+            let (copies, before) = (COPIES.get(), pg_sys::CurrentMemoryContext);
+            raw::memory_context_reset(copies);
+            pg_sys::CurrentMemoryContext = copies;
+            let report = CopyErrorData();
+            pg_sys::CurrentMemoryContext = before;
             let owned = |text: *mut c_char| (!text.is_null()).then(|| CStr::from_ptr(text).to_owned());
             let read = Report {
                 is_error: (*report).elevel >= pg_sys::elog::PgLogLevel::ERROR as i32,
                 texts: [(*report).message, (*report).detail, (*report).hint].map(owned),
                 context: owned((*report).context),
             };
-            pg_sys::FreeErrorData(report);
+            raw::memory_context_reset(copies);
             read
         }
     }
