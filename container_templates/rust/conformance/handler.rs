@@ -38,6 +38,7 @@ pub fn functions() -> Functions {
         .scalar("echo_decimals", same::<Json<Decimals>>)
         .scalar("constant", || 7)
         .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
+        .scalar("write_line", write_line)
         .scalar("fail_at", fail_at)
         .scalar("wait", wait)
         .table("repeat", |n: Option<i32>| 1..=n.unwrap_or(0))
@@ -64,6 +65,11 @@ fn same<T>(x: Option<T>) -> Option<T> {
 
 fn first(batch: &RecordBatch) -> Result<ArrayRef, String> {
     Ok(batch.column(0).clone())
+}
+
+fn write_line(text: String) -> String {
+    transship::write_line(&text);
+    text
 }
 
 fn fail_at(x: i64) -> Result<i64, String> {
