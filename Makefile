@@ -66,13 +66,10 @@ sqlsmith:        ## Ask what Debian's sqlsmith writes, and fail if the server cr
 fuzz:            ## Fuzz every reader of foreign bytes, 10 minutes each, on a nightly toolchain with cargo-fuzz: make fuzz FUZZ_SECONDS=60 FUZZERS="columns parquet"
 	@tests/fuzz.sh $(FUZZERS)
 
-asan:            ## Test the SQL Server extension, the server core and the codecs under AddressSanitizer, on a nightly toolchain.
-	@tests/sanitizers.sh asan
+asan:            ## Test both shared objects, the server core and the codecs under AddressSanitizer, on a nightly toolchain: make asan PARTS="core postgres mssql"
+	@tests/sanitizers.sh asan $(PARTS)
 
-asan-postgres:   ## Run SQL tests with the PostgreSQL extension under AddressSanitizer, on a nightly toolchain: make asan-postgres TESTS="types nulls"
-	@tests/sanitizers.sh asan-postgres $(TESTS)
-
-miri:            ## Test the pure parts of the codecs under Miri, on a nightly toolchain with that component.
+miri:            ## Test the type table and the codecs under Miri, on a nightly toolchain with that component.
 	@tests/sanitizers.sh miri
 
 lifted-regression: ## Run PostgreSQL's own tests with ordinary functions lifted, in every form, on PostgreSQL 15, 17 and 18.
@@ -102,4 +99,4 @@ format:          ## Format the Rust code.
 clean: pg-stop   ## Stop everything private and delete what was built.
 	@scripts/clean.sh
 
-.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults soak simulate test-matrix userns core-regression differential sqlsmith fuzz asan asan-postgres miri lifted-regression pg pg-dsn pg-env pg-stop bench format clean
+.PHONY: help build demo test form installcheck mssql mssqlcheck conformance conformance-faults templates faults soak simulate test-matrix userns core-regression differential sqlsmith fuzz asan miri lifted-regression pg pg-dsn pg-env pg-stop bench format clean

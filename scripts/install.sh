@@ -7,11 +7,13 @@ say "Building the extension and the manager"
 major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/') features=()
 [ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major")
 cargo build --quiet --release --workspace "${features[@]}"
+# Another build of the library, if TRANSSHIP_LIBRARY names one.
+built=${TRANSSHIP_LIBRARY:-$BUILD/libtransship.so}
 library=$("$PG_CONFIG" --pkglibdir) extension=$("$PG_CONFIG" --sharedir)/extension
 # A library that a server has loaded must not be written over; install puts a new file in its place.
 files_differ() { ! cmp -s "$1" "$2"; }
 changed=
-files_differ "$BUILD/libtransship.so" "$library/transship.so" && changed=yes
+files_differ "$built" "$library/transship.so" && changed=yes
 for file in pg_ext/transship.control pg_ext/transship--*.sql; do
   files_differ "$file" "$extension/$(basename "$file")" && changed=yes
 done
@@ -21,6 +23,6 @@ if [ -n "$changed" ]; then
     echo "Run:  sudo install -m 755 $BUILD/libtransship.so $library/transship.so && sudo install -m 644 $ROOT/pg_ext/transship.control $ROOT/pg_ext/transship--*.sql $extension/" >&2
     exit 1
   fi
-  install -m 755 "$BUILD/libtransship.so" "$library/transship.so"
+  install -m 755 "$built" "$library/transship.so"
   install -m 644 pg_ext/transship.control pg_ext/transship--*.sql "$extension/"
 fi

@@ -61,7 +61,7 @@ def ask(query, **settings):
     options = [f"-c transship.{name}={value}" for name, value in settings.items()]
     environment = {**os.environ, "PGOPTIONS": " ".join([os.environ["PGOPTIONS"], *options])}
     # Spans leave in the background: the session stays a moment longer.
-    stay = ["--command", "SELECT pg_sleep(0.5) \\g /dev/null"] if "traceparent" in settings else []
+    stay = ["--command", "DO 'BEGIN PERFORM pg_sleep(0.5); END'"] if "traceparent" in settings else []
     done = subprocess.run(
         ["psql", "--no-psqlrc", "--quiet", "-At", "--dbname", "observed", "--command", query, *stay],
         capture_output=True, text=True, timeout=120, env=environment,

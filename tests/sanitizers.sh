@@ -1,62 +1,77 @@
 #!/usr/bin/env bash
-# Looks for wrong uses of memory, on a nightly toolchain with the component that is needed:
-#   sanitizers.sh asan          both shared objects and the C interface of the core under AddressSanitizer
-#   sanitizers.sh asan-postgres SQL tests in a backend that has the extension under AddressSanitizer: asan-postgres [TEST...]
-#   sanitizers.sh miri          what of the codecs and of the core's parsers is pure, under Miri
-# These are no part of tests/all.sh, since a nightly toolchain need not be there.
+# Looks for wrong uses of memory, on a nightly toolchain:
+#   sanitizers.sh asan [PART...]  AddressSanitizer. Parts: core (Rust tests of the server core, its C interface and the codecs),
+#                                 postgres (SQL tests, with the extension instrumented), mssql (jobs in the test host, with the
+#                                 extension and the host instrumented); all of them if none is named
+#   sanitizers.sh miri            Miri, for what is pure in the type table and the codecs
+# They are no part of tests/all.sh, since a nightly toolchain need not be there, and take about an hour.
 source "$(dirname "$0")/../scripts/environment.sh"
 
-nightly() {
+need_nightly() {
   rustup toolchain list 2> /dev/null | grep -q '^nightly' || {
-    echo "sanitizers.sh: there is no nightly toolchain: rustup toolchain install nightly --component rust-src,miri" >&2
+    echo "sanitizers.sh: there is no nightly toolchain; rustup toolchain install nightly adds it" >&2
     exit 2
   }
   [ -z "${1:-}" ] || rustup +nightly component list --installed | grep -q "^$1" || {
-    echo "sanitizers.sh: the nightly toolchain has no component $1: rustup +nightly component add $1" >&2
+    echo "sanitizers.sh: the nightly toolchain has no component $1; rustup +nightly component add $1 rust-src adds it" >&2
     exit 2
   }
 }
 
 host=$(rustc -vV | sed -n 's/^host: //p')
-# Leaks are no concern here: what a backend keeps until its end is not freed. A failed allocation is an error, as in production.
+instrumented=$ROOT/target/asan/$host/debug
+# Backends do not free what they keep until they end. A failed allocation is an error, as in production.
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:${ASAN_OPTIONS:-}
 
-# Cargo with AddressSanitizer. Naming the target keeps build scripts and macros free of it.
+# Cargo with AddressSanitizer. A target that is named keeps build scripts and macros free of it.
 with_asan() {
-  RUSTFLAGS="-Zsanitizer=address --cfg=asan ${RUSTFLAGS:-}" CARGO_TARGET_DIR=$ROOT/target/asan PGRX_PG_CONFIG_PATH=$PG_CONFIG \
-    cargo +nightly "$1" --target "$host" "${@:2}"
+  RUSTFLAGS="-Zsanitizer=address ${RUSTFLAGS:-}" CARGO_TARGET_DIR=$ROOT/target/asan cargo +nightly "$1" --target "$host" "${@:2}"
+}
+
+test_core() {
+  say "Testing the server core and the codecs under AddressSanitizer"
+  with_asan test --package transship_core --package udf_codec --package fuzz_cases
+}
+
+test_postgres() {
+  "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15 clang libclang-dev libclang-rt-14-dev
+  with_asan build --package pg_ext
+  "$ROOT/scripts/cluster.sh" stop
+  # PostgreSQL's own programs are not instrumented, so the sanitizer's library is loaded before them.
+  trap '"$ROOT/scripts/cluster.sh" stop; "$ROOT/scripts/install.sh"' EXIT
+  say "Running SQL tests with the extension under AddressSanitizer"
+  TRANSSHIP_LIBRARY=$instrumented/libtransship.so TRANSSHIP_PRELOAD=$(clang -print-file-name=libclang_rt.asan-x86_64.so) \
+    RUNTIME=process tests/installcheck.sh types nulls results batching aggregates constants on_error settings
+}
+
+test_mssql() {
+  with_asan build --package mssql_ext --package exthost
+  say "Testing the SQL Server extension under AddressSanitizer"
+  EXTHOST=$instrumented/exthost EXTHOST_EXTENSION=$instrumented/libtransship_mssql.so RUNTIME=process \
+    tests/mssqlcheck.sh mssql_ext/tests -k "not valgrind"
 }
 
 case ${1:-} in
   asan)
-    nightly
-    say "Testing the SQL Server extension, the server core and the codecs under AddressSanitizer"
-    with_asan test --package mssql_ext --package transship_core --package udf_codec --package fuzz_cases --lib --tests
-    ;;
-  asan-postgres)
-    nightly
-    "$ROOT/scripts/packages.sh" postgresql-15 postgresql-server-dev-15
-    with_asan build --package pg_ext
-    runtime=$(rustc +nightly --print sysroot)/lib/rustlib/$host/lib/librustc-nightly_rt.asan.so
-    library=$ROOT/target/asan/$host/debug/libtransship.so
-    installed=$("$PG_CONFIG" --pkglibdir)/transship.so
-    # The cluster's programs have no runtime of the sanitizer, which has to be loaded first.
-    [ -e "$runtime" ] || runtime=$(clang -print-file-name=libclang_rt.asan-x86_64.so)
-    cp "$installed" "$installed.kept"
-    trap 'mv "$installed.kept" "$installed"; "$ROOT/scripts/cluster.sh" stop' EXIT
-    "$ROOT/scripts/cluster.sh" stop
-    install -m 755 "$library" "$installed"
-    LD_PRELOAD=$runtime tests/installcheck.sh "${@:2}"
+    need_nightly
+    parts=("${@:2}")
+    [ ${#parts[@]} -gt 0 ] || parts=(core postgres mssql)
+    for part in "${parts[@]}"; do
+      case $part in
+        core | postgres | mssql) "test_$part" ;;
+        *) echo "sanitizers.sh: there is no part $part" >&2; exit 2 ;;
+      esac
+    done
     ;;
   miri)
-    nightly miri
-    say "Testing the pure parts under Miri"
-    # What calls the kernel, and proptest's many cases, are left out.
-    export MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" PROPTEST_CASES=4 CARGO_TARGET_DIR=$ROOT/target/miri
-    cargo +nightly miri test --package udf_types --package udf_codec --no-default-features --lib
+    need_nightly miri
+    say "Testing the type table and the codecs under Miri"
+    # What reads the clock or files is allowed to; few random cases, since Miri takes a hundred times as long.
+    MIRIFLAGS="-Zmiri-disable-isolation ${MIRIFLAGS:-}" PROPTEST_CASES=${PROPTEST_CASES:-4} CARGO_TARGET_DIR=$ROOT/target/miri \
+      cargo +nightly miri test --package udf_types --package udf_codec --no-default-features --lib
     ;;
   *)
-    echo "usage: $0 asan | asan-postgres [TEST...] | miri" >&2
+    echo "usage: $0 asan [core|postgres|mssql]... | miri" >&2
     exit 2
     ;;
 esac

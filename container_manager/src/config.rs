@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use udf_project::reference::ImageReference;
 
-use crate::traces::OtlpEndpoint;
+use crate::otlp_endpoint::OtlpEndpoint;
 
 /// The manager's configuration.
 #[derive(Debug, Clone)]

@@ -12,7 +12,7 @@ use udf_types::{Error, Result};
 use crate::config::{BaseImage, BuildConfig, Config, HostConfig, Paths, RuntimeConfig, RuntimeName};
 use crate::deploy::{self, DeployTarget};
 use crate::log::LogFormat;
-use crate::traces::OtlpEndpoint;
+use crate::otlp_endpoint::OtlpEndpoint;
 
 /// `run_dir` + `/` + a replica's folder + `/flight.sock` must fit into a socket address.
 pub const MAX_RUN_DIR_BYTES: usize = 107 - 60;

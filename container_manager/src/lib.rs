@@ -22,6 +22,7 @@ pub mod log;
 pub mod make_dir;
 pub mod metrics;
 pub mod monitoring;
+pub mod otlp_endpoint;
 pub mod pool;
 pub mod progress;
 pub mod registration;

@@ -39,7 +39,7 @@ def host(tmp_path):
             path.write_text(job)
             job = path
         extension = extension or os.environ["EXTHOST_EXTENSION"]
-        command = [*prefix, str(BUILD / "exthost"), "--extension", str(extension), *map(str, flags), str(job)]
+        command = [*prefix, os.environ.get("EXTHOST", str(BUILD / "exthost")), "--extension", str(extension), *map(str, flags), str(job)]
         # What a test does not allow itself is allowed.
         allowed = {"TRANSSHIP_ALLOWED": "*"}
         environment = os.environ | allowed | {key: str(value) for key, value in (env or {}).items()}

@@ -48,6 +48,8 @@ COMMON = [
     ("no text", "5", "tells the batch, the row and the text of an exception"),
     ("no traceback", "5", "tells the batch, the row and the text of an exception"),
     ("wrong kind", "5", "tells the batch, the row and the text of an exception"),
+    ("lines lost", "4.11", "sends each client the lines of its own calls"),
+    ("lines of others", "4.11", "sends each client the lines of its own calls"),
     ("the unknown called", "5", "refuses to call an unrecognized function"),
 ]
 FLIGHT = [

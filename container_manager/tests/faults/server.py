@@ -55,6 +55,7 @@ FUNCTIONS = {name: ("scalar", [ty], ty) for name, ty in ECHOES.items()} | {
     "add": ("scalar", ["int8", "int8"], "int8"),
     "fail_at": ("scalar", ["int8"], "int8"),
     "label": ("scalar", ["text"], "text"),
+    "write_line": ("scalar", ["text"], "text"),
     "wait": ("scalar", ["float8"], "float8"),
     "rows_waited": ("scalar", [], "int8"),
     "repeat": ("table", ["int4"], "int4"),
@@ -119,6 +120,15 @@ class Functions:
         self.waited = 0
         self.is_dead = False
         self.shared_groups = {}
+        # What each thread has written for the batch that it answers (§4.11), and what all have.
+        self.lines, self.all_lines = threading.local(), []
+
+    def take_lines(self):
+        """The lines of the batch that this thread has answered."""
+        lines, self.lines.written = getattr(self.lines, "written", []), []
+        if self.has("lines lost"):
+            return []
+        return list(self.all_lines) if self.has("lines of others") else lines
 
     def has(self, fault):
         return self.fault == fault
@@ -128,7 +138,7 @@ class Functions:
         server = "" if self.has("no name") else "faults/1"
         names = [name for name in FUNCTIONS if FUNCTIONS[name][0] != "map" or "flight" in transports]
         greeting = {"protocol": protocol, "server": server, "functions": names, "transports": transports}
-        return greeting | {"constants": True}
+        return greeting | {"constants": True, "lines": True}
 
     def scalar(self, name, columns, rows, is_cancelled):
         """One result per row."""
@@ -159,6 +169,9 @@ class Functions:
         if name == "rows_waited":
             return self.waited
         first = arguments[0]
+        if name == "write_line":
+            self.lines.written = [*getattr(self.lines, "written", []), first]
+            self.all_lines.append(first)
         if name == "wait":
             self.waited += 1
             time.sleep(first)
@@ -215,11 +228,18 @@ class Functions:
         return [result for result, _ in results], [state for _, state in results]
 
 
+class LinesWanted(flight.ServerMiddlewareFactory):
+    """Marks calls that ask for lines (§4.11)."""
+
+    def start_call(self, info, headers):
+        return flight.ServerMiddleware() if "yes" in headers.get("transship-lines", []) else None
+
+
 class FlightServer(flight.FlightServerBase):
     """§2 to §5."""
 
     def __init__(self, fault):
-        super().__init__("grpc://127.0.0.1:0")
+        super().__init__("grpc://127.0.0.1:0", middleware={"lines": LinesWanted()})
         self.functions = Functions(fault)
         self.open = threading.Lock()
 
@@ -337,6 +357,8 @@ class FlightServer(flight.FlightServerBase):
                     meta = {"batch": number + (1 if has("other numbers") else 0), "micros": 1}
                     if position + 1 < len(replies) and not has("parts unmarked"):
                         meta["more"] = True
+                    if (lines := self.functions.take_lines()) and context.get_middleware("lines"):
+                        meta["lines"] = lines
                     writer.write_with_metadata(reply, json.dumps(meta).encode())
 
     def replies(self, name, kind, metadata, columns, rows, groups, context):
@@ -555,6 +577,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        if (lines := self.server.functions.take_lines()) and self.headers["transship-lines"] == "yes":
+            self.send_header("transship-lines", base64.b64encode(json.dumps(lines).encode()).decode())
         self.end_headers()
         self.wfile.write(body)
 

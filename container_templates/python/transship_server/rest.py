@@ -93,7 +93,9 @@ class _Handler(http1.Handler):
             body = self._decode_body(self.body)
         except CallError as error:
             return self._fail(error)
-        with lines.collecting(self.headers.get(lines.FIELD) == lines.WANTED) as self.lines:
+        if self.headers.get(lines.FIELD) != lines.WANTED:
+            return self._answer_call(body)
+        with lines.collecting(True) as self.lines:
             return self._answer_call(body)
 
     def _answer_call(self, body):

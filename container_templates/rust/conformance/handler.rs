@@ -40,6 +40,7 @@ pub fn functions() -> Functions {
         .scalar("echo_decimals", same::<Json<Decimals>>)
         .scalar("constant", || 7)
         .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
+        .scalar("write_line", write_line)
         .scalar("fail_at", fail_at)
         .arrow("fail_in_batch", fail_in_batch)
         .scalar("wait", wait)
@@ -68,6 +69,11 @@ fn same<T>(x: Option<T>) -> Option<T> {
 
 fn first(batch: &RecordBatch) -> Result<ArrayRef, String> {
     Ok(batch.column(0).clone())
+}
+
+fn write_line(text: String) -> String {
+    transship::write_line(&text);
+    text
 }
 
 fn fail_at(x: i64) -> Result<i64, String> {

@@ -42,7 +42,7 @@ impl TraceContext {
         let has_right_end =
             if version == 0 { further.is_empty() } else { further.is_empty() || further.starts_with('-') };
         let is_valid = version != 0xff && trace_id != 0 && span_id != 0 && has_right_end;
-        is_valid.then(|| TraceContext { trace_id, span_id: span_id as u64, is_sampled: flags & 1 == 1 })
+        is_valid.then_some(TraceContext { trace_id, span_id: span_id as u64, is_sampled: flags & 1 == 1 })
     }
 
     /// A new span of the same trace.

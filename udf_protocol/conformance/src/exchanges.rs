@@ -233,7 +233,7 @@ impl Judge {
 
     pub(super) fn judge_lines(&mut self) {
         if self.has_lines {
-            let case = "sends lines to those who ask, and to nobody else";
+            let case = "sends each client the lines of its own calls";
             self.with("4.11", case, unary("write_line", Type::Text), Judge::expect_lines);
         }
     }

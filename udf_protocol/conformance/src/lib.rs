@@ -464,7 +464,7 @@ mod tests {
                 "§5 refuses to call an unrecognized function",
                 "§4.9 goes on after rows on which the handler raises an error, run once",
                 "§4.9 goes on after rows on which the handler raises an error, run again",
-                "§4.11 sends lines to those who ask, and to nobody else",
+                "§4.11 sends each client the lines of its own calls",
                 "§6 refuses what is not JSON",
                 "§6 refuses JSON that is no call",
                 "§6 refuses a call with too few columns",
