@@ -70,6 +70,7 @@ fn run_here(seed: u64, is_quiet: bool) -> ExitCode {
     let folder = tempfile::Builder::new().prefix("sim").tempdir_in("/dev/shm").expect("there is memory for a folder");
     let path = folder.path().to_path_buf();
     let run = move || {
+        trace::leave_out(&path.display().to_string());
         if !is_quiet {
             trace::show();
         }
