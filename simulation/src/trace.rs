@@ -15,8 +15,6 @@ struct Trace {
     count: u64,
     is_shown: bool,
     names: BTreeMap<usize, String>,
-    /// The folder of this run, whose name no other run has.
-    folder: String,
     /// What processes have written since their last ends of lines.
     unfinished: BTreeMap<usize, Vec<u8>>,
 }
@@ -30,7 +28,6 @@ pub fn note(line: impl std::fmt::Display) {
     let now = kernel::now();
     let line = format!("{:>5}.{:06} {line}", now.as_secs(), now.subsec_micros());
     TRACE.with_borrow_mut(|trace| {
-        let line = line.replace(&trace.folder, "");
         for byte in line.bytes() {
             trace.digest = (trace.digest ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         }
@@ -44,11 +41,6 @@ pub fn note(line: impl std::fmt::Display) {
             trace.lines.pop_front();
         }
     });
-}
-
-/// Leaves the name of a folder out of all lines.
-pub fn leave_out(folder: &str) {
-    TRACE.with_borrow_mut(|trace| trace.folder = folder.to_string());
 }
 
 /// Shows every line at once.
