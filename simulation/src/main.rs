@@ -11,6 +11,7 @@ mod trace;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +69,9 @@ fn main() -> ExitCode {
 /// Runs one seed in this process, which has nothing of another seed's.
 fn run_here(seed: u64, is_quiet: bool) -> ExitCode {
     let folder = tempfile::Builder::new().prefix("sim").tempdir_in("/dev/shm").expect("there is memory for a folder");
-    let path = folder.path().to_path_buf();
+    // Names of files decide the order of maps, so no name is another run's.
+    std::env::set_current_dir(folder.path()).expect("the folder is there");
+    let path = PathBuf::from("/proc/self/cwd");
     let run = move || {
         if !is_quiet {
             trace::show();

@@ -34,7 +34,7 @@ use crate::scheduler::{Scheduler, sleep, soon};
 use crate::session::{self, Plan};
 use crate::trace;
 
-/// So long things go wrong.
+/// So long things go wrong, of which the last begins in the first half.
 const TROUBLE_S: u64 = 60;
 /// Everything has ended by then.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
@@ -46,7 +46,9 @@ const LEAST_RECOVERY: Duration = Duration::from_secs(30);
 /// So long a container may run that the manager does not know, and somebody have a lease on one that has ended.
 const DEADLINE: Duration = Duration::from_secs(150);
 /// Between two looks at what must hold.
-const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Once nobody uses anything, and besides what the manager is told to wait, everything is given back after so long.
+const SETTLING: Duration = Duration::from_secs(60);
 /// So much memory, in megabytes, and so many descriptors are enough for a world.
 const MOST_MEMORY_MB: f32 = 200.0;
 const LEAST_DESCRIPTORS: usize = 40;
@@ -206,7 +208,7 @@ impl World {
         }
         let world = self.clone();
         self.until(scheduler, "the sessions end", || world.sessions.borrow().is_empty())?;
-        let end_of_trouble = Duration::from_secs(TROUBLE_S * 2);
+        let end_of_trouble = Duration::from_secs(TROUBLE_S);
         self.until(scheduler, "all faults are over", || kernel::now() - kernel::leapt() > end_of_trouble)?;
         trace::note("nothing goes wrong any more");
         kernel::set_unrest(Unrest::default());
@@ -229,7 +231,7 @@ impl World {
 
     /// What must hold once nobody does anything any more.
     fn end(self: &Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
-        let idle = kernel::now() + self.config.idle_timeout + self.config.adopted_grace + Duration::from_secs(120);
+        let idle = kernel::now() + self.config.idle_timeout + self.config.adopted_grace + SETTLING;
         self.until(scheduler, "containers are stopped that nobody uses", || kernel::now() > idle)?;
         let known = self.pool.lock().expect("no holder panics").as_ref().map(|pool| pool.list()).unwrap_or_default();
         if let Some(leased) = known.iter().find(|replica| replica.leases > 0 || !replica.holders.is_empty()) {
