@@ -35,6 +35,10 @@ for template in "${templates[@]}"; do
   echo "$verdicts"
   if [ "$TRANSSHIP_RUNTIME" = docker ]; then
     "$ROOT/target/venv/bin/python" tests/judge_container.py "conformance-$template:1.0" || failed+=" $template"
+    if [ -d "tests/handlers/$template" ]; then
+      build_image "tests/handlers/$template"
+      "$ROOT/target/venv/bin/python" tests/handlers/judge.py "$template" || failed+=" $template"
+    fi
   fi
   # "name over shm" and, in the last line, its count.
   matrix+="| $template | $(awk '/ over /{name = $NF} / passed, /{sub(/^ */, ""); print name ": " $0}' <<< "$verdicts" | paste -sd';' | sed 's/;/; /g') |\n"

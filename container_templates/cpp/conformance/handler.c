@@ -47,6 +47,15 @@ TRANSSHIP_EXPORT void repeat(transship_call *call, const transship_value *argume
   }
 }
 
+TRANSSHIP_EXPORT void running_sum(transship_call *call, const transship_value *arguments, transship_value *result) {
+  (void)arguments, (void)result;
+  transship_value row, sum = {0, 0, 0, NULL, 0};
+  while (call->next(call, &row)) {
+    if (!row.is_null) sum.integer += row.integer;
+    call->emit(call, &sum);
+  }
+}
+
 TRANSSHIP_EXPORT size_t total_state_size = sizeof(int64_t);
 
 TRANSSHIP_EXPORT void total_step(transship_call *call, void *state, const transship_value *arguments) {

@@ -35,6 +35,8 @@ public:
   explicit Batch(const transship_work *work) {
     if (transship_work_batch(work, &array_, &schema_) != TRANSSHIP_OK) throw std::runtime_error(transship_message());
   }
+  /// Takes over what transship_work_next has given.
+  Batch(const ArrowArray &array, const ArrowSchema &schema) : array_(array), schema_(schema) {}
   ~Batch() {
     array_.release(&array_);
     schema_.release(&schema_);
@@ -42,6 +44,7 @@ public:
   Batch(const Batch &) = delete;
   Batch &operator=(const Batch &) = delete;
 
+  std::size_t rows() const { return static_cast<std::size_t>(array_.length); }
   std::size_t width() const { return static_cast<std::size_t>(array_.n_children); }
 
   /// A column's values; texts end with a zero that does not count.

@@ -44,6 +44,7 @@ struct Call : transship_call {
   bool has_failed = false;
   std::string failure;
   std::function<void(const transship_value &)> take;
+  std::function<bool(transship_value *)> read;
 
   explicit Call(transship_work *work) : work(work) {
     allocate = [](transship_call *call, std::size_t size) -> void * { return static_cast<Call *>(call)->memory.allocate(size); };
@@ -53,6 +54,9 @@ struct Call : transship_call {
     };
     emit = [](transship_call *call, const transship_value *result) {
       if (static_cast<Call *>(call)->take) static_cast<Call *>(call)->take(*result);
+    };
+    next = [](transship_call *call, transship_value *arguments) -> int {
+      return static_cast<Call *>(call)->read && static_cast<Call *>(call)->read(arguments);
     };
   }
 };
@@ -81,7 +85,7 @@ struct Function {
       merge = reinterpret_cast<transship_merge_function *>(dlsym(library, (name + "_merge").c_str()));
     } else if (kind == "scalar" && takes_columns) {
       column_function = reinterpret_cast<transship_column_function *>(find(library, name));
-    } else if ((kind == "scalar" || kind == "table") && takes_rows) {
+    } else if ((kind == "scalar" || kind == "table" || kind == "map") && takes_rows) {
       row_function = reinterpret_cast<transship_row_function *>(find(library, name));
     } else {
       refuse("there are no " + kind + " functions with batch = \"" + entry.batch + "\" in C");
@@ -101,12 +105,12 @@ struct Function {
     if (call.has_failed) throw CallError{"user_code", call.failure, row, "in function " + name + " of handler.so"};
   }
 
-  /// Adds a result.
-  void add(Results &results, const transship_value &value, std::size_t row) const {
+  /// Adds a result; row is below zero if it is of none.
+  void add(Results &results, const transship_value &value, int64_t row) const {
     try {
       results.add(value);
     } catch (const Misfit &misfit) {
-      throw CallError{"bad_result", std::string("It returned ") + misfit.what() + "; the declared result is " + result + ".", static_cast<int64_t>(row)};
+      throw CallError{"bad_result", std::string("It returned ") + misfit.what() + "; the declared result is " + result + ".", row};
     }
   }
 };
@@ -184,6 +188,59 @@ Reply answer_table(const Function &function, const transship_work_info &info, co
     function.check(call, static_cast<int64_t>(row));
     if (failure) std::rethrow_exception(failure);
   }
+  return reply;
+}
+
+/// Answers a map function's stream.
+Reply answer_stream(const Function &function, Call &call) {
+  Reply reply{function.result_format};
+  std::exception_ptr failure;
+  const auto guarded = [&](const auto &work) {
+    if (failure) return false;
+    try {
+      return work();
+    } catch (...) {
+      failure = std::current_exception();
+      return false;
+    }
+  };
+  Memory memory;
+  std::vector<Values> columns;
+  std::size_t row = 0, rows = 0;
+  call.read = [&](transship_value *arguments) {
+    return guarded([&] {
+      while (row == rows) {
+        // Nothing is kept back while the stream may wait for its client.
+        if (reply.columns[0].size() > 0) give_part(call.work, reply);
+        ArrowArray array;
+        ArrowSchema schema;
+        const transship_status status = transship_work_next(call.work, -1, &array, &schema);
+        if (status == TRANSSHIP_ENDED) return false;
+        if (status != TRANSSHIP_OK) throw gone();
+        const Batch batch(array, schema);
+        memory = Memory();
+        columns = columns_of(batch, memory);
+        row = 0;
+        rows = batch.rows();
+      }
+      for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
+      row++;
+      return true;
+    });
+  };
+  std::size_t count = 0;
+  call.take = [&](const transship_value &emitted) {
+    guarded([&] {
+      look(call, ++count);
+      if (reply.columns[0].size() == results_per_part) give_part(call.work, reply);
+      function.add(reply.columns[0], emitted, -1);
+      return true;
+    });
+  };
+  transship_value nothing{};
+  function.row_function(&call, nullptr, &nothing);
+  function.check(call, -1);
+  if (failure) std::rethrow_exception(failure);
   return reply;
 }
 
@@ -323,6 +380,7 @@ private:
   Reply reply_to(transship_work *work, const transship_work_info &info) {
     const Function &function = functions_[info.function];
     Call call(work);
+    if (info.step == TRANSSHIP_MAP) return answer_stream(function, call);
     const Batch batch(work);
     const std::vector<Values> columns = columns_of(batch, call.memory);
     if (info.step != TRANSSHIP_CALL) {

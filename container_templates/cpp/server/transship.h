@@ -1,7 +1,8 @@
 /* What a handler in C is written against: functions that the server finds by name in the handler's shared library.
  *
  * A scalar function NAME is a transship_row_function, or with batch = "columns" a transship_column_function. A table
- * function is a transship_row_function that calls emit for each result. An aggregate function NAME has a size_t
+ * function is a transship_row_function that calls emit for each result. A map function is a transship_row_function without
+ * arguments that calls next for each row, and emit for each result. An aggregate function NAME has a size_t
  * NAME_state_size; its states are so many bytes, zero at first, that travel as they are, so without pointers. NAME_step
  * is a transship_step_function, NAME_finish a transship_finish_function, and NAME_merge, which is optional, a
  * transship_merge_function. */
@@ -33,6 +34,9 @@ typedef struct transship_call {
   void *(*allocate)(struct transship_call *call, size_t size);
   void (*fail)(struct transship_call *call, const char *message);
   void (*emit)(struct transship_call *call, const transship_value *result);
+  /* Of a map function: waits for the next row, whose values last until the row after it. 0 if there are no more, or if the
+   * function is to return because its results are of no use any more. */
+  int (*next)(struct transship_call *call, transship_value *arguments);
 } transship_call;
 
 typedef void transship_row_function(transship_call *call, const transship_value *arguments, transship_value *result);

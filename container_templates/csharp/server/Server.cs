@@ -3,6 +3,7 @@ using System.Collections.Generic;
 using System.IO;
 using System.Linq;
 using System.Reflection;
+using System.Runtime.InteropServices;
 using System.Threading;
 using Newtonsoft.Json.Linq;
 
@@ -12,13 +13,19 @@ namespace Transship
     public static class Server
     {
         const int MostThreads = 64;
-        /// <summary>How long a thread waits for work before it ends, if others wait too.</summary>
-        const long IdleMs = 10000;
+        /// <summary>
+        /// How long a thread waits for work before it ends, if others wait too. Mono cannot stop a thread that is in the core, and a handler
+        /// that calls Environment.Exit waits for that.
+        /// </summary>
+        const long IdleMs = 1000;
 
         static IntPtr server;
         static List<Function> functions;
         static readonly Dictionary<ulong, Groups> exchanges = new Dictionary<ulong, Groups>();
         static int waiting, threads;
+
+        [DllImport("libc", EntryPoint = "_exit")]
+        static extern void EndProcess(int status);
 
         /// <summary>Runs a command, serve or describe, on the handler of an assembly; gives the exit status.</summary>
         public static int Run(Assembly assembly, string command)
@@ -47,7 +54,7 @@ namespace Transship
             threads = 1;
             Pull(true);
             // Other threads may still be in a handler whose client has gone.
-            Environment.Exit(0);
+            EndProcess(0);
             return 0;
         }
 
@@ -58,14 +65,14 @@ namespace Transship
             {
                 Interlocked.Increment(ref waiting);
                 IntPtr work;
-                var status = Core.Next(server, isFirst ? -1 : IdleMs, out work);
+                var status = Core.Next(server, IdleMs, out work);
                 var isLastWaiting = Interlocked.Decrement(ref waiting) == 0;
                 if (status == Core.Ok)
                 {
                     if (isLastWaiting) AddThread();
                     Answer(work);
                 }
-                else if (status != Core.Nothing || !isLastWaiting)
+                else if (status != Core.Nothing || !isFirst && !isLastWaiting)
                 {
                     Interlocked.Decrement(ref threads);
                     return;

@@ -90,12 +90,13 @@ export class Call {
     this.isOver = true;
     Call.waiting.delete(this);
     how();
-    this.controller?.abort();
   }
 
   fail(error: any): void {
     const { kind, message, traceback, row } = fromException(error) as CallError;
     this.end(() => core.fail(this.batch.work, kind ?? "user_code", message || "cancelled", traceback ?? null, row ?? -1));
+    // Calls that still run are of no use any more. After a reply there is none.
+    this.controller?.abort();
   }
 
   /** Ends the call as soon as its client has gone, while its handler waits for something. */

@@ -1,0 +1,41 @@
+using System;
+using System.Threading;
+using System.Threading.Tasks;
+
+/// <summary>Handlers that misbehave; judge.py says what must come of each.</summary>
+public static class Handler
+{
+    static int started;
+
+    public class Silent : Exception
+    {
+        public override string Message { get { throw new Exception("no message"); } }
+    }
+
+    public static long Right(long x) { return x; }
+
+    public static object WrongType(long x) { return x == 2 ? (object)"text" : x; }
+
+    public static long Throws(long x)
+    {
+        if (x == 2) throw new Silent();
+        Task.Run(() => { throw new Exception("unseen"); });
+        return x;
+    }
+
+    public static async Task<long> Waits(long x, CancellationToken token)
+    {
+        Interlocked.Increment(ref started);
+        await Task.Delay(x == 3 ? 600 : 200, token);
+        if (x == 3 || x == 5) throw new Exception("bad " + x);
+        return x;
+    }
+
+    public static long Count() { return started; }
+
+    public static long Exits(long x)
+    {
+        Environment.Exit(3);
+        return x;
+    }
+}

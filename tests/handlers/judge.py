@@ -1,0 +1,126 @@
+"""Judges what a template makes of handlers that misbehave, in a container: judge.py TEMPLATE
+
+The image handlers-TEMPLATE:1.0 is built of the folder beside this file. A wrong result, an exception without words, an end of the process, a
+call that waits beside others, and a loop without end: each is an error of its row or one clear end, and the next call works.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+# Of `waits`, where calls may wait beside each other.
+CONCURRENCY = 5
+LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path):
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self):
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def docker(*words):
+    return subprocess.run(["docker", *words], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def send(path, function, values, **more):
+    connection = UnixConnection(path)
+    columns = [] if values is None else [values]
+    body = {"batch": 0, "rows": 1 if values is None else len(values), "columns": columns, **more}
+    connection.request("POST", f"/v1/functions/{function}", json.dumps(body))
+    return connection
+
+
+def ask(path, function, values=None, **more):
+    answer = json.loads(send(path, function, values, **more).getresponse().read())
+    return answer.get("columns", answer.get("error"))
+
+
+def check(what, found, *expected):
+    if found not in expected:
+        sys.exit(f"{what}: {found}, not {' or '.join(map(str, expected))}")
+
+
+@contextlib.contextmanager
+def container(template):
+    """A replica, whose manifest says how many calls may wait."""
+    image = f"handlers-{template}:1.0"
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        manifest = json.loads(docker("run", "--rm", "--entrypoint", "cat", image, "/opt/transship/manifest.json"))
+        for function in manifest["functions"]:
+            if function["name"] == "waits":
+                function["concurrency"] = CONCURRENCY
+        with open(f"{folder}/manifest.json", "w") as file:
+            json.dump(manifest, file)
+        volumes = [f"--volume={folder}:/run/transship", f"--volume={folder}/manifest.json:/opt/transship/manifest.json:ro"]
+        found = docker("run", "--detach", *LOCKS, *volumes, "--env=TRANSSHIP_SOCKET_DIR=/run/transship", image)
+        try:
+            path, deadline = f"{folder}/http.sock", time.monotonic() + 60
+            while True:
+                with contextlib.suppress(OSError):
+                    ask(path, "count")
+                    break
+                if time.monotonic() > deadline:
+                    sys.exit(f"{image} does not answer: {docker('logs', found)}")
+                time.sleep(0.1)
+            yield path, found
+        finally:
+            docker("rm", "--force", found)
+
+
+def status_of(found):
+    """The exit status, once the container has ended."""
+    return int(docker("wait", found))
+
+
+def judge(template):
+    with container(template) as (path, _):
+        check("a wrong result", {key: ask(path, "wrong_type", [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
+        error = ask(path, "throws", [1, 2, 3])
+        # R leaves the batch, and not the row.
+        check("an exception without words", (error["kind"], error.get("row")), ("user_code", None if template == "r" else 1))
+        check("a call after it", ask(path, "right", [1, 2, 3]), [[1, 2, 3]])
+        error = ask(path, "waits", list(range(8)))
+        check("the first of two rows that fail", (error["kind"], error["row"]), ("user_code", 3))
+        values, errors = ask(path, "waits", list(range(8)), row_errors="again")
+        check("results beside errors of rows", values, [0, 1, 2, None, 4, None, 6, 7])
+        check("rows that have errors", [row for row, error in enumerate(errors) if error], [3, 5])
+        # The client goes away in the midst of it.
+        begun = ask(path, "count")[0][0]
+        connection = send(path, "waits", list(range(100, 200)))
+        time.sleep(1)
+        connection.close()
+        time.sleep(1)
+        count = ask(path, "count")[0][0]
+        if not begun < count < begun + 90:
+            sys.exit(f"{count - begun} of 100 calls were begun for a client that has gone")
+        time.sleep(1)
+        check("calls begun later", ask(path, "count")[0][0], count)
+    with container(template) as (path, found):
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            ask(path, "exits", [1])
+        check("the status of a handler's own end", status_of(found), 3)
+    # C# has other threads.
+    if template != "csharp":
+        with container(template) as (path, found):
+            connection = send(path, "loops", [1])
+            time.sleep(1)
+            connection.close()
+            waiting = send(path, "right", [1])
+            check("the status of a process that is stuck", status_of(found), 1)
+            waiting.close()
+
+
+judge(sys.argv[1])

@@ -1,0 +1,25 @@
+# Handlers that misbehave; judge.py says what must come of each.
+
+started <- 0
+
+right <- function(x) x
+
+wrong_type <- function(x) if (x == 2L) "text" else x
+
+throws <- function(x) {
+  if (x == 2L) invokeRestart("abort")
+  x
+}
+
+waits <- function(x) {
+  started <<- started + 1
+  Sys.sleep(0.2)
+  if (x == 3L || x == 5L) stop("bad ", x)
+  x
+}
+
+count <- function() started
+
+loops <- function(x) repeat started <<- started + 0
+
+exits <- function(x) quit(status = 3)
