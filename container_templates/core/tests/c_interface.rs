@@ -294,10 +294,6 @@ fn check_streams(server: &mut Server) {
     };
     assert!(error.contains("running_sum is int8"), "{error}");
     server.wait_for("interface: stream unwanted");
-    // No batch at all.
-    let mut exchange = client.open(call.clone());
-    exchange.close();
-    assert_eq!(results(&mut exchange), None);
     let error = server.ask("running_sum", &json!({"rows": 1, "columns": [[1]]}));
     let expected = json!({"kind": "protocol_violation", "message": "running_sum is a map function"});
     assert_eq!(error["error"], expected);
