@@ -500,9 +500,10 @@ async fn manage(config: Arc<Config>, containers: Containers, shared: &ManagersPo
     let images = Images::new(config.clone(), Arc::new(containers), catalogue, pool.clone());
     adopt(&images, &pool).await?;
     *shared.lock().expect("no holder panics") = Some(pool.clone());
+    let (traces, _exporter) = traces::queue(None, pool.clone());
     tokio::select! {
         biased;
-        () = api::serve(listener, images, pool.clone(), config) => {}
+        () = api::serve(listener, images, pool.clone(), config, traces) => {}
         () = pool.keep() => {}
     }
     Ok(())

@@ -6,8 +6,11 @@
 #![deny(unsafe_code)]
 
 mod batches;
+mod bodies;
 mod columns;
 mod container;
+mod dialect_values;
+mod dialects;
 mod dictionaries;
 pub mod error;
 mod exchanges;

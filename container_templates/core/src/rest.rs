@@ -10,7 +10,7 @@ use arrow_array::ArrayRef;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
@@ -19,8 +19,10 @@ use udf_codec::wire::COLUMNS;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::FunctionKind;
 
+use crate::bodies::{packed, takes_gzip, unpacked};
 use crate::columns::{self, Kept};
 use crate::container::Container;
+use crate::dialects;
 use crate::error::{CallError, guarded};
 use crate::exchanges::take_step;
 use crate::function::Function;
@@ -30,6 +32,8 @@ use crate::waits::may_run_here;
 
 const FUNCTIONS: &str = "/v1/functions/";
 const EXCHANGES: &str = "/v1/exchanges/";
+/// What clients of MLflow look at.
+const HEALTH: [&str; 2] = ["/ping", "/health"];
 const JSON: &str = "application/json";
 /// A call that takes longer lets another thread answer connections.
 const LONG: Duration = Duration::from_micros(500);
@@ -57,9 +61,10 @@ pub(crate) async fn respond(
     request: Request<Incoming>,
     client: Arc<Client>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
+    let takes_gzip = takes_gzip(request.headers());
     let mut lines = Lines::default();
     let (status, (content_type, body)) = match answer(&container, take_time, request, &client, &mut lines).await {
-        Ok(body) => (StatusCode::OK, body),
+        Ok(answered) => answered,
         Err(error) => {
             let status = match error.kind {
                 "function_not_found" => StatusCode::NOT_FOUND,
@@ -69,8 +74,12 @@ pub(crate) async fn respond(
             (status, (JSON, json!({ "error": error }).to_string().into_bytes()))
         }
     };
+    let (body, is_packed) = if takes_gzip { packed(body) } else { (body, false) };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
+    if is_packed {
+        response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let Some(field) = lines.into_field().and_then(|field| HeaderValue::try_from(field).ok()) {
         response.headers_mut().insert(LINES, field);
@@ -84,24 +93,37 @@ async fn answer(
     request: Request<Incoming>,
     client: &Client,
     lines: &mut Lines,
-) -> Result<Body, CallError> {
+) -> Result<(StatusCode, Body), CallError> {
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
     if method == Method::GET && path == "/v1" {
-        return Ok((JSON, container.greeting.clone().into_bytes()));
+        return Ok((StatusCode::OK, (JSON, container.greeting.clone().into_bytes())));
     }
     if let (&Method::DELETE, Some(name)) = (&method, path.strip_prefix(EXCHANGES)) {
         container.exchanges.end(name);
-        return Ok((JSON, b"{}".to_vec()));
+        return Ok((StatusCode::OK, (JSON, b"{}".to_vec())));
+    }
+    if method == Method::GET && HEALTH.contains(&path.as_str()) {
+        return Ok((StatusCode::OK, (JSON, b"{}".to_vec())));
     }
     let wants_lines = request.headers().get(LINES).is_some_and(|value| value == WANTED);
     let is_columns = request.headers().get(CONTENT_TYPE).is_some_and(|value| value == COLUMNS);
-    let body = Limited::new(request.into_body(), MAX_MESSAGE_BYTES).collect().await;
+    let (head, body) = request.into_parts();
+    let body = Limited::new(body, MAX_MESSAGE_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
+    let body = if method == Method::POST { unpacked(&head.headers, body)? } else { body };
+    let is_cancelled = || has_hung_up(&client.socket);
+    if method == Method::POST && !path.starts_with(FUNCTIONS) {
+        may_run_here().await;
+        let answered = dialects::answer(container, &take_time, &path, &head.headers, &body, &is_cancelled);
+        if let Some((status, text)) = answered {
+            return Ok((status, (JSON, text.into_bytes())));
+        }
+    }
     let name = path.strip_prefix(FUNCTIONS).unwrap_or(&path).to_string();
     let function = container.find(&name)?;
     if method == Method::GET {
-        return Ok((JSON, describe(function).into_bytes()));
+        return Ok((StatusCode::OK, (JSON, describe(function).into_bytes())));
     }
     may_run_here().await;
     if function.takes_long() {
@@ -109,7 +131,6 @@ async fn answer(
     }
     let start = Instant::now();
     let answering = || {
-        let is_cancelled = || has_hung_up(&client.socket);
         if is_columns {
             let (call, offer) = {
                 let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;
@@ -127,7 +148,7 @@ async fn answer(
     let (answered, written) = collecting(wants_lines, || guarded(answering));
     *lines = written;
     function.note_long(start.elapsed() > LONG);
-    answered
+    answered.map(|body| (StatusCode::OK, body))
 }
 
 /// Whether a client has closed its connection. hyper does not look while a further request lies there.

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import socket
 import threading
 import time
@@ -205,6 +206,31 @@ def test_handlers_of_columns_are_awaited_once():
 
 async def for_ever(column):
     await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_batch_is_as_if_its_rows_were_called_in_turn(seed):
+    chosen = random.Random(seed)
+    rows, concurrency = range(chosen.randint(0, 200)), chosen.choice([1, 2, 7, 100])
+    waits = [chosen.choice([None, 0, chosen.random() * 0.004]) for _ in rows]
+    bad = {row for row in rows if chosen.random() < 0.01}
+
+    async def handler(x):
+        if waits[x] is not None:
+            await asyncio.sleep(waits[x])
+        if x in bad:
+            raise ValueError(x)
+        return x + 1
+
+    if bad:
+        with pytest.raises(CallError) as caught:
+            call(handler, rows, concurrency)
+        assert caught.value.row == min(bad)
+    else:
+        assert call(handler, rows, concurrency) == [x + 1 for x in rows]
+    (reply,) = make(handler, concurrency).with_row_errors("once").answer(batch_of(*rows))
+    assert reply.column(0).to_pylist() == [None if x in bad else x + 1 for x in rows]
+    assert reply.column(1).to_pylist() == [f"ValueError: {x}" if x in bad else None for x in rows]
 
 
 def load(folder, source, **entry):
