@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_has_gone_is_noticed_after_a_slow_row() {
+    fn a_client_that_has_gone_is_noticed_within_the_most_rows() {
         let is_gone = Cell::new(false);
         let is_cancelled = || is_gone.get();
         let mut pace = Pace::new(&is_cancelled);
@@ -66,7 +66,6 @@ mod tests {
         }
         is_gone.set(true);
         let mut rows_run = 0;
-        // The first look after that comes within the most rows, and finds out.
         while pace.check(1000 + rows_run).is_ok() {
             rows_run += 1;
         }
