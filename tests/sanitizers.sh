@@ -4,7 +4,7 @@
 #                                 postgres (SQL tests, with the extension instrumented), mssql (jobs in the test host, with the
 #                                 extension and the host instrumented); all of them if none is named
 #   sanitizers.sh miri            Miri, for what is pure in the type table and the codecs
-# They are no part of tests/all.sh, since a nightly toolchain need not be there, and take about an hour.
+# They are no part of tests/all.sh, since a nightly toolchain need not be there.
 source "$(dirname "$0")/../scripts/environment.sh"
 
 need_nightly() {
