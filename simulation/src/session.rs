@@ -1,7 +1,7 @@
 //! An engine's session: queries that call functions batch by batch through the client's driver, and what their answers must be.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -140,9 +140,9 @@ impl Query {
         Signature { row_errors: self.row_errors, ..self.behaviour.signature() }
     }
 
-    fn call(&self, manager: &PathBuf) -> Call {
+    fn call(&self, manager: &Path) -> Call {
         Call {
-            target: Target::Image { manager: manager.clone(), digest: self.image.info.digest.clone() },
+            target: Target::Image { manager: manager.to_path_buf(), digest: self.image.info.digest.clone() },
             transport: self.transport,
             signature: self.signature(),
             volatility: self.volatility,
