@@ -33,3 +33,16 @@ CREATE FUNCTION reply_words(text text) RETURNS TABLE ("position" int, word text)
 SELECT reply_over('shm', $$SELECT count(word) FROM reply_words(repeat('word ', 100000))$$);
 DROP FUNCTION reply_words;
 DROP FUNCTION reply_over;
+-- What would take far more memory than it comes with: an array of bits, and a body of tables.
+RESET transship.max_reply_size;
+\getenv endpoint MISBEHAVING_ENDPOINT
+CREATE FUNCTION make_long(endpoint text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format('CREATE FUNCTION long_array(x bigint) RETURNS boolean[] LANGUAGE container AS %L', format('endpoint = "%s"', endpoint));
+END
+$$;
+SELECT make_long(:'endpoint');
+SELECT code, message, detail FROM failure('SELECT long_array(1)');
+SELECT code, message, detail FROM failure(format('CREATE FUNCTION f(x bigint) RETURNS bigint LANGUAGE container AS %L',
+  'x = [' || repeat('{},', 1000000) || ']'));
+DROP FUNCTION make_long, long_array;

@@ -8,14 +8,15 @@ use udf_client::arena::Writer;
 use udf_client::dispatch::Call;
 use udf_client::driver::{Hosted, Lane, MapLane, Taken};
 use udf_client::exchange::MapEvent;
-use udf_client::inbox::Reply;
+use udf_client::inbox::{Reply, bytes_of, bytes_of_column};
 use udf_client::outbox::Outgoing;
 use udf_types::Result;
 use udf_types::transport_name::TransportName;
 
 use crate::host::Backend;
+use crate::pg::reserve;
 use crate::statistics::Meter;
-use crate::{observed, session, settings};
+use crate::{observed, report, session, settings};
 
 /// An exchange.
 pub struct Stream {
@@ -55,6 +56,8 @@ impl Stream {
 
 impl Lane for Stream {
     fn send(&mut self, batch: Outgoing) {
+        let constants: usize = batch.constants.values().map(bytes_of_column).sum();
+        report::unwrap(reserve::check_room(bytes_of(&batch.columns) + constants));
         self.meter.count_sent(batch.columns.num_rows());
         self.exchange.send(batch);
     }

@@ -21,6 +21,7 @@ use container_manager::folders;
 use container_manager::images::Images;
 use container_manager::make_dir::make_closed_dir;
 use container_manager::pool::Pool;
+use container_manager::traces;
 use fastrand::Rng;
 use udf_client::client::Client;
 use udf_client::control::ImageInfo;

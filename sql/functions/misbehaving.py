@@ -1,6 +1,7 @@
 """A Flight server that breaks docs/protocol.md in one way per function: misbehaving.py SOCKET [TLS_PORT FOLDER]
 
-Each function takes an int8 and promises an int8. One behaves: token_length says how long the caller's token is.
+Each function takes an int8 and promises an int8, but long_array, which promises a boolean[]. One behaves: token_length says how
+long the caller's token is.
 SOCKET.silent takes connections and says nothing. With FOLDER (server.pem, server.key, ca.pem) it listens on TLS_PORT as
 well, over TLS, and asks clients for a certificate.
 """
@@ -16,6 +17,7 @@ import pyarrow.flight as flight
 
 _IN = pa.schema([pa.field("x", pa.int64())])
 _OUT = pa.schema([pa.field("y", pa.int64())])
+_ARRAYS = pa.schema([pa.field("y", pa.list_(pa.field("item", pa.bool_())))])
 
 
 def too_many_rows(batch, number, writer):
@@ -66,6 +68,16 @@ def value_and_error(batch, number, writer):
     writer.write_with_metadata(pa.record_batch(columns, schema=schema), json.dumps({"batch": number}).encode())
 
 
+def long_array(batch, number, writer):
+    """One element more than PostgreSQL can hold in an array, in 16 MB."""
+    writer.begin(_ARRAYS)
+    count = 2**30 // 8
+    elements = pa.Array.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8))])
+    offsets = pa.array([0] * batch.num_rows + [count], pa.int32())
+    column = pa.ListArray.from_arrays(offsets, elements).cast(_ARRAYS.field(0).type)
+    writer.write_with_metadata(pa.record_batch([column], schema=_ARRAYS), json.dumps({"batch": number}).encode())
+
+
 def answer_token_length(reader, writer, token):
     """All batches of an exchange, whose one token came with its first."""
     writer.begin(_OUT)
@@ -77,7 +89,15 @@ def answer_token_length(reader, writer, token):
 FUNCTIONS = {
     function.__name__: function
     for function in (
-        too_many_rows, other_type, two_columns, other_batch, no_answer, bad_metadata, long_errors, value_and_error
+        too_many_rows,
+        other_type,
+        two_columns,
+        other_batch,
+        no_answer,
+        bad_metadata,
+        long_errors,
+        value_and_error,
+        long_array,
     )
 }
 
@@ -101,7 +121,8 @@ class Server(flight.FlightServerBase):
         yield json.dumps({"protocol": 1, "server": "misbehaving", "functions": names, "row_errors": True}).encode()
 
     def get_flight_info(self, context, descriptor):
-        return flight.FlightInfo(pa.schema([*_IN, *_OUT]), descriptor, [], len(_IN), 0)
+        results = _ARRAYS if descriptor.path[0] == b"long_array" else _OUT
+        return flight.FlightInfo(pa.schema([*_IN, *results]), descriptor, [], len(_IN), 0)
 
     def do_exchange(self, context, descriptor, reader, writer):
         name = descriptor.path[0].decode()

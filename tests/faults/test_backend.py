@@ -218,3 +218,21 @@ def test_memory_ends_anywhere(case, transport):
             assert session.is_open(), running.error
     # Nobody else has lost anything.
     assert beside.value("SELECT 1") == 1
+
+
+@pytest.mark.parametrize("transport", ["auto", "flight", "json"])
+@pytest.mark.parametrize("source", ["FROM (VALUES (20000000)) v (n)", "FROM generate_series(20000000, 20000001) n OFFSET 0"])
+def test_large_argument_without_memory(case, transport, source):
+    """Wherever there is no memory for another copy of a large argument, the session has one error, and the server goes on."""
+    beside = case.session(is_warm=False)
+    for more_mb in range(30, 210, 20):
+        with contextlib.closing(Session()) as session:
+            session.set(transship__transport=transport, jit="off")
+            case.check(session)
+            limit_memory(session, more_mb << 20)
+            running = session.start(f"SELECT fill(1, 2, repeat('x', n)) {source}")
+            running.wait(within=20)
+            assert running.error is None or running.error.sqlstate in ("53200", "53000", "08006"), running.error
+            assert session.is_open(), running.error
+    # Nobody else has lost anything.
+    assert beside.value("SELECT 1") == 1

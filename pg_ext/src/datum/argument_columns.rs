@@ -25,8 +25,9 @@ use udf_types::types::Type;
 
 use super::to_arrow::{self, days_since_1970, micros_since_1970};
 use super::{Form, SqlType};
-use crate::pg::raw;
 use crate::pg::text::to_utf8;
+use crate::pg::{raw, reserve};
+use crate::report;
 
 /// Bytes of a Datum.
 const DATUM_BYTES: usize = size_of::<pg_sys::Datum>();
@@ -405,7 +406,11 @@ impl ArgumentColumns {
                 unsafe {
                     if !has_null || !row.is_null(*source) {
                         let value = raw::detoast_packed(row.value(*source).cast_mut_ptr());
-                        data.extend_from_slice(varlena_to_byte_slice(value));
+                        let value = varlena_to_byte_slice(value);
+                        if value.len() > reserve::LARGE {
+                            check_room(data.len() + value.len());
+                        }
+                        data.extend_from_slice(value);
                     }
                 }
                 // A batch is cut at far less than 1 GiB, and its last value has at most that.
@@ -482,6 +487,12 @@ impl ArgumentColumns {
         });
         (arguments.collect(), arena)
     }
+}
+
+/// Raises an error if there is no memory for a large value.
+#[pgrx::pg_guard]
+unsafe extern "C-unwind" fn check_room(bytes: usize) {
+    report::unwrap(reserve::check_room(bytes));
 }
 
 /// The leaves of a composite type, whose attributes are put behind the `first` ones, and where they all are; none if

@@ -26,6 +26,10 @@ use crate::report;
 const DATE_RANGE: std::ops::Range<i32> = -2_451_545..2_145_031_949;
 /// First and last microsecond of PostgreSQL's timestamps, counted from 2000-01-01 (datatype/timestamp.h).
 const TIMESTAMP_RANGE: std::ops::Range<i64> = -211_813_488_000_000_000..9_223_371_331_200_000_000;
+/// Elements of the longest array (utils/array.h, MaxArraySize).
+const LONGEST_ARRAY: usize = 0x3fff_ffff / size_of::<pg_sys::Datum>();
+/// Elements of pgvector's longest vector (vector.h, VECTOR_MAX_DIM).
+const LONGEST_VECTOR: usize = 16_000;
 /// Microseconds of a day; 24:00:00 is a time.
 const DAY_MICROS: i64 = 86_400_000_000;
 
@@ -247,8 +251,10 @@ fn to_interval(value: IntervalMonthDayNano) -> Converted {
 }
 
 fn array_datum(form: &ArrayForm, elements: &ArrayRef) -> Converted {
-    let count = i32::try_from(elements.len()).map_err(|_| Misfit("an array that is too long"))?;
-    let (mut values, mut nulls) = (Vec::with_capacity(elements.len()), Vec::with_capacity(elements.len()));
+    let too_long = Misfit("an array of more than 134217727 elements, which PostgreSQL cannot hold");
+    let count = i32::try_from(elements.len()).ok().filter(|_| elements.len() <= LONGEST_ARRAY).ok_or(too_long)?;
+    // A Datum is larger than what came: without memory for them, the query fails and not the process.
+    let (mut values, mut nulls) = (reserve(elements.len()), reserve(elements.len()));
     for i in 0..elements.len() {
         let element = value(&form.element, elements, i)?;
         nulls.push(element.is_none());
@@ -274,8 +280,21 @@ fn array_datum(form: &ArrayForm, elements: &ArrayRef) -> Converted {
     }
 }
 
+/// Room for so many values; raises an error if there is no memory for them.
+fn reserve<T>(count: usize) -> Vec<T> {
+    let mut values = Vec::new();
+    if values.try_reserve_exact(count).is_err() {
+        let error = Error::new(Kind::OutOfMemory, "out of memory");
+        report::raise_error(&error.with_detail(format!("A result is an array of {count} elements.")), None);
+    }
+    values
+}
+
 fn vector_datum(sql_type: &SqlType, elements: &ArrayRef) -> Converted {
     let elements = elements.as_primitive::<Float32Type>();
+    if elements.len() > LONGEST_VECTOR {
+        return Err(Misfit("a vector of more than 16000 dimensions"));
+    }
     if elements.null_count() > 0 {
         return Err(Misfit("a vector with a NULL"));
     }

@@ -79,13 +79,14 @@ impl ResultColumn {
                 let dictionary = column.as_dictionary_opt::<Int32Type>();
                 let text = dictionary.map_or(&column, |dictionary| dictionary.values()).as_string::<i32>();
                 if is_utf8() && !text.values().contains(&0) {
-                    if let Some(dictionary) = dictionary
-                        && text.values().len() <= LONGEST_TEXT
-                    {
+                    let Some(dictionary) = dictionary else {
+                        let values = Values::Bytes { offsets: text.offsets().clone(), data: text.values().clone() };
+                        return ResultColumn { values, nulls };
+                    };
+                    // One with more texts than rows takes more memory than it came with.
+                    if text.values().len() <= LONGEST_TEXT && text.len() <= dictionary.len() {
                         return ResultColumn { values: shared(dictionary.keys(), text), nulls };
                     }
-                    let values = Values::Bytes { offsets: text.offsets().clone(), data: text.values().clone() };
-                    return ResultColumn { values, nulls };
                 }
                 None
             }

@@ -7,6 +7,7 @@ use udf_codec::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
 use udf_types::{Error, Kind};
 
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
+use crate::pg::reserve;
 use crate::pg::text::to_utf8;
 use crate::report;
 
@@ -36,17 +37,17 @@ pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_s
         // SAFETY: by-reference values point to what their type says; detoasting copies if need be.
         ColumnBuilder::Text(builder) => unsafe {
             match sql_type.form {
-                Form::Output(function) => builder.append_value(to_utf8(output(function, datum))),
+                Form::Output(function) => builder.append_value(to_utf8(checked(output(function, datum)))),
                 _ => {
                     let value = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-                    builder.append_value(to_utf8(varlena_to_byte_slice(value)));
+                    builder.append_value(to_utf8(checked(varlena_to_byte_slice(value))));
                 }
             }
         },
         // SAFETY: as above.
         ColumnBuilder::Bytea(builder) => unsafe {
             let value = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
-            builder.append_value(varlena_to_byte_slice(value));
+            builder.append_value(checked(varlena_to_byte_slice(value)));
         },
         // SAFETY: a uuid points to 16 bytes.
         ColumnBuilder::Uuid(builder) => unsafe {
@@ -70,6 +71,12 @@ pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_s
             }
         },
     }
+}
+
+/// A value's bytes; raises an error if there is no memory for copies of them.
+fn checked(bytes: &[u8]) -> &[u8] {
+    report::unwrap(reserve::check_room(bytes.len()));
+    bytes
 }
 
 /// A date of PostgreSQL's as Arrow's.

@@ -88,6 +88,35 @@ pub fn keep() -> Result<()> {
     Ok(())
 }
 
+/// Values up to this size are left to the reserve, which has room for their copies.
+pub const LARGE: usize = (PIECES << 20) / COPIES;
+/// So many copies of a value are there at most while it is sent.
+const COPIES: usize = 4;
+
+/// An error if there is no memory for the copies of a large value, of so many bytes, which a user may choose.
+pub fn check_room(bytes: usize) -> Result<()> {
+    if bytes <= LARGE {
+        return Ok(());
+    }
+    let layout = bytes.checked_mul(COPIES).and_then(|bytes| Layout::from_size_align(bytes, PIECE.align()).ok());
+    let has_room = layout.is_some_and(|layout| {
+        // SAFETY: the layout has a size, and what was allocated with it is given back.
+        unsafe {
+            // The compiler must not take an allocation that nobody uses for one that succeeds.
+            let memory = std::hint::black_box(System.alloc(layout));
+            if !memory.is_null() {
+                System.dealloc(memory, layout);
+            }
+            !memory.is_null()
+        }
+    });
+    if has_room {
+        return Ok(());
+    }
+    let fact = format!("This session has no memory left for sending {bytes} bytes to a container.");
+    Err(Error::new(Kind::OutOfMemory, "out of memory").with_detail(fact))
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
@@ -110,5 +139,14 @@ mod tests {
         assert_eq!(held(), 0);
         keep().unwrap();
         assert_eq!(held(), PIECES);
+    }
+
+    #[test]
+    fn large_values_need_room_for_their_copies() {
+        check_room(LARGE).unwrap();
+        check_room(LARGE + 1).unwrap();
+        for bytes in [1 << 60, usize::MAX] {
+            assert_eq!(check_room(bytes).unwrap_err().kind(), Kind::OutOfMemory);
+        }
     }
 }

@@ -57,12 +57,12 @@ impl Reply {
 }
 
 /// Bytes of a column's values, however much larger the memory is in which they lie.
-pub(crate) fn bytes_of_column(column: &ArrayRef) -> usize {
+pub fn bytes_of_column(column: &ArrayRef) -> usize {
     column.to_data().get_slice_memory_size().unwrap_or_else(|_| column.get_array_memory_size())
 }
 
 /// The same of all columns of a batch.
-pub(crate) fn bytes_of(columns: &RecordBatch) -> usize {
+pub fn bytes_of(columns: &RecordBatch) -> usize {
     columns.columns().iter().map(bytes_of_column).fold(0, usize::saturating_add)
 }
 
