@@ -11,6 +11,7 @@ mod container;
 mod dictionaries;
 pub mod error;
 mod exchanges;
+mod exit;
 mod ffi;
 mod ffi_columns;
 mod flight;
