@@ -229,6 +229,8 @@ enum Broken {
 /// handler that wants no more of them does not keep the client from sending.
 async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streaming<FlightData>) -> Result<(), Status> {
     let (stream, batches) = (Arc::new(stream), Arc::new(Batches::default()));
+    // A handler that waits for a batch does not hold up the end of the server.
+    let _guard = EndOnDrop(batches.clone());
     let (number, is_foreign) = (AtomicU64::new(0), AtomicBool::new(false));
     let reading = async {
         let mut read = async || -> Result<(), Broken> {
@@ -278,6 +280,15 @@ async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streami
     let (number, is_foreign) = (number.load(Ordering::Relaxed), is_foreign.load(Ordering::Relaxed));
     let _ = stream.sender.send(told(&error, number, is_foreign)).await;
     Ok(())
+}
+
+/// Ends the batches of a stream that nobody reads any more.
+struct EndOnDrop(Arc<Batches>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end(Err(CallError::user_code("cancelled")));
+    }
 }
 
 impl Stream {

@@ -113,7 +113,8 @@ impl Pulled {
         let mut typed: Vec<ArrayRef> = Vec::with_capacity(types.len());
         for (ty, column) in types.iter().zip(&columns) {
             let is_encoded = is_dictionary(column.data_type());
-            let keeps_dictionary = is_encoded && !row_errors && matches!(ty, textual_type!());
+            let may_stay = !row_errors && matches!(step, Step::Call | Step::Map);
+            let keeps_dictionary = is_encoded && may_stay && matches!(ty, textual_type!());
             let column = match is_encoded && !keeps_dictionary {
                 true => &unpacked(column).map_err(CallError::bad_result)?,
                 false => column,
