@@ -639,12 +639,6 @@ pub unsafe extern "C" fn transship_work_fail(
     })
 }
 
-/// Ends the process at once: what a runtime would do at its exit, beside its own running thread, may hang or crash.
-pub(crate) fn end_process() -> ! {
-    // SAFETY: it takes any status, and does not return.
-    unsafe { nix::libc::_exit(1) }
-}
-
 /// Takes back work that ends.
 ///
 /// # Safety

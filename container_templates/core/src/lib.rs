@@ -14,6 +14,7 @@ mod dialects;
 mod dictionaries;
 pub mod error;
 mod exchanges;
+mod exit;
 mod ffi;
 mod ffi_columns;
 mod flight;

@@ -335,7 +335,7 @@ impl Queue {
                 eprintln!(
                     "transship: a handler runs on for a client that has gone while other calls wait; the process ends"
                 );
-                crate::ffi::end_process();
+                crate::exit::end_process();
             }
         }
     }
