@@ -66,7 +66,7 @@ run "$ROOT/scripts/install.sh"
 finish environments
 RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway && scripts/mssql.sh'
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted "$ROOT/tests/lifted_regression.sh"
-crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases --package simulation)
+crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases)
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
@@ -99,6 +99,8 @@ run "$ROOT/tests/differential.sh" 500
 finish form
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
+say "Running the simulation"
+run cargo test --quiet --package simulation
 # Only root can start the daemon that this needs.
 [ "$(id -u)" != 0 ] || run "$ROOT/tests/userns.sh"
 run "$ROOT/tests/conformance_faults.sh"

@@ -25,7 +25,7 @@ major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
 built=$ROOT/target/lifted/libtransship.so
 build_library() {
   say "Building the library that lifts ordinary functions"
-  cargo build --quiet --release --workspace --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
+  cargo build --quiet --release --workspace --exclude simulation --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
   install -D -m 755 "$BUILD/libtransship.so" "$built"
 }
 if [ "${1:-}" = --build ]; then
