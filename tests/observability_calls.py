@@ -61,7 +61,7 @@ def ask(query, **settings):
     options = [f"-c transship.{name}={value}" for name, value in settings.items()]
     environment = {**os.environ, "PGOPTIONS": " ".join([os.environ["PGOPTIONS"], *options])}
     # Spans leave in the background: the session stays a moment longer.
-    stay = ["--command", "DO 'BEGIN PERFORM pg_sleep(0.5); END'"] if "traceparent" in settings else []
+    stay = ["--command", "DO 'BEGIN PERFORM pg_sleep(2); END'"] if "traceparent" in settings else []
     done = subprocess.run(
         ["psql", "--no-psqlrc", "--quiet", "-At", "--dbname", "observed", "--command", query, *stay],
         capture_output=True, text=True, timeout=120, env=environment,
@@ -97,9 +97,9 @@ def check_traces(collector, until):
             if above is None:
                 assert span["parentSpanId"] == parent, span
             else:
-                # The exchange's clock and the query's are read one after the other.
-                assert int(above["startTimeUnixNano"]) - 10**6 <= int(span["startTimeUnixNano"]), (above, span)
-                assert int(span["endTimeUnixNano"]) <= int(above["endTimeUnixNano"]) + 10**7, (above, span)
+                # The exchange's clock and the query's are read one after the other, with whatever comes in between.
+                assert int(above["startTimeUnixNano"]) - 10**9 <= int(span["startTimeUnixNano"]), (above, span)
+                assert int(span["endTimeUnixNano"]) <= int(above["endTimeUnixNano"]) + 10**9, (above, span)
             if span["name"] == "batch":
                 rows += int(attributes_of(span)["transship.rows"])
             if span["name"] == "reach server":
