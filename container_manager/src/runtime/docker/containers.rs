@@ -128,13 +128,7 @@ impl ContainerRuntime for DockerContainers {
         let Some(container) = self.cli.inspect_container(name)? else {
             return Ok(ReplicaStatus::Ended("was removed".to_string()));
         };
-        if container.state.running {
-            return Ok(ReplicaStatus::Running);
-        }
-        if container.state.oom_killed {
-            return Ok(ReplicaStatus::Ended("was killed because it ran out of memory".to_string()));
-        }
-        Ok(ReplicaStatus::Ended(format!("exited with status {}", container.state.exit_code)))
+        Ok(container.state.status())
     }
 
     fn pause(&self, name: &str) -> Result<()> {
