@@ -78,7 +78,7 @@ impl Pool {
         let begun = Instant::now();
         self.metrics.note_image(&image);
         let limits = self.limits_of(&digest);
-        let kept_dir = socket_dir.clone();
+        let (kept_dir, memory_mb) = (socket_dir.clone(), limits.memory_mb);
         let segment_dir = self.folders.make_segments(&socket_dir);
         let spec = ReplicaSpec {
             name: name.clone(),
@@ -102,11 +102,13 @@ impl Pool {
                     self.metrics.started(&image, begun.elapsed());
                 } else {
                     // It was discarded while it started; what has come up since must not stay.
-                    let asked = name.clone();
-                    match self.blocking(move |pool| pool.containers.stop(&asked)).await {
-                        Ok(()) => self.remove_folders(kept_dir).await,
-                        Err(_) => drop(tokio::spawn(self.clone().stop_again(name, kept_dir))),
+                    let mut late = Replica::new(name.clone(), image, digest, kept_dir.clone());
+                    late.memory_mb = memory_mb;
+                    for state in [State::Ready, State::Draining] {
+                        let _ = late.become_state(state);
                     }
+                    self.lock().leaving.entry(name.clone()).or_insert(late);
+                    let _ = self.stop_leaving(name, kept_dir, false).await;
                 }
                 return;
             }
