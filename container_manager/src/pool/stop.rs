@@ -191,7 +191,7 @@ impl Pool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::HashSet;
     use std::path::Path;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -209,7 +209,7 @@ mod tests {
 
     /// Counts how many replicas were stopped, and how often that fails before.
     #[derive(Default)]
-    struct Stops(AtomicUsize, AtomicUsize);
+    pub(crate) struct Stops(AtomicUsize, AtomicUsize);
 
     impl ContainerRuntime for Stops {
         fn name(&self) -> &'static str {
@@ -299,7 +299,7 @@ mod tests {
 
     /// A pool of a runtime that fails to stop replicas so many times; it has images `sha256:1` and `sha256:2`, each with two
     /// replicas at most.
-    fn unwell_pool(folder: &Path, max_containers: usize, failures: usize) -> (Arc<Pool>, Arc<Stops>) {
+    pub(crate) fn unwell_pool(folder: &Path, max_containers: usize, failures: usize) -> (Arc<Pool>, Arc<Stops>) {
         let stops = Arc::new(Stops::default());
         stops.1.store(failures, SeqCst);
         let config = Arc::new(Config { max_containers, ..config(folder) });
