@@ -183,7 +183,7 @@ impl Pool {
             }
         }
         if let Some(manifest) = manifest {
-            self.check_limits(&image, &manifest)?;
+            self.check_limits(digest, &manifest)?;
         }
         let memory_mb = self.limits_of(digest).memory_mb;
         if !state.has_room(&self.config, memory_mb) {

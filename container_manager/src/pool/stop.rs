@@ -207,7 +207,7 @@ pub(super) mod tests {
     use crate::replica::Holder;
     use crate::runtime::container_runtime::{ContainerRuntime, FoundReplica, ReplicaSpec, ReplicaStatus};
 
-    /// Counts how many replicas were stopped, and how often that fails before.
+    /// Counts how many replicas were stopped, and how often that fails before. Image `sha256:2` was not built here.
     #[derive(Default)]
     pub(crate) struct Stops(AtomicUsize, AtomicUsize);
 
@@ -217,6 +217,9 @@ pub(super) mod tests {
         }
         fn check(&self) -> Result<String> {
             Ok(String::new())
+        }
+        fn may_have_gpus(&self, digest: &str) -> bool {
+            digest != "sha256:2"
         }
         fn start(&self, _: &ReplicaSpec) -> Result<()> {
             Ok(())
@@ -270,7 +273,7 @@ pub(super) mod tests {
             max_containers: 10,
             max_builds: 1,
             max_memory_mb: 10_000,
-            max_gpus: 0,
+            max_gpus: 2,
             otlp_endpoint: None,
             metrics_listen: None,
             metrics_hosts: Vec::new(),

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use udf_types::{Error, Kind, Result};
 
+use super::built::BuiltRecords;
 use super::cli::{DockerCli, says_missing};
 use crate::config::HostConfig;
 use crate::kept_logs::KEPT_LOG_BYTES;
@@ -35,6 +36,8 @@ pub(super) struct DockerContainers {
     manager: String,
     /// That of containers which ask for one.
     network: Option<String>,
+    /// Says which images were built here.
+    built: BuiltRecords,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
 }
@@ -53,6 +56,7 @@ impl DockerContainers {
             cli: cli.clone(),
             manager: state_dir.to_string_lossy().into_owned(),
             network: host.runtime.network.clone(),
+            built: BuiltRecords::new(state_dir),
             records: state_dir.join("containers"),
         }
     }
@@ -101,6 +105,10 @@ impl ContainerRuntime for DockerContainers {
 
     fn owner(&self) -> Result<Owner> {
         self.cli.daemon()?.owner()
+    }
+
+    fn may_have_gpus(&self, digest: &str) -> bool {
+        self.built.read(digest).is_some()
     }
 
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
