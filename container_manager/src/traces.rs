@@ -162,6 +162,9 @@ impl Exporter {
     /// Sends what still waits, when the manager ends.
     pub async fn finish(&mut self) {
         let deadline = Instant::now() + EXPORT_TIMEOUT;
+        if let Some((_, receiver)) = &mut self.to {
+            receiver.close();
+        }
         loop {
             self.take_waiting();
             if self.pending.is_empty() {
@@ -345,6 +348,8 @@ mod tests {
         assert_eq!(waiting(&exporter), MOST_OF_A_USER + 20 - MOST_AT_ONCE);
         exporter.finish().await;
         assert!(waiting(&exporter) == 0 && exporter.pending.is_empty());
+        // Nothing is taken any more, and nobody is told.
+        traces.take(1, vec![span()]).unwrap();
         assert!(traces.waiting.0.lock().unwrap().is_empty());
     }
 
