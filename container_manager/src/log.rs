@@ -1,6 +1,7 @@
-//! The manager's log: one line for each event on standard error, as text for people or as JSON for programs.
+//! The manager's log on standard error: text for people, or one line of JSON for each event, for programs.
 //!
-//! Text has the message alone, since whoever collects it adds the time. JSON has `time`, `level`, `event` and `message`, and those
+//! Text has the message alone, since whoever collects it adds the time; further lines of an event begin with
+//! a tab. JSON has `time`, `level`, `event` and `message`, and those
 //! of `image`, `replica`, `user` and `pid` that are known. What a handler wrote, and what a login holds, is in no line.
 
 use std::fmt::Display;
@@ -108,7 +109,7 @@ impl<'a> Event<'a> {
     fn line(mut self, format: LogFormat, message: impl Display, now: SystemTime) -> String {
         self.message = message.to_string();
         match format {
-            LogFormat::Text => format!("transshipd: {}\n", self.message),
+            LogFormat::Text => format!("transshipd: {}\n", indented(&self.message)),
             LogFormat::Json => {
                 self.time = DateTime::<Utc>::from(now).to_rfc3339_opts(SecondsFormat::Micros, true);
                 let mut line = serde_json::to_string(&self).expect("an event is plain data");
@@ -117,6 +118,17 @@ impl<'a> Event<'a> {
             }
         }
     }
+}
+
+/// A message whose further lines are indented, since they may be foreign text: none looks like the first line of an event, and
+/// nothing commands a terminal.
+fn indented(message: &str) -> String {
+    let escape = |c: char| match c {
+        '\n' => "\n\t".to_string(),
+        c if c.is_control() && c != '\t' => c.escape_default().to_string(),
+        c => c.to_string(),
+    };
+    message.trim_end().chars().map(escape).collect()
 }
 
 #[cfg(test)]
@@ -143,6 +155,8 @@ mod tests {
         let expected =
             json!({"time": "1970-01-01T00:00:01.500000Z", "level": "info", "event": "ready", "message": "ready"});
         assert_eq!(serde_json::from_str::<Value>(&short).unwrap(), expected);
+        let text = warning("failed").line(LogFormat::Text, format_args!("{message}\r\ntransshipd: ready\n"), now);
+        assert_eq!(text, "transshipd: could not \"do\" it:\n\t\\u{1b}[2J\\r\n\ttransshipd: ready\n");
         assert_eq!(error("failed").image("a:1").line(LogFormat::Text, "no", now), "transshipd: no\n");
     }
 }

@@ -20,10 +20,14 @@ impl FromStr for OtlpEndpoint {
         };
         let (authority, base) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let uri: hyper::Uri = text.parse().map_err(|_| "expected http://HOST:PORT")?;
-        if uri.host().is_none_or(str::is_empty) || authority.contains('@') || uri.query().is_some() {
+        // A fragment is left out of what was parsed, and a port that is none, too.
+        if uri.host().is_none_or(str::is_empty) || authority.contains('@') || text.contains(['?', '#']) {
             return Err("expected http://HOST:PORT".to_string());
         }
-        let has_port = uri.port().is_some();
+        let has_port = authority.rsplit_once(']').map_or(authority, |(_, rest)| rest).contains(':');
+        if has_port && uri.port_u16().is_none_or(|port| port == 0) {
+            return Err("expected http://HOST:PORT, with a port from 1 to 65535".to_string());
+        }
         let authority = if has_port { authority.to_string() } else { format!("{authority}:4318") };
         // As OpenTelemetry's clients make the address of the base.
         Ok(OtlpEndpoint { authority, path: format!("{}/v1/traces", base.trim_end_matches('/')) })
@@ -45,9 +49,26 @@ mod tests {
             let expected = OtlpEndpoint { authority: authority.to_string(), path: path.to_string() };
             assert_eq!(parse(text), Ok(expected), "{text}");
         }
-        for wrong in
-            ["", "127.0.0.1:4318", "https://a:4318", "http://", "http:///x", "http://u:p@a", "http://a?x", "http://a b"]
-        {
+        for wrong in [
+            "",
+            "127.0.0.1:4318",
+            "https://a:4318",
+            "http://",
+            "http:///x",
+            "http://u:p@a",
+            "http://a?x",
+            "http://a/?",
+            "http://a b",
+            "http://a#x",
+            "http://a/x#y",
+            "http://a:",
+            "http://a:/x",
+            "http://[::1]:",
+            "http://a:0",
+            "http://a:65536",
+            "http://a:x",
+            "http://::1",
+        ] {
             assert!(parse(wrong).is_err(), "{wrong}");
         }
     }

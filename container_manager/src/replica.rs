@@ -104,6 +104,8 @@ pub struct Replica {
     pub in_use_until: Option<Instant>,
     /// What it may use of the host's memory, in megabytes.
     pub memory_mb: u64,
+    /// Whether its runtime could not stop it: nobody knows when it makes room.
+    pub is_stuck: bool,
     /// When it was last asked for its greeting.
     pub asked: Instant,
     /// Whether it is being asked now.
@@ -133,6 +135,7 @@ impl Replica {
             holders: Vec::new(),
             in_use_until: None,
             memory_mb: 0,
+            is_stuck: false,
             asked: now,
             is_being_asked: false,
             is_reported: false,

@@ -2,9 +2,10 @@
 //! HTTP, in JSON.
 //!
 //! Nobody waits for a collector: spans go through a queue of [`MOST_WAITING`], and are left out where that is full or the collector
-//! does not take them. Metrics count them.
+//! does not take them. One user's spans fill half of it at most. Metrics count them.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use udf_client::trace::{Attribute, Span, SpanKind};
 use udf_types::{Error, Kind, Result};
 
@@ -26,6 +28,8 @@ use crate::pool::Pool;
 
 /// Spans that may wait for the collector.
 const MOST_WAITING: usize = 8192;
+/// Those of one user.
+const MOST_OF_A_USER: usize = MOST_WAITING / 2;
 /// Spans of one request to it.
 const MOST_AT_ONCE: usize = 512;
 /// How long spans wait for others.
@@ -41,14 +45,43 @@ const MAX_ATTRIBUTES: usize = 16;
 pub struct Traces {
     /// None if they are not exported.
     queue: Option<mpsc::Sender<(u32, Span)>>,
+    waiting: Waiting,
     pool: Arc<Pool>,
 }
 
 /// Sends them on.
 pub struct Exporter {
     to: Option<(OtlpEndpoint, mpsc::Receiver<(u32, Span)>)>,
+    /// Spans that left the queue, and wait for others, or for the collector's answer.
+    pending: Vec<(u32, Span)>,
+    waiting: Waiting,
     pool: Arc<Pool>,
     is_failing: bool,
+}
+
+/// How many spans of each user are in the queue.
+#[derive(Clone, Default)]
+struct Waiting(Arc<Mutex<HashMap<u32, usize>>>);
+
+impl Waiting {
+    /// Counts one more, if the user may have one.
+    fn enter(&self, user: u32) -> bool {
+        let mut counts = self.0.lock().expect("no holder panics");
+        let count = counts.entry(user).or_default();
+        let may_enter = *count < MOST_OF_A_USER;
+        *count += usize::from(may_enter);
+        may_enter
+    }
+
+    fn leave(&self, user: u32) {
+        let mut counts = self.0.lock().expect("no holder panics");
+        if let Some(count) = counts.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&user);
+            }
+        }
+    }
 }
 
 /// Both ends of the queue; spans are dropped if there is no endpoint.
@@ -56,7 +89,9 @@ pub fn queue(endpoint: Option<OtlpEndpoint>, pool: Arc<Pool>) -> (Traces, Export
     let (sender, receiver) = mpsc::channel(MOST_WAITING);
     let queue = endpoint.is_some().then_some(sender);
     let to = endpoint.map(|endpoint| (endpoint, receiver));
-    (Traces { queue, pool: pool.clone() }, Exporter { to, pool, is_failing: false })
+    let waiting = Waiting::default();
+    let traces = Traces { queue, waiting: waiting.clone(), pool: pool.clone() };
+    (traces, Exporter { to, pending: Vec::new(), waiting, pool, is_failing: false })
 }
 
 impl Traces {
@@ -70,7 +105,15 @@ impl Traces {
         }
         if let Some(queue) = &self.queue {
             let count = spans.len();
-            let taken = spans.into_iter().take_while(|span| queue.try_send((user, span.clone())).is_ok()).count();
+            let is_taken = |span: &Span| {
+                let may_enter = self.waiting.enter(user);
+                let is_taken = may_enter && queue.try_send((user, span.clone())).is_ok();
+                if may_enter && !is_taken {
+                    self.waiting.leave(user);
+                }
+                is_taken
+            };
+            let taken = spans.iter().take_while(|span| is_taken(span)).count();
             self.pool.metrics().spans(SpanOutcome::LeftOut, count - taken);
         }
         Ok(())
@@ -102,37 +145,56 @@ impl Exporter {
     pub async fn run(&mut self) {
         loop {
             let Some((_, receiver)) = &mut self.to else { return std::future::pending().await };
-            let mut spans = Vec::new();
-            if receiver.recv_many(&mut spans, MOST_AT_ONCE).await == 0 {
+            match receiver.recv().await {
+                Some(span) => self.note_pending(span),
                 // Nobody hands over any more.
-                return std::future::pending().await;
+                None => return std::future::pending().await,
             }
-            tokio::time::sleep(INTERVAL).await;
-            while spans.len() < MOST_AT_ONCE
-                && let Ok(span) = receiver.try_recv()
-            {
-                spans.push(span);
+            self.take_waiting();
+            if self.pending.len() < MOST_AT_ONCE {
+                tokio::time::sleep(INTERVAL).await;
+                self.take_waiting();
             }
-            self.send(spans).await;
+            self.send(Instant::now() + EXPORT_TIMEOUT).await;
         }
     }
 
     /// Sends what still waits, when the manager ends.
     pub async fn finish(&mut self) {
-        let Some((_, receiver)) = &mut self.to else { return };
-        let mut spans = Vec::new();
-        while let Ok(span) = receiver.try_recv() {
-            spans.push(span);
+        let deadline = Instant::now() + EXPORT_TIMEOUT;
+        if let Some((_, receiver)) = &mut self.to {
+            receiver.close();
         }
-        if !spans.is_empty() {
-            self.send(spans).await;
+        loop {
+            self.take_waiting();
+            if self.pending.is_empty() {
+                return;
+            }
+            self.send(deadline).await;
         }
     }
 
-    async fn send(&mut self, spans: Vec<(u32, Span)>) {
+    /// Takes what is in the queue, up to what one request may have.
+    fn take_waiting(&mut self) {
+        while self.pending.len() < MOST_AT_ONCE
+            && let Some((_, receiver)) = &mut self.to
+            && let Ok(span) = receiver.try_recv()
+        {
+            self.note_pending(span);
+        }
+    }
+
+    fn note_pending(&mut self, span: (u32, Span)) {
+        self.waiting.leave(span.0);
+        self.pending.push(span);
+    }
+
+    /// Sends the pending spans. If this is cut off, they stay pending, so the collector may get some twice.
+    async fn send(&mut self, deadline: Instant) {
         let Some((endpoint, _)) = &self.to else { return };
-        let posted = tokio::time::timeout(EXPORT_TIMEOUT, post(endpoint, body_of(&spans)));
+        let posted = tokio::time::timeout_at(deadline, post(endpoint, body_of(&self.pending)));
         let outcome = posted.await.unwrap_or_else(|_| Err("it did not answer in time".to_string()));
+        let spans = std::mem::take(&mut self.pending);
         let authority = &endpoint.authority;
         match outcome {
             Ok(()) => {
@@ -216,6 +278,7 @@ fn span_of(user: u32, span: &Span) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pool::unwell_pool;
     use std::time::SystemTime;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -262,6 +325,65 @@ mod tests {
                 "status": {"code": 2, "message": "user_code"},
             })
         );
+    }
+
+    fn exporter_to(address: std::net::SocketAddr) -> (Traces, Exporter, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let endpoint = format!("http://{address}").parse().unwrap();
+        let (traces, exporter) = queue(Some(endpoint), unwell_pool(folder.path(), 1, 0).0);
+        (traces, exporter, folder)
+    }
+
+    #[tokio::test]
+    async fn one_user_leaves_room_for_the_others() {
+        let (traces, mut exporter, _folder) = exporter_to("127.0.0.1:1".parse().unwrap());
+        let waiting = |exporter: &Exporter| exporter.to.as_ref().unwrap().1.len();
+        traces.take(1, vec![span(); MOST_OF_A_USER + 10]).unwrap();
+        assert_eq!(waiting(&exporter), MOST_OF_A_USER);
+        traces.take(2, vec![span(); 10]).unwrap();
+        assert_eq!(waiting(&exporter), MOST_OF_A_USER + 10);
+        // What has left the queue no longer counts.
+        exporter.take_waiting();
+        traces.take(1, vec![span(); 10]).unwrap();
+        assert_eq!(waiting(&exporter), MOST_OF_A_USER + 20 - MOST_AT_ONCE);
+        exporter.finish().await;
+        assert!(waiting(&exporter) == 0 && exporter.pending.is_empty());
+        // Nothing is taken any more, and nobody is told.
+        traces.take(1, vec![span()]).unwrap();
+        assert!(traces.waiting.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_end_sends_what_waited_for_others_and_what_is_in_the_queue() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (traces, mut exporter, _folder) = exporter_to(listener.local_addr().unwrap());
+        traces.take(1, vec![span(); 2]).unwrap();
+        tokio::select! {
+            biased;
+            () = exporter.run() => unreachable!("it does not return"),
+            () = tokio::task::yield_now() => {}
+        }
+        assert_eq!(exporter.pending.len(), 2);
+        traces.take(1, vec![span(); MOST_AT_ONCE]).unwrap();
+        let collect = async {
+            let mut counts = Vec::new();
+            for _ in 0..2 {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = String::new();
+                // A body ends with the list of spans, of the scope and of the resource.
+                while !request.ends_with("]}]}]}") {
+                    let mut read = vec![0; 65536];
+                    let size = stream.read(&mut read).await.unwrap();
+                    assert!(size > 0, "the request ends early");
+                    request.push_str(std::str::from_utf8(&read[..size]).unwrap());
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await.unwrap();
+                counts.push(request.matches("\"spanId\"").count());
+            }
+            counts
+        };
+        let ((), counts) = tokio::join!(exporter.finish(), collect);
+        assert_eq!(counts, [MOST_AT_ONCE, 2]);
     }
 
     #[tokio::test]

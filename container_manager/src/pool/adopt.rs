@@ -18,8 +18,8 @@ impl Pool {
         self.blocking(|pool| pool.containers.find_replicas()).await
     }
 
-    /// Takes over a replica of an image, if it answers, and stops it otherwise, or if its image is not known; whether it was
-    /// taken over.
+    /// Takes over a replica of an image, if it answers, and stops it otherwise, or if its image is not known or asks for more than
+    /// an operator gives by now; whether it was taken over.
     pub async fn adopt(self: &Arc<Pool>, found: FoundReplica, image: Option<ImageInfo>) -> Result<bool> {
         let name = found.name.clone();
         if found.is_paused {
@@ -27,6 +27,7 @@ impl Pool {
             // One that cannot go on does not answer, either.
             let _ = self.blocking(move |pool| pool.containers.resume(&paused)).await;
         }
+        let image = image.filter(|image| self.check_limits(&image.digest, &image.manifest).is_ok());
         let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
         if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
             let segment_dir = self.folders.segments_of(&found.socket_dir);

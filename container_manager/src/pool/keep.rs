@@ -155,7 +155,7 @@ impl Pool {
         for (digest, manifest) in self.catalogue.all() {
             let count = state.replicas.values().filter(|replica| replica.digest == digest).count();
             let may_start = state.circuits.get(&digest).is_none_or(Circuit::may_prewarm);
-            if may_start && self.may_start(&manifest) && !state.is_shutting_down {
+            if may_start && self.check_limits(&digest, &manifest).is_ok() && !state.is_shutting_down() {
                 missing.extend((count..self.to_keep(&digest, &manifest)).map(|_| digest.clone()));
             }
         }

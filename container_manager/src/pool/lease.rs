@@ -72,8 +72,10 @@ impl Pool {
 
     async fn find_replica(self: &Arc<Pool>, digest: &str, holder: Holder) -> Result<LeaseInfo> {
         let begun = Instant::now();
+        // While the runtime cannot stop replicas, those that are warm stay so.
+        let mut may_stop = true;
         loop {
-            let choice = match self.choose(digest, begun.elapsed() < REPORT_PATIENCE) {
+            let choice = match self.choose(digest, begun.elapsed() < REPORT_PATIENCE, may_stop) {
                 // What sessions keep for a moment after their last calls may be about to make room.
                 Err(error) if error.kind() == Kind::Busy && begun.elapsed() < LEASE_PATIENCE => {
                     Choice::After(PROBE_INTERVAL)
@@ -89,7 +91,7 @@ impl Pool {
                 Choice::Without(name) => {
                     let fact = format!("replica \"{name}\", which nobody uses, makes room for another image");
                     log::info("replica_makes_room").replica(&name).write(fact);
-                    self.discard_unused(name, End::Room).await;
+                    may_stop = self.discard_unused(name, End::Room).await.is_ok();
                     continue;
                 }
             };
@@ -121,11 +123,11 @@ impl Pool {
     }
 
     /// The replica that a new lease is on, or what has to happen first: among that, if it `waits_for_reports`, that a reported
-    /// replica is asked. The lease is counted.
-    fn choose(self: &Arc<Pool>, digest: &str, waits_for_reports: bool) -> Result<Choice> {
+    /// replica is asked, and if it `may_stop` one, that an unused one makes room. The lease is counted.
+    fn choose(self: &Arc<Pool>, digest: &str, waits_for_reports: bool, may_stop: bool) -> Result<Choice> {
         let mut state = self.lock();
         let state = &mut *state;
-        if state.is_shutting_down {
+        if state.is_shutting_down() {
             return Err(Error::new(Kind::ContainerFailed, "the container manager is shutting down"));
         }
         let limit = self.catalogue.manifest(digest).map_or(1, |manifest| manifest.replicas as usize);
@@ -148,7 +150,7 @@ impl Pool {
         if waits_for_reports && state.replicas.values().any(is_reported) {
             return Ok(Choice::After(PROBE_INTERVAL));
         }
-        let refusal = match self.start_another(state, digest) {
+        let refusal = match self.start_another(state, digest, may_stop) {
             Err(error) => error,
             choice => return choice,
         };
@@ -170,7 +172,7 @@ impl Pool {
     }
 
     /// A new replica with a lease, or what has to happen before there is one.
-    fn start_another(self: &Arc<Pool>, state: &mut PoolState, digest: &str) -> Result<Choice> {
+    fn start_another(self: &Arc<Pool>, state: &mut PoolState, digest: &str, may_stop: bool) -> Result<Choice> {
         let manifest = self.catalogue.manifest(digest);
         let image = self.catalogue.name(digest);
         if let Some(circuit) = state.circuits.get(digest) {
@@ -181,14 +183,18 @@ impl Pool {
             }
         }
         if let Some(manifest) = manifest {
-            self.check_limits(&image, &manifest)?;
+            self.check_limits(digest, &manifest)?;
         }
         let memory_mb = self.limits_of(digest).memory_mb;
         if !state.has_room(&self.config, memory_mb) {
-            if let Some(unused) = state.longest_unused() {
+            // What is being stopped already may do.
+            if state.has_room_soon(&self.config, memory_mb) {
+                return Ok(Choice::After(PROBE_INTERVAL));
+            }
+            if let Some(unused) = state.longest_unused().filter(|_| may_stop) {
                 return Ok(Choice::Without(unused));
             }
-            if !state.leaving.is_empty() {
+            if state.is_one_leaving() {
                 return Ok(Choice::After(PROBE_INTERVAL));
             }
             let (count, memory) = (self.config.max_containers, self.config.max_memory_mb);

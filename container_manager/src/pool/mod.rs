@@ -25,6 +25,8 @@ use crate::replica::Replica;
 use crate::runtime::container_runtime::ContainerRuntime;
 use crate::sandbox::ServerUsers;
 use state::PoolState;
+#[cfg(test)]
+pub(crate) use stop::tests::unwell_pool;
 
 /// All replicas of this manager.
 pub struct Pool {

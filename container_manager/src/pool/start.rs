@@ -33,15 +33,17 @@ fn check_limits(image: &str, limits: &Limits, gives_network: bool, max_gpus: u32
 }
 
 impl Pool {
-    /// Whether replicas of an image may be started.
-    pub(super) fn may_start(&self, manifest: &Manifest) -> bool {
-        self.check_limits(&manifest.image(), manifest).is_ok()
-    }
-
     /// Refuses an image that asks for more than an operator gives. Processes have the host's network.
-    pub(super) fn check_limits(&self, image: &str, manifest: &Manifest) -> Result<()> {
+    pub(super) fn check_limits(&self, digest: &str, manifest: &Manifest) -> Result<()> {
         let gives_network = self.config.host.runtime.network.is_some() || self.containers.name() == "process";
-        check_limits(image, &manifest.limits, gives_network, self.config.max_gpus)
+        let image = manifest.image();
+        check_limits(&image, &manifest.limits, gives_network, self.config.max_gpus)?;
+        if manifest.limits.gpus > 0 && !self.containers.may_have_gpus(digest) {
+            let message = format!("image \"{image}\" asks for GPUs, but was not built by this container manager");
+            return Err(Error::new(Kind::NotAllowed, message)
+                .with_hint("Build its project with \"transship build\" on this host, or remove limits.gpus from it."));
+        }
+        Ok(())
     }
 
     /// What a container of an image may use: no container gets more memory than all together.
@@ -78,7 +80,7 @@ impl Pool {
         let begun = Instant::now();
         self.metrics.note_image(&image);
         let limits = self.limits_of(&digest);
-        let kept_dir = socket_dir.clone();
+        let (kept_dir, memory_mb) = (socket_dir.clone(), limits.memory_mb);
         let segment_dir = self.folders.make_segments(&socket_dir);
         let spec = ReplicaSpec {
             name: name.clone(),
@@ -102,11 +104,13 @@ impl Pool {
                     self.metrics.started(&image, begun.elapsed());
                 } else {
                     // It was discarded while it started; what has come up since must not stay.
-                    let asked = name.clone();
-                    match self.blocking(move |pool| pool.containers.stop(&asked)).await {
-                        Ok(()) => self.remove_folders(kept_dir).await,
-                        Err(_) => drop(tokio::spawn(self.clone().stop_again(name, kept_dir))),
+                    let mut late = Replica::new(name.clone(), image, digest, kept_dir.clone());
+                    late.memory_mb = memory_mb;
+                    for state in [State::Ready, State::Draining] {
+                        let _ = late.become_state(state);
                     }
+                    self.lock().leaving.entry(name.clone()).or_insert(late);
+                    let _ = self.stop_leaving(name, kept_dir, false).await;
                 }
                 return;
             }
@@ -158,7 +162,25 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::unwell_pool;
     use super::*;
+
+    #[tokio::test]
+    async fn only_images_that_were_built_here_get_gpus() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pool, _) = unwell_pool(folder.path(), 1, 0);
+        let manifest = |gpus: u32| {
+            let text = "name = 'a'\nversion = '1'\ntemplate = 'python'\nfunctions = [{ name = 'f' }]";
+            Manifest::parse(&format!("{text}\n[limits]\ngpus = {gpus}")).unwrap()
+        };
+        for (digest, gpus) in [("sha256:1", 2), ("sha256:2", 0)] {
+            assert_eq!(pool.check_limits(digest, &manifest(gpus)), Ok(()), "{digest}");
+        }
+        let error = pool.check_limits("sha256:2", &manifest(1)).unwrap_err();
+        let said = "image \"a:1\" asks for GPUs, but was not built by this container manager";
+        assert_eq!((error.kind(), error.message()), (Kind::NotAllowed, said));
+        assert!(pool.check_limits("sha256:1", &manifest(3)).is_err());
+    }
 
     #[test]
     fn an_operator_gives_networks_and_gpus() {

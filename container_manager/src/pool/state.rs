@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use tokio::sync::watch;
 use udf_client::planted::{Planted, is_planted};
 
 use crate::circuit::Circuit;
@@ -20,7 +21,8 @@ pub(super) struct PoolState {
     pub(super) starting: usize,
     /// How the replicas of an image ended of late, by digest.
     pub(super) circuits: HashMap<String, Circuit>,
-    pub(super) is_shutting_down: bool,
+    /// Whether the manager ends; to wait for that, too.
+    pub(super) shutdown: watch::Sender<bool>,
 }
 
 impl PoolState {
@@ -29,9 +31,28 @@ impl PoolState {
         self.circuits.entry(digest.to_string()).or_default().note_ending(lived, was_in_use, last);
     }
 
+    pub(super) fn is_shutting_down(&self) -> bool {
+        *self.shutdown.borrow()
+    }
+
     /// Whether `more` megabytes for another container are within the limits.
     pub(super) fn has_room(&self, config: &Config, more: u64) -> bool {
-        let all = || self.replicas.values().chain(self.leaving.values());
+        self.has_room_beside(config, more, |_| true)
+    }
+
+    /// Whether they are so once those are gone that are being stopped, as far as their runtime can stop them.
+    pub(super) fn has_room_soon(&self, config: &Config, more: u64) -> bool {
+        self.has_room_beside(config, more, |replica| replica.is_stuck)
+    }
+
+    /// Whether some replica is being stopped that its runtime may well stop.
+    pub(super) fn is_one_leaving(&self) -> bool {
+        self.leaving.values().any(|replica| !replica.is_stuck)
+    }
+
+    /// Whether they are so if, of those that are being stopped, some count.
+    fn has_room_beside(&self, config: &Config, more: u64, counts: fn(&Replica) -> bool) -> bool {
+        let all = || self.replicas.values().chain(self.leaving.values().filter(|replica| counts(replica)));
         let used: u64 = all().map(|replica| replica.memory_mb).sum();
         let most = config.max_containers + usize::from(is_planted(Planted::TooManyContainers));
         all().count() < most && used.saturating_add(more) <= config.max_memory_mb

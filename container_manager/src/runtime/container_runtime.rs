@@ -58,6 +58,10 @@ pub trait ContainerRuntime: Send + Sync {
     fn owner(&self) -> Result<Owner> {
         Ok(Owner::UNSHIFTED)
     }
+    /// Whether those of the image with that digest may have GPUs: anybody may have written its label, unless it was built here.
+    fn may_have_gpus(&self, _digest: &str) -> bool {
+        true
+    }
     /// Starts a replica.
     fn start(&self, spec: &ReplicaSpec) -> Result<()>;
     /// Whether it runs.

@@ -1,7 +1,7 @@
 //! Which images were built here, and of what, written down in the state folder: their labels could be anybody's.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use udf_project::reference::is_digest;
@@ -19,9 +19,14 @@ pub(super) struct Built {
 
 /// Folder with a [`Built`] of each image that was built here, under the digits of its digest.
 #[derive(Debug)]
-pub(super) struct BuiltRecords(pub(super) PathBuf);
+pub(super) struct BuiltRecords(PathBuf);
 
 impl BuiltRecords {
+    /// Those in a manager's state folder.
+    pub(super) fn new(state_dir: &Path) -> BuiltRecords {
+        BuiltRecords(state_dir.join("built"))
+    }
+
     fn file(&self, digest: &str) -> Option<PathBuf> {
         is_digest(digest).then(|| self.0.join(digest.trim_start_matches("sha256:")))
     }

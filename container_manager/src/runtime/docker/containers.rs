@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use udf_types::{Error, Kind, Result};
 
+use super::built::BuiltRecords;
 use super::cli::{DockerCli, says_missing};
 use crate::config::HostConfig;
 use crate::kept_logs::KEPT_LOG_BYTES;
@@ -35,6 +36,8 @@ pub(super) struct DockerContainers {
     manager: String,
     /// That of containers which ask for one.
     network: Option<String>,
+    /// Says which images were built here.
+    built: BuiltRecords,
     /// Folder with a [`Record`] of each container that this manager has started, under its name.
     records: PathBuf,
 }
@@ -53,6 +56,7 @@ impl DockerContainers {
             cli: cli.clone(),
             manager: state_dir.to_string_lossy().into_owned(),
             network: host.runtime.network.clone(),
+            built: BuiltRecords::new(state_dir),
             records: state_dir.join("containers"),
         }
     }
@@ -103,6 +107,10 @@ impl ContainerRuntime for DockerContainers {
         self.cli.daemon()?.owner()
     }
 
+    fn may_have_gpus(&self, digest: &str) -> bool {
+        self.built.read(digest).is_some()
+    }
+
     fn start(&self, spec: &ReplicaSpec) -> Result<()> {
         let mut command = self.cli.command(["run", "--detach", "--name", &spec.name]);
         let network = if spec.limits.network { self.open_network()? } else { None };
@@ -128,13 +136,7 @@ impl ContainerRuntime for DockerContainers {
         let Some(container) = self.cli.inspect_container(name)? else {
             return Ok(ReplicaStatus::Ended("was removed".to_string()));
         };
-        if container.state.running {
-            return Ok(ReplicaStatus::Running);
-        }
-        if container.state.oom_killed {
-            return Ok(ReplicaStatus::Ended("was killed because it ran out of memory".to_string()));
-        }
-        Ok(ReplicaStatus::Ended(format!("exited with status {}", container.state.exit_code)))
+        Ok(container.state.status())
     }
 
     fn pause(&self, name: &str) -> Result<()> {

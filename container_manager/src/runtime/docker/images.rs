@@ -27,7 +27,7 @@ pub(super) struct DockerImages {
 
 impl DockerImages {
     pub(super) fn new(cli: &Arc<DockerCli>, host: &HostConfig) -> DockerImages {
-        let built = BuiltRecords(host.paths.state_dir.join("built"));
+        let built = BuiltRecords::new(&host.paths.state_dir);
         let builder = Builder { cli: cli.clone(), config: host.builds.clone(), built };
         DockerImages { cli: cli.clone(), builder }
     }

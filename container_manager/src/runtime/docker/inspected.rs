@@ -7,6 +7,7 @@ use udf_client::control::ImageInfo;
 use udf_project::manifest::{MANIFEST_LABEL, Manifest};
 use udf_types::{Error, Kind, Result};
 
+use crate::runtime::container_runtime::ReplicaStatus;
 use crate::runtime::image_store::not_a_udf_image;
 
 /// The files that an image was built of.
@@ -89,18 +90,51 @@ pub(super) struct InspectedContainer {
 #[serde(rename_all = "PascalCase")]
 pub(super) struct InspectedState {
     #[serde(default)]
-    pub(super) running: bool,
+    running: bool,
     #[serde(default)]
-    pub(super) exit_code: i64,
+    exit_code: i64,
     #[serde(default)]
     pub(super) paused: bool,
     #[serde(rename = "OOMKilled", default)]
-    pub(super) oom_killed: bool,
+    oom_killed: bool,
+}
+
+impl InspectedState {
+    /// Whether it runs, or how it ended. Of a container that is paused, docker says that it runs, and podman that it does not.
+    pub(super) fn status(&self) -> ReplicaStatus {
+        if self.running || self.paused {
+            ReplicaStatus::Running
+        } else if self.oom_killed {
+            ReplicaStatus::Ended("was killed because it ran out of memory".to_string())
+        } else {
+            ReplicaStatus::Ended(format!("exited with status {}", self.exit_code))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_paused_container_runs() {
+        let ended = |fate: &str| ReplicaStatus::Ended(fate.to_string());
+        for (state, status) in [
+            (r#"{"Running": true, "Paused": false, "ExitCode": 0, "OOMKilled": false}"#, ReplicaStatus::Running),
+            // As docker says it, and podman.
+            (r#"{"Running": true, "Paused": true, "ExitCode": 0, "OOMKilled": false}"#, ReplicaStatus::Running),
+            (r#"{"Running": false, "Paused": true, "ExitCode": 0, "OOMKilled": false}"#, ReplicaStatus::Running),
+            (r#"{"Running": false, "Paused": false, "ExitCode": 7}"#, ended("exited with status 7")),
+            (
+                r#"{"Running": false, "ExitCode": 137, "OOMKilled": true}"#,
+                ended("was killed because it ran out of memory"),
+            ),
+        ] {
+            let text = format!(r#"{{"Name": "/a", "State": {state}}}"#);
+            let container: InspectedContainer = serde_json::from_str(&text).unwrap();
+            assert_eq!(container.state.status(), status, "{state}");
+        }
+    }
 
     #[test]
     fn volumes_are_mounted_in_memory_or_refused() {
