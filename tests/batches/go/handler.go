@@ -18,7 +18,7 @@ import (
 
 // Functions of the test.
 var Functions = udf.Functions{
-	"join_columns": joinColumns, "add_arrow": addArrow, "echo_list": first, "echo_pair": first, "echo_flag": first,
+	"join_columns": joinColumns, "add_arrow": addArrow, "double_in_place": doubleInPlace, "echo_list": first, "echo_pair": first, "echo_flag": first,
 	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "spell": spell, "join_rows": joinRows,
 	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "later": later,
 	"calls_ended": func() int64 { return ended.Swap(0) },
@@ -61,6 +61,19 @@ func addArrow(batch arrow.RecordBatch) arrow.Array {
 		}
 	}
 	return results.NewArray()
+}
+
+// doubleInPlace writes to its argument, and fails once it has.
+func doubleInPlace(batch arrow.RecordBatch) (arrow.Array, error) {
+	var err error
+	x := batch.Column(0).(*array.Int64).Int64Values()
+	for i := range x {
+		if x[i] == 13 {
+			err = errBad
+		}
+		x[i] *= 2
+	}
+	return batch.Column(0), err
 }
 
 func first(batch arrow.RecordBatch) arrow.Array { return batch.Column(0) }

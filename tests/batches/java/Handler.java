@@ -49,6 +49,18 @@ final class Handler {
         return results;
     }
 
+    /** Writes to its argument, and fails once it has. */
+    static FieldVector doubleInPlace(VectorSchemaRoot batch, BufferAllocator allocator) {
+        BigIntVector x = (BigIntVector) batch.getVector(0);
+        boolean isBad = false;
+        for (int row = 0; row < batch.getRowCount(); row++) {
+            isBad |= x.get(row) == 13;
+            x.set(row, 2 * x.get(row));
+        }
+        if (isBad) checked(13);
+        return x;
+    }
+
     static FieldVector echoList(VectorSchemaRoot batch, BufferAllocator allocator) {
         return batch.getVector(0);
     }
