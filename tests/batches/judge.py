@@ -162,7 +162,7 @@ def judge_references(server):
 def judge_changes(server):
     """A handler writes to its arguments and returns them: its results are what it wrote, and other rows are what they were."""
     for rows in (0, 1, 7, 100):
-        values = [row + 1 for row in range(rows)]
+        values = list(range(100, 100 + rows))
         for more in ({}, {"may_alias": True, "may_encode": True}):
             server.answers([[2 * value for value in values]], "double_in_place", [int8(*values)], rows, [pa.int64()], **more)
             server.answers([[4] * rows], "double_in_place", [int8(2)], rows, [pa.int64()], (0,), **more)
