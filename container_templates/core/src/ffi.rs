@@ -49,6 +49,15 @@ pub struct PulledWork {
     pub(crate) lent: Mutex<Lent>,
 }
 
+impl Drop for PulledWork {
+    /// Work that is not answered, because its reply could not be read, ends with an error: its client does not wait for ever.
+    fn drop(&mut self) {
+        if !self.work.is_answered() {
+            self.work.end(Reply::Failed(CallError::bad_result("Its reply cannot be read.")));
+        }
+    }
+}
+
 /// What the language reads by pointers.
 #[derive(Default)]
 pub(crate) struct Lent {
@@ -591,10 +600,10 @@ pub unsafe extern "C" fn transship_work_answer(
     schema: *mut FFI_ArrowSchema,
 ) -> i32 {
     entry(|| {
-        // SAFETY: the header asks for columns that are handed over.
-        let columns = unsafe { columns(array, schema) };
-        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends.
-        let work = unsafe { ended(work)? };
+        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends, and for columns that are handed over. The work
+        // is taken first: it ends with an error even if the columns are such that reading them panics.
+        let (work, columns) = unsafe { (ended(work), columns(array, schema)) };
+        let work = work?;
         match columns {
             Ok(columns) => {
                 work.work.end(Reply::Last(columns));
