@@ -341,9 +341,13 @@ final class UserFunction {
     private CompletableFuture<?> begin(Calls calls, int row) {
         try {
             Object stage = invoke(method, null, row, arguments(calls, 0, row));
-            return stage == null ? CompletableFuture.completedFuture(null) : ((CompletionStage<?>) stage).toCompletableFuture();
+            // What is cancelled is a copy: the handler may have given its future to other calls as well.
+            return stage == null ? CompletableFuture.completedFuture(null) : ((CompletionStage<?>) stage).toCompletableFuture().copy();
         } catch (CallError error) {
             return CompletableFuture.failedFuture(error);
+        } catch (RuntimeException cause) {
+            // A stage of the handler's own class.
+            return CompletableFuture.failedFuture(cause);
         }
     }
 
