@@ -240,6 +240,10 @@ def judge_flight(path):
     expect(talk(path, "join_rows", rows, []), ([], {}), "join_rows of nothing")
     _, last = talk(path, "fail_at", numbers, batches(numbers, (int8(1, 2),), (int8(3, 13),), (int8(5),)))
     expect((last["error"]["kind"], "13 is bad" in last["error"]["message"]), ("user_code", True), f"fail_at: {last}")
+    many = batches(numbers, *((int8(*range(100 * number, 100 * number + 100)),) for number in range(50)))
+    for _ in range(5):
+        expect(talk(path, "pumped", numbers, many), (list(range(5000)), {}), "pumped")
+        expect(talk(path, "leaves", numbers, many), ([1], {}), "leaves")
     others = pa.schema([("x", pa.string())])
     _, last = talk(path, "fail_at", others, batches(others, (text("a"),)))
     expect(last["error"]["kind"], "protocol_violation", "fail_at of texts")
@@ -261,6 +265,18 @@ def judge_flight(path):
     expect(talk(path, "add_arrow", pairs, given, {"transship.row_errors": "again"})[0], [2, None, 4], "add_arrow with errors of rows")
     _, last = talk(path, "add_arrow", pairs, given, {"transship.row_errors": "no"})
     expect(last.get("error", {}).get("kind"), "protocol_violation", "an unrecognized mode of errors")
+
+
+def judge_early_error(path):
+    """The error of a map function does not wait for rows that a thread of its handler waits for."""
+    numbers = pa.schema([("x", pa.int64())])
+    with flight.connect(f"grpc+unix://{path}", generic_options=[("grpc.default_authority", "localhost")]) as client:
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path("fails_early"), flight.FlightCallOptions(timeout=60))
+        writer.begin(numbers)
+        writer.write_with_metadata(pa.RecordBatch.from_arrays([int8(1)], schema=numbers), b'{"batch": 0}')
+        last = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        expect("13 is bad" in last["error"]["message"], True, f"fails_early: {last}")
+        writer.close()
 
 
 def judge_cancelled_stream(path, peer):
@@ -323,6 +339,7 @@ def judge(image, folder, segments):
     status, body = peer.post("double_in_place", json.dumps({"batch": 0, "rows": 2, "columns": [[1, 2]]}), "application/json")
     expect((status, json.loads(body)["columns"]), (200, [[2, 4]]), "double_in_place as JSON")
     judge_flight(f"{folder}/flight.sock")
+    judge_early_error(f"{folder}/flight.sock")
     judge_cancelled_stream(f"{folder}/flight.sock", peer)
     print(f"{image} answered as it should")
 

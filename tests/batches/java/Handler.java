@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.LongStream;
@@ -159,6 +160,39 @@ final class Handler {
 
     static Stream<Long> nothing(Stream<Long> rows) {
         return null;
+    }
+
+    /** Takes rows on another thread. */
+    static Iterator<Long> pumped(Iterator<Long> rows) {
+        SynchronousQueue<List<Long>> taken = new SynchronousQueue<>();
+        CompletableFuture.runAsync(() -> {
+            try {
+                while (rows.hasNext()) taken.put(List.of(rows.next()));
+                taken.put(List.of());
+            } catch (InterruptedException cause) {
+                throw new IllegalStateException(cause);
+            }
+        });
+        return Stream.generate(() -> {
+            try {
+                return taken.take();
+            } catch (InterruptedException cause) {
+                throw new IllegalStateException(cause);
+            }
+        }).takeWhile(row -> !row.isEmpty()).map(row -> row.get(0)).iterator();
+    }
+
+    /** Ends while a thread still takes rows. */
+    static List<Long> leaves(Iterator<Long> rows) {
+        CompletableFuture.runAsync(() -> rows.forEachRemaining(row -> {}));
+        return List.of(1L);
+    }
+
+    /** Fails while a thread waits for rows. */
+    static List<Long> failsEarly(Iterator<Long> rows) throws InterruptedException {
+        leaves(rows);
+        Thread.sleep(50);
+        throw new IllegalArgumentException("13 is bad");
     }
 
     static CompletionStage<Double> later(Double seconds) {
