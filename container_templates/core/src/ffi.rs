@@ -659,3 +659,34 @@ pub(crate) unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Fai
     // SAFETY: transship_next made it of a box, and the caller of this function vouches that it has not ended.
     Ok(unsafe { Box::from_raw(work) })
 }
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::Int32Array;
+    use arrow_schema::{DataType, Field, Fields};
+
+    use super::*;
+    use crate::queue::{Queue, Step};
+
+    #[test]
+    fn a_reply_that_cannot_be_read_ends_its_call() {
+        let queue = Arc::new(Queue::new(false).unwrap());
+        let pulled = queue.clone();
+        let language = std::thread::spawn(move || {
+            let Found::Work(work) = pulled.next(None) else { panic!("no work") };
+            let work = Box::into_raw(Box::new(PulledWork { work, lent: Mutex::default() }));
+            // Numbers whose schema says that they are texts, which have one more buffer.
+            let numbers: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+            let rows = StructArray::from(vec![(Arc::new(Field::new("a", DataType::Int32, true)), numbers)]);
+            let (mut array, _) = to_ffi(&rows.to_data()).unwrap();
+            let texts = DataType::Struct(Fields::from(vec![Field::new("a", DataType::Utf8, true)]));
+            let mut schema = FFI_ArrowSchema::try_from(&texts).unwrap();
+            // SAFETY: the work has not ended, and both structs are handed over.
+            unsafe { transship_work_answer(work, &mut array, &mut schema) }
+        });
+        let call = Work::without_rows(0, Step::Call, 0);
+        let error = queue.run(call, &|| false, &mut |_, _| Ok(())).unwrap_err();
+        assert!(error.message.starts_with("Its reply cannot be read"), "{error:?}");
+        assert_eq!(language.join().unwrap(), FAULT);
+    }
+}
