@@ -675,12 +675,13 @@ mod tests {
         let language = std::thread::spawn(move || {
             let Found::Work(work) = pulled.next(None) else { panic!("no work") };
             let work = Box::into_raw(Box::new(PulledWork { work, lent: Mutex::default() }));
-            // Numbers whose schema says that they are texts, which have one more buffer.
+            // A column where the schema says that there are two.
             let numbers: ArrayRef = Arc::new(Int32Array::from(vec![1]));
             let rows = StructArray::from(vec![(Arc::new(Field::new("a", DataType::Int32, true)), numbers)]);
             let (mut array, _) = to_ffi(&rows.to_data()).unwrap();
-            let texts = DataType::Struct(Fields::from(vec![Field::new("a", DataType::Utf8, true)]));
-            let mut schema = FFI_ArrowSchema::try_from(&texts).unwrap();
+            let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int32, true));
+            let two = DataType::Struct(Fields::from(fields.to_vec()));
+            let mut schema = FFI_ArrowSchema::try_from(&two).unwrap();
             // SAFETY: the work has not ended, and both structs are handed over.
             unsafe { transship_work_answer(work, &mut array, &mut schema) }
         });
