@@ -150,12 +150,29 @@ def judge_references(server):
             server.answers([flags], "echo_flag", [pa.array(flags, pa.bool_())], rows, [pa.bool_()], **more)
             lists = random.choices([None, [], ["a"], ["b", None, "çé"]], k=rows)
             reply = server.answers([lists], "echo_list", [pa.array(lists, LIST)], rows, [LIST], **more)
-            expect(bool(reply.get("aliases")), asks and rows > 0, f"whether {lists} are referred to")
+            # The handler may have written to its arguments.
+            expect("aliases" in reply, False, f"whether {lists} are referred to")
             texts = random.choices(["x", "yy", "é", None], k=rows)
             reply = server.answers([texts], "label", [text(*texts)], rows, [pa.string()], **more)
             expect("dictionaries" in reply, asks, "whether labels are encoded")
     error = server.refuses((500, "bad_result"), "mislabel", [text("q")], 1, may_encode=True)
     expect("77" in error["message"], True, "the message for an index that leads nowhere")
+
+
+def judge_changes(server):
+    """A handler writes to its arguments and returns them: its results are what it wrote, and other rows are what they were."""
+    for rows in (0, 1, 7, 100):
+        values = list(range(100, 100 + rows))
+        for more in ({}, {"may_alias": True, "may_encode": True}):
+            server.answers([[2 * value for value in values]], "double_in_place", [int8(*values)], rows, [pa.int64()], **more)
+            server.answers([[4] * rows], "double_in_place", [int8(2)], rows, [pa.int64()], (0,), **more)
+    for mode in ("once", "again"):
+        for values in ([1, 2, 3], [1, 13, 3, 4, 5], [13], [13, 13, 1]):
+            expected = [None if value == 13 else 2 * value for value in values]
+            found, _ = server.ask("double_in_place", [int8(*values)], len(values), [pa.int64(), pa.string()], row_errors=mode, may_alias=True)
+            expect(found[0], expected, f"double_in_place of {values}, {mode}")
+        found, _ = server.ask("double_in_place", [int8(2)], 3, [pa.int64(), pa.string()], (0,), row_errors=mode)
+        expect(found[0], [4, 4, 4], f"double_in_place of a constant, {mode}")
 
 
 def judge_row_errors(server):
@@ -223,6 +240,10 @@ def judge_flight(path):
     expect(talk(path, "join_rows", rows, []), ([], {}), "join_rows of nothing")
     _, last = talk(path, "fail_at", numbers, batches(numbers, (int8(1, 2),), (int8(3, 13),), (int8(5),)))
     expect((last["error"]["kind"], "13 is bad" in last["error"]["message"]), ("user_code", True), f"fail_at: {last}")
+    many = batches(numbers, *((int8(*range(100 * number, 100 * number + 100)),) for number in range(50)))
+    for _ in range(5):
+        expect(talk(path, "pumped", numbers, many), (list(range(5000)), {}), "pumped")
+        expect(talk(path, "leaves", numbers, many), ([1], {}), "leaves")
     others = pa.schema([("x", pa.string())])
     _, last = talk(path, "fail_at", others, batches(others, (text("a"),)))
     expect(last["error"]["kind"], "protocol_violation", "fail_at of texts")
@@ -236,11 +257,26 @@ def judge_flight(path):
     for values, indexes in [("ab", [0, 1]), ("a", [0, None])]:
         _, last = talk(path, "join_columns", constant, batches(constant, (int8(1, 2), encoded(values, indexes))))
         expect(last.get("error", {}).get("kind"), "protocol_violation", f"a dictionary of {values} with {indexes}")
+    expect(talk(path, "double_in_place", numbers, batches(numbers, (int8(1, 2),), (int8(3),)))[0], [2, 4, 6], "double_in_place")
+    given = batches(numbers, (int8(1, 13, 3, 4),))
+    expect(talk(path, "double_in_place", numbers, given, {"transship.row_errors": "again"})[0], [2, None, 6, 8], "double_in_place with errors of rows")
     pairs = pa.schema([("x", pa.int64()), ("y", pa.int64())])
     given = batches(pairs, (int8(1, 13, 3), int8(1, 1, 1)))
     expect(talk(path, "add_arrow", pairs, given, {"transship.row_errors": "again"})[0], [2, None, 4], "add_arrow with errors of rows")
     _, last = talk(path, "add_arrow", pairs, given, {"transship.row_errors": "no"})
     expect(last.get("error", {}).get("kind"), "protocol_violation", "an unrecognized mode of errors")
+
+
+def judge_early_error(path):
+    """The error of a map function does not wait for rows that a thread of its handler waits for."""
+    numbers = pa.schema([("x", pa.int64())])
+    with flight.connect(f"grpc+unix://{path}", generic_options=[("grpc.default_authority", "localhost")]) as client:
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path("fails_early"), flight.FlightCallOptions(timeout=60))
+        writer.begin(numbers)
+        writer.write_with_metadata(pa.RecordBatch.from_arrays([int8(1)], schema=numbers), b'{"batch": 0}')
+        last = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        expect("13 is bad" in last["error"]["message"], True, f"fails_early: {last}")
+        writer.close()
 
 
 def judge_cancelled_stream(path, peer):
@@ -295,11 +331,15 @@ def judge(image, folder, segments):
         server = Server(peer, has_segments)
         judge_constants(server)
         judge_references(server)
+        judge_changes(server)
         judge_row_errors(server)
         judge_waiting(server)
     status, body = peer.post("join_rows", json.dumps({"batch": 0, "rows": 1, "columns": [[1], ["a"]]}), "application/json")
     expect((status, json.loads(body)["error"]["kind"]), (400, "protocol_violation"), "a map function as JSON")
+    status, body = peer.post("double_in_place", json.dumps({"batch": 0, "rows": 2, "columns": [[1, 2]]}), "application/json")
+    expect((status, json.loads(body)["columns"]), (200, [[2, 4]]), "double_in_place as JSON")
     judge_flight(f"{folder}/flight.sock")
+    judge_early_error(f"{folder}/flight.sock")
     judge_cancelled_stream(f"{folder}/flight.sock", peer)
     print(f"{image} answered as it should")
 

@@ -14,6 +14,9 @@ import sys
 import tempfile
 import time
 
+import pyarrow as pa
+import pyarrow.flight as flight
+
 # Of `waits`, where calls may wait beside each other.
 CONCURRENCY = 5
 LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
@@ -85,6 +88,29 @@ def status_of(found):
     return int(docker("wait", found, timeout=60))
 
 
+def map_rows(path, function, batches):
+    """The results of a map function, in ascending order."""
+    schema = pa.schema([("x", pa.int64())])
+    with flight.connect(f"grpc+unix://{path}", generic_options=[("grpc.default_authority", "localhost")]) as client:
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(function))
+        with writer:
+            writer.begin(schema)
+            for values in batches:
+                writer.write_batch(pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=schema))
+                # The thread that takes rows waits for some.
+                time.sleep(0.005)
+            writer.done_writing()
+            return sorted(reader.read_all()[0].to_pylist())
+
+
+def judge_threads(path):
+    """A map function takes rows on threads of its own."""
+    batches = [range(100 * number, 100 * number + 100) for number in range(20)]
+    for _ in range(5):
+        check("rows that are taken in parallel", map_rows(path, "in_parallel", batches), list(range(1, 2001)))
+        check("rows that are taken after the end", map_rows(path, "leaves", batches), [1])
+
+
 def judge(template):
     with container(template) as (path, _):
         check("a wrong result", {key: ask(path, "wrong_type", [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
@@ -97,6 +123,8 @@ def judge(template):
         values, errors = ask(path, "waits", list(range(8)), row_errors="again")
         check("results beside errors of rows", values, [0, 1, 2, None, 4, None, 6, 7])
         check("rows that have errors", [row for row, error in enumerate(errors) if error], [3, 5])
+        if template == "csharp":
+            judge_threads(path.replace("http.sock", "flight.sock"))
         # The client goes away in the midst of it.
         begun = ask(path, "count")[0][0]
         connection = send(path, "waits", list(range(100, 200)))

@@ -1,6 +1,7 @@
 //! Bodies of HTTP's requests and replies as other engines send and take them: compressed, and with a digest (`docs/dialects.md`).
 
 use std::io::{Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -17,11 +18,62 @@ use crate::json::unreadable;
 
 /// Shorter replies are not worth the time.
 const LEAST_PACKED_BYTES: usize = 1024;
+/// Unpacked before one looks whether there is room for more.
+const BYTES_AT_A_TIME: u64 = 1 << 20;
 /// What gzip's form begins with; zlib's, which HTTP calls deflate, does not.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// The body as it was before it was compressed, if its digest is right.
-pub(crate) fn unpacked(headers: &HeaderMap, body: Bytes) -> Result<Bytes, CallError> {
+/// Bytes that the unpacked bodies of all requests may have together.
+const MOST_UNPACKED_BYTES: usize = MAX_MESSAGE_BYTES;
+/// Those that they have.
+static UNPACKED: AtomicUsize = AtomicUsize::new(0);
+
+/// A request's body as its client made it.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    pub(crate) bytes: Bytes,
+    _room: Room,
+}
+
+/// Memory for a body, out of what all of them may have.
+#[derive(Debug)]
+struct Room {
+    of_all: &'static AtomicUsize,
+    bytes: usize,
+}
+
+impl Room {
+    fn new(of_all: &'static AtomicUsize) -> Room {
+        Room { of_all, bytes: 0 }
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), CallError> {
+        self.bytes += bytes;
+        match self.of_all.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST_UNPACKED_BYTES {
+            true => Err(CallError::new("busy", "the requests that were unpacked have more than 1 GiB together")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.of_all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Whether it takes time to find out what a request's body is.
+pub(crate) fn is_packed(headers: &HeaderMap) -> bool {
+    headers.contains_key("content-md5") || headers.contains_key(CONTENT_ENCODING)
+}
+
+/// The body as it was before it was compressed, if its digest is right. An error of kind `busy` says that others need the memory.
+pub(crate) fn unpacked(headers: &HeaderMap, body: Bytes) -> Result<Unpacked, CallError> {
+    let mut room = Room::new(&UNPACKED);
+    Ok(Unpacked { bytes: unpacked_into(&mut room, headers, body)?, _room: room })
+}
+
+fn unpacked_into(room: &mut Room, headers: &HeaderMap, body: Bytes) -> Result<Bytes, CallError> {
     if let Some(digest) = headers.get("content-md5")
         && !is_digest_of(digest.as_bytes(), &body)
     {
@@ -31,18 +83,23 @@ pub(crate) fn unpacked(headers: &HeaderMap, body: Bytes) -> Result<Bytes, CallEr
     let encoding = String::from_utf8_lossy(encoding.as_bytes()).to_ascii_lowercase();
     match encoding.as_str() {
         "identity" => Ok(body),
-        "gzip" | "x-gzip" | "deflate" if body.starts_with(&GZIP) => read_whole(GzDecoder::new(&*body)),
-        "gzip" | "x-gzip" | "deflate" => read_whole(ZlibDecoder::new(&*body)),
+        "gzip" | "x-gzip" | "deflate" if body.starts_with(&GZIP) => read_whole(room, GzDecoder::new(&*body)),
+        "gzip" | "x-gzip" | "deflate" => read_whole(room, ZlibDecoder::new(&*body)),
         _ => Err(CallError::violation(format!("the request's content encoding {encoding} is unknown"))),
     }
 }
 
-fn read_whole(reader: impl Read) -> Result<Bytes, CallError> {
-    let (mut whole, most) = (Vec::new(), MAX_MESSAGE_BYTES as u64 + 1);
-    reader.take(most).read_to_end(&mut whole).map_err(unreadable)?;
-    match whole.len() > MAX_MESSAGE_BYTES {
-        true => Err(CallError::violation("the request unpacks to more than 1 GiB")),
-        false => Ok(whole.into()),
+fn read_whole(room: &mut Room, mut reader: impl Read) -> Result<Bytes, CallError> {
+    let mut whole = Vec::new();
+    loop {
+        let read = reader.by_ref().take(BYTES_AT_A_TIME).read_to_end(&mut whole).map_err(unreadable)?;
+        if read == 0 {
+            return Ok(whole.into());
+        }
+        if whole.len() > MAX_MESSAGE_BYTES {
+            return Err(CallError::violation("the request unpacks to more than 1 GiB"));
+        }
+        room.grow(read)?;
     }
 }
 
@@ -79,7 +136,25 @@ mod tests {
 
     fn read(headers: &[(&'static str, &str)], body: &[u8]) -> Result<Bytes, CallError> {
         let headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-        unpacked(&headers, Bytes::copy_from_slice(body))
+        unpacked(&headers, Bytes::copy_from_slice(body)).map(|unpacked| unpacked.bytes)
+    }
+
+    #[test]
+    fn all_bodies_together_have_a_limit() {
+        static OF_ALL: AtomicUsize = AtomicUsize::new(0);
+        let mut first = Room::new(&OF_ALL);
+        first.grow(MOST_UNPACKED_BYTES - 100).unwrap();
+        let (gzip, _) = packed(vec![7; 5000]);
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_ENCODING, "gzip".parse().unwrap());
+        let read = |room: &mut Room| unpacked_into(room, &headers, gzip.clone().into());
+        assert_eq!(read(&mut Room::new(&OF_ALL)).unwrap_err().kind, "busy");
+        drop(first);
+        let mut second = Room::new(&OF_ALL);
+        assert_eq!(read(&mut second).unwrap(), vec![7; 5000]);
+        assert_eq!(OF_ALL.load(Ordering::Relaxed), 5000);
+        drop(second);
+        assert_eq!(OF_ALL.load(Ordering::Relaxed), 0);
     }
 
     #[test]

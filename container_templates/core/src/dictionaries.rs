@@ -55,17 +55,30 @@ pub(crate) fn settle(columns: &mut [ArrayRef], types: &[Type], may_encode: bool)
 pub(crate) fn unpacked(column: &ArrayRef) -> Result<ArrayRef, String> {
     let values = column.as_any_dictionary().values();
     let numbers = numbers_of(column)?;
-    let lengths: Vec<usize> = match values.data_type() {
-        DataType::Utf8 => values.as_string::<i32>().offsets().lengths().collect(),
-        DataType::Binary => values.as_binary::<i32>().offsets().lengths().collect(),
-        _ => Vec::new(),
-    };
+    let lengths = lengths_of(values)?;
     // A few bytes may stand for any number of them.
     let texts = numbers.iter().flatten().filter_map(|number| lengths.get(usize::try_from(number).ok()?));
     if texts.fold(0, |sum: usize, length| sum.saturating_add(*length)) > MAX_MESSAGE_BYTES {
         return Err("Its texts are larger than 1 GiB.".to_string());
     }
     take(values, &numbers, None).map_err(|cause| format!("{cause}."))
+}
+
+/// The bytes of each text; none for values of a fixed size. The error says that values are of another type.
+fn lengths_of(values: &ArrayRef) -> Result<Vec<usize>, String> {
+    Ok(match values.data_type() {
+        DataType::Utf8 => values.as_string::<i32>().offsets().lengths().collect(),
+        DataType::Binary => values.as_binary::<i32>().offsets().lengths().collect(),
+        DataType::LargeUtf8 => values.as_string::<i64>().offsets().lengths().collect(),
+        DataType::LargeBinary => values.as_binary::<i64>().offsets().lengths().collect(),
+        // The length is a view's first four bytes.
+        DataType::Utf8View => values.as_string_view().views().iter().map(|view| *view as u32 as usize).collect(),
+        DataType::BinaryView => values.as_binary_view().views().iter().map(|view| *view as u32 as usize).collect(),
+        DataType::FixedSizeBinary(length) => vec![usize::try_from(*length).unwrap_or(0); values.len()],
+        DataType::Null | DataType::Boolean => Vec::new(),
+        ty if ty.is_primitive() => Vec::new(),
+        ty => return Err(format!("Its dictionary has values of type {ty}.")),
+    })
 }
 
 /// For each row the number of its value.
@@ -77,7 +90,7 @@ pub(crate) fn numbers_of(column: &ArrayRef) -> Result<Int32Array, String> {
 #[cfg(test)]
 mod tests {
     use arrow_array::types::Int8Type;
-    use arrow_array::{Int8Array, LargeStringArray, StringArray};
+    use arrow_array::{Int8Array, LargeStringArray, StringArray, StringViewArray};
 
     use super::*;
 
@@ -122,8 +135,16 @@ mod tests {
         let column = dictionary(vec![Some(1), Some(1)], Arc::new(Int32Array::from(vec![7, 8])));
         assert_eq!(&settled(column, "int4", true).unwrap(), &(Arc::new(Int32Array::from(vec![8, 8])) as ArrayRef));
         let text = "x".repeat(1 << 20);
-        let column = dictionary(vec![Some(0); 1025], Arc::new(StringArray::from(vec![text])));
-        assert!(settled(column.clone(), "text", true).is_ok());
-        assert!(settled(column, "text", false).is_err());
+        let forms: [ArrayRef; 3] = [
+            Arc::new(StringArray::from(vec![text.clone()])),
+            Arc::new(LargeStringArray::from(vec![text.clone()])),
+            Arc::new(StringViewArray::from(vec![text.as_str()])),
+        ];
+        for values in forms {
+            let column = dictionary(vec![Some(0); 1025], values);
+            assert!(settled(column.clone(), "text", true).is_ok());
+            assert!(settled(column.clone(), "text", false).is_err());
+            assert!(unpacked(&column).is_err());
+        }
     }
 }

@@ -49,6 +49,15 @@ pub struct PulledWork {
     pub(crate) lent: Mutex<Lent>,
 }
 
+impl Drop for PulledWork {
+    /// Work that is not answered, because its reply could not be read, ends with an error: its client does not wait for ever.
+    fn drop(&mut self) {
+        if !self.work.is_answered() {
+            self.work.end(Reply::Failed(CallError::bad_result("Its reply cannot be read.")));
+        }
+    }
+}
+
 /// What the language reads by pointers.
 #[derive(Default)]
 pub(crate) struct Lent {
@@ -591,10 +600,10 @@ pub unsafe extern "C" fn transship_work_answer(
     schema: *mut FFI_ArrowSchema,
 ) -> i32 {
     entry(|| {
-        // SAFETY: the header asks for columns that are handed over.
-        let columns = unsafe { columns(array, schema) };
-        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends.
-        let work = unsafe { ended(work)? };
+        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends, and for columns that are handed over. The work
+        // is taken first: it ends with an error even if the columns are such that reading them panics.
+        let (work, columns) = unsafe { (ended(work), columns(array, schema)) };
+        let work = work?;
         match columns {
             Ok(columns) => {
                 work.work.end(Reply::Last(columns));
@@ -649,4 +658,36 @@ pub(crate) unsafe fn ended(work: *mut PulledWork) -> Result<Box<PulledWork>, Fai
     }
     // SAFETY: transship_next made it of a box, and the caller of this function vouches that it has not ended.
     Ok(unsafe { Box::from_raw(work) })
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::Int32Array;
+    use arrow_schema::{DataType, Field, Fields};
+
+    use super::*;
+    use crate::queue::{Queue, Step};
+
+    #[test]
+    fn a_reply_that_cannot_be_read_ends_its_call() {
+        let queue = Arc::new(Queue::new(false).unwrap());
+        let pulled = queue.clone();
+        let language = std::thread::spawn(move || {
+            let Found::Work(work) = pulled.next(None) else { panic!("no work") };
+            let work = Box::into_raw(Box::new(PulledWork { work, lent: Mutex::default() }));
+            // A column where the schema says that there are two.
+            let numbers: ArrayRef = Arc::new(Int32Array::from(vec![1]));
+            let rows = StructArray::from(vec![(Arc::new(Field::new("a", DataType::Int32, true)), numbers)]);
+            let (mut array, _) = to_ffi(&rows.to_data()).unwrap();
+            let fields = ["a", "b"].map(|name| Field::new(name, DataType::Int32, true));
+            let two = DataType::Struct(Fields::from(fields.to_vec()));
+            let mut schema = FFI_ArrowSchema::try_from(&two).unwrap();
+            // SAFETY: the work has not ended, and both structs are handed over.
+            unsafe { transship_work_answer(work, &mut array, &mut schema) }
+        });
+        let call = Work::without_rows(0, Step::Call, 0);
+        let error = queue.run(call, &|| false, &mut |_, _| Ok(())).unwrap_err();
+        assert!(error.message.starts_with("Its reply cannot be read"), "{error:?}");
+        assert_eq!(language.join().unwrap(), FAULT);
+    }
 }

@@ -139,10 +139,9 @@ pub unsafe extern "C" fn transship_work_answer_columns(
     count: usize,
 ) -> i32 {
     entry(|| {
-        // SAFETY: the header asks for so many columns of so many rows.
-        let columns = unsafe { copied(rows, columns, count) };
-        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends.
-        let work = unsafe { ended(work)? };
+        // SAFETY: the header asks for work that has not ended, or NULL, which this call ends, and for so many columns of so many rows. The
+        // work is taken first: it ends with an error even if the columns are such that copying them panics.
+        let (work, columns) = unsafe { (ended(work)?, copied(rows, columns, count)) };
         match columns {
             Ok(columns) => {
                 work.work.end(Reply::Last(columns));

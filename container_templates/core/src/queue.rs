@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt::{Debug, Formatter};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -77,6 +77,9 @@ pub(crate) struct Work {
     /// The batches of a map function.
     pub(crate) stream: Option<TakeBatch>,
     is_cancelled: AtomicBool,
+    /// Since when.
+    cancelled: OnceLock<Instant>,
+    is_answered: AtomicBool,
     lines: Mutex<Vec<String>>,
     replies: Mutex<Replies>,
     changed: Condvar,
@@ -121,6 +124,8 @@ impl Work {
             wants_lines: lines::are_wanted(),
             stream: None,
             is_cancelled: AtomicBool::new(false),
+            cancelled: OnceLock::new(),
+            is_answered: AtomicBool::new(false),
             lines: Mutex::default(),
             replies: Mutex::default(),
             changed: Condvar::new(),
@@ -130,6 +135,22 @@ impl Work {
     /// Whether the client has gone.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.is_cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Tells the language that nobody waits for the reply.
+    fn cancel(&self) {
+        self.cancelled.get_or_init(Instant::now);
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the language has ended it.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.is_answered.load(Ordering::Relaxed)
+    }
+
+    /// Whether a client waits for its reply.
+    fn has_client(&self) -> bool {
+        !matches!(self.step, Step::End | Step::Resume)
     }
 
     /// Adds a line that the handler wrote.
@@ -176,6 +197,7 @@ impl Work {
 
     /// Gives what ends it.
     pub(crate) fn end(&self, reply: Reply) {
+        self.is_answered.store(true, Ordering::Relaxed);
         self.replies().waiting.push_back(reply);
         self.changed.notify_all();
     }
@@ -195,8 +217,17 @@ pub(crate) struct Queue {
 struct State {
     waiting: VecDeque<Arc<Work>>,
     is_ended: bool,
-    /// Since when work has been there to pull, and nobody has pulled.
+    /// Since when work that a client waits for has been there to pull, and nobody has pulled.
     unpulled: Option<Instant>,
+    /// Work that the one thread has pulled; what it has answered is forgotten with the next.
+    running: Vec<Weak<Work>>,
+}
+
+impl State {
+    /// Whether work that a client waits for is there to pull.
+    fn has_clients(&self) -> bool {
+        self.waiting.iter().any(|work| work.has_client())
+    }
 }
 
 /// What a language finds.
@@ -224,15 +255,17 @@ impl Queue {
         self.state.lock().expect("no holder panics")
     }
 
-    /// Adds work that nobody waits for.
+    /// Adds work.
     pub(crate) fn push(&self, work: Arc<Work>) {
         let mut state = self.state();
         if state.waiting.is_empty() && !state.is_ended {
             // It fails only if the count is near 2^64.
             let _ = self.descriptor.write(1);
         }
+        if work.has_client() {
+            state.unpulled.get_or_insert_with(Instant::now);
+        }
         state.waiting.push_back(work);
-        state.unpulled.get_or_insert_with(Instant::now);
         self.filled.notify_one();
     }
 
@@ -245,7 +278,11 @@ impl Queue {
                 if state.waiting.is_empty() && !state.is_ended {
                     let _ = self.descriptor.read();
                 }
-                state.unpulled = (!state.waiting.is_empty()).then(Instant::now);
+                state.unpulled = state.has_clients().then(Instant::now);
+                if self.has_one_thread && work.has_client() {
+                    state.running.retain(|work| work.upgrade().is_some_and(|work| !work.is_answered()));
+                    state.running.push(Arc::downgrade(&work));
+                }
                 return Found::Work(work);
             }
             if state.is_ended {
@@ -285,6 +322,10 @@ impl Queue {
         let work = Arc::new(work);
         self.push(work.clone());
         let waited = self.wait_for(&work, is_cancelled, take);
+        if waited.is_err() {
+            // Its handler may run on.
+            work.cancel();
+        }
         work.hand_lines_over();
         work.replies().is_abandoned = true;
         work.changed.notify_all();
@@ -306,7 +347,7 @@ impl Queue {
                     work.hand_lines_over();
                     take(columns, false)?;
                     if is_cancelled() {
-                        work.is_cancelled.store(true, Ordering::Relaxed);
+                        work.cancel();
                         return Err(CallError::user_code("cancelled"));
                     }
                     replies = work.replies();
@@ -323,14 +364,14 @@ impl Queue {
             replies = work.changed.wait_timeout(replies, LOOK).expect("no holder panics").0;
             if replies.waiting.is_empty() && !work.is_cancelled() && is_cancelled() {
                 // A language that has it stops as soon as it can; until then the exchange is not free.
-                work.is_cancelled.store(true, Ordering::Relaxed);
+                work.cancel();
                 drop(replies);
                 if self.withdraw(work) {
                     return Err(CallError::user_code("cancelled"));
                 }
                 replies = work.replies();
             }
-            if self.has_one_thread && work.is_cancelled() && self.is_stuck() {
+            if self.has_one_thread && self.is_stuck(Instant::now()) {
                 // No thread can interrupt the handler, and every other call would wait for ever.
                 eprintln!(
                     "transship: a handler runs on for a client that has gone while other calls wait; the process ends"
@@ -340,9 +381,16 @@ impl Queue {
         }
     }
 
-    /// Whether work has waited for long, and nobody has pulled any.
-    fn is_stuck(&self) -> bool {
-        self.state().unpulled.is_some_and(|since| since.elapsed() > STUCK)
+    /// Whether work has waited for long, and nobody has pulled any, while all that runs is for clients that have been gone for as long.
+    fn is_stuck(&self, now: Instant) -> bool {
+        let state = self.state();
+        let is_long = |since: &Instant| now.saturating_duration_since(*since) > STUCK;
+        if !state.unpulled.as_ref().is_some_and(is_long) {
+            return false;
+        }
+        let running = state.running.iter().filter_map(Weak::upgrade).filter(|work| !work.is_answered());
+        let mut running = running.peekable();
+        running.peek().is_some() && running.all(|work| work.cancelled.get().is_some_and(is_long))
     }
 
     /// Takes back work that nobody has pulled.
@@ -353,6 +401,9 @@ impl Queue {
         let is_withdrawn = state.waiting.len() < count;
         if is_withdrawn && state.waiting.is_empty() && !state.is_ended {
             let _ = self.descriptor.read();
+        }
+        if !state.has_clients() {
+            state.unpulled = None;
         }
         is_withdrawn
     }
@@ -411,6 +462,57 @@ mod tests {
         let error = queue.run(work(), &|| start.elapsed() > Duration::from_millis(50), &mut |_, _| Ok(())).unwrap_err();
         assert_eq!(error.message, "stopped");
         puller.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_stuck_once_all_that_runs_is_for_nobody() {
+        let later = || Instant::now() + STUCK + Duration::from_secs(1);
+        let queue = Queue::new(true).unwrap();
+        let pull = || {
+            let Found::Work(work) = queue.next(None) else { panic!("no work") };
+            work
+        };
+        // Work that no client waits for may lie there for long, beside a handler that runs for nobody.
+        queue.push(Arc::new(work()));
+        let first = pull();
+        first.cancel();
+        queue.push(Arc::new(Work::without_rows(0, Step::End, 1)));
+        queue.push(Arc::new(Work::without_rows(0, Step::Resume, 1)));
+        assert!(!queue.is_stuck(later()));
+        // Work that was taken back waits no more.
+        let waiting = Arc::new(work());
+        queue.push(waiting.clone());
+        assert!(queue.is_stuck(later()));
+        assert!(!queue.is_stuck(Instant::now()));
+        assert!(queue.withdraw(&waiting));
+        assert!(!queue.is_stuck(later()));
+        // A handler that runs for a client may take as long as it likes.
+        pull();
+        pull();
+        queue.push(Arc::new(work()));
+        let second = pull();
+        queue.push(Arc::new(work()));
+        assert!(!queue.is_stuck(later()));
+        second.cancel();
+        assert!(queue.is_stuck(later()));
+        // What is answered does not run.
+        first.end(Reply::Last(vec![]));
+        second.end(Reply::Last(vec![]));
+        assert!(!queue.is_stuck(later()));
+    }
+
+    #[test]
+    fn patience_with_a_handler_begins_when_its_client_goes() {
+        let queue = Queue::new(true).unwrap();
+        let (running, waiting) = (Arc::new(work()), Arc::new(work()));
+        queue.push(running.clone());
+        assert!(matches!(queue.next(None), Found::Work(_)));
+        queue.push(waiting);
+        let pushed = Instant::now();
+        std::thread::sleep(Duration::from_millis(5));
+        running.cancel();
+        assert!(!queue.is_stuck(pushed + STUCK + Duration::from_millis(1)));
+        assert!(queue.is_stuck(Instant::now() + STUCK + Duration::from_millis(1)));
     }
 
     #[test]

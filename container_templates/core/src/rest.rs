@@ -10,7 +10,7 @@ use arrow_array::ArrayRef;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use udf_codec::wire::COLUMNS;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::FunctionKind;
 
-use crate::bodies::{packed, takes_gzip, unpacked};
+use crate::bodies::{is_packed, packed, takes_gzip, unpacked};
 use crate::columns::{self, Kept};
 use crate::container::Container;
 use crate::dialects;
@@ -69,6 +69,7 @@ pub(crate) async fn respond(
             let status = match error.kind {
                 "function_not_found" => StatusCode::NOT_FOUND,
                 "protocol_violation" => StatusCode::BAD_REQUEST,
+                "busy" => StatusCode::SERVICE_UNAVAILABLE,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             };
             (status, (JSON, json!({ "error": error }).to_string().into_bytes()))
@@ -79,6 +80,10 @@ pub(crate) async fn respond(
     *response.status_mut() = status;
     if is_packed {
         response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    }
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        // The client may have sent more already.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     if let Some(field) = lines.into_field().and_then(|field| HeaderValue::try_from(field).ok()) {
@@ -111,11 +116,19 @@ async fn answer(
     let (head, body) = request.into_parts();
     let body = Limited::new(body, MAX_MESSAGE_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
-    let body = if method == Method::POST { unpacked(&head.headers, body)? } else { body };
+    let unpacked = if method == Method::POST && is_packed(&head.headers) {
+        // A digest of a large body takes as long as a call, and so does what a small one unpacks to.
+        may_run_here().await;
+        take_time();
+        Some(unpacked(&head.headers, body.clone())?)
+    } else {
+        None
+    };
+    let body = unpacked.as_ref().map_or(&body, |unpacked| &unpacked.bytes);
     let is_cancelled = || has_hung_up(&client.socket);
     if method == Method::POST && !path.starts_with(FUNCTIONS) {
         may_run_here().await;
-        let answered = dialects::answer(container, &take_time, &path, &head.headers, &body, &is_cancelled);
+        let answered = dialects::answer(container, &take_time, &path, &head.headers, body, &is_cancelled);
         if let Some((status, text)) = answered {
             return Ok((status, (JSON, text.into_bytes())));
         }
@@ -134,14 +147,14 @@ async fn answer(
         if is_columns {
             let (call, offer) = {
                 let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;
-                columns::read(function, &body, &mut kept)?
+                columns::read(function, body, &mut kept)?
             };
             // The parts of a table function's reply have dictionaries of their own.
             let may_encode = offer.may_encode && function.signature().kind == FunctionKind::Scalar;
             let answer = compute(container, function, &call, may_encode, &is_cancelled)?;
             return Ok((COLUMNS, columns::write(function, &call, answer, &offer)?));
         }
-        let call = json_form::read(function, &body)?;
+        let call = json_form::read(function, body)?;
         let answer = compute(container, function, &call, false, &is_cancelled)?;
         Ok((JSON, json_form::write(function, &call, &answer).into_bytes()))
     };

@@ -5,7 +5,7 @@ using System.Text;
 namespace Transship
 {
     /// <summary>What is to be done with a batch, transship_step.</summary>
-    enum Step { Call, Accumulate, Merge, Finish, State, Forget, End, Map }
+    enum Step { Call, Accumulate, Merge, Finish, State, Forget, End, Map, Resume }
 
     /// <summary>The server core, container_templates/core/include/transship_core.h. Texts are UTF-8 that ends with a zero.</summary>
     static class Core
@@ -134,15 +134,19 @@ namespace Transship
             return (int)transship_server_concurrency(server, (UIntPtr)number);
         }
 
-        /// <summary>Waits for the next batch of a map function's stream; null after the last.</summary>
-        public static GivenColumn[] NextColumns(IntPtr work, out int rows)
+        /// <summary>
+        /// Waits for the next batch of a map function's stream; null after the last. False if there is none in time, after which work of step
+        /// Resume comes once there is. A negative time is as long as it takes.
+        /// </summary>
+        public static bool NextColumns(IntPtr work, long timeoutMs, out int rows, out GivenColumn[] columns)
         {
             UIntPtr count;
-            var status = transship_work_next_columns(work, -1, out count);
+            var status = transship_work_next_columns(work, timeoutMs, out count);
             Check(status);
             rows = (int)count;
             if (status == Unwanted) throw new Cancelled();
-            return status == Ok ? Columns(work, rows) : null;
+            columns = status == Ok ? Columns(work, rows) : null;
+            return status != Nothing;
         }
 
         public static string Describe(IntPtr server, UIntPtr[] merging)

@@ -284,23 +284,33 @@ namespace Transship
                 results.Clear();
             };
             // Nothing is kept back while the stream may wait for its client.
-            var rows = StreamRows(call, () => { if (results.Rows > 0) give(); });
-            foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
+            var stream = new MapStream(call.Work, () => { if (results.Rows > 0) give(); });
+            var rows = StreamRows(stream);
+            try
             {
-                call.Look(++count);
-                if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
-                Add(results, value, null);
+                foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
+                {
+                    lock (stream)
+                    {
+                        call.Look(++count);
+                        if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
+                        Add(results, value, null);
+                    }
+                }
+            }
+            finally
+            {
+                stream.End();
             }
             return reply;
         }
 
-        IEnumerable<object[]> StreamRows(Call call, Action beforeWaiting)
+        IEnumerable<object[]> StreamRows(MapStream stream)
         {
             while (true)
             {
                 int rows;
-                beforeWaiting();
-                var columns = Core.NextColumns(call.Work, out rows);
+                var columns = stream.Next(out rows);
                 if (columns == null) yield break;
                 for (var row = 0; row < rows; row++)
                 {
@@ -430,6 +440,49 @@ namespace Transship
         public Results[] NewReply()
         {
             return new[] { new Results(returns, format), new Results(Bytea, 'z') };
+        }
+    }
+
+    /// <summary>
+    /// The batches of a map function's stream. The handler may take rows on other threads than the one that gives results, but the core has
+    /// one thread at a time work with a unit of work: whoever does holds this object's lock.
+    /// </summary>
+    sealed class MapStream
+    {
+        const int PollMs = 5;
+
+        readonly IntPtr work;
+        readonly Action beforeWaiting;
+        readonly Thread owner = Thread.CurrentThread;
+        bool isOver;
+
+        public MapStream(IntPtr work, Action beforeWaiting)
+        {
+            this.work = work;
+            this.beforeWaiting = beforeWaiting;
+        }
+
+        /// <summary>Waits for the next batch; null after the last. A thread that outlives its call gets Cancelled.</summary>
+        public GivenColumn[] Next(out int rows)
+        {
+            lock (this)
+            {
+                while (true)
+                {
+                    if (isOver) throw new Cancelled();
+                    beforeWaiting();
+                    GivenColumn[] columns;
+                    // While the thread that gives results waits for rows, it gives none. Another thread must not hold it up.
+                    if (Core.NextColumns(work, Thread.CurrentThread == owner ? -1 : 0, out rows, out columns)) return columns;
+                    Monitor.Wait(this, PollMs);
+                }
+            }
+        }
+
+        /// <summary>The work is about to end: nobody may use it any more.</summary>
+        public void End()
+        {
+            lock (this) isOver = true;
         }
     }
 

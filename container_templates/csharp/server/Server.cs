@@ -109,6 +109,12 @@ namespace Transship
                     Core.Answer(work, 0, new Core.Column[0]);
                     return;
                 }
+                if (info.Step == Step.Resume)
+                {
+                    // Threads that wait for a stream look themselves.
+                    Core.Answer(work, 0, new Core.Column[0]);
+                    return;
+                }
                 call = new Call(work, info);
                 var reply = Reply(call, info);
                 Results.Lend(reply, lent =>

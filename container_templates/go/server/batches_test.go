@@ -1,9 +1,9 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -201,40 +201,67 @@ func TestCancelledFunctionsThatWait(t *testing.T) {
 	}
 }
 
-// Buffers of the calls stand for the reply's only where the client may read them there.
-func TestAliases(t *testing.T) {
-	kind := typeOf("int8")
-	function := functionOf(kind)
-	body := bodyOf(t, function, int8s(1, 2, 3, 4, 5))
-	for _, mayAlias := range []bool{false, true} {
-		asked, _, err := readColumns(function, body, &keptConstants{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		asked.wished.mayAlias = mayAlias
-		for first := range int64(4) {
-			part := array.NewSlice(asked.batch.Column(0), first, 5)
-			reply := &replyParts{parts: []arrow.RecordBatch{batchOf(function.replyColumns(""), []arrow.Array{part}, part.Len())}}
-			written, err := writeColumns(function, asked, reply, nil)
-			if err != nil {
-				t.Fatal(err)
+// A handler may write to what it takes: its results are what it returned, rows that are given again are what they were, and so are constants.
+func TestHandlersMayWriteToTheirArguments(t *testing.T) {
+	arguments := []Argument{{"x", typeOf("int8")}, {"y", typeOf("int8")}}
+	function := bound(t, Function{Name: "double", Kind: "scalar", Batch: "arrow", Arguments: arguments, Returns: typeOf("int8")},
+		func(batch arrow.RecordBatch) (arrow.Array, error) {
+			x, y := batch.Column(0).(*array.Int64).Int64Values(), batch.Column(1).(*array.Int64).Int64Values()
+			var err error
+			for row := range x {
+				if x[row] == 13 {
+					err = errors.New("13 is bad")
+				}
+				x[row] *= y[row]
+				y[row] = 0
 			}
-			var header replyHeader
-			if err := json.Unmarshal(written[4:4+binary.LittleEndian.Uint32(written)], &header); err != nil {
-				t.Fatal(err)
-			}
-			if mayAlias != reflect.DeepEqual(header.Aliases, []int{1}) || mayAlias && header.Buffers[2] != 8*first {
-				t.Errorf("from row %d: %+v", first, header)
+			return batch.Column(0), err
+		})
+	for _, mode := range []string{"", "once", "again"} {
+		two := int8s(2)
+		for _, values := range [][]int64{{1, 2, 3, 4, 5}, {7}, {}, {7}} {
+			if found, err := answersOf(t, function, wishes{rowErrors: mode}, len(values), int8s(values...), repeated(two, len(values))); err != nil || found[0] != textOf(typeOf("int8"), doubles(values)) {
+				t.Errorf("%q, %v: %v, %v", mode, values, found, err)
 			}
 		}
 	}
-	// Memory of another capacity is no buffer of the calls.
-	other := columnWriter{calls: make([]byte, 64), callPlaces: []int64{0, 64}}
-	for _, bytes := range [][]byte{make([]byte, 8), make([]byte, 64), make([]byte, 128)[:8]} {
-		if _, ok := other.inCalls(bytes); ok {
-			t.Errorf("%d bytes were taken for the calls'", len(bytes))
-		}
+	found, err := answersOf(t, function, wishes{rowErrors: "again"}, 5, int8s(1, 2, 13, 4, 5), int8s(2, 2, 2, 2, 2))
+	if err != nil || found[0] != "2 4 null 8 10 " {
+		t.Errorf("%v, %v", found, err)
 	}
+	function = bound(t, Function{Name: "double", Kind: "scalar", Batch: "arrow", Arguments: arguments[:1], Returns: typeOf("int8")},
+		func(batch arrow.RecordBatch) arrow.Array {
+			x := batch.Column(0).(*array.Int64).Int64Values()
+			for row := range x {
+				x[row] *= 2
+			}
+			return batch.Column(0)
+		})
+	body := bodyOf(t, function, int8s(1, 2, 3))
+	asked, _, err := readColumns(function, body, &keptConstants{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reply replyParts
+	err = function.answer(context.Background(), asked.batch, asked.wished, func(part arrow.RecordBatch, _ bool) error {
+		reply.parts = append(reply.parts, part)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	written, err := writeColumns(function, asked, &reply, nil)
+	if err != nil || !bytes.HasSuffix(written, arrow.Int64Traits.CastToBytes([]int64{2, 4, 6})) {
+		t.Errorf("%x, %v", written, err)
+	}
+}
+
+func doubles(values []int64) arrow.Array {
+	doubled := make([]int64, len(values))
+	for row, value := range values {
+		doubled[row] = 2 * value
+	}
+	return int8s(doubled...)
 }
 
 func TestConstantsAreKept(t *testing.T) {

@@ -41,7 +41,6 @@ type columnsHeader struct {
 	Segment      *string `json:"segment"`
 	ReplySegment *string `json:"reply_segment"`
 	RowErrors    string  `json:"row_errors"`
-	MayAlias     bool    `json:"may_alias"`
 	MayEncode    bool    `json:"may_encode"`
 	Constants    []int   `json:"constants"`
 	// What the client calls these constants, and whether they are those of the connection's last request with constants.
@@ -64,8 +63,7 @@ type replyHeader struct {
 	Micros  int64   `json:"micros"`
 	Segment *string `json:"segment,omitempty"`
 	Buffers []int64 `json:"buffers"`
-	// The buffers that lie in the call's data, and the columns that are dictionaries, each with its number of values.
-	Aliases      []int `json:"aliases,omitempty"`
+	// The columns that are dictionaries, each with its number of values.
 	Dictionaries []int `json:"dictionaries,omitempty"`
 }
 
@@ -142,8 +140,7 @@ func readColumns(function *Function, body []byte, kept *keptConstants) (*callBat
 	return &callBatch{
 		number: header.Batch, exchange: header.Exchange, step: header.Step,
 		batch:  batchOf(columns, arrays, int(*header.Rows)),
-		wished: wishes{header.RowErrors, header.MayEncode, header.MayAlias},
-		data:   data, places: header.Buffers,
+		wished: wishes{header.RowErrors, header.MayEncode},
 	}, header.ReplySegment, nil
 }
 
@@ -173,9 +170,6 @@ func (r columnReader) copied() columnReader {
 // writeColumns writes a reply, its data to a segment if one is given.
 func writeColumns(function *Function, asked *callBatch, answered *replyParts, segment *string) ([]byte, error) {
 	writer := columnWriter{}
-	if asked.wished.mayAlias {
-		writer.calls, writer.callPlaces = asked.data, asked.places
-	}
 	rows := int64(0)
 	for i, column := range function.replyColumns(asked.wished.rowErrors) {
 		whole, err := joined(answered.parts, i)
@@ -203,7 +197,7 @@ func writeColumns(function *Function, asked *callBatch, answered *replyParts, se
 			}
 		}
 	}
-	header, err := json.Marshal(replyHeader{asked.number, rows, answered.micros, segment, writer.places, writer.aliases, writer.dictionaries})
+	header, err := json.Marshal(replyHeader{asked.number, rows, answered.micros, segment, writer.places, writer.dictionaries})
 	if err != nil {
 		return nil, err
 	}
@@ -387,19 +381,15 @@ func checkText(bytes []byte, offsets []int32) error {
 	return nil
 }
 
-// columnWriter lays columns out.
+// columnWriter lays columns out. Results that are arguments are written as well: the handler may have written to them, so that the client's
+// own are not what it returned (docs/protocol.md §7.8).
 type columnWriter struct {
 	// Offset and length of each buffer.
 	places []int64
 	pieces []piece
 	size   int64
-	// The numbers of the buffers that lie in the calls' data.
-	aliases []int
 	// The number of each column that is a dictionary, and of its values.
 	dictionaries []int
-	// The calls, if their buffers may stand for the reply's (docs/protocol.md §7.8).
-	calls      []byte
-	callPlaces []int64
 }
 
 type piece struct {
@@ -412,31 +402,10 @@ func (w *columnWriter) add(bytes []byte) {
 		w.places = append(w.places, 0, 0)
 		return
 	}
-	if offset, ok := w.inCalls(bytes); ok {
-		w.aliases = append(w.aliases, len(w.places)/2)
-		w.places = append(w.places, offset, int64(len(bytes)))
-		return
-	}
 	offset := (w.size + alignment - 1) / alignment * alignment
 	w.places = append(w.places, offset, int64(len(bytes)))
 	w.pieces = append(w.pieces, piece{offset, bytes})
 	w.size = offset + int64(len(bytes))
-}
-
-// inCalls is where bytes lie within one buffer of the calls.
-func (w *columnWriter) inCalls(bytes []byte) (int64, bool) {
-	// What was cut off the front of a slice is missing from its capacity.
-	offset := cap(w.calls) - cap(bytes)
-	if offset < 0 || offset >= len(w.calls) || &w.calls[offset] != &bytes[0] || offset%readAlignment != 0 {
-		return 0, false
-	}
-	start, end := int64(offset), int64(offset+len(bytes))
-	for i := 0; i < len(w.callPlaces); i += 2 {
-		if w.callPlaces[i] <= start && end <= w.callPlaces[i]+w.callPlaces[i+1] {
-			return start, true
-		}
-	}
-	return 0, false
 }
 
 // encoded adds a column of texts as indexes and a dictionary (docs/protocol.md §7.9).

@@ -83,21 +83,26 @@ func rowsAtATime(arguments []argument) int {
 	return int(max(mostRepeatedBytes/max(bytes, 1), 1))
 }
 
-// whole is a piece of a batch in which every column has all rows.
-func whole(arguments []argument, columns []Argument, first, rows int) (arrow.RecordBatch, error) {
+// whole is a piece of a batch in which every column has all rows. The handler may write to it: constants, which further batches have as
+// well, are copied, and so are rows that may be given again.
+func whole(arguments []argument, columns []Argument, first, rows int, mayRunAgain bool) (arrow.RecordBatch, error) {
 	arrays := make([]arrow.Array, len(arguments))
 	for i, argument := range arguments {
-		if !argument.isConstant {
-			arrays[i] = array.NewSlice(argument.values, int64(first), int64(first+rows))
-			continue
+		start, end := first, first+rows
+		if argument.isConstant {
+			start, end = 0, min(rows, 1)
 		}
-		column := array.NewSlice(argument.values, 0, int64(min(rows, 1)))
-		for column.Len() < rows {
+		column := array.NewSlice(argument.values, int64(start), int64(end))
+		var err error
+		if argument.isConstant || mayRunAgain {
+			column, err = array.Concatenate([]arrow.Array{column}, memory.DefaultAllocator)
+		}
+		for err == nil && column.Len() < rows {
 			more := array.NewSlice(column, 0, int64(min(column.Len(), rows-column.Len())))
-			var err error
-			if column, err = array.Concatenate([]arrow.Array{column, more}, memory.DefaultAllocator); err != nil {
-				return nil, violation("the constants cannot be repeated: %v", err)
-			}
+			column, err = array.Concatenate([]arrow.Array{column, more}, memory.DefaultAllocator)
+		}
+		if err != nil {
+			return nil, violation("the arguments cannot be copied: %v", err)
 		}
 		arrays[i] = column
 	}

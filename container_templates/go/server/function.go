@@ -254,8 +254,8 @@ func (f *Function) check(batch arrow.RecordBatch) ([]argument, error) {
 type wishes struct {
 	// Whether rows may fail alone, and run again: "once", "again", or empty (docs/protocol.md §4.9).
 	rowErrors string
-	// Whether texts may come as a dictionary, and which buffers of the calls may stand for the reply's (§7.8, §7.9).
-	mayEncode, mayAlias bool
+	// Whether texts may come as a dictionary (§7.9).
+	mayEncode bool
 }
 
 // answer gives the reply to a batch in parts, of which the last is said to be it.
@@ -279,7 +279,8 @@ func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, wished w
 	switch f.Batch {
 	case "arrow":
 		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
-			return f.callArrow(arguments, first, count, wished.mayEncode && failed == nil && count == rows)
+			mayRunAgain := wished.rowErrors == "again" && count > 1
+			return f.callArrow(arguments, first, count, mayRunAgain, wished.mayEncode && failed == nil && count == rows)
 		})
 	case "columns":
 		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
@@ -434,8 +435,8 @@ func wrongCount(results, rows int) error {
 	return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %d values for %d rows.", results, rows)}
 }
 
-func (f *Function) callArrow(columns []argument, first, rows int, mayEncode bool) (arrow.Array, error) {
-	batch, err := whole(columns, f.Arguments, first, rows)
+func (f *Function) callArrow(columns []argument, first, rows int, mayRunAgain, mayEncode bool) (arrow.Array, error) {
+	batch, err := whole(columns, f.Arguments, first, rows, mayRunAgain)
 	if err != nil {
 		return nil, err
 	}

@@ -70,14 +70,18 @@ type mapExchange struct {
 	writer   *flight.Writer
 	layout   layout
 
-	// The handler may take rows on another goroutine than the one that gives results.
+	// The handler may take rows on another goroutine than the one that gives results. Whoever reads may wait for the client, and holds
+	// nothing else meanwhile.
 	reading sync.Mutex
 	reader  *flight.Reader
-	call    callMetadata
+
+	state sync.Mutex
+	call  callMetadata
 	// Whether the client sends no errors' metadata, and so takes none.
 	isPlain bool
-	// Why the rows ended early, and whether they have ended.
-	cut     error
+	// Why the rows ended early.
+	cut error
+	// Whether the handler is done, and its goroutines get no more rows. Whoever sets it holds writing as well.
 	isEnded bool
 
 	writing sync.Mutex
@@ -94,10 +98,13 @@ func (m *mapExchange) run() error {
 	if err == nil || !errors.As(err, &failure) {
 		return err
 	}
-	if m.isPlain {
+	m.state.Lock()
+	isPlain, batch := m.isPlain, m.call.Batch
+	m.state.Unlock()
+	if isPlain {
 		return statusOf(failure)
 	}
-	metadata, _ := json.Marshal(errorMetadata{m.call.Batch, failure})
+	metadata, _ := json.Marshal(errorMetadata{batch, failure})
 	return m.writer.WriteMetadata(metadata)
 }
 
@@ -135,10 +142,13 @@ func (m *mapExchange) answer() (err error) {
 	return m.first(m.flush())
 }
 
-// first is why the rows ended early, or the error. The handler may have made its own of a stream that was cut.
+// first ends the rows. It gives why they ended early, or the error: the handler may have made its own of a stream that was cut. A goroutine
+// that waits for the client does not hold it up.
 func (m *mapExchange) first(err error) error {
-	m.reading.Lock()
-	defer m.reading.Unlock()
+	m.writing.Lock()
+	defer m.writing.Unlock()
+	m.state.Lock()
+	defer m.state.Unlock()
 	m.isEnded = true
 	if m.cut != nil {
 		return m.cut
@@ -148,6 +158,8 @@ func (m *mapExchange) first(err error) error {
 
 // drain reads the rows that the handler did not want: the stream ends when all of it has been read.
 func (m *mapExchange) drain() error {
+	m.reading.Lock()
+	defer m.reading.Unlock()
 	for m.reader.Next() {
 	}
 	if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
@@ -190,7 +202,7 @@ func (m *mapExchange) take(value reflect.Value) error {
 func (m *mapExchange) flush() error {
 	m.writing.Lock()
 	defer m.writing.Unlock()
-	if m.results.Len() == 0 {
+	if m.isEnded || m.results.Len() == 0 {
 		return nil
 	}
 	return m.send(m.results.NewArray())
@@ -224,9 +236,7 @@ func (m *mapExchange) rows() reflect.Value {
 			for row := range int(batch.NumRows()) {
 				value, err := m.row(kind.In(0).In(0), columns, row)
 				if err != nil {
-					m.reading.Lock()
-					m.cut = err
-					m.reading.Unlock()
+					m.cutOff(err)
 					return nil
 				}
 				if !goesOn(value) {
@@ -256,47 +266,78 @@ func (m *mapExchange) row(kind reflect.Type, columns []argument, row int) (refle
 // next is the next batch with rows, and its columns; nil at the end, and after an error.
 func (m *mapExchange) next() (arrow.RecordBatch, []argument) {
 	if err := m.flush(); err != nil {
-		m.reading.Lock()
-		defer m.reading.Unlock()
-		m.cut = err
+		m.cutOff(err)
 		return nil, nil
 	}
 	m.reading.Lock()
 	defer m.reading.Unlock()
-	if m.cut != nil || m.isEnded {
+	if m.isClosed() {
 		return nil, nil
 	}
 	batch, columns, err := m.read()
 	if err != nil {
-		m.cut = err
+		m.cutOff(err)
+		return nil, nil
 	}
 	return batch, columns
 }
 
-func (m *mapExchange) read() (arrow.RecordBatch, []argument, error) {
+func (m *mapExchange) cutOff(cause error) {
+	m.state.Lock()
+	defer m.state.Unlock()
+	if m.cut == nil {
+		m.cut = cause
+	}
+}
+
+// isClosed says whether the handler gets no more rows.
+func (m *mapExchange) isClosed() bool {
+	m.state.Lock()
+	defer m.state.Unlock()
+	return m.cut != nil || m.isEnded
+}
+
+func (m *mapExchange) read() (batch arrow.RecordBatch, columns []argument, err error) {
+	// The exchange may end meanwhile, and its other references with it.
+	m.reader.Retain()
+	defer m.reader.Release()
+	defer func() {
+		// Otherwise a batch that a library cannot take would end the program, on a goroutine of the handler's.
+		if cause := recover(); cause != nil {
+			batch, columns, err = nil, nil, violation("the exchange cannot be read: %v", cause)
+		}
+	}()
 	if !m.reader.Next() {
 		if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
 			return nil, nil, err
 		}
 		return nil, nil, nil
 	}
-	metadata := m.reader.LatestAppMetadata()
-	m.isPlain = len(metadata) == 0
-	m.call.Batch++
-	if !m.isPlain {
-		if err := json.Unmarshal(metadata, &m.call); err != nil {
-			return nil, nil, err
-		}
-	}
-	batch, err := m.layout.read(m.reader.RecordBatch())
-	if err != nil {
+	if isEnded, err := m.note(m.reader.LatestAppMetadata()); isEnded || err != nil {
 		return nil, nil, err
 	}
-	columns, err := m.function.check(batch)
-	if err != nil {
+	if batch, err = m.layout.read(m.reader.RecordBatch()); err != nil {
+		return nil, nil, err
+	}
+	if columns, err = m.function.check(batch); err != nil {
 		return nil, nil, err
 	}
 	// The reader's own is gone with the next one.
 	batch.Retain()
 	return batch, columns, nil
+}
+
+// note takes a batch's metadata; true if the handler gets no more rows.
+func (m *mapExchange) note(metadata []byte) (bool, error) {
+	m.state.Lock()
+	defer m.state.Unlock()
+	if m.isEnded {
+		return true, nil
+	}
+	m.isPlain = len(metadata) == 0
+	m.call.Batch++
+	if m.isPlain {
+		return false, nil
+	}
+	return false, json.Unmarshal(metadata, &m.call)
 }

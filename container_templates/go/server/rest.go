@@ -52,9 +52,6 @@ type callBatch struct {
 	exchange, step string
 	batch          arrow.RecordBatch
 	wished         wishes
-	// Of columns in memory: the data of the calls, and the offset and length of each of its buffers.
-	data   []byte
-	places []int64
 }
 
 // replyParts are what becomes of it; a table function's reply may have several.

@@ -26,7 +26,6 @@ final class ColumnsReply {
     private final List<Piece> pieces = new ArrayList<>();
     private final ObjectNode header = Json.MAPPER.createObjectNode();
     private final ArrayNode places = Json.MAPPER.createArrayNode();
-    private final ArrayNode aliases = Json.MAPPER.createArrayNode();
     private long size;
 
     private ColumnsReply(ColumnsRequest request) {
@@ -49,7 +48,6 @@ final class ColumnsReply {
             List<SqlType.Column> columns = function.replyColumns(request.batch.rowErrors());
             for (int i = 0; i < columns.size(); i++) add(columns.get(i).type(), reply.root.getVector(i), rows);
         }
-        if (!aliases.isEmpty()) header.set("aliases", aliases);
         if (size > Integer.MAX_VALUE / 2) throw new CallError("bad_result", "Its results have " + size + " bytes; a reply has at most 1 GiB.", null, null);
         boolean isInSegment = request.replySegment != null && Segments.write(request.replySegment, pieces);
         if (isInSegment) header.put("segment", request.replySegment);
@@ -94,29 +92,15 @@ final class ColumnsReply {
         return rows == 0 ? 0 : offsets.getInt((long) OFFSET_BYTES * rows);
     }
 
-    /** Adds the first bytes of a buffer; a buffer of the calls itself is only referred to (§7.8). */
+    /** Adds the first bytes of a buffer. One of the calls is added as well: the handler may have written to it, so the reply has no references (§7.8). */
     private void buffer(ArrowBuf buffer, long length) {
         if (buffer == null || length == 0) {
             places.add(0).add(0);
-            return;
-        }
-        long inCalls = buffer.memoryAddress() - request.data.memoryAddress();
-        if (request.mayAlias && isOfCalls(inCalls, length)) {
-            aliases.add(places.size() / 2);
-            places.add(inCalls).add(length);
             return;
         }
         long offset = (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
         places.add(offset).add(length);
         pieces.add(new Piece(offset, buffer.nioBuffer(0, Math.toIntExact(length))));
         size = offset + length;
-    }
-
-    /** Whether bytes lie within one buffer of the calls. */
-    private boolean isOfCalls(long offset, long length) {
-        if (offset < 0 || offset % ColumnsRequest.ALIGNMENT != 0) return false;
-        int[] found = request.places;
-        for (int i = 0; i < found.length; i += 2) if (found[i] <= offset && offset + length <= (long) found[i] + found[i + 1]) return true;
-        return false;
     }
 }

@@ -30,12 +30,11 @@ final class ColumnsRequest implements AutoCloseable {
     final CallBatch batch;
     /** The segment into which the reply may be written; null if there is none. */
     final String replySegment;
-    final boolean mayAlias;
     final boolean mayEncode;
     /** The offset and the length of each buffer of the calls. */
-    final int[] places;
+    private final int[] places;
     /** The data of the calls. */
-    final ArrowBuf data;
+    private final ArrowBuf data;
     private final List<FieldVector> vectors = new ArrayList<>();
     private final BufferAllocator allocator;
     private Kept kept;
@@ -53,7 +52,6 @@ final class ColumnsRequest implements AutoCloseable {
         places = readPlaces(header.path("buffers"));
         String segment = text(header, "segment");
         replySegment = text(header, "reply_segment");
-        mayAlias = header.path("may_alias").asBoolean();
         mayEncode = header.path("may_encode").asBoolean();
         CallBatch.RowErrors rowErrors = CallBatch.RowErrors.of(text(header, "row_errors"));
         List<SqlType.Column> columns = function.callColumns();

@@ -14,6 +14,8 @@ import org.apache.arrow.vector.VectorSchemaRoot;
 /** An exchange of a map function: all rows of the stream in, any number of results out (docs/protocol.md §4.6). */
 final class MapExchange {
     private static final int RESULTS_PER_PART = 1024;
+    /** Between two looks at whether the client has gone. */
+    private static final long WATCH_MS = 20;
 
     private final UserFunction function;
     private final CallContext context;
@@ -23,6 +25,12 @@ final class MapExchange {
     private final Layout layout;
     /** Why the calls ended early. The handler may have caught it. */
     private volatile Exception cut;
+    /** Whether the handler is done. Threads of its own may still ask for rows, and get none. */
+    private volatile boolean isEnded;
+    /** Guards what follows, up to the row. Nobody holds it while the stream waits for its client: isReading says that somebody does. */
+    private final Object reading = new Object();
+    private boolean isReading;
+    private boolean isOver;
     private JsonNode metadata = Json.MAPPER.createObjectNode();
     private long batch;
     private CallBatch calls;
@@ -63,14 +71,40 @@ final class MapExchange {
                 while (hasNext(answers)) add(next(answers));
                 if (cut != null) throw cut;
                 flush();
-                // The stream ends when all of it has been read.
-                while (reader.next()) UserFunction.checkCancelled(context::isCancelled);
+                end();
+                drain();
             } catch (CallError error) {
+                end();
                 Producer.fail(error, metadata, batch, writer, allocator);
+            } finally {
+                end();
             }
         } finally {
-            if (owned != null) owned.close();
+            synchronized (reading) {
+                if (owned != null) owned.close();
+            }
         }
+    }
+
+    /** From now on no thread of the handler's reads calls or sends results. */
+    private void end() {
+        synchronized (this) {
+            isEnded = true;
+        }
+        synchronized (reading) {
+            reading.notifyAll();
+        }
+    }
+
+    /** The stream ends when all of it has been read. */
+    private void drain() throws Exception {
+        synchronized (reading) {
+            while (isReading) {
+                reading.wait(WATCH_MS);
+                UserFunction.checkCancelled(context::isCancelled);
+            }
+        }
+        while (!isOver && reader.next()) UserFunction.checkCancelled(context::isCancelled);
     }
 
     private Iterator<?> start() throws Exception {
@@ -121,10 +155,12 @@ final class MapExchange {
     }
 
     /** The handler may take rows on another thread than the one that gives results. */
-    private synchronized void flush() {
+    private synchronized void flush() throws UserFunction.Cancelled {
+        if (isEnded) throw new UserFunction.Cancelled();
         if (count == 0) return;
         results.setRowCount(count);
         if (results != laidOut) Layout.move(results, laidOut);
+        Producer.awaitRoom(writer, context);
         writer.putNext();
         laidOut.clear();
         results.clear();
@@ -142,14 +178,11 @@ final class MapExchange {
 
             @Override
             public Object next() {
-                if (!hasCall()) throw new NoSuchElementException();
-                try {
-                    if (function.batch.equals("row")) return function.element(calls, row++);
-                    row = 1;
-                    return new VectorSchemaRoot(calls.columns().stream().map(FieldVector::getField).toList(), calls.columns(), calls.rows());
-                } catch (CallError error) {
-                    throw new Cut(cut = error);
+                while (hasCall()) {
+                    Object call = takeCall();
+                    if (call != null) return call;
                 }
+                throw new NoSuchElementException();
             }
         };
     }
@@ -159,18 +192,65 @@ final class MapExchange {
         return function.batch.equals("arrow") ? row > 0 : row >= calls.rows();
     }
 
-    private boolean hasCall() {
-        if (cut != null) throw new Cut(cut);
-        try {
-            while (calls == null || isTaken()) {
-                // Results do not wait for calls that may never come.
-                flush();
-                if (!reader.next()) return false;
-                take();
+    /** The next row or batch; null if another thread has taken it. */
+    private Object takeCall() {
+        synchronized (reading) {
+            checkOpen();
+            if (isReading || isTaken()) return null;
+            try {
+                if (function.batch.equals("row")) return function.element(calls, row++);
+                row = 1;
+                return new VectorSchemaRoot(calls.columns().stream().map(FieldVector::getField).toList(), calls.columns(), calls.rows());
+            } catch (CallError error) {
+                throw new Cut(cut = error);
             }
-            return true;
-        } catch (Exception cause) {
-            throw new Cut(cut = cause);
+        }
+    }
+
+    private void checkOpen() {
+        if (cut != null) throw new Cut(cut);
+        if (isEnded) throw new Cut(new UserFunction.Cancelled());
+    }
+
+    /** Whether there is a row or batch to take, which the stream may wait for. */
+    private boolean hasCall() {
+        while (true) {
+            try {
+                synchronized (reading) {
+                    checkOpen();
+                    while (isReading) {
+                        reading.wait();
+                        checkOpen();
+                    }
+                    if (calls != null && !isTaken()) return true;
+                    if (isOver) return false;
+                    isReading = true;
+                }
+                read();
+            } catch (Cut cause) {
+                throw cause;
+            } catch (Exception cause) {
+                throw new Cut(cut = cause);
+            }
+        }
+    }
+
+    /** Reads the next batch. */
+    private void read() throws Exception {
+        boolean hasBatch = false;
+        boolean hasRead = false;
+        try {
+            // Results do not wait for calls that may never come.
+            flush();
+            hasBatch = reader.next();
+            hasRead = true;
+        } finally {
+            synchronized (reading) {
+                isReading = false;
+                isOver = hasRead && !hasBatch;
+                reading.notifyAll();
+                if (hasBatch && !isEnded) take();
+            }
         }
     }
 

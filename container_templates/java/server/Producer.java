@@ -7,6 +7,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.locks.LockSupport;
 import org.apache.arrow.flight.Action;
 import org.apache.arrow.flight.ActionType;
 import org.apache.arrow.flight.CallStatus;
@@ -29,6 +30,8 @@ import org.apache.arrow.vector.types.pojo.Schema;
 /** The Flight form, docs/protocol.md §2 to §5. */
 final class Producer extends NoOpFlightProducer {
     private static final int RESULTS_PER_PART = 1024;
+    /** Between two looks at whether a client has taken what was sent. */
+    private static final long LEAST_PAUSE_NS = 20_000, MOST_PAUSE_NS = 5_000_000;
 
     private final Map<String, UserFunction> functions;
     private final BufferAllocator allocator;
@@ -132,7 +135,7 @@ final class Producer extends NoOpFlightProducer {
         }
         Layout layout = Layout.of(arriving);
         Groups groups = function.kind.equals("aggregate") ? new Groups(function) : null;
-        Part part = new Part(writer, layout);
+        Part part = new Part(context, writer, layout);
         try (VectorReply reply = new VectorReply(function, rowErrors, allocator, RESULTS_PER_PART, false, part::send)) {
             try (VectorSchemaRoot laidOut = layout.equals(Layout.OWN) ? reply.root : VectorSchemaRoot.create(layout.schema(reply.root.getSchema()), allocator)) {
                 part.reply = reply.root;
@@ -199,8 +202,18 @@ final class Producer extends NoOpFlightProducer {
         return Json.MAPPER.readTree(bytes);
     }
 
+    /** Waits until the client has taken what was sent: a fast handler must not fill the memory with results for a slow client. */
+    static void awaitRoom(ServerStreamListener writer, CallContext context) throws UserFunction.Cancelled {
+        // Handlers that gRPC calls can only be set before the exchange has its thread.
+        for (long pause = LEAST_PAUSE_NS; !writer.isReady(); pause = Math.min(2 * pause, MOST_PAUSE_NS)) {
+            UserFunction.checkCancelled(() -> context.isCancelled() || writer.isCancelled());
+            LockSupport.parkNanos(pause);
+        }
+    }
+
     /** Sends the parts of replies. */
     private final class Part {
+        private final CallContext context;
         private final ServerStreamListener writer;
         private final Layout layout;
         /** In the protocol's layout, and in the client's: they are one unless the client has another. */
@@ -209,7 +222,8 @@ final class Producer extends NoOpFlightProducer {
         private long number;
         private long start;
 
-        Part(ServerStreamListener writer, Layout layout) {
+        Part(CallContext context, ServerStreamListener writer, Layout layout) {
+            this.context = context;
             this.writer = writer;
             this.layout = layout;
         }
@@ -219,10 +233,11 @@ final class Producer extends NoOpFlightProducer {
             start = System.nanoTime();
         }
 
-        void send(boolean isLast) {
+        void send(boolean isLast) throws UserFunction.Cancelled {
             ObjectNode metadata = Json.MAPPER.createObjectNode().put("batch", number).put("micros", (System.nanoTime() - start) / 1000);
             if (!isLast) metadata.put("more", true);
             if (!layout.equals(Layout.OWN)) Layout.move(reply, laidOut);
+            awaitRoom(writer, context);
             writer.putNext(buffer(metadata, allocator));
             laidOut.clear();
             reply.clear();

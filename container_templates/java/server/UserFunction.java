@@ -341,9 +341,13 @@ final class UserFunction {
     private CompletableFuture<?> begin(Calls calls, int row) {
         try {
             Object stage = invoke(method, null, row, arguments(calls, 0, row));
-            return stage == null ? CompletableFuture.completedFuture(null) : ((CompletionStage<?>) stage).toCompletableFuture();
+            // What is cancelled is a copy: the handler may have given its future to other calls as well.
+            return stage == null ? CompletableFuture.completedFuture(null) : ((CompletionStage<?>) stage).toCompletableFuture().copy();
         } catch (CallError error) {
             return CompletableFuture.failedFuture(error);
+        } catch (RuntimeException cause) {
+            // A stage of the handler's own class.
+            return CompletableFuture.failedFuture(cause);
         }
     }
 
@@ -443,15 +447,19 @@ final class UserFunction {
         }
     }
 
-    /** Calls a function that takes and returns vectors. The vectors of a whole batch are the client's own, those of a piece are copies. */
+    /**
+     * Calls a function that takes and returns vectors, and may write to what it takes. The vectors of a whole batch are the client's own,
+     * those of a piece are copies, and so are those of rows that may be given again.
+     */
     private void answerVectors(CallBatch batch, int first, int rows, BufferAllocator allocator, Results results) throws CallError, Cancelled {
         List<FieldVector> vectors = new ArrayList<>();
         List<FieldVector> made = new ArrayList<>();
+        boolean isPiece = rows < batch.rows() || rows > 1 && batch.rowErrors() == CallBatch.RowErrors.AGAIN;
         try {
             for (int column = 0; column < batch.columns().size(); column++) {
                 FieldVector vector = batch.columns().get(column);
                 boolean isConstant = batch.isConstant()[column];
-                if (isConstant || rows < batch.rows()) made.add(vector = Values.copy(vector, isConstant ? 0 : first, isConstant, rows, allocator));
+                if (isConstant || isPiece) made.add(vector = Values.copy(vector, isConstant ? 0 : first, isConstant, rows, allocator));
                 vectors.add(vector);
             }
             Object answer = invoke(method, null, null, new Object[] {new VectorSchemaRoot(vectors.stream().map(FieldVector::getField).toList(), vectors, rows), allocator});

@@ -16,7 +16,7 @@ import transship.Encoded;
 final class VectorReply implements UserFunction.Results, AutoCloseable {
     /** Takes a part of a reply, which it may empty; only a table function's reply has several. */
     interface Sender {
-        void send(boolean isLast) throws CallError;
+        void send(boolean isLast) throws CallError, UserFunction.Cancelled;
     }
 
     /** The results. Its rows are those of the part that is being sent. */

@@ -18,9 +18,10 @@ import (
 
 // Functions of the test.
 var Functions = udf.Functions{
-	"join_columns": joinColumns, "add_arrow": addArrow, "echo_list": first, "echo_pair": first, "echo_flag": first,
+	"join_columns": joinColumns, "add_arrow": addArrow, "double_in_place": doubleInPlace, "echo_list": first, "echo_pair": first, "echo_flag": first,
 	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "spell": spell, "join_rows": joinRows,
-	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "later": later,
+	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "pumped": pumped, "leaves": leaves,
+	"fails_early": failsEarly, "later": later,
 	"calls_ended": func() int64 { return ended.Swap(0) },
 }
 
@@ -61,6 +62,19 @@ func addArrow(batch arrow.RecordBatch) arrow.Array {
 		}
 	}
 	return results.NewArray()
+}
+
+// doubleInPlace writes to its argument, and fails once it has.
+func doubleInPlace(batch arrow.RecordBatch) (arrow.Array, error) {
+	var err error
+	x := batch.Column(0).(*array.Int64).Int64Values()
+	for i := range x {
+		if x[i] == 13 {
+			err = errBad
+		}
+		x[i] *= 2
+	}
+	return batch.Column(0), err
 }
 
 func first(batch arrow.RecordBatch) arrow.Array { return batch.Column(0) }
@@ -172,6 +186,40 @@ func endless(iter.Seq[int64]) iter.Seq[int64] {
 }
 
 func nothing(iter.Seq[int64]) iter.Seq[int64] { return nil }
+
+// pumped takes rows on another goroutine.
+func pumped(rows iter.Seq[int64]) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		taken := make(chan int64)
+		go func() {
+			defer close(taken)
+			for x := range rows {
+				taken <- x
+			}
+		}()
+		for x := range taken {
+			if !yield(x) {
+				return
+			}
+		}
+	}
+}
+
+// leaves ends while a goroutine still takes rows.
+func leaves(rows iter.Seq[int64]) iter.Seq[int64] {
+	go func() {
+		for range rows {
+		}
+	}()
+	return func(yield func(int64) bool) { yield(1) }
+}
+
+// failsEarly fails while a goroutine waits for rows.
+func failsEarly(rows iter.Seq[int64]) iter.Seq2[int64, error] {
+	leaves(rows)
+	time.Sleep(50 * time.Millisecond)
+	return func(yield func(int64, error) bool) { yield(0, errBad) }
+}
 
 func later(ctx context.Context, seconds *float64) (*float64, error) {
 	if seconds == nil {

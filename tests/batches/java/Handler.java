@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
+import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicLong;
 import java.util.stream.LongStream;
@@ -47,6 +48,18 @@ final class Handler {
         for (int row = 0; row < batch.getRowCount(); row++) if (!x.isNull(row) && !y.isNull(row)) results.set(row, x.get(row) + y.get(row));
         results.setValueCount(batch.getRowCount());
         return results;
+    }
+
+    /** Writes to its argument, and fails once it has. */
+    static FieldVector doubleInPlace(VectorSchemaRoot batch, BufferAllocator allocator) {
+        BigIntVector x = (BigIntVector) batch.getVector(0);
+        boolean isBad = false;
+        for (int row = 0; row < batch.getRowCount(); row++) {
+            isBad |= x.get(row) == 13;
+            x.set(row, 2 * x.get(row));
+        }
+        if (isBad) checked(13);
+        return x;
     }
 
     static FieldVector echoList(VectorSchemaRoot batch, BufferAllocator allocator) {
@@ -147,6 +160,39 @@ final class Handler {
 
     static Stream<Long> nothing(Stream<Long> rows) {
         return null;
+    }
+
+    /** Takes rows on another thread. */
+    static Iterator<Long> pumped(Iterator<Long> rows) {
+        SynchronousQueue<List<Long>> taken = new SynchronousQueue<>();
+        CompletableFuture.runAsync(() -> {
+            try {
+                while (rows.hasNext()) taken.put(List.of(rows.next()));
+                taken.put(List.of());
+            } catch (InterruptedException cause) {
+                throw new IllegalStateException(cause);
+            }
+        });
+        return Stream.generate(() -> {
+            try {
+                return taken.take();
+            } catch (InterruptedException cause) {
+                throw new IllegalStateException(cause);
+            }
+        }).takeWhile(row -> !row.isEmpty()).map(row -> row.get(0)).iterator();
+    }
+
+    /** Ends while a thread still takes rows. */
+    static List<Long> leaves(Iterator<Long> rows) {
+        CompletableFuture.runAsync(() -> rows.forEachRemaining(row -> {}));
+        return List.of(1L);
+    }
+
+    /** Fails while a thread waits for rows. */
+    static List<Long> failsEarly(Iterator<Long> rows) throws InterruptedException {
+        leaves(rows);
+        Thread.sleep(50);
+        throw new IllegalArgumentException("13 is bad");
     }
 
     static CompletionStage<Double> later(Double seconds) {

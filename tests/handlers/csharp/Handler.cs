@@ -1,4 +1,6 @@
 using System;
+using System.Collections.Generic;
+using System.Linq;
 using System.Threading;
 using System.Threading.Tasks;
 
@@ -32,6 +34,19 @@ public static class Handler
     }
 
     public static long Count() { return started; }
+
+    /// <summary>Takes rows on other threads than the one that gives results.</summary>
+    public static IEnumerable<long> InParallel(IEnumerable<object[]> rows)
+    {
+        return rows.AsParallel().WithDegreeOfParallelism(4).Select(row => (long)row[0] + 1);
+    }
+
+    /// <summary>Ends while another thread still takes rows.</summary>
+    public static IEnumerable<long> Leaves(IEnumerable<object[]> rows)
+    {
+        Task.Run(() => rows.Count());
+        return new long[] { 1 };
+    }
 
     public static long Exits(long x)
     {
