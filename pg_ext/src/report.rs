@@ -196,7 +196,8 @@ pub fn unwrap<T>(result: udf_types::Result<T>) -> T {
 ///
 /// # Safety
 /// To be called from a callback of PostgreSQL that is not itself guarded; `work` is guarded: it leaves by returning or by
-/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then.
+/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then. `work` runs no plan that goes on after it
+/// has returned: parallel workers are started with the stack that is found, and what they say comes with it later.
 pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
     let frame = Frame { reading: Cell::new(None) };
     // SAFETY: the callback is on the stack only while this frame is, or until an error restores the stack.

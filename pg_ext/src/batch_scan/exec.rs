@@ -212,15 +212,12 @@ unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private) -> Vec<
 ///
 /// This function and those below it up to [`advance`] call the executor as C code would: an error raised there jumps
 /// straight over their frames, which hold nothing to be dropped, and arrives above as it was raised, its context included
-/// ([`raw`]). What is done once per batch happens in the guarded functions that they call.
+/// ([`raw`]). What is done once per batch happens in the guarded functions that they call, each with the context of errors
+/// around it. None is on PostgreSQL's stack while the executor runs: a Gather below keeps the stack that it found, and what its
+/// workers say comes with that long after this call has returned.
 pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the executor passes a begun node. The scan slot is virtual, with one column per entry of
     // custom_scan_tlist; its values stay valid until the next call, since a batch is let go only there.
-    unsafe { report::with_context(|| next_row(css)) }
-}
-
-unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
-    // SAFETY: as in exec.
     unsafe {
         let inner = (*css.cast::<BatchScanState>()).inner;
         let planstate = &raw mut (*css).ss.ps;
@@ -229,13 +226,13 @@ unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTable
         loop {
             // A filter may remove every row, and results may always be there already: then nothing below waits.
             raw::check_for_interrupts();
-            let step = if (*inner).rows_ready > 0 { Step::Emit } else { advance(inner) };
+            let step = if (*inner).rows_ready > 0 { Step::Emit } else { report::with_context(|| advance(inner)) };
             match step {
                 Step::ReadRows => read_rows(inner, planstate),
                 #[cfg(feature = "lift-ordinary")]
                 Step::Answer => answer_calls(inner, context),
                 Step::Emit => {
-                    load_row(inner, slot, (*context).ecxt_per_tuple_memory);
+                    report::with_context(|| load_row(inner, slot, (*context).ecxt_per_tuple_memory));
                     (*context).ecxt_scantuple = slot;
                     if !(*planstate).qual.is_null() && !raw::exec_qual((*planstate).qual, context) {
                         if !(*planstate).instrument.is_null() {
@@ -321,14 +318,17 @@ unsafe fn add_call(
             return sent.push_skipped(row);
         }
         if call.columns.has_attributes() {
-            spread(&mut call.columns, &raw const values);
+            let (columns, row) = (&raw mut call.columns, &raw const values);
+            report::with_context(|| spread(columns, row));
         }
         if sent.count == 0 && call.columns.unknown_constants().next().is_some() {
-            take_constants(call, &raw const values);
+            let (call, row) = (&raw mut *call, &raw const values);
+            report::with_context(|| take_constants(call, row));
         }
         call.columns.push(&values, has_null);
         if !call.columns.built().is_empty() {
-            build(call, &raw const values);
+            let (call, row) = (&raw mut *call, &raw const values);
+            report::with_context(|| build(call, row));
         }
         sent.push_sent();
     }
