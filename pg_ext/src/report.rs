@@ -8,6 +8,7 @@
 //! A call within a call has a frame of its own, so that either says which function it calls, and PostgreSQL takes a frame off the
 //! stack however its call ends.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -128,14 +129,34 @@ pub fn raise_error(error: &Error, context: Option<String>) -> ! {
 
 /// Says what an error would say, and goes on.
 pub fn warn(error: &Error) {
-    report_as(error).report(pg_sys::elog::PgLogLevel::WARNING);
+    let texts = [Some(error.message()), error.detail(), hint_of(error)];
+    tell(pg_sys::elog::PgLogLevel::WARNING, sqlstate(error.kind()), texts);
 }
 
 /// Tells the client, or the server's log, something that is no error.
 pub fn say(level: pg_sys::elog::PgLogLevel, message: &str) {
-    // The callback that puts texts in place may not be there: in another encoding than UTF-8, a message has what that can hold.
-    let message = if text::is_utf8() { carry(message) } else { text::to_ascii(message) };
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "transship").report(level);
+    tell(level, PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, [Some(message), None, None]);
+}
+
+/// Makes a report below an error, with a mark for each character that the database or the client has none for. What is raised
+/// meanwhile, as by a cancelled query, passes as a panic: pgrx's own reports of these levels have PostgreSQL's errors jump over
+/// the frames of their callers.
+fn tell(level: pg_sys::elog::PgLogLevel, code: PgSqlErrorCode, texts: Texts<&str>) {
+    // SAFETY: reads a variable of the process.
+    let is_sent = level as c_int >= unsafe { pg_sys::client_min_messages };
+    let readable = |text| if is_sent { text::that_client_reads(text) } else { Cow::from(text) };
+    let texts = texts.map(|text| text.map(|text| text::to_server_or_marks(&readable(text))));
+    let [message, detail, hint] = &texts;
+    // SAFETY: PostgreSQL copies the texts. The boundary's frame owns nothing that would have to be dropped.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            if errstart(level as c_int, std::ptr::null()) {
+                errcode(code as c_int);
+                put([message, detail, hint].map(Option::as_deref));
+                errfinish(c"transship".as_ptr(), 0, std::ptr::null());
+            }
+        });
+    }
 }
 
 /// What an error advises, in this engine's words.
@@ -218,6 +239,9 @@ type Callback = unsafe extern "C-unwind" fn(*mut c_void);
 
 // pgrx leaves them out.
 unsafe extern "C-unwind" {
+    fn errstart(level: c_int, domain: *const c_char) -> bool;
+    fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+    fn errcode(code: c_int) -> c_int;
     fn errmsg_internal(format: *const c_char, ...) -> c_int;
     fn errdetail_internal(format: *const c_char, ...) -> c_int;
     fn errhint(format: *const c_char, ...) -> c_int;
@@ -280,7 +304,7 @@ unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
         let mut passed =
             passed.unwrap_or_else(|| Passed { carried, meant: report.texts.clone(), contexts: Vec::new() });
         if passed.meant != report.texts {
-            restore(&passed.meant);
+            put(passed.meant.each_ref().map(Option::as_deref));
         }
         let known = passed.contexts.iter().find(|(of, _)| *of == frame).filter(|_| report.context.is_none());
         if let Some(own) = known.map(|(_, known)| known.clone()).or_else(|| (*frame).context()) {
@@ -298,7 +322,7 @@ unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
 ///
 /// # Safety
 /// To be called while PostgreSQL builds a report.
-unsafe fn restore([message, detail, hint]: &Texts<CString>) {
+unsafe fn put([message, detail, hint]: Texts<&CStr>) {
     // SAFETY: the caller says so; PostgreSQL copies the texts.
     unsafe {
         if let Some(message) = message {
