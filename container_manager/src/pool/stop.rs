@@ -84,7 +84,9 @@ impl Pool {
             match self.blocking(move |pool| pool.containers.stop(&asked)).await {
                 Err(_) if self.lock().is_shutting_down => return self.note_stopped(name, socket_dir).await,
                 Ok(()) => return self.note_stopped(name, socket_dir).await,
-                Err(error) if pause < LAST_STOP_PAUSE => log::warning("replica_not_stopped").replica(&name).write(error),
+                Err(error) if pause < LAST_STOP_PAUSE => {
+                    log::warning("replica_not_stopped").replica(&name).write(error)
+                }
                 // It has been said.
                 Err(_) => {}
             }
