@@ -50,8 +50,22 @@ SELECT count(r) FROM (SELECT add_one_restricted(x) AS r FROM numbers WHERE says(
 SELECT count(r) FROM (SELECT add_one(sum(x)::bigint) AS r FROM numbers WHERE says(x) GROUP BY y LIMIT 1) s;
 SELECT count(r) FROM (SELECT add_one(x) AS r FROM numbers WHERE x < 10 AND EXISTS (SELECT FROM numbers WHERE says(x))) s;
 SELECT count(r) FROM (SELECT add_one_restricted(x + (SELECT 0 WHERE EXISTS (SELECT FROM numbers WHERE says(x)))) AS r FROM numbers) s;
+-- A worker's error keeps its context, also where it comes while the leader waits for a container.
+CREATE FUNCTION refuses(x bigint) RETURNS boolean LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+  IF x = 4000 THEN
+    PERFORM pg_sleep(0.3);
+    RAISE EXCEPTION 'refused';
+  END IF;
+  RETURN true;
+END
+$$;
+CREATE FUNCTION wait_restricted(seconds float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT PARALLEL RESTRICTED
+AS E'image = "regress:1.0"\nfunction = "wait_for"';
+SELECT code, message, context FROM failure('SELECT wait_restricted(0.01) FROM numbers WHERE refuses(x)');
+SELECT code, message, context FROM failure('SELECT wait_restricted(CASE WHEN x < 1000 THEN 0.01 ELSE 0 END) FROM numbers WHERE refuses(x)');
 RESET log_error_verbosity;
 RESET log_min_messages;
 RESET client_min_messages;
 RESET parallel_leader_participation;
-DROP FUNCTION says, add_one_restricted;
+DROP FUNCTION says, add_one_restricted, refuses, wait_restricted;

@@ -21,6 +21,7 @@ use crate::function::Function;
 use crate::pg::{raw, text};
 
 /// A call from PostgreSQL. It holds nothing to be dropped, since PostgreSQL's errors jump over it.
+#[derive(Default)]
 struct Frame {
     /// The result that is being made an SQL value, if there is one.
     reading: Cell<Option<Reading>>,
@@ -213,24 +214,48 @@ pub fn unwrap<T>(result: udf_types::Result<T>) -> T {
     }
 }
 
+/// A frame and its entry on PostgreSQL's error context stack.
+pub struct Border {
+    entry: pg_sys::ErrorContextCallback,
+    frame: Frame,
+}
+
+impl Default for Border {
+    fn default() -> Border {
+        let (previous, arg) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let entry = pg_sys::ErrorContextCallback { previous, callback: Some(add_context), arg };
+        Border { entry, frame: Frame::default() }
+    }
+}
+
 /// Calls `work` so that errors that pass it keep their context.
 ///
 /// # Safety
 /// To be called from a callback of PostgreSQL that is not itself guarded; `work` is guarded: it leaves by returning or by
-/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then. `work` runs no plan that goes on after it
-/// has returned: parallel workers are started with the stack that is found, and what they say comes with it later.
+/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then. `work` begins no query that goes on when
+/// this has returned, as a node of a plan does ([`with_context_of`]).
 pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
-    let frame = Frame { reading: Cell::new(None) };
-    // SAFETY: the callback is on the stack only while this frame is, or until an error restores the stack.
+    let mut border = Border::default();
+    // SAFETY: the entry is on the stack only while this frame is, or until an error restores the stack.
+    unsafe { with_context_of(&raw mut border, work) }
+}
+
+/// As [`with_context`], for the calls of a node of a plan: a Gather below starts its workers with the stack that it finds, and what
+/// they say comes with that stack for as long as they run, between these calls and behind the last, too. So the border lies where
+/// the node does.
+///
+/// # Safety
+/// As for [`with_context`]. The border lives as long as the query, and no call of the same node is under way.
+pub unsafe fn with_context_of<T: Copy>(border: *mut Border, work: impl FnOnce() -> T + Copy) -> T {
+    // SAFETY: the caller says so. Below the entry are those of calls that began before this one: they are there as long as
+    // PostgreSQL needs them, as it keeps the stack for its own workers in the same way.
     unsafe {
-        let mut callback = pg_sys::ErrorContextCallback {
-            previous: pg_sys::error_context_stack,
-            callback: Some(add_context),
-            arg: (&raw const frame).cast_mut().cast(),
-        };
-        pg_sys::error_context_stack = &raw mut callback;
+        let before = pg_sys::error_context_stack;
+        (*border).entry.previous = before;
+        (*border).entry.arg = (&raw mut (*border).frame).cast();
+        pg_sys::error_context_stack = &raw mut (*border).entry;
         let result = work();
-        pg_sys::error_context_stack = callback.previous;
+        pg_sys::error_context_stack = before;
         result
     }
 }

@@ -18,7 +18,7 @@ use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
 use super::runs;
 use super::sets::{find_result, part_of};
-use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor};
+use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor, border_of};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
 use crate::datum::result_column::{ResultColumn, results_of};
 use crate::datum::to_arrow;
@@ -27,6 +27,7 @@ use crate::function::Role;
 use crate::ordinary::stream::Stream;
 use crate::pg::memory::OwnedContext;
 use crate::pg::{catalog, list, nodes, raw};
+use crate::report::Border;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 use crate::{function, report, settings};
@@ -38,6 +39,7 @@ pub unsafe extern "C-unwind" fn create_state(_scan: *mut pg_sys::CustomScan) -> 
     unsafe {
         let node = nodes::make::<BatchScanState>(pg_sys::NodeTag::T_CustomScanState);
         (*node).css.methods = super::EXEC_METHODS.as_ptr();
+        (&raw mut (*node).border).write(Border::default());
         node.cast()
     }
 }
@@ -212,12 +214,15 @@ unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private) -> Vec<
 ///
 /// This function and those below it up to [`advance`] call the executor as C code would: an error raised there jumps
 /// straight over their frames, which hold nothing to be dropped, and arrives above as it was raised, its context included
-/// ([`raw`]). What is done once per batch happens in the guarded functions that they call, each with the context of errors
-/// around it. None is on PostgreSQL's stack while the executor runs: a Gather below keeps the stack that it found, and what its
-/// workers say comes with that long after this call has returned.
+/// ([`raw`]). What is done once per batch happens in the guarded functions that they call.
 pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the executor passes a begun node. The scan slot is virtual, with one column per entry of
     // custom_scan_tlist; its values stay valid until the next call, since a batch is let go only there.
+    unsafe { report::with_context_of(border_of(css), || next_row(css)) }
+}
+
+unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
+    // SAFETY: as in exec.
     unsafe {
         let inner = (*css.cast::<BatchScanState>()).inner;
         let planstate = &raw mut (*css).ss.ps;
@@ -226,13 +231,13 @@ pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut 
         loop {
             // A filter may remove every row, and results may always be there already: then nothing below waits.
             raw::check_for_interrupts();
-            let step = if (*inner).rows_ready > 0 { Step::Emit } else { report::with_context(|| advance(inner)) };
+            let step = if (*inner).rows_ready > 0 { Step::Emit } else { advance(inner) };
             match step {
                 Step::ReadRows => read_rows(inner, planstate),
                 #[cfg(feature = "lift-ordinary")]
                 Step::Answer => answer_calls(inner, context),
                 Step::Emit => {
-                    report::with_context(|| load_row(inner, slot, (*context).ecxt_per_tuple_memory));
+                    load_row(inner, slot, (*context).ecxt_per_tuple_memory);
                     (*context).ecxt_scantuple = slot;
                     if !(*planstate).qual.is_null() && !raw::exec_qual((*planstate).qual, context) {
                         if !(*planstate).instrument.is_null() {
@@ -318,17 +323,14 @@ unsafe fn add_call(
             return sent.push_skipped(row);
         }
         if call.columns.has_attributes() {
-            let (columns, row) = (&raw mut call.columns, &raw const values);
-            report::with_context(|| spread(columns, row));
+            spread(&mut call.columns, &raw const values);
         }
         if sent.count == 0 && call.columns.unknown_constants().next().is_some() {
-            let (call, row) = (&raw mut *call, &raw const values);
-            report::with_context(|| take_constants(call, row));
+            take_constants(call, &raw const values);
         }
         call.columns.push(&values, has_null);
         if !call.columns.built().is_empty() {
-            let (call, row) = (&raw mut *call, &raw const values);
-            report::with_context(|| build(call, row));
+            build(call, &raw const values);
         }
         sent.push_sent();
     }
