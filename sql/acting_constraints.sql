@@ -37,7 +37,50 @@ CREATE TRIGGER ticks BEFORE INSERT OR UPDATE ON high FOR EACH ROW EXECUTE FUNCTI
 EXECUTE fill;
 RESET plan_cache_mode;
 DEALLOCATE fill;
-DROP TABLE checked, parted;
+-- Tables that inherit are written themselves, whatever the one that is named has.
+CREATE TABLE parent (id bigint, v bigint);
+CREATE TABLE child () INHERITS (parent);
+INSERT INTO child SELECT x FROM numbers WHERE x < 5;
+CREATE FUNCTION notes_id() RETURNS trigger LANGUAGE plpgsql
+AS 'BEGIN PERFORM set_config(''regress.id'', NEW.id::text, false); RETURN NEW; END';
+CREATE TRIGGER notes BEFORE UPDATE ON child FOR EACH ROW EXECUTE FUNCTION notes_id();
+SET regress.id = 0;
+UPDATE parent SET v = add_one(current_setting('regress.id')::bigint) RETURNING *;
+SET transship.batching = off;
+SET regress.id = 0;
+UPDATE parent SET v = add_one(current_setting('regress.id')::bigint) RETURNING *;
+RESET transship.batching;
+-- Equal calls whose arguments act are as many calls, and are left where arguments may be evaluated again, or not at all.
+SELECT setval('ticks', 300);
+SELECT add_one(x::ticking), add_one(x::ticking), currval('ticks') FROM numbers WHERE x < 4;
+SELECT sum(add_one(x::ticking)) OVER (ORDER BY x ROWS 1 PRECEDING) FROM numbers WHERE x < 5;
+SELECT currval('ticks');
+SET transship.batching = off;
+SELECT setval('ticks', 300);
+SELECT add_one(x::ticking), add_one(x::ticking), currval('ticks') FROM numbers WHERE x < 4;
+SELECT sum(add_one(x::ticking)) OVER (ORDER BY x ROWS 1 PRECEDING) FROM numbers WHERE x < 5;
+SELECT currval('ticks');
+RESET transship.batching;
+-- So are the keys of hash joins.
+SET enable_mergejoin = off;
+SET enable_nestloop = off;
+EXPLAIN (COSTS OFF) SELECT a.x FROM numbers a JOIN numbers b ON add_one(a.x::ticking) = b.x;
+EXPLAIN (COSTS OFF) SELECT a.x::ticking FROM numbers a JOIN numbers b ON add_one(a.x) = b.x;
+RESET enable_mergejoin;
+RESET enable_nestloop;
+-- A domain that begins to act when the statement is planned.
+CREATE DOMAIN quiet AS bigint CHECK (VALUE > 0);
+PREPARE look AS SELECT add_one(currval('ticks')), x::quiet FROM numbers WHERE x < 5;
+SET plan_cache_mode = force_generic_plan;
+SELECT setval('ticks', 400);
+EXECUTE look;
+ALTER DOMAIN quiet ADD CHECK (nextval('ticks') > 0);
+EXECUTE look;
+RESET plan_cache_mode;
+DEALLOCATE look;
+DROP DOMAIN quiet;
+DROP TABLE checked, parted, parent, child;
+DROP FUNCTION notes_id;
 DROP FUNCTION ticks_on, to_ticking;
 DROP TYPE holder;
 DROP DOMAIN nested, ticking;

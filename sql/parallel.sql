@@ -26,3 +26,46 @@ ALTER FUNCTION fail_at PARALLEL SAFE;
 SELECT code, message FROM failure('SELECT sum(fail_at(x, 20000)) FROM numbers');
 SELECT sum(add_one(x)) FROM numbers;
 DROP FUNCTION calls_of;
+-- What workers say reaches the leader at any time: also when nodes above have returned rows, and when they have ended. The server's
+-- log has it, and the client does not.
+CREATE FUNCTION says(x bigint) RETURNS boolean LANGUAGE plpgsql STABLE PARALLEL SAFE SET client_min_messages = notice AS $$
+BEGIN
+  IF x % 10 = 0 AND pg_backend_pid()::text <> current_setting('regress.leader') THEN
+    RAISE NOTICE 'a worker';
+  END IF;
+  RETURN true;
+END
+$$;
+CREATE FUNCTION add_one_restricted(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT PARALLEL RESTRICTED
+AS E'image = "regress:1.0"\nfunction = "add_one"';
+SELECT set_config('regress.leader', pg_backend_pid()::text, false) AS leader \gset
+SET parallel_leader_participation = off;
+SET client_min_messages = error;
+SET log_min_messages = notice;
+SET log_error_verbosity = terse;
+EXPLAIN (COSTS OFF) SELECT add_one_restricted(x) FROM numbers WHERE says(x) LIMIT 1;
+SELECT count(r) FROM (SELECT add_one_restricted(x) AS r FROM numbers WHERE says(x) LIMIT 1) s;
+SELECT count(r) FROM (SELECT add_one_restricted(x) AS r FROM numbers WHERE says(x) LIMIT 3000) s;
+SELECT count(r) FROM (SELECT add_one_restricted(x) AS r FROM numbers WHERE says(x) OFFSET 0) s;
+SELECT count(r) FROM (SELECT add_one(sum(x)::bigint) AS r FROM numbers WHERE says(x) GROUP BY y LIMIT 1) s;
+SELECT count(r) FROM (SELECT add_one(x) AS r FROM numbers WHERE x < 10 AND EXISTS (SELECT FROM numbers WHERE says(x))) s;
+SELECT count(r) FROM (SELECT add_one_restricted(x + (SELECT 0 WHERE EXISTS (SELECT FROM numbers WHERE says(x)))) AS r FROM numbers) s;
+-- A worker's error keeps its context, also where it comes while the leader waits for a container.
+CREATE FUNCTION refuses(x bigint) RETURNS boolean LANGUAGE plpgsql STABLE PARALLEL SAFE AS $$
+BEGIN
+  IF x = 4000 THEN
+    PERFORM pg_sleep(0.3);
+    RAISE EXCEPTION 'refused';
+  END IF;
+  RETURN true;
+END
+$$;
+CREATE FUNCTION wait_restricted(seconds float8) RETURNS float8 LANGUAGE container IMMUTABLE STRICT PARALLEL RESTRICTED
+AS E'image = "regress:1.0"\nfunction = "wait_for"';
+SELECT code, message, context FROM failure('SELECT wait_restricted(0.01) FROM numbers WHERE refuses(x)');
+SELECT code, message, context FROM failure('SELECT wait_restricted(CASE WHEN x < 1000 THEN 0.01 ELSE 0 END) FROM numbers WHERE refuses(x)');
+RESET log_error_verbosity;
+RESET log_min_messages;
+RESET client_min_messages;
+RESET parallel_leader_participation;
+DROP FUNCTION says, add_one_restricted, refuses, wait_restricted;

@@ -28,6 +28,11 @@ SET transship.log_handlers = notice;
 SELECT murmur(x) FROM (VALUES ('one'), (E'two\nthree'), (E'\x1b[31mred')) v (x);
 SELECT code, message FROM failure($$SELECT murmur('fail')$$);
 DO $$ BEGIN PERFORM murmur('of a block'); END $$;
+-- What the client's encoding has no character for is marked, and stands in the way of neither results nor errors.
+SET client_encoding = 'LATIN1';
+SELECT length(murmur(U&'to \2192 from'));
+SELECT code, message FROM failure($$SELECT murmur(x) FROM (VALUES (U&'\2192'), ('fail')) v (x)$$);
+RESET client_encoding;
 SET transship.transport = flight;
 SELECT murmur('over Flight');
 RESET transship.transport;

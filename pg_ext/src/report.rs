@@ -8,6 +8,7 @@
 //! A call within a call has a frame of its own, so that either says which function it calls, and PostgreSQL takes a frame off the
 //! stack however its call ends.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
@@ -20,6 +21,7 @@ use crate::function::Function;
 use crate::pg::{raw, text};
 
 /// A call from PostgreSQL. It holds nothing to be dropped, since PostgreSQL's errors jump over it.
+#[derive(Default)]
 struct Frame {
     /// The result that is being made an SQL value, if there is one.
     reading: Cell<Option<Reading>>,
@@ -128,14 +130,34 @@ pub fn raise_error(error: &Error, context: Option<String>) -> ! {
 
 /// Says what an error would say, and goes on.
 pub fn warn(error: &Error) {
-    report_as(error).report(pg_sys::elog::PgLogLevel::WARNING);
+    let texts = [Some(error.message()), error.detail(), hint_of(error)];
+    tell(pg_sys::elog::PgLogLevel::WARNING, sqlstate(error.kind()), texts);
 }
 
 /// Tells the client, or the server's log, something that is no error.
 pub fn say(level: pg_sys::elog::PgLogLevel, message: &str) {
-    // The callback that puts texts in place may not be there: in another encoding than UTF-8, a message has what that can hold.
-    let message = if text::is_utf8() { carry(message) } else { text::to_ascii(message) };
-    ErrorReport::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message, "transship").report(level);
+    tell(level, PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, [Some(message), None, None]);
+}
+
+/// Makes a report below an error, with a mark for each character that the database or the client has none for. What is raised
+/// meanwhile, as by a cancelled query, passes as a panic: pgrx's own reports of these levels have PostgreSQL's errors jump over
+/// the frames of their callers.
+fn tell(level: pg_sys::elog::PgLogLevel, code: PgSqlErrorCode, texts: Texts<&str>) {
+    // SAFETY: reads a variable of the process.
+    let is_sent = level as c_int >= unsafe { pg_sys::client_min_messages };
+    let readable = |text| if is_sent { text::that_client_reads(text) } else { Cow::from(text) };
+    let texts = texts.map(|text| text.map(|text| text::to_server_or_marks(&readable(text))));
+    let [message, detail, hint] = &texts;
+    // SAFETY: PostgreSQL copies the texts. The boundary's frame owns nothing that would have to be dropped.
+    unsafe {
+        pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            if errstart(level as c_int, std::ptr::null()) {
+                errcode(code as c_int);
+                put([message, detail, hint].map(Option::as_deref));
+                errfinish(c"transship".as_ptr(), 0, std::ptr::null());
+            }
+        });
+    }
 }
 
 /// What an error advises, in this engine's words.
@@ -192,23 +214,48 @@ pub fn unwrap<T>(result: udf_types::Result<T>) -> T {
     }
 }
 
+/// A frame and its entry on PostgreSQL's error context stack.
+pub struct Border {
+    entry: pg_sys::ErrorContextCallback,
+    frame: Frame,
+}
+
+impl Default for Border {
+    fn default() -> Border {
+        let (previous, arg) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let entry = pg_sys::ErrorContextCallback { previous, callback: Some(add_context), arg };
+        Border { entry, frame: Frame::default() }
+    }
+}
+
 /// Calls `work` so that errors that pass it keep their context.
 ///
 /// # Safety
 /// To be called from a callback of PostgreSQL that is not itself guarded; `work` is guarded: it leaves by returning or by
-/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then.
+/// PostgreSQL's error, which jumps over this frame. PostgreSQL restores its stack then. `work` begins no query that goes on when
+/// this has returned, as a node of a plan does ([`with_context_of`]).
 pub unsafe fn with_context<T: Copy>(work: impl FnOnce() -> T + Copy) -> T {
-    let frame = Frame { reading: Cell::new(None) };
-    // SAFETY: the callback is on the stack only while this frame is, or until an error restores the stack.
+    let mut border = Border::default();
+    // SAFETY: the entry is on the stack only while this frame is, or until an error restores the stack.
+    unsafe { with_context_of(&raw mut border, work) }
+}
+
+/// As [`with_context`], for the calls of a node of a plan: a Gather below starts its workers with the stack that it finds, and what
+/// they say comes with that stack for as long as they run, between these calls and behind the last, too. So the border lies where
+/// the node does.
+///
+/// # Safety
+/// As for [`with_context`]. The border lives as long as the query, and no call of the same node is under way.
+pub unsafe fn with_context_of<T: Copy>(border: *mut Border, work: impl FnOnce() -> T + Copy) -> T {
+    // SAFETY: the caller says so. Below the entry are those of calls that began before this one: they are there as long as
+    // PostgreSQL needs them, as it keeps the stack for its own workers in the same way.
     unsafe {
-        let mut callback = pg_sys::ErrorContextCallback {
-            previous: pg_sys::error_context_stack,
-            callback: Some(add_context),
-            arg: (&raw const frame).cast_mut().cast(),
-        };
-        pg_sys::error_context_stack = &raw mut callback;
+        let before = pg_sys::error_context_stack;
+        (*border).entry.previous = before;
+        (*border).entry.arg = (&raw mut (*border).frame).cast();
+        pg_sys::error_context_stack = &raw mut (*border).entry;
         let result = work();
-        pg_sys::error_context_stack = callback.previous;
+        pg_sys::error_context_stack = before;
         result
     }
 }
@@ -217,6 +264,9 @@ type Callback = unsafe extern "C-unwind" fn(*mut c_void);
 
 // pgrx leaves them out.
 unsafe extern "C-unwind" {
+    fn errstart(level: c_int, domain: *const c_char) -> bool;
+    fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+    fn errcode(code: c_int) -> c_int;
     fn errmsg_internal(format: *const c_char, ...) -> c_int;
     fn errdetail_internal(format: *const c_char, ...) -> c_int;
     fn errhint(format: *const c_char, ...) -> c_int;
@@ -279,7 +329,7 @@ unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
         let mut passed =
             passed.unwrap_or_else(|| Passed { carried, meant: report.texts.clone(), contexts: Vec::new() });
         if passed.meant != report.texts {
-            restore(&passed.meant);
+            put(passed.meant.each_ref().map(Option::as_deref));
         }
         let known = passed.contexts.iter().find(|(of, _)| *of == frame).filter(|_| report.context.is_none());
         if let Some(own) = known.map(|(_, known)| known.clone()).or_else(|| (*frame).context()) {
@@ -297,7 +347,7 @@ unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
 ///
 /// # Safety
 /// To be called while PostgreSQL builds a report.
-unsafe fn restore([message, detail, hint]: &Texts<CString>) {
+unsafe fn put([message, detail, hint]: Texts<&CStr>) {
     // SAFETY: the caller says so; PostgreSQL copies the texts.
     unsafe {
         if let Some(message) = message {

@@ -18,7 +18,7 @@ use super::kept::{KeptColumn, KeptRows};
 use super::private::Private;
 use super::runs;
 use super::sets::{find_result, part_of};
-use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor};
+use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor, border_of};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
 use crate::datum::result_column::{ResultColumn, results_of};
 use crate::datum::to_arrow;
@@ -27,6 +27,7 @@ use crate::function::Role;
 use crate::ordinary::stream::Stream;
 use crate::pg::memory::OwnedContext;
 use crate::pg::{catalog, list, nodes, raw};
+use crate::report::Border;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 use crate::{function, report, settings};
@@ -38,6 +39,7 @@ pub unsafe extern "C-unwind" fn create_state(_scan: *mut pg_sys::CustomScan) -> 
     unsafe {
         let node = nodes::make::<BatchScanState>(pg_sys::NodeTag::T_CustomScanState);
         (*node).css.methods = super::EXEC_METHODS.as_ptr();
+        (&raw mut (*node).border).write(Border::default());
         node.cast()
     }
 }
@@ -216,7 +218,7 @@ unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private) -> Vec<
 pub unsafe extern "C-unwind" fn exec(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {
     // SAFETY: the executor passes a begun node. The scan slot is virtual, with one column per entry of
     // custom_scan_tlist; its values stay valid until the next call, since a batch is let go only there.
-    unsafe { report::with_context(|| next_row(css)) }
+    unsafe { report::with_context_of(border_of(css), || next_row(css)) }
 }
 
 unsafe fn next_row(css: *mut pg_sys::CustomScanState) -> *mut pg_sys::TupleTableSlot {

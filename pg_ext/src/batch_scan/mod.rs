@@ -22,6 +22,7 @@ use pgrx::pg_sys;
 
 pub use private::{Private, SetJoin};
 
+use self::state::border_of;
 use crate::report;
 
 /// The node's name in EXPLAIN, and the key under which plans that were sent to a worker find the methods.
@@ -50,17 +51,17 @@ static EXEC_METHODS: Methods<pg_sys::CustomExecMethods> = Methods(pg_sys::Custom
 
 unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate: *mut pg_sys::EState, eflags: i32) {
     // SAFETY: the executor calls this, and the function is guarded.
-    unsafe { report::with_context(|| exec::begin(css, estate, eflags)) }
+    unsafe { report::with_context_of(border_of(css), || exec::begin(css, estate, eflags)) }
 }
 
 unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
     // SAFETY: as in begin.
-    unsafe { report::with_context(|| exec::rescan(css)) }
+    unsafe { report::with_context_of(border_of(css), || exec::rescan(css)) }
 }
 
 unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
     // SAFETY: as in begin.
-    unsafe { report::with_context(|| exec::end(css)) }
+    unsafe { report::with_context_of(border_of(css), || exec::end(css)) }
 }
 
 /// A table of callbacks.

@@ -16,6 +16,7 @@ use crate::function::Function;
 #[cfg(feature = "lift-ordinary")]
 use crate::ordinary::stream::Stream;
 use crate::pg::memory::OwnedContext;
+use crate::report::Border;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 
@@ -31,6 +32,17 @@ pub struct BatchScanState {
     pub shared: *mut SharedCounters,
     /// What workers have counted.
     pub from_workers: Counters,
+    /// Where errors that pass the node's calls get their context.
+    pub border: Border,
+}
+
+/// Where errors that pass a node's calls get their context.
+///
+/// # Safety
+/// `css` is a node that create_state made.
+pub unsafe fn border_of(css: *mut pg_sys::CustomScanState) -> *mut Border {
+    // SAFETY: the caller says so.
+    unsafe { &raw mut (*css.cast::<BatchScanState>()).border }
 }
 
 /// Our part of the state.

@@ -62,54 +62,61 @@ pub fn changes_context(oid: pg_sys::Oid) -> bool {
     }
 }
 
+/// The conditions of a table's CHECK constraints, palloc'd; none if more happens before a row is written: triggers are called, or
+/// another session is changing the table, so that nobody can say.
+///
+/// The table is locked while it is looked at, and no longer: of a table with thousands of partitions a statement may lock few.
+pub fn checks_of_rows(table: pg_sys::Oid) -> Option<Vec<*mut pg_sys::Node>> {
+    let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    // SAFETY: the table is locked while its entry of the relation cache is read. A lock that raises an error is let go with the
+    // transaction.
+    unsafe {
+        if !pg_sys::ConditionalLockRelationOid(table, lock) {
+            return None;
+        }
+        let relation = pg_sys::RelationIdGetRelation(table);
+        let mut found = None;
+        if !relation.is_null() {
+            if !has_row_triggers_before(relation) {
+                found = Some(check_constraints(relation));
+            }
+            pg_sys::RelationClose(relation);
+        }
+        pg_sys::UnlockRelationOid(table, lock);
+        found
+    }
+}
+
 /// Whether a table has triggers that are called before each row, or in its place.
 ///
 /// # Safety
-/// The table is locked.
-pub unsafe fn has_row_triggers_before(table: pg_sys::Oid) -> bool {
-    // SAFETY: the caller says so; the entry of the relation cache is held while it is read.
-    unsafe {
-        let relation = pg_sys::RelationIdGetRelation(table);
-        if relation.is_null() {
-            return true;
-        }
-        let triggers = (*relation).trigdesc.as_ref();
-        let found = triggers.is_some_and(|triggers| {
-            [
-                triggers.trig_insert_before_row,
-                triggers.trig_insert_instead_row,
-                triggers.trig_update_before_row,
-                triggers.trig_update_instead_row,
-                triggers.trig_delete_before_row,
-                triggers.trig_delete_instead_row,
-            ]
-            .contains(&true)
-        });
-        pg_sys::RelationClose(relation);
-        found
-    }
+/// The table is open, and locked.
+unsafe fn has_row_triggers_before(relation: pg_sys::Relation) -> bool {
+    // SAFETY: the caller says so.
+    unsafe { (*relation).trigdesc.as_ref() }.is_some_and(|triggers| {
+        [
+            triggers.trig_insert_before_row,
+            triggers.trig_insert_instead_row,
+            triggers.trig_update_before_row,
+            triggers.trig_update_instead_row,
+            triggers.trig_delete_before_row,
+            triggers.trig_delete_instead_row,
+        ]
+        .contains(&true)
+    })
 }
 
 /// The conditions of a table's CHECK constraints, palloc'd.
 ///
 /// # Safety
-/// The table is locked.
-pub unsafe fn check_constraints(table: pg_sys::Oid) -> Vec<*mut pg_sys::Node> {
-    let mut found = Vec::new();
-    // SAFETY: as above. A constraint's text is that of an expression.
+/// The table is open, and locked.
+unsafe fn check_constraints(relation: pg_sys::Relation) -> Vec<*mut pg_sys::Node> {
+    // SAFETY: the caller says so. A constraint's text is that of an expression.
     unsafe {
-        let relation = pg_sys::RelationIdGetRelation(table);
-        if relation.is_null() {
-            return found;
-        }
-        if let Some(constraints) = (*(*relation).rd_att).constr.as_ref() {
-            for i in 0..usize::from(constraints.num_check) {
-                found.push(pg_sys::stringToNode((*constraints.check.add(i)).ccbin).cast());
-            }
-        }
-        pg_sys::RelationClose(relation);
+        let Some(constraints) = (*(*relation).rd_att).constr.as_ref() else { return Vec::new() };
+        let checks = (0..usize::from(constraints.num_check)).map(|i| constraints.check.add(i));
+        checks.map(|check| pg_sys::stringToNode((*check).ccbin).cast()).collect()
     }
-    found
 }
 
 /// A table, and all its partitions and theirs, which are not locked.
@@ -125,6 +132,19 @@ pub fn with_partitions(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
         }
         let no_lock = pg_sys::NoLock as c_int;
         list::oids(pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(table, no_lock, std::ptr::null_mut())))
+    }
+}
+
+/// What tells a plan's cache that a type has changed, with its constraints if it is a domain.
+pub fn change_of_type(oid: pg_sys::Oid) -> *mut pg_sys::PlanInvalItem {
+    let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
+    let none = pg_sys::Datum::from(0usize);
+    // SAFETY: the struct belongs to the tag; the hash is that of a key of the system cache.
+    unsafe {
+        let item = super::nodes::make::<pg_sys::PlanInvalItem>(pg_sys::NodeTag::T_PlanInvalItem);
+        (*item).cacheId = cache;
+        (*item).hashValue = pg_sys::GetSysCacheHashValue(cache, pg_sys::Datum::from(oid), none, none, none);
+        item
     }
 }
 

@@ -64,7 +64,8 @@ pub fn to_server(text: &CStr) -> *mut c_char {
 /// UTF-8 for an error's text in the database's encoding, with a mark for each character that there is none for, and for NUL.
 pub fn to_server_or_marks(text: &str) -> CString {
     let text = text.replace('\0', if is_utf8() { "\u{fffd}" } else { "?" });
-    let converted = if text.is_ascii() || takes_utf8() { text.into_bytes() } else { convert_or_mark(&text) };
+    let converted =
+        if text.is_ascii() || takes_utf8() { text.into_bytes() } else { convert_or_mark(&text, encoding()).1 };
     CString::new(converted).unwrap_or_default()
 }
 
@@ -77,23 +78,36 @@ pub fn with_marks(text: &str) -> Cow<'_, str> {
     unsafe { from_c(to_server_or_marks(text).as_ptr()) }.into()
 }
 
+/// UTF-8 with a mark for each character that the client's encoding has none for: to send one would be an error.
+pub fn that_client_reads(text: &str) -> Cow<'_, str> {
+    // SAFETY: reads a variable of the process.
+    let client = unsafe { pg_sys::pg_get_client_encoding() };
+    if text.is_ascii() || [UTF8, pg_sys::pg_enc::PG_SQL_ASCII as i32, encoding()].contains(&client) {
+        return text.into();
+    }
+    // Between two other encodings, PostgreSQL converts in its own way.
+    if is_utf8() { convert_or_mark(text, client).0.into() } else { to_ascii(text).into() }
+}
+
 /// Text without what is not ASCII, which is text in every encoding.
 pub fn to_ascii(text: &str) -> String {
     text.chars().map(|character| if character.is_ascii() && character != '\0' { character } else { '?' }).collect()
 }
 
-fn convert_or_mark(text: &str) -> Vec<u8> {
+/// The text with a mark for each character that an encoding has none for, and the same in that encoding.
+fn convert_or_mark(text: &str, encoding: i32) -> (String, Vec<u8>) {
     // SAFETY: looks at the transaction's state, and then into the catalogs.
     let conversion = unsafe {
         match pg_sys::IsTransactionState() {
-            true => pg_sys::FindDefaultConversionProc(UTF8, encoding()),
+            true => pg_sys::FindDefaultConversionProc(UTF8, encoding),
             false => pg_sys::InvalidOid,
         }
     };
     if conversion == pg_sys::InvalidOid {
-        return to_ascii(text).into_bytes();
+        let text = to_ascii(text);
+        return (text.clone(), text.into_bytes());
     }
-    let mut converted = Vec::new();
+    let (mut marked, mut converted) = (String::new(), Vec::new());
     let mut rest = text;
     while !rest.is_empty() {
         // It is given a fourth of this at most.
@@ -103,16 +117,19 @@ fn convert_or_mark(text: &str) -> Vec<u8> {
         // SAFETY: source and room have these sizes; the source is not written. What is written ends in NUL.
         let done = unsafe {
             let room = room.as_mut_ptr();
-            pg_sys::pg_do_encoding_conversion_buf(conversion, UTF8, encoding(), source, length, room, size, true)
+            pg_sys::pg_do_encoding_conversion_buf(conversion, UTF8, encoding, source, length, room, size, true)
         };
         converted.extend(room.iter().take_while(|byte| **byte != 0));
-        rest = rest.get(usize::try_from(done).unwrap_or(0)..).unwrap_or_default();
+        let (held, refused) = rest.split_at_checked(usize::try_from(done).unwrap_or(0)).unwrap_or((rest, ""));
+        marked.push_str(held);
+        rest = refused;
         if let Some(refused) = rest.chars().next() {
+            marked.push('?');
             converted.push(b'?');
             rest = &rest[refused.len_utf8()..];
         }
     }
-    converted
+    (marked, converted)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 
 use pgrx::pg_sys;
 
+use super::effects::Watcher;
 use super::find_calls::{FoundCall, is_volatile};
 use crate::pg::{list, nodes};
 
@@ -170,11 +171,11 @@ impl LiftedCall {
 
 /// Equal calls once, unless they may have other results: then each is a call of its own. `is_still` says that nothing in the
 /// statement is VOLATILE but calls, so that STABLE arguments are the same for one row wherever they stand.
-pub unsafe fn distinct_calls(calls: &[FoundCall], is_still: bool) -> Vec<LiftedCall> {
+pub unsafe fn distinct_calls(calls: &[FoundCall], watcher: &Watcher, is_still: bool) -> Vec<LiftedCall> {
     let mut distinct: Vec<LiftedCall> = Vec::new();
     for found in calls {
         // SAFETY: the caller passes valid calls.
-        let is_repeatable = unsafe { is_repeatable(found.call, is_still) };
+        let is_repeatable = unsafe { is_repeatable(found.call, watcher, is_still) };
         // SAFETY: as above.
         let equal = distinct
             .iter_mut()
@@ -203,13 +204,15 @@ pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Opti
 }
 
 /// Whether equal calls have equal results: neither the function nor an argument is VOLATILE, nor does an argument depend on
-/// what may have changed in between.
-unsafe fn is_repeatable(call: *mut pg_sys::FuncExpr, is_still: bool) -> bool {
+/// what may have changed in between. The watcher knows of domains' constraints, PostgreSQL of container functions in arguments.
+unsafe fn is_repeatable(call: *mut pg_sys::FuncExpr, watcher: &Watcher, is_still: bool) -> bool {
     // SAFETY: the caller passes a valid call.
     unsafe {
         !is_volatile((*call).funcid)
             && !pg_sys::contain_volatile_functions(call.cast())
-            && (is_still || !pg_sys::contain_mutable_functions((*call).args.cast()))
+            && (is_still
+                || !(pg_sys::contain_mutable_functions((*call).args.cast())
+                    || watcher.of_expressions(&[(*call).args.cast()]).reads))
     }
 }
 

@@ -6,7 +6,7 @@
 //! a table's rows. Container functions see nothing of the database, so only their arguments count.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::ops::{BitOr, BitOrAssign};
 
@@ -71,6 +71,10 @@ pub struct Watcher {
     run_once: HashMap<i32, i32>,
     /// What subplans do, as far as they were looked at.
     known: RefCell<HashMap<i32, Effects>>,
+    /// What nodes that write do, as far as they were looked at.
+    known_writing: RefCell<HashMap<*const pg_sys::ModifyTable, Effects>>,
+    /// The domains whose constraints were looked at.
+    domains: RefCell<HashSet<pg_sys::Oid>>,
 }
 
 impl Watcher {
@@ -100,13 +104,26 @@ impl Watcher {
                 plans.extend(children(plan).into_iter().map(|child| *child));
             }
         }
-        Watcher { statement, ignored_language: Some(language), run_once, known: RefCell::default() }
+        Watcher::with(statement, Some(language), run_once)
     }
 
     /// As this one, but container calls count as others do.
     pub fn counting_calls(&self) -> Watcher {
-        let run_once = self.run_once.clone();
-        Watcher { statement: self.statement, ignored_language: None, run_once, known: RefCell::default() }
+        Watcher::with(self.statement, None, self.run_once.clone())
+    }
+
+    fn with(
+        statement: *const pg_sys::PlannedStmt,
+        ignored_language: Option<pg_sys::Oid>,
+        run_once: HashMap<i32, i32>,
+    ) -> Watcher {
+        let (known, known_writing, domains) = (RefCell::default(), RefCell::default(), RefCell::default());
+        Watcher { statement, ignored_language, run_once, known, known_writing, domains }
+    }
+
+    /// The domains whose constraints were looked at.
+    pub fn domains(&self) -> Vec<pg_sys::Oid> {
+        self.domains.borrow().iter().copied().collect()
     }
 
     /// Whether calls of a function do not count. Those of ordinary functions in the test mode do what they do.
@@ -160,25 +177,41 @@ impl Watcher {
 
     /// What writing does: triggers may do anything with a row before it is written, and CHECK constraints call functions.
     unsafe fn of_writing(&self, plan: *const pg_sys::ModifyTable) -> Effects {
-        // SAFETY: the caller passes a valid node. Its tables are those of the statement, which the planner has locked.
-        unsafe {
-            let tables = list::elements::<pg_sys::RangeTblEntry>((*self.statement).rtable);
-            // A row that moves to another partition is written there, which only the table that is named knows.
-            let named = i32::try_from((*plan).rootRelation).ok().filter(|number| *number > 0);
-            let numbers = named.map_or_else(|| list::integers((*plan).resultRelations), |number| vec![number]);
-            let mut found = Effects::ACTS;
-            for number in numbers {
-                let table = usize::try_from(number - 1).ok().and_then(|position| tables.get(position));
-                let Some(table) = table else { return Effects::ANY };
-                for table in catalog::with_partitions((**table).relid) {
-                    if catalog::has_row_triggers_before(table) {
-                        return Effects::ANY;
-                    }
-                    found |= self.of_expressions(&catalog::check_constraints(table));
-                }
-            }
-            found
+        if let Some(known) = self.known_writing.borrow().get(&plan) {
+            return *known;
         }
+        // SAFETY: the caller passes a valid node. Its tables are those of the statement.
+        let found = unsafe {
+            let tables = list::elements::<pg_sys::RangeTblEntry>((*self.statement).rtable);
+            // A row that moves to another partition is written there, which only the table that is named knows. Tables that
+            // inherit from it are written themselves.
+            let named = i32::try_from((*plan).rootRelation).ok().filter(|number| *number > 0);
+            let numbers = named.into_iter().chain(list::integers((*plan).resultRelations));
+            let mut seen = HashSet::new();
+            numbers.fold(Effects::ACTS, |found, number| {
+                let table = usize::try_from(number - 1).ok().and_then(|position| tables.get(position));
+                found | table.map_or(Effects::ANY, |table| self.of_written((**table).relid, &mut seen))
+            })
+        };
+        self.known_writing.borrow_mut().insert(plan, found);
+        found
+    }
+
+    /// What writing a table and its partitions does, without those that were `seen`.
+    fn of_written(&self, table: pg_sys::Oid, seen: &mut HashSet<pg_sys::Oid>) -> Effects {
+        if seen.contains(&table) {
+            return Effects::NONE;
+        }
+        let mut found = Effects::NONE;
+        for table in catalog::with_partitions(table).into_iter().filter(|table| seen.insert(*table)) {
+            pgrx::check_for_interrupts!();
+            found |= match catalog::checks_of_rows(table) {
+                // SAFETY: the conditions are expressions over the table's columns.
+                Some(conditions) => unsafe { self.of_expressions(&conditions) },
+                None => return Effects::ANY,
+            };
+        }
+        found
     }
 
     /// What making a value of a type does: the constraints of domains in it call functions.
@@ -194,6 +227,7 @@ impl Watcher {
             }
             match pg_sys::get_typtype(oid) as u8 {
                 pg_sys::TYPTYPE_DOMAIN => {
+                    self.domains.borrow_mut().insert(oid);
                     let own = self.of_expressions(&catalog::domain_constraints(oid));
                     own | self.of_type(pg_sys::getBaseType(oid), depth + 1)
                 }

@@ -6,8 +6,11 @@
 //! language. Of nested calls the innermost is found first; the ones around it, and those that it guards, follow once it
 //! has become a column.
 
+use std::rc::Rc;
+
 use pgrx::pg_sys;
 
+use super::effects::Watcher;
 use super::{calls_container, may_batch};
 use crate::pg::{list, nodes};
 
@@ -15,9 +18,9 @@ use crate::pg::{list, nodes};
 pub struct CallFinder {
     /// The oid of LANGUAGE container.
     pub language: pg_sys::Oid,
-    /// Whether calls of VOLATILE functions, or with VOLATILE arguments, count: not where an expression may be evaluated more than
-    /// once per row, or for no row at all.
-    pub finds_volatile: bool,
+    /// Where an expression may be evaluated more than once per row, or for no row at all: calls of VOLATILE functions do not count
+    /// there, nor those that act by what they evaluate, as this says.
+    pub leaves_out_acts: Option<Rc<Watcher>>,
     /// Execution parameters that the node sets while it computes its target list, so that calls with them cannot be made before.
     pub set_late: *mut pg_sys::Bitmapset,
 }
@@ -50,7 +53,7 @@ enum Guards {
 impl CallFinder {
     /// Finds calls in what a node evaluates once per row.
     pub fn new(language: pg_sys::Oid) -> CallFinder {
-        CallFinder { language, finds_volatile: true, set_late: std::ptr::null_mut() }
+        CallFinder { language, leaves_out_acts: None, set_late: std::ptr::null_mut() }
     }
 
     /// Leaves out calls with results of the subqueries of an UPDATE that sets several columns at once, which are evaluated with the
@@ -145,7 +148,9 @@ impl CallFinder {
         unsafe {
             !(*call).funcretset
                 && may_batch((*call).funcid, self.language)
-                && (self.finds_volatile || !pg_sys::contain_volatile_functions(call.cast()))
+                && self.leaves_out_acts.as_ref().is_none_or(|watcher| {
+                    !pg_sys::contain_volatile_functions(call.cast()) && !watcher.of_expressions(&[call.cast()]).acts
+                })
                 && (self.set_late.is_null()
                     || !pg_sys::bms_overlap(nodes::parameters_of(&[call.cast()], std::ptr::null_mut()), self.set_late))
         }

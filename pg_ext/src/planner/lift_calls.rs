@@ -90,6 +90,12 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
             lifter.keep_order_of(statement);
             depend_on_partitions(statement);
         }
+        if lifter.next_id != first_id {
+            for domain in lifter.watcher.domains() {
+                (*statement).invalItems =
+                    pg_sys::lappend((*statement).invalItems, catalog::change_of_type(domain).cast());
+            }
+        }
         let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;
         if scrolls && lifter.next_id != first_id && !pg_sys::ExecSupportsBackwardScan((*statement).planTree) {
             (*statement).planTree = lifter.materialize((*statement).planTree);
@@ -292,7 +298,7 @@ impl Lifter {
             let targets = list::elements::<pg_sys::TargetEntry>((*plan).targetlist);
             let moved: Vec<*mut pg_sys::Node> =
                 filters[kept..].iter().copied().chain(targets.iter().map(|target| target.cast())).collect();
-            let columns = Columns::new(distinct_calls(calls, self.is_still), &moved);
+            let columns = Columns::new(distinct_calls(calls, &self.watcher, self.is_still), &moved);
             if !fits(columns.count()) {
                 return None;
             }
@@ -332,7 +338,8 @@ impl Lifter {
                 return;
             }
             let is_aggregate = nodes::tag(plan) == pg_sys::NodeTag::T_Agg;
-            let finder = CallFinder { finds_volatile: evaluates_once(plan), ..CallFinder::new(self.language) };
+            let leaves_out_acts = (!evaluates_once(plan)).then(|| Rc::clone(&self.watcher));
+            let finder = CallFinder { leaves_out_acts, ..CallFinder::new(self.language) };
             loop {
                 let mut calls = Vec::new();
                 let mut expressions = Vec::new();
@@ -354,7 +361,7 @@ impl Lifter {
                 }
                 let child_targets = list::elements::<pg_sys::TargetEntry>((*child).targetlist);
                 let width = child_targets.len();
-                let calls = distinct_calls(&calls, self.is_still);
+                let calls = distinct_calls(&calls, &self.watcher, self.is_still);
                 if !fits(width + calls.len()) {
                     return;
                 }

@@ -48,7 +48,10 @@ impl Lifter {
                 return;
             }
             // The first row of the outer side is read before the inner side, and its key evaluated behind it.
-            if !self.is_still && all_keys.iter().any(|keys| pg_sys::contain_mutable_functions((*keys).cast())) {
+            let reads = |keys: *mut pg_sys::List| {
+                pg_sys::contain_mutable_functions(keys.cast()) || self.watcher.of_expressions(&[keys.cast()]).reads
+            };
+            if !self.is_still && all_keys.iter().any(|keys| reads(*keys)) {
                 return;
             }
             let (outer, inner) = ((*plan).lefttree, (*hash).lefttree);

@@ -91,7 +91,8 @@ impl Client {
         let (runtime, connections, arenas, lingering) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
         let reports = Arc::new(Semaphore::new(MOST_REPORTS));
-        let client = Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, reports, thread: None };
+        let client =
+            Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, reports, thread: None };
         Ok((client, queue))
     }
 
