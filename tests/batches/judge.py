@@ -157,6 +157,9 @@ def judge_references(server):
             expect("dictionaries" in reply, asks, "whether labels are encoded")
     error = server.refuses((500, "bad_result"), "mislabel", [text("q")], 1, may_encode=True)
     expect("77" in error["message"], True, "the message for an index that leads nowhere")
+    found, _ = server.ask("bloat", [int8(*range(5000))], 5000, [pa.string()], may_encode=True)
+    expect(set(map(len, found[0])), {1 << 20}, "texts that stay encoded")
+    server.refuses((500, "bad_result"), "bloat", [int8(*range(5000))], 5000)
 
 
 def judge_changes(server):

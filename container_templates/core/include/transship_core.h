@@ -146,8 +146,9 @@ const char *transship_message(void);
  *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
  *              four types; what does not fit the declared type is an error that names the row.
  *   "lines"    whether the language gives lines that handlers write (transship_work_line); false if left out
- *   "one_thread" true if one thread pulls and runs handlers, as in Node or R. Nothing can interrupt a handler there: one that runs
- *              on after its client has gone, while other work has waited for 10 s, ends the process. False if left out.
+ *   "one_thread" true if one thread pulls and runs handlers, as in Node or R. Nothing can interrupt a handler there: if all work that
+ *              was pulled and not answered runs on 10 s after its clients have gone, and a client's work has waited for as long, the
+ *              process ends. False if left out.
  * The environment says where to listen (docs/protocol.md §8). The caller ends the server with transship_server_free. */
 transship_status transship_server_new(const char *config, transship_server **server);
 

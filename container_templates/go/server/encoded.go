@@ -22,6 +22,9 @@ func (f *Function) decoded(column arrow.Array, mayEncode bool) (arrow.Array, err
 	mayEncode = mayEncode && texts.NullN() == 0
 	indexes := array.NewInt32Builder(memory.DefaultAllocator)
 	plain := array.NewStringBuilder(memory.DefaultAllocator)
+	if !mayEncode && spelledOut(encoded, texts) > maxSegmentBytes {
+		return nil, &CallError{Kind: "bad_result", Message: "Its texts are larger than 1 GiB."}
+	}
 	for row := range encoded.Len() {
 		isNull := encoded.IsNull(row)
 		index := 0
@@ -46,4 +49,18 @@ func (f *Function) decoded(column arrow.Array, mayEncode bool) (arrow.Array, err
 	}
 	kind := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 	return array.NewDictionaryArray(kind, indexes.NewArray(), texts), nil
+}
+
+// spelledOut is the size of all rows' texts: a few bytes may stand for any number of them. Indexes that lead nowhere are left out.
+func spelledOut(encoded *array.Dictionary, texts *array.String) int {
+	size := 0
+	for row := range encoded.Len() {
+		if encoded.IsNull(row) {
+			continue
+		}
+		if index := encoded.GetValueIndex(row); index >= 0 && index < texts.Len() {
+			size += texts.ValueLen(index)
+		}
+	}
+	return size
 }

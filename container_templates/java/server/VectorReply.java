@@ -19,6 +19,9 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         void send(boolean isLast) throws CallError, UserFunction.Cancelled;
     }
 
+    /** Bytes of texts that a handler encoded, in a reply that spells them out. */
+    private static final long MOST_DECODED_BYTES = 1L << 30;
+
     /** The results. Its rows are those of the part that is being sent. */
     final VectorSchemaRoot root;
     private final UserFunction function;
@@ -31,6 +34,7 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
     private Encoded encoded;
     private int count;
     private int batchRows;
+    private long decodedBytes;
     private RowTexts texts;
 
     /**
@@ -55,6 +59,7 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         clear();
         count = 0;
         batchRows = batch.rows();
+        decodedBytes = 0;
         texts = batch.rowErrors() == null ? null : new RowTexts();
         root.allocateNew();
         if (groups != null) {
@@ -157,7 +162,12 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         }
     }
 
-    private void addDecoded(int rows, Encoded found) {
+    private void addDecoded(int rows, Encoded found) throws CallError {
+        // A few bytes may stand for any number of them.
+        for (int row = 0; row < rows; row++) {
+            if (!found.indexes().isNull(row) && !found.values().isNull(found.indexes().get(row))) decodedBytes += found.values().getValueLength(found.indexes().get(row));
+        }
+        if (decodedBytes > MOST_DECODED_BYTES) throw new CallError("bad_result", "Its texts are larger than 1 GiB.", null, null);
         try (VarCharVector decoded = new VarCharVector(function.name, allocator)) {
             decoded.allocateNew();
             for (int row = 0; row < rows; row++) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 // Functions of the test.
 var Functions = udf.Functions{
 	"join_columns": joinColumns, "add_arrow": addArrow, "double_in_place": doubleInPlace, "echo_list": first, "echo_pair": first, "echo_flag": first,
-	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "spell": spell, "join_rows": joinRows,
+	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "bloat": bloat, "spell": spell, "join_rows": joinRows,
 	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "pumped": pumped, "leaves": leaves,
 	"fails_early": failsEarly, "later": later,
 	"calls_ended": func() int64 { return ended.Swap(0) },
@@ -119,6 +120,16 @@ func mislabel(batch arrow.RecordBatch) arrow.Array {
 		indexes.Append(77)
 	}
 	texts.Append("x")
+	return array.NewDictionaryArray(encoding, indexes.NewArray(), texts.NewArray())
+}
+
+// bloat gives one text of a megabyte for every row.
+func bloat(batch arrow.RecordBatch) arrow.Array {
+	indexes, texts := array.NewInt32Builder(memory.DefaultAllocator), array.NewStringBuilder(memory.DefaultAllocator)
+	for range batch.NumRows() {
+		indexes.Append(0)
+	}
+	texts.Append(strings.Repeat("x", 1<<20))
 	return array.NewDictionaryArray(encoding, indexes.NewArray(), texts.NewArray())
 }
 

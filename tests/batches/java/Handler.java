@@ -118,6 +118,17 @@ final class Handler {
         return labels;
     }
 
+    /** One text of a megabyte for every row. */
+    static Encoded bloat(VectorSchemaRoot batch, BufferAllocator allocator) {
+        IntVector indexes = new IntVector("indexes", allocator);
+        VarCharVector values = new VarCharVector("values", allocator);
+        for (int row = 0; row < batch.getRowCount(); row++) indexes.setSafe(row, 0);
+        indexes.setValueCount(batch.getRowCount());
+        values.setSafe(0, "x".repeat(1 << 20).getBytes(StandardCharsets.UTF_8));
+        values.setValueCount(1);
+        return new Encoded(indexes, values);
+    }
+
     static List<String> spell(Integer n, String text) {
         return n == null ? null : Collections.nCopies(n, text);
     }
