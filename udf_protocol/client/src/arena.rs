@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use arrow_buffer::{Buffer, MutableBuffer};
@@ -24,7 +24,8 @@ const MOST_SPARE: usize = 4;
 #[derive(Debug)]
 pub struct Arena {
     memory: Memory,
-    is_retained: AtomicBool,
+    /// How often a server was told where it lies, and has not said that it looks at it no more.
+    lent: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -75,9 +76,15 @@ impl Arena {
         }
     }
 
-    /// Notes that a server goes on looking at it: it must not be written again.
-    pub(crate) fn retain(&self) {
-        self.is_retained.store(true, Ordering::Relaxed);
+    /// Notes that a server will look at it. It is not written again before the server says that it does so no more, which one
+    /// that fails, or whose answer nobody awaits, never does.
+    pub(crate) fn lend(&self) {
+        self.lent.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that a server has answered, and looks at it no more.
+    pub(crate) fn give_back(&self) {
+        self.lent.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -113,7 +120,7 @@ impl Writer {
 
     /// Ends the writing.
     pub fn finish(self) -> Arc<Arena> {
-        Arc::new(Arena { memory: self.0, is_retained: AtomicBool::new(false) })
+        Arc::new(Arena { memory: self.0, lent: AtomicUsize::new(0) })
     }
 }
 
@@ -132,7 +139,6 @@ impl Arenas {
     /// One of at least so many bytes: a segment in `directory`, if one is given and there is room for it.
     pub fn writer(&self, directory: Option<&Folder>, bytes: usize) -> Writer {
         let mut kept = self.0.lock().expect("no holder panics");
-        kept.retain(|arena| !arena.is_retained.load(Ordering::Relaxed));
         let is_free = |arena: &Arc<Arena>| Arc::strong_count(arena) == 1;
         if directory.is_some_and(|directory| !has_room(directory, 0)) {
             kept.retain(|arena| !is_free(arena) || arena.segment().is_none());
@@ -140,8 +146,13 @@ impl Arenas {
         let lies_there = |arena: &Arc<Arena>| arena.segment().map(Segment::directory) == directory;
         // A much larger one is left to the calls that need it.
         let fits = |arena: &Arc<Arena>| (bytes..=bytes.saturating_mul(MOST_SPARE)).contains(&arena.size());
-        let found = kept.iter().position(|arena| is_free(arena) && lies_there(arena) && fits(arena));
-        let found = found.map(|found| kept.swap_remove(found)).and_then(Arc::into_inner);
+        let mut found = None;
+        while found.is_none()
+            && let Some(place) = kept.iter().position(|arena| is_free(arena) && lies_there(arena) && fits(arena))
+        {
+            // Only now nobody else can say anything of it: another thread may lose it, still lent, while this one looks for it.
+            found = Arc::into_inner(kept.swap_remove(place)).filter(|arena| arena.lent.load(Ordering::Relaxed) == 0);
+        }
         if found.is_none() && kept.len() >= MOST_KEPT {
             kept.retain(|arena| !is_free(arena));
         }
@@ -201,7 +212,7 @@ mod tests {
             assert_eq!(first_buffer.as_slice(), &[1; 60]);
             drop((first_buffer, third_buffer));
             // Two are free now. What a server looks at is not.
-            second.retain();
+            second.lend();
             drop((second, second_buffer));
             let again: Vec<_> = (4..7).map(|value| write(&arenas, directory, value)).collect();
             assert_eq!(again.iter().filter(|(_, buffer)| buffer.as_ptr() == address).count(), 1);
@@ -212,6 +223,37 @@ mod tests {
             drop(again);
             arenas.clear();
             assert_eq!(seen(), 0);
+        }
+    }
+
+    #[test]
+    fn an_arena_that_another_thread_loses_while_it_is_lent_is_not_written_again() {
+        let arenas = Arenas::default();
+        let (sender, receiver) = std::sync::mpsc::sync_channel::<Arc<Arena>>(2);
+        let other = std::thread::spawn(move || receiver.into_iter().for_each(|arena| arena.lend()));
+        for _ in 0..100_000 {
+            let mut writer = arenas.writer(None, 64);
+            // New memory is empty.
+            assert_eq!(writer.bytes()[0], 0);
+            writer.bytes()[0] = 1;
+            let arena = writer.finish();
+            arenas.keep(&arena);
+            sender.send(arena).unwrap();
+        }
+        drop(sender);
+        other.join().unwrap();
+    }
+
+    #[test]
+    fn an_arena_is_written_again_once_it_was_given_back_as_often_as_it_was_lent() {
+        let arenas = Arenas::default();
+        for (lent, given_back, is_again) in [(1, 1, true), (2, 1, false), (2, 2, true), (1, 0, false)] {
+            arenas.clear();
+            let (arena, buffer) = write(&arenas, None, 7);
+            (0..lent).for_each(|_| arena.lend());
+            (0..given_back).for_each(|_| arena.give_back());
+            drop((arena, buffer));
+            assert_eq!(arenas.writer(None, 100).bytes()[0] == 7, is_again);
         }
     }
 

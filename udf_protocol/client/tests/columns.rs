@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -307,6 +307,49 @@ fn segments_that_a_handler_keeps_are_not_written_again() {
 }
 
 #[test]
+fn segments_of_calls_that_failed_are_not_written_again() {
+    let names = Arc::new(Mutex::new(Vec::new()));
+    let noted = names.clone();
+    let stage = Stage::new(move |mut peer| {
+        while let Some(asked) = peer.read() {
+            noted.lock().unwrap().push(asked.header["segment"].to_string());
+            match asked.values[0] {
+                20 => peer.write(
+                    "500 Internal Server Error",
+                    "application/json",
+                    br#"{"error": {"kind": "user_code", "message": "20 is bad"}}"#,
+                ),
+                _ => peer.answer(&asked, json!({})),
+            }
+        }
+    });
+    let _ = std::os::unix::fs::chown(stage.folder.path().join("http.sock"), Some(65534), None);
+    for values in [[10, 11, 20], [30, 31, 20], [40, 41, 42]] {
+        let mut exchange = stage.open(Volatility::Volatile);
+        for (number, value) in values.into_iter().enumerate() {
+            let answer = send_in_place(&mut exchange, number, value);
+            assert_eq!(answer.ok(), (value != 20).then(|| vec![10 * value, 10 * value + 10, 10 * value + 20]));
+        }
+    }
+    // The handler may have kept what it failed on, and does not say so.
+    let names = names.lock().unwrap();
+    assert!(!names[3..].contains(&names[2]) && !names[6..].contains(&names[5]), "{names:?}");
+}
+
+/// The answer to a batch of three values from `first` on, in memory of the exchange's own.
+fn send_in_place(exchange: &mut Exchange, number: usize, first: i64) -> Result<Vec<i64>> {
+    let mut writer = exchange.arena(1000);
+    let values = [first, first + 1, first + 2];
+    writer.bytes()[64..88].copy_from_slice(&values.map(i64::to_le_bytes).concat());
+    let arena = writer.finish();
+    let column = Int64Array::new(ScalarBuffer::new(arena.buffer().slice_with_length(64, 24), 0, 3), None);
+    let mut batch = batches(number + 1, 3).remove(number);
+    batch.columns = RecordBatch::try_new(batch.columns.schema(), vec![Arc::new(column)]).unwrap();
+    exchange.send(Outgoing { batch, arena: Some(arena) });
+    receive(exchange)
+}
+
+#[test]
 fn columns_that_were_written_in_place_are_not_copied() {
     let stage = Stage::new(|mut peer| {
         while let Some(asked) = peer.read() {
@@ -318,22 +361,14 @@ fn columns_that_were_written_in_place_are_not_copied() {
     let another = std::os::unix::fs::chown(stage.folder.path().join("http.sock"), Some(65534), None);
     let in_place = usize::from(another.is_ok());
     let mut exchange = stage.open(Volatility::Volatile);
-    let send = |exchange: &mut Exchange, number: usize, first: i64| {
-        let mut writer = exchange.arena(1000);
-        let values = [first, first + 1, first + 2];
-        writer.bytes()[64..88].copy_from_slice(&values.map(i64::to_le_bytes).concat());
-        let arena = writer.finish();
-        let column = Int64Array::new(ScalarBuffer::new(arena.buffer().slice_with_length(64, 24), 0, 3), None);
-        let mut batch = batches(number + 1, 3).remove(number);
-        batch.columns = RecordBatch::try_new(batch.columns.schema(), vec![Arc::new(column)]).unwrap();
-        exchange.send(Outgoing { batch, arena: Some(arena) });
-        receive(exchange).unwrap()
-    };
     // Before the server was reached, the memory is the process's own, and copied.
-    assert_eq!(send(&mut exchange, 0, 10), [100, 110, 120]);
+    assert_eq!(send_in_place(&mut exchange, 0, 10).unwrap(), [100, 110, 120]);
     assert_eq!(count_files(&stage.segments()), 2);
     for (number, first) in [(1, 20), (2, 30), (3, 40), (4, 50)] {
-        assert_eq!(send(&mut exchange, number, first), [10 * first, 10 * first + 10, 10 * first + 20]);
+        assert_eq!(
+            send_in_place(&mut exchange, number, first).unwrap(),
+            [10 * first, 10 * first + 10, 10 * first + 20]
+        );
         // The third was kept by the server, so the fourth went through another.
         assert_eq!(count_files(&stage.segments()), 2 + in_place, "{number}");
     }

@@ -404,6 +404,9 @@ impl PipelinedCall<'_> {
         let body = match &segments {
             Some(segments) => {
                 let calls = place_of_calls(arena.as_deref(), segments);
+                if let Some(arena) = &arena {
+                    arena.lend();
+                }
                 frame(&header.with_segments(&calls.name, &segments.replies.name), 0)
             }
             None => inline_body(&header, &layout),
@@ -534,7 +537,12 @@ impl PipelinedCall<'_> {
         };
         share.hold(held);
         // A handler that still looks at its arguments must go on seeing them.
-        let is_spent = header.retained && arena.inspect(|arena| arena.retain()).is_none();
+        let is_spent = header.retained && arena.is_none();
+        if let Some(arena) = arena
+            && !header.retained
+        {
+            arena.give_back();
+        }
         pipeline.segments.extend(segments.filter(|_| !is_spent));
         let reply = Reply::whole(batch.number, columns, layout.bytes, bytes_received);
         Ok(Reply { bytes_needed, compute_us: header.micros, share: Some(share), ..reply })
