@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker, ready};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -26,6 +26,7 @@ use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::socket::{Shutdown, shutdown};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -38,6 +39,15 @@ use crate::waits;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are looked at together where no thread is left.
 const MOST_READY: usize = 256;
+/// The share of the descriptors that this process may have that connections get.
+const CONNECTIONS_SHARE: u64 = 2;
+const MOST_CONNECTIONS: u64 = 4096;
+/// Connections beyond those that are told that the server is busy; any more are closed at once.
+const MOST_REFUSED: usize = 64;
+/// A connection on which nothing comes, or can be sent, for so long is closed.
+const IDLE: Duration = Duration::from_secs(600);
+/// How often connections are looked at for that: a part of how long they may be idle.
+const SWEEPS: u32 = 20;
 
 /// The server of HTTP.
 pub(crate) struct Http {
@@ -45,6 +55,14 @@ pub(crate) struct Http {
     epoll: Epoll,
     connections: Mutex<Connections>,
     seats: Arc<Seats>,
+    limits: Limits,
+}
+
+/// What connections may take.
+struct Limits {
+    /// So many are answered.
+    connections: usize,
+    idle: Duration,
 }
 
 #[derive(Default)]
@@ -57,6 +75,8 @@ struct Connections {
     /// All, whether they wait or not.
     open: usize,
     is_stopping: bool,
+    /// When they were last looked at for those that are idle.
+    swept: Option<Instant>,
 }
 
 /// Where connections come in.
@@ -73,13 +93,22 @@ struct Connection {
     woken: Arc<Woken>,
     waker: Waker,
     is_ending: bool,
+    /// Since when it waits.
+    since: Instant,
 }
 
 impl Http {
     /// Starts threads that answer, without a listener yet.
     pub(crate) fn start(container: Arc<Container>) -> io::Result<Arc<Http>> {
+        let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?.0;
+        let connections = (descriptors / CONNECTIONS_SHARE).clamp(1, MOST_CONNECTIONS) as usize;
+        Http::start_within(container, Limits { connections, idle: IDLE })
+    }
+
+    fn start_within(container: Arc<Container>, limits: Limits) -> io::Result<Arc<Http>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let http = Arc::new(Http { container, epoll, connections: Mutex::default(), seats: Arc::new(Seats::new()) });
+        let (connections, seats) = (Mutex::default(), Arc::new(Seats::new()));
+        let http = Arc::new(Http { container, epoll, connections, seats, limits });
         http.seats.start(&http)?;
         Ok(http)
     }
@@ -149,8 +178,13 @@ impl Http {
     }
 
     fn open(self: &Arc<Self>, socket: File) -> io::Result<()> {
+        self.sweep();
         let socket = Arc::new(socket);
-        let client = Arc::new(Client::new(socket.clone()));
+        let excess = (self.connections().open + 1).saturating_sub(self.limits.connections);
+        if excess > MOST_REFUSED {
+            return Ok(());
+        }
+        let client = Arc::new(Client::new(socket.clone(), excess > 0));
         let answering = Answering { server: self.clone(), client };
         let http = http1::Builder::new().serve_connection(TokioIo::new(Stream(socket.clone())), answering);
         let woken = Arc::new(Woken::default());
@@ -161,7 +195,8 @@ impl Http {
             connections.number()
         };
         let http = Box::pin(http);
-        let connection = Box::new(Connection { number, http, socket: socket.clone(), woken, waker, is_ending: false });
+        let (is_ending, since) = (false, Instant::now());
+        let connection = Box::new(Connection { number, http, socket: socket.clone(), woken, waker, is_ending, since });
         if let Err(cause) = self.epoll.add(&*socket, EpollEvent::new(EpollFlags::EPOLLONESHOT, number)) {
             self.close(connection);
             return Err(cause.into());
@@ -206,7 +241,8 @@ impl Http {
     }
 
     /// Has a connection wait; gives it back if it is to end first.
-    fn wait(&self, connection: Box<Connection>, events: EpollFlags) -> Option<Box<Connection>> {
+    fn wait(&self, mut connection: Box<Connection>, events: EpollFlags) -> Option<Box<Connection>> {
+        connection.since = Instant::now();
         let (number, socket) = (connection.number, connection.socket.clone());
         {
             let mut connections = self.connections();
@@ -223,6 +259,23 @@ impl Http {
         None
     }
 
+    /// Closes the connections that have waited for their clients for too long, once in a while.
+    fn sweep(&self) {
+        let idle: Vec<_> = {
+            let mut connections = self.connections();
+            let now = Instant::now();
+            if connections.swept.is_some_and(|swept| now.duration_since(swept) < self.limits.idle / SWEEPS) {
+                return;
+            }
+            connections.swept = Some(now);
+            let is_idle = |_: &u64, connection: &mut Box<Connection>| {
+                now.saturating_duration_since(connection.since) >= self.limits.idle
+            };
+            connections.waiting.extract_if(is_idle).map(|(_, connection)| connection).collect()
+        };
+        idle.into_iter().for_each(|connection| self.close(connection));
+    }
+
     fn close(&self, connection: Box<Connection>) {
         drop(connection);
         self.connections().open -= 1;
@@ -234,9 +287,11 @@ impl Work for Http {
 
     fn next(self: &Arc<Self>) -> u64 {
         let mut ready = [EpollEvent::empty()];
+        let pause = EpollTimeout::try_from(self.limits.idle / SWEEPS).unwrap_or(EpollTimeout::NONE);
         loop {
-            if self.epoll.wait(&mut ready, EpollTimeout::NONE) == Ok(1) {
-                return ready[0].data();
+            match self.epoll.wait(&mut ready, pause) {
+                Ok(1) => return ready[0].data(),
+                _ => self.sweep(),
             }
         }
     }
@@ -382,5 +437,82 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         use std::os::fd::AsRawFd;
         Poll::Ready(Ok(shutdown(self.0.as_raw_fd(), Shutdown::Write)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::exchanges::Exchanges;
+
+    const REQUEST: &[u8] = b"GET /v1 HTTP/1.1\r\nHost: x\r\n\r\n";
+
+    fn stage(connections: usize, idle: Duration) -> (Arc<Http>, impl Fn() -> UnixStream) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("http.sock");
+        let container =
+            Container { greeting: "{}".to_string(), functions: Vec::new(), exchanges: Exchanges::default() };
+        let http = Http::start_within(Arc::new(container), Limits { connections, idle }).unwrap();
+        http.listen(Listener::Unix(UnixListener::bind(&path).unwrap())).unwrap();
+        let connect = move || {
+            let _ = &folder;
+            let stream = UnixStream::connect(&path).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream
+        };
+        (http, connect)
+    }
+
+    /// What is sent until the server closes, or as much as there is room for.
+    fn answer(mut stream: &UnixStream, request: &[u8], room: usize) -> String {
+        stream.write_all(request).unwrap();
+        let mut answer = vec![0; room];
+        let length = stream.read(&mut answer).unwrap();
+        String::from_utf8(answer[..length].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn connections_on_which_nothing_comes_are_closed_and_no_others() {
+        let (http, connect) = stage(100, Duration::from_millis(400));
+        let silent = connect();
+        let half = connect();
+        (&half).write_all(b"POST /v1/functions/f HTTP/1.1\r\nContent-Le").unwrap();
+        let body = connect();
+        (&body).write_all(b"POST /v1/functions/f HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n123").unwrap();
+        let busy = connect();
+        for _ in 0..20 {
+            assert!(answer(&busy, REQUEST, 1000).starts_with("HTTP/1.1 200"));
+            thread::sleep(Duration::from_millis(50));
+        }
+        for mut idle in [&silent, &half, &body] {
+            assert_eq!(idle.read(&mut [0; 100]).unwrap(), 0);
+        }
+        assert_eq!(http.connections().open, 1);
+        assert!(answer(&busy, REQUEST, 1000).starts_with("HTTP/1.1 200"));
+    }
+
+    #[test]
+    fn calls_on_connections_beyond_the_most_are_refused_and_those_beyond_that_closed() {
+        let (http, connect) = stage(3, Duration::from_secs(60));
+        let call = b"POST /v1/functions/f HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
+        let taken: Vec<_> = (0..3).map(|_| connect()).collect();
+        let refused: Vec<_> = (0..MOST_REFUSED).map(|_| connect()).collect();
+        let mut closed = connect();
+        assert_eq!(closed.read(&mut [0; 100]).unwrap(), 0);
+        assert!(taken.iter().all(|each| answer(each, call, 1000).starts_with("HTTP/1.1 404")));
+        for each in &refused {
+            let answered = answer(each, call, 1000);
+            assert!(answered.starts_with("HTTP/1.1 503") && answered.contains("\"busy\""), "{answered}");
+            let mut each = each;
+            assert_eq!(each.read(&mut [0; 100]).unwrap(), 0);
+        }
+        // Who asks only what is there is answered, and there is room again once others have gone.
+        drop((taken, refused));
+        while http.is_open() {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(answer(&connect(), call, 1000).starts_with("HTTP/1.1 404"));
     }
 }

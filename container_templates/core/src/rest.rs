@@ -43,11 +43,13 @@ pub(crate) struct Client {
     pub(crate) socket: Arc<File>,
     /// The constants that its last request with constants brought.
     kept: Mutex<Kept>,
+    /// Whether its calls are refused, since there are as many connections as the server can take.
+    is_refused: bool,
 }
 
 impl Client {
-    pub(crate) fn new(socket: Arc<File>) -> Client {
-        Client { socket, kept: Mutex::default() }
+    pub(crate) fn new(socket: Arc<File>, is_refused: bool) -> Client {
+        Client { socket, kept: Mutex::default(), is_refused }
     }
 }
 
@@ -101,6 +103,9 @@ async fn answer(
 ) -> Result<(StatusCode, Body), CallError> {
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
+    if method == Method::POST && client.is_refused {
+        return Err(CallError::new("busy", "the server has as many connections as it can take"));
+    }
     if method == Method::GET && path == "/v1" {
         return Ok((StatusCode::OK, (JSON, container.greeting.clone().into_bytes())));
     }

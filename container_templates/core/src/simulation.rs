@@ -53,7 +53,7 @@ impl Server {
         socket.set_nonblocking(true).map_err(failed)?;
         let same = File::from(OwnedFd::from(socket.try_clone().map_err(failed)?));
         let stream = tokio::net::UnixStream::from_std(socket).map_err(failed)?;
-        let (container, client) = (self.0.clone(), Arc::new(Client::new(Arc::new(same))));
+        let (container, client) = (self.0.clone(), Arc::new(Client::new(Arc::new(same), false)));
         let service = service_fn(move |request| {
             let (container, client, pause) = (container.clone(), client.clone(), pause.clone());
             async move {
