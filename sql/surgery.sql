@@ -271,6 +271,26 @@ RESET enable_hashjoin;
 RESET enable_mergejoin;
 RESET enable_material;
 DROP TABLE places;
+-- What draws from a sequence below a sort is read once, also where the node above is scanned again.
+CREATE SEQUENCE rewound;
+SET enable_material = off;
+SELECT o.k, s.n FROM (VALUES (1), (2)) o (k) LEFT JOIN (SELECT nextval('rewound') AS n FROM generate_series(1, 3) g ORDER BY n OFFSET 0) s ON add_one(s.n) > 0 ORDER BY 1, 2;
+RESET enable_material;
+SELECT last_value FROM rewound;
+-- Window functions that are equal, but VOLATILE, are evaluated each for itself.
+SELECT x, add_one(x), sum(nextval('rewound')) OVER (ORDER BY x) AS a, sum(nextval('rewound')) OVER (ORDER BY x) AS b FROM small WHERE x <= 3;
+SELECT last_value FROM rewound;
+DROP SEQUENCE rewound;
+-- JSON that is converted to text stands as a placeholder in the conversion, as the argument of CASE does in a condition.
+CREATE FUNCTION pg_temp.not_json() RETURNS TABLE (x bigint, y bigint) LANGUAGE plpgsql AS $$
+BEGIN
+  -- Version 15 has no such expression.
+  RETURN QUERY EXECUTE 'SELECT x, CASE ''no'' || x WHEN '
+    || CASE WHEN current_setting('server_version_num')::int < 160000 THEN '''{}''' ELSE 'JSON_OBJECT(''a'': x RETURNING text)' END
+    || ' THEN 0 ELSE add_one(x) END FROM small WHERE x <= 3';
+END
+$$;
+SELECT * FROM pg_temp.not_json() ORDER BY x;
 DROP TABLE small, lines, written, taken, wide;
 DROP SEQUENCE drawn, turn;
 DROP AGGREGATE drawing_sum (bigint);

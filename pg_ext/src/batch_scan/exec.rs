@@ -52,8 +52,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let node = css.cast::<BatchScanState>();
         let planstate = &raw mut (*css).ss.ps;
         let scan = (*planstate).plan.cast::<pg_sys::CustomScan>();
-        // Rows are kept in batches, so the child need not go backwards for us.
-        let not_needed = pg_sys::EXEC_FLAG_REWIND | pg_sys::EXEC_FLAG_BACKWARD | pg_sys::EXEC_FLAG_MARK;
+        // Rows are kept in batches, so the child need not go backwards for us. Whether it will be scanned again, it must know: a
+        // sort that does not would read what is below it once more, and change what that changes.
+        let not_needed = pg_sys::EXEC_FLAG_BACKWARD | pg_sys::EXEC_FLAG_MARK;
         (*planstate).lefttree = pg_sys::ExecInitNode((*scan).scan.plan.lefttree, estate, eflags & !(not_needed as i32));
         let private = Private::from_plan(scan);
         let is_explained_only = eflags & pg_sys::EXEC_FLAG_EXPLAIN_ONLY as i32 != 0;

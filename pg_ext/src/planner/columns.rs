@@ -29,7 +29,7 @@ impl Columns {
         unsafe {
             let mut atoms: Vec<*mut pg_sys::Node> = Vec::new();
             let mut note = |node: *mut pg_sys::Node| {
-                if is_atom(node) && !atoms.iter().any(|atom| pg_sys::equal(atom.cast(), node.cast())) {
+                if is_atom(node) && !atoms.iter().any(|atom| is_same_atom(*atom, node)) {
                     atoms.push(node);
                 }
                 is_atom(node).then_some(node)
@@ -58,7 +58,7 @@ impl Columns {
     /// Where a noted plain part is among the columns.
     unsafe fn atom_position(&self, node: *mut pg_sys::Node) -> Option<usize> {
         // SAFETY: both are valid nodes.
-        self.atoms.iter().position(|atom| unsafe { pg_sys::equal(atom.cast(), node.cast()) })
+        self.atoms.iter().position(|atom| unsafe { is_same_atom(*atom, node) })
     }
 
     /// The expression over the new node's scan tuple: plain parts first, calls behind them.
@@ -138,6 +138,16 @@ impl Columns {
         let entry =
             |(i, atom): (usize, &*mut pg_sys::Node)| unsafe { entry_of(pg_sys::copyObjectImpl(atom.cast()).cast(), i) };
         self.atoms.iter().enumerate().map(entry).collect()
+    }
+}
+
+/// Whether two plain parts are one: equal ones are, but for window functions with VOLATILE arguments, each of which PostgreSQL
+/// evaluates for itself (ExecInitWindowAgg).
+unsafe fn is_same_atom(one: *mut pg_sys::Node, other: *mut pg_sys::Node) -> bool {
+    // SAFETY: the caller passes valid nodes.
+    unsafe {
+        let is_own = || nodes::tag(one) == pg_sys::NodeTag::T_WindowFunc && pg_sys::contain_volatile_functions(one);
+        std::ptr::eq(one, other) || (pg_sys::equal(one.cast(), other.cast()) && !is_own())
     }
 }
 

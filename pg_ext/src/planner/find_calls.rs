@@ -320,6 +320,12 @@ unsafe fn fill_placeholders(condition: *mut pg_sys::Node, argument: *mut pg_sys:
     unsafe {
         let filled = nodes::replace(condition, &mut |node| match nodes::tag(node) {
             T_CaseTestExpr => Some(argument),
+            // What is converted to another type stands there as a placeholder as well.
+            #[cfg(not(feature = "pg15"))]
+            T_JsonConstructorExpr | T_JsonExpr => {
+                is_clear = false;
+                Some(node)
+            }
             T_CaseExpr | T_ArrayCoerceExpr => {
                 is_clear = false;
                 Some(node)
