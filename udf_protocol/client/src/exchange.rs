@@ -167,6 +167,8 @@ impl Exchange {
         }
         if self.runner.is_here() && (!self.sent_at.is_empty() || bytes_of(&outgoing.columns) > MOST_BYTES_HERE) {
             // While one is sent or computed, the engine makes the next.
+            self.runner.step();
+            self.note_looked();
             self.runner.move_away();
         } else if self.transport.is_some() {
             // Nobody has looked since the last batch: a connection that was closed meanwhile is not used.
@@ -327,6 +329,12 @@ impl Exchange {
         Ok(reply)
     }
 
+    /// Notes that an answer is looked for now. While the exchange is on the engine's thread nobody does so as long as the engine is
+    /// busy with something else, so that what has not been read by then may have come in time.
+    fn note_looked(&mut self) {
+        self.ready_at = self.ready_at.map(|_| Instant::now());
+    }
+
     /// An error whose row is one of the batch that the engine sent.
     fn place(&self, error: Error) -> Error {
         let folded = self.folded.get(&self.next_number);
@@ -342,6 +350,9 @@ impl Exchange {
 
     /// Waits for the next reply, or part of one, that has rows or is the last. Parts without rows do not prolong the wait.
     fn wait_for_rows(&mut self, host: &dyn Host) -> Result<Reply> {
+        if self.runner.is_here() {
+            self.note_looked();
+        }
         let mut since = Instant::now();
         loop {
             let (attempts, reply) = (self.attempts, self.wait_for_next(host)?);

@@ -333,3 +333,73 @@ fn parts_without_rows_do_not_prolong_the_wait() {
         assert!(start.elapsed() < Duration::from_secs(5));
     }
 }
+
+/// A proxy over TCP before two servers: of two requests that come one behind the other, it gives the first to a server that is busy,
+/// and the second to one that runs it. How many requests were run.
+fn two_servers_behind_a_proxy() -> (Endpoint, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = Endpoint::JsonTcp(listener.local_addr().unwrap().to_string());
+    let run = Arc::new(AtomicUsize::new(0));
+    let counted = run.clone();
+    std::thread::spawn(move || {
+        let is_first = Arc::new(AtomicUsize::new(0));
+        for stream in listener.incoming() {
+            let (mut stream, counted, is_first) = (stream.unwrap(), counted.clone(), is_first.clone());
+            std::thread::spawn(move || {
+                let mut reader = BufReader::new(stream.try_clone().unwrap());
+                let mut read = || {
+                    let (mut first, mut line, mut length) = (String::new(), String::new(), 0);
+                    while reader.read_line(&mut line).is_ok_and(|size| size > 2) {
+                        if let Some(text) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                            length = text.trim().parse().unwrap();
+                        }
+                        first = if first.is_empty() { line.clone() } else { first };
+                        line.clear();
+                    }
+                    let mut body = vec![0; length];
+                    reader.read_exact(&mut body).ok().filter(|()| !first.is_empty()).map(|()| (first, body))
+                };
+                let greeting = HELLO.replace('}', r#", "transports": ["json", "socket"]}"#);
+                while let Some((first, _)) = read() {
+                    let (status, answer) = if first.starts_with("GET") {
+                        ("200 OK", greeting.clone())
+                    } else if is_first.fetch_add(1, SeqCst) == 0 {
+                        // What lies behind it is in another server's hands.
+                        let behind = read();
+                        counted.fetch_add(usize::from(behind.is_some()), SeqCst);
+                        ("503 Service Unavailable", r#"{"error":{"kind":"busy","message":"full"}}"#.to_string())
+                    } else {
+                        counted.fetch_add(1, SeqCst);
+                        ("500 Internal Server Error", r#"{"error":{"kind":"user_code","message":"again"}}"#.to_string())
+                    };
+                    let length = answer.len();
+                    let _ = write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\n\r\n{answer}");
+                }
+            });
+        }
+    });
+    (endpoint, run)
+}
+
+#[test]
+fn what_was_sent_behind_a_busy_call_over_tcp_may_have_been_run() {
+    for (volatility, kind, times) in [(Volatility::Volatile, Kind::Busy, 1), (Volatility::Immutable, Kind::UserCode, 3)]
+    {
+        let client = Client::start().unwrap();
+        let (endpoint, run) = two_servers_behind_a_proxy();
+        let mut exchange = client.open(Arc::new(Call {
+            target: Target::Remote { remote: endpoint.into(), credentials: Credentials::default() },
+            transport: TransportName::Socket,
+            signature: signature(),
+            volatility,
+            batch_timeout: Duration::from_secs(20),
+            start_timeout: Duration::from_secs(10),
+        }));
+        let mut builder = BatchBuilder::new(&signature());
+        send(&mut exchange, &mut builder, 1);
+        send(&mut exchange, &mut builder, 2);
+        assert_eq!(exchange.receive(&PlainHost).unwrap_err().kind(), kind);
+        drop(exchange);
+        assert!(run.load(SeqCst) <= times, "{volatility:?}");
+    }
+}

@@ -1009,3 +1009,57 @@ fn transactions_without_calls_keep_no_lease() {
         stage.counts()[2] == 1
     });
 }
+
+#[test]
+fn a_connection_that_the_server_says_it_closes_gets_no_further_batch() {
+    let faults = Arc::new(AtomicUsize::new(0));
+    let counted = faults.clone();
+    let stage = Stage::of_server(true, move |mut peer| {
+        let Some(asked) = peer.read() else { return };
+        let data: Vec<u8> = asked.values.iter().flat_map(|value| (value * 10).to_le_bytes()).collect();
+        let header =
+            json!({"batch": asked.header["batch"], "rows": asked.values.len(), "buffers": [0, 0, 0, data.len()]});
+        let text = header.to_string();
+        let mut body = (text.len() as u32).to_le_bytes().to_vec();
+        body.extend_from_slice(text.as_bytes());
+        body.resize(body.len().next_multiple_of(8), 0);
+        body.extend_from_slice(&data);
+        let head = format!(
+            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/vnd.transship.columns\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        peer.write_raw(&[head.as_bytes(), &body].concat());
+        // It closes a little later.
+        peer.stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        counted.fetch_add(usize::from(peer.read().is_some()), Relaxed);
+    });
+    let mut exchange = stage.open(Volatility::Volatile);
+    for (number, batch) in batches(5, 1).into_iter().enumerate() {
+        exchange.send(batch);
+        assert_eq!(receive(&mut exchange).unwrap(), [10 * number as i64]);
+    }
+    drop(exchange);
+    assert_eq!((faults.load(Relaxed), stage.counts()[1]), (0, 5));
+}
+
+#[test]
+fn an_answer_that_came_while_the_engine_was_busy_is_not_late() {
+    let stage = Stage::of_server(true, |mut peer| {
+        while let Some(asked) = peer.read() {
+            peer.answer(&asked, json!({}));
+        }
+    });
+    for _ in 0..5 {
+        drop(stage.open_here(TransportName::Shm, Volatility::Immutable));
+        let call =
+            Call { batch_timeout: Duration::from_millis(200), ..stage.call(TransportName::Shm, Volatility::Immutable) };
+        let mut exchange = stage.client.open(Arc::new(call));
+        let mut sent = batches(3, 1).into_iter();
+        exchange.send(sent.next().unwrap());
+        assert_eq!(receive(&mut exchange).unwrap(), [0]);
+        exchange.send(sent.next().unwrap());
+        std::thread::sleep(Duration::from_millis(300));
+        exchange.send(sent.next().unwrap());
+        assert_eq!((receive(&mut exchange).unwrap(), receive(&mut exchange).unwrap()), (vec![10], vec![20]));
+    }
+}

@@ -15,6 +15,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use hyper_util::rt::TokioIo;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, mpsc};
 use tonic::codec::CompressionEncoding;
@@ -25,6 +26,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_described_schema, decode_schema};
 use udf_codec::batch::{AggregateStep, CallBatch};
+use udf_codec::lines::MAX_LINES;
 use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError, shorten};
 use udf_project::endpoint::Endpoint;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, Signature};
@@ -200,8 +202,33 @@ struct ReplyMetadata {
     micros: u64,
     #[serde(default)]
     error: Option<WireError>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "few_lines")]
     lines: Vec<String>,
+}
+
+/// No more lines than are shown: empty ones take more memory than their text.
+fn few_lines<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<String>, D::Error> {
+    struct Few;
+    impl<'de> Visitor<'de> for Few {
+        type Value = Vec<String>;
+
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("an array of texts")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> std::result::Result<Vec<String>, A::Error> {
+            let mut lines = Vec::new();
+            while lines.len() <= MAX_LINES {
+                match items.next_element()? {
+                    Some(line) => lines.push(line),
+                    None => return Ok(lines),
+                }
+            }
+            while items.next_element::<IgnoredAny>()?.is_some() {}
+            Ok(lines)
+        }
+    }
+    from.deserialize_seq(Few)
 }
 
 impl Flight {
@@ -779,5 +806,27 @@ impl Transport for Flight {
         inbox: &'a Inbox,
     ) -> BoxFuture<'a, Result<()>> {
         Box::pin(self.run_exchange(signature, outbox, inbox))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_nobody_will_see_take_no_memory() {
+        let read = |text: String| {
+            let message = FlightData { app_metadata: text.into(), ..FlightData::default() };
+            read_metadata("f", &message)
+        };
+        for (count, kept) in [(0, 0), (1, 1), (MAX_LINES, MAX_LINES), (MAX_LINES + 2, MAX_LINES + 1)] {
+            let lines = vec![r#""a""#; count].join(",");
+            assert_eq!(read(format!(r#"{{"batch": 3, "lines": [{lines}]}}"#)).unwrap().lines.len(), kept);
+        }
+        let many = r#""","#.repeat(1_000_000);
+        let metadata = read(format!(r#"{{"lines": [{many}""], "batch": 3}}"#)).unwrap();
+        assert!(metadata.lines.len() == MAX_LINES + 1 && metadata.lines.capacity() < 1000);
+        assert_eq!(metadata.batch, Some(3));
+        assert!(read(format!(r#"{{"lines": [{many}1, 2"#)).is_err() && read(r#"{"lines": [1]}"#.to_string()).is_err());
     }
 }

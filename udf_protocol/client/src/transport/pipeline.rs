@@ -282,13 +282,17 @@ impl PipelinedCall<'_> {
         let mut brought = Brought::default();
         let mut is_open = true;
         while is_open || !awaited.is_empty() {
+            if !pipeline.is_reusable && awaited.is_empty() && sending.is_done() {
+                // The server closes it, so that what comes next needs another one.
+                return Ok(Ended::Closed);
+            }
             match &reading {
                 Some((head, _)) => grow(&mut pipeline.received, head.length),
                 // So that a short answer comes in one piece.
                 None => pipeline.received.reserve(READ_BYTES),
             }
             tokio::select! {
-                batch = outbox.next(), if is_open && sending.pieces.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
+                batch = outbox.next(), if is_open && pipeline.is_reusable && sending.pieces.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
                     Some(batch) => {
                         let number = batch.number;
                         match self.send(pipeline, &mut sending.pieces, batch, &mut brought) {
@@ -344,7 +348,10 @@ impl PipelinedCall<'_> {
                             Ok(reply) => Event::Reply(reply),
                             // docs/protocol.md §5: nothing that was sent behind it is run either.
                             Err(error) if error.is_busy() => {
-                                outbox.rewind();
+                                // Over TCP, a proxy may have given them to another server, which runs them.
+                                if self.keeps_connection || awaited.is_empty() {
+                                    outbox.rewind();
+                                }
                                 return Err(error);
                             }
                             // A gateway's: another attempt may get through.
