@@ -20,6 +20,8 @@ interface Aggregate {
 
 /** Rows that pass between two looks at the client and the clock. */
 const ROWS_BETWEEN_LOOKS = 16;
+/** Rows that take longer are each looked at. */
+const LOOK_MS = 1;
 /** Results, and bytes of text, that go out together. */
 const [RESULTS_PER_PART, BYTES_PER_PART] = [4096, 1 << 20];
 const INT4: Type = { type: "int4", text: "int4" };
@@ -286,6 +288,15 @@ function revive(_: string, value: any): any {
   }
 }
 
+/** A result as it is now: a handler may go on changing a buffer, an array or an object that it returned. */
+function asItIs(value: any): any {
+  if (typeof value !== "object" || value === null) return value;
+  if (value instanceof Uint8Array) return Buffer.from(value);
+  if (Array.isArray(value)) return value.map(asItIs);
+  if (Object.getPrototypeOf(value) !== Object.prototype) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, asItIs(each)]));
+}
+
 /**
  * Calls a function for each row, in order, with at most so many promises under way, and gives what each row has returned. An exception ends
  * the batch and names its row, or becomes the row's error.
@@ -299,20 +310,22 @@ async function eachRow(call: Call, concurrency: number, invoke: (row: number) =>
     if (errors && !(error instanceof CallError || error instanceof Cancelled)) errors[row] = fromException(error).message;
     else if (row < failedRow) [failedRow, failure] = [row, error];
   };
+  let looked = performance.now();
   for (let row = 0; row < rows && failedRow === Infinity; row++) {
-    if (row % ROWS_BETWEEN_LOOKS === 0) {
+    if (row % ROWS_BETWEEN_LOOKS === 0 || performance.now() - looked > LOOK_MS) {
       const pause = call.look();
       if (pause) await pause;
+      looked = performance.now();
     }
     try {
       const result = invoke(row);
       if (!isThenable(result)) {
-        results[row] = result;
+        results[row] = asItIs(result);
       } else if (concurrency <= 1) {
-        results[row] = await result;
+        results[row] = asItIs(await result);
         if (call.isOver) throw new Cancelled();
       } else {
-        const settled = Promise.resolve(result).then((value) => { results[row] = value; }, (error) => failAt(row, error));
+        const settled = Promise.resolve(result).then((value) => { results[row] = asItIs(value); }, (error) => failAt(row, error));
         running.set(row, settled.finally(() => running.delete(row)));
         if (running.size >= concurrency) await Promise.race(running.values());
         if (call.isOver) throw new Cancelled();

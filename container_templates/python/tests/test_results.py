@@ -124,3 +124,52 @@ def test_decimals_that_numeric_has_no_room_for_are_refused():
         with pytest.raises(CallError) as caught:
             run(lambda x, value=value: D(1) if x == 0 else value, "numeric")
         assert (caught.value.kind, caught.value.row) == ("bad_result", 1)
+
+
+def test_a_result_that_its_handler_goes_on_changing_stays_as_it_was():
+    seen, told, taken = [], {"a": 0, "b": []}, bytearray(1)
+
+    def prefixes(x):
+        seen.append(x)
+        return seen
+
+    def whole(x):
+        told["a"] = x
+        told["b"].append(x)
+        return told
+
+    def byte(x):
+        taken[0] = x
+        return taken
+
+    def growing(x):
+        values = []
+        for i in range(x + 1):
+            values.append(i)
+            yield values
+
+    assert run(prefixes, "int8[]")[1].to_pylist() == [[0], [0, 1]]
+    assert run(whole, "(a int8, b int8[])")[1].to_pylist() == [{"a": 0, "b": [0]}, {"a": 1, "b": [0, 1]}]
+    assert run(byte, "bytea", rows=3)[1].to_pylist() == [b"\0", b"\1", b"\2"]
+    assert run(growing, "int8[]", kind="table")[1].to_pylist() == [[0], [0], [0, 1]]
+    told["b"].clear()
+    assert [json.loads(text) for text in run(whole, "json")[1].to_pylist()] == [{"a": 0, "b": [0]}, {"a": 1, "b": [0, 1]}]
+
+
+def test_columns_that_a_handler_writes_to_again_stay_as_they_were():
+    out = numpy.empty(2, "i8")
+
+    def twice(x):
+        for value in (5, 6):
+            out[:] = value
+            yield [0, 1], out
+
+    assert run(twice, "int8", form="numpy", kind="table")[1].to_pylist() == [5, 5, 6, 6]
+
+    def root(x):
+        numpy.multiply(x, 10, out=out[: len(x)])
+        return out[: len(x)]
+
+    batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3], pa.int64())], ["x"])
+    (reply,) = make(root, "int8", "numpy").with_row_errors("once").answer(batch)
+    assert reply.column(0).to_pylist() == [10, 20, 30]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from . import types
 from .errors import CallError, from_exception
-from .function import Cancelled, Function, Pace
+from .function import Cancelled, Function, Pace, as_it_is
 
 
 class AggregateFunction(Function):
@@ -68,7 +68,7 @@ class Groups:
         elif step == "merge":
             self._each(zip(numbers, states.to_pylist()), self._merge, is_cancelled)
         elif step == "finish":
-            self._each(enumerate(numbers), lambda _, number: results.append(self._instance(number).finish()), is_cancelled)
+            self._each(enumerate(numbers), lambda _, number: results.append(as_it_is(self._instance(number).finish())), is_cancelled)
         elif step == "state":
             self._each(enumerate(numbers), lambda _, number: pickles.append(pickle.dumps(self._instance(number))), is_cancelled)
         elif step == "forget":

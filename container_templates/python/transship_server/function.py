@@ -4,6 +4,9 @@ Row i of the result answers row i of the batch, always: rows are called in order
 functions that answer otherwise build on this one: table_function.py, map_function.py, aggregate_function.py.
 """
 
+import copy
+import datetime
+import decimal
 import functools
 import importlib.util
 import inspect
@@ -11,6 +14,7 @@ import itertools
 import sys
 import time
 import typing
+import uuid
 
 import pyarrow as pa
 
@@ -22,6 +26,36 @@ _MOST_ROWS_BETWEEN_CHECKS = 256
 # Rows of a batch. Those of a function without arguments take no bytes, so a few bytes may ask for any number.
 _MOST_ROWS = (1 << 31) - 1
 _SLOW_S = 0.01
+# Classes of values that nobody changes, and types whose results have no others.
+_FIXED = frozenset([
+    type(None), bool, int, float, str, bytes, decimal.Decimal, uuid.UUID,
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
+])
+_FIXED_TYPES = frozenset(["bool", "int2", "int4", "int8", "float4", "float8", "text"])
+
+
+def as_it_is(value):
+    """A result as it is now: a handler may go on changing a list, a dict or an array that it returned."""
+    kind = type(value)
+    if kind in _FIXED:
+        return value
+    if kind is list:
+        return [as_it_is(element) for element in value]
+    if kind is dict:
+        return {key: as_it_is(element) for key, element in value.items()}
+    if kind is bytearray or kind is memoryview:
+        return bytes(value)
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+def own(array):
+    """The array in memory of its own: Arrow looks into NumPy's, to which the handler may write once it is called again."""
+    if isinstance(array, pa.DictionaryArray):
+        return pa.DictionaryArray.from_arrays(own(array.indices), own(array.dictionary))
+    return pa.concat_arrays([array, array[:0]])
 
 
 class Function:
@@ -74,6 +108,23 @@ class Function:
         return small.Codec.of(self)
 
     @functools.cached_property
+    def row_target(self):
+        """The handler's function for rows. Its results stay as they were when it returned them."""
+        target = self.target
+        if self.result.name in _FIXED_TYPES:
+            return target
+        if self.is_waiting:
+
+            async def call(*row):
+                return as_it_is(await target(*row))
+        else:
+
+            def call(*row):
+                return as_it_is(target(*row))
+
+        return call
+
+    @functools.cached_property
     def reply_columns(self):
         """(name, Type) of each column of a reply."""
         return [(self.name, self.result)]
@@ -99,7 +150,9 @@ class Function:
             return self.column_of(self.call_rows(self.rows(batch), is_cancelled))
         answers = []
         for _, piece in constants.pieces(batch, self.arguments):
-            answers.append(self._call_columns(piece, is_cancelled, may_encode and piece.num_rows == batch.num_rows))
+            is_whole = piece.num_rows == batch.num_rows
+            answer = self._call_columns(piece, is_cancelled, may_encode and is_whole)
+            answers.append(answer if is_whole else own(answer))
         return answers[0] if len(answers) == 1 else pa.concat_arrays(answers)
 
     def _call_columns(self, batch, is_cancelled, may_encode=False):
@@ -161,8 +214,8 @@ class Function:
     def call_rows(self, rows, is_cancelled):
         """The handler's values for rows, which are tuples. Raises CallError, or Cancelled."""
         if self.is_waiting:
-            return waiting.call_rows(self.target, rows, self.concurrency, is_cancelled)
-        target = self.target
+            return waiting.call_rows(self.row_target, rows, self.concurrency, is_cancelled)
+        target = self.row_target
         results = []
         append = results.append
         pace = Pace(is_cancelled)

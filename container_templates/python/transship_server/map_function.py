@@ -8,7 +8,7 @@ between rows, and may give results before, between and after them.
 import pyarrow as pa
 
 from .errors import CallError, from_exception
-from .function import Cancelled, Function
+from .function import Cancelled, Function, as_it_is
 
 _PART_ROWS = 1024
 
@@ -63,7 +63,7 @@ class MapFunction(Function):
     def _row_columns(self, answers):
         values = []
         for value in answers:
-            values.append(value)
+            values.append(as_it_is(value))
             if len(values) == _PART_ROWS:
                 yield self.column_of(values)
                 values = []

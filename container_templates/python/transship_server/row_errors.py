@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from . import constants, types, waiting
 from .errors import CallError, message_of
-from .function import Cancelled, Function, Pace
+from .function import Cancelled, Function, Pace, own
 
 # Longest error of one row. Once those of a batch have _MOST_IN_ALL characters together, each further one has _FEW_CHARACTERS:
 # every row may have an error, and what all of them say must not need more memory than results do.
@@ -41,11 +41,11 @@ class Forgiving(Function):
 
     def _call_each(self, batch, is_cancelled):
         if self.is_waiting:
-            results, exceptions = waiting.call_each(self.target, self.rows(batch), self.concurrency, is_cancelled)
+            results, exceptions = waiting.call_each(self.row_target, self.rows(batch), self.concurrency, is_cancelled)
             text_of = _Texts().add
             errors = [None if exception is None else text_of(message_of(exception)) for exception in exceptions]
             return self.column_of(results), errors
-        target = self.target
+        target = self.row_target
         results, errors, text_of = [], [], _Texts().add
         pace = Pace(is_cancelled)
         due = pace.due
@@ -72,7 +72,7 @@ class Forgiving(Function):
                     raise Cancelled
                 first, count = ranges.pop()
                 try:
-                    answers.append(self._call_columns(piece.slice(first, count), is_cancelled))
+                    answers.append(own(self._call_columns(piece.slice(first, count), is_cancelled)))
                     errors += [None] * count
                 except CallError as error:
                     if error.kind != "user_code":
