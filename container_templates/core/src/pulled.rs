@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, new_null_array};
-use arrow_schema::{Field, Schema};
+use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, StringArray, new_null_array};
+use arrow_schema::{DataType, Field, Schema};
 use udf_codec::adapt::adapt;
 use udf_codec::batch::AggregateStep;
 use udf_project::manifest::BatchForm;
@@ -111,7 +111,13 @@ impl Pulled {
             )));
         }
         let mut typed: Vec<ArrayRef> = Vec::with_capacity(types.len());
-        for (ty, column) in types.iter().zip(&columns) {
+        for (position, (ty, column)) in types.iter().zip(&columns).enumerate() {
+            if row_errors && position + 1 == types.len() && *column.data_type() == DataType::Binary {
+                // What an exception says may hold any bytes.
+                let texts = column.as_binary::<i32>().iter().map(|text| text.map(String::from_utf8_lossy));
+                typed.push(Arc::new(texts.collect::<StringArray>()));
+                continue;
+            }
             let is_encoded = is_dictionary(column.data_type());
             let may_stay = !row_errors && matches!(step, Step::Call | Step::Map);
             let keeps_dictionary = is_encoded && may_stay && matches!(ty, textual_type!());

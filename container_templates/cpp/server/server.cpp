@@ -19,8 +19,6 @@
 
 namespace {
 
-/// Rows that pass between two looks at whether the client has gone.
-constexpr std::size_t rows_between_checks = 256;
 /// Results of a table function that go out together.
 constexpr std::size_t results_per_part = 1024;
 constexpr int most_threads = 512;
@@ -129,8 +127,9 @@ std::vector<Values> columns_of(const Batch &batch, Memory &memory) {
   return columns;
 }
 
-void look(const Call &call, std::size_t row) {
-  if (row % rows_between_checks == 0 && transship_work_is_cancelled(call.work)) throw gone();
+/// Whether the client has gone is looked at before each row.
+void look(const Call &call) {
+  if (transship_work_is_cancelled(call.work)) throw gone();
 }
 
 /// Calls of a scalar function.
@@ -147,7 +146,7 @@ Reply answer_scalar(const Function &function, const transship_work_info &info, c
   }
   Values arguments(columns.size());
   for (std::size_t row = 0; row < info.rows; row++) {
-    look(call, row);
+    look(call);
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
@@ -181,7 +180,7 @@ Reply answer_table(const Function &function, const transship_work_info &info, co
     }
   };
   for (; row < info.rows; row++) {
-    look(call, row);
+    look(call);
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
@@ -228,10 +227,9 @@ Reply answer_stream(const Function &function, Call &call) {
       return true;
     });
   };
-  std::size_t count = 0;
   call.take = [&](const transship_value &emitted) {
     guarded([&] {
-      look(call, ++count);
+      look(call);
       if (reply.columns[0].size() == results_per_part) give_part(call.work, reply);
       function.add(reply.columns[0], emitted, -1);
       return true;
@@ -256,7 +254,7 @@ struct Groups {
     Reply reply{function.result_format, 'z'};
     Values values(function.arguments);
     for (std::size_t row = 0; row < info.rows; row++) {
-      look(call, row);
+      look(call);
       const int64_t number = columns[0][row].integer;
       if (info.step == TRANSSHIP_ACCUMULATE) {
         for (std::size_t i = 0; i < values.size(); i++) values[i] = columns[i + 1][row];

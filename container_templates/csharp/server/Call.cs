@@ -7,7 +7,6 @@ namespace Transship
     /// <summary>A batch under way.</summary>
     sealed class Call
     {
-        const int RowsBetweenLooks = 256;
         const int LookMs = 20;
 
         public readonly IntPtr Work;
@@ -26,12 +25,7 @@ namespace Transship
         public CancellationToken Token { get { return source.Token; } }
 
         /// <summary>Ends the call, every few hundred rows or results, if its client has gone.</summary>
-        public void Look(int count)
-        {
-            if (count % RowsBetweenLooks == 0) CheckCancelled();
-        }
-
-        void CheckCancelled()
+        public void CheckCancelled()
         {
             if (Core.IsCancelled(Work)) throw new Cancelled();
         }

@@ -215,7 +215,7 @@ namespace Transship
             };
             for (var row = 0; row < call.Rows; row++)
             {
-                call.Look(row);
+                call.CheckCancelled();
                 object answer = null;
                 CallError failure = null;
                 try
@@ -252,14 +252,13 @@ namespace Transship
             var numbers = new Results(Int4, 'l');
             var results = new Results(returns, format);
             var reply = new[] { numbers, results };
-            var count = 0;
             for (var row = 0; row < call.Rows; row++)
             {
-                call.Look(row);
+                call.CheckCancelled();
                 var answer = Awaited(call, Invoke(method, null, row, ReadRow(call, columns, 0, row)), row);
                 foreach (var value in Each(answer, row))
                 {
-                    call.Look(++count);
+                    call.CheckCancelled();
                     if (numbers.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart)
                     {
                         if (!Results.Lend(reply, lent => Core.Part(call.Work, numbers.Rows, lent))) throw new Cancelled();
@@ -277,7 +276,6 @@ namespace Transship
         {
             var results = new Results(returns, format);
             var reply = new[] { results };
-            var count = 0;
             Action give = () =>
             {
                 if (!Results.Lend(reply, lent => Core.Part(call.Work, results.Rows, lent))) throw new Cancelled();
@@ -292,7 +290,7 @@ namespace Transship
                 {
                     lock (stream)
                     {
-                        call.Look(++count);
+                        call.CheckCancelled();
                         if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
                         Add(results, value, null);
                     }
@@ -503,7 +501,7 @@ namespace Transship
             var reply = function.NewReply();
             for (var row = 0; row < call.Rows; row++)
             {
-                call.Look(row);
+                call.CheckCancelled();
                 var number = columns[0].Integers[row];
                 switch (step)
                 {

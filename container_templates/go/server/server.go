@@ -22,6 +22,9 @@ import (
 // Patience with calls that run when the server is asked to end.
 const stopPatience = 10 * time.Second
 
+// A connection whose client asks nothing, or sends no whole head, for so long is closed.
+const connectionIdle = 10 * time.Minute
+
 // Main runs the server, or describes the functions, as its argument says.
 func Main(offered udf.Functions, arguments []string) error {
 	root := os.Getenv("TRANSSHIP_ROOT")
@@ -76,7 +79,7 @@ func serve(functions []*Function) error {
 	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20))
 	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting})
 	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}}
-	rest := &http.Server{Handler: handler, ConnContext: withConnection}
+	rest := &http.Server{Handler: handler, ConnContext: withConnection, ReadHeaderTimeout: connectionIdle, IdleTimeout: connectionIdle}
 
 	// The engine that connects is another user than this one; the directory around the socket decides who gets here.
 	syscall.Umask(0)

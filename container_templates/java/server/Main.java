@@ -3,6 +3,7 @@ package transship.server;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import io.grpc.netty.NettyServerBuilder;
 import io.netty.channel.unix.DomainSocketAddress;
 import java.io.File;
 import java.io.PrintStream;
@@ -17,6 +18,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 import java.util.concurrent.TimeUnit;
+import java.util.function.Consumer;
 import org.apache.arrow.flight.FlightServer;
 import org.apache.arrow.flight.Location;
 import org.apache.arrow.memory.BufferAllocator;
@@ -28,6 +30,7 @@ public final class Main {
     /** With those of the JVM and of Netty they stay below a container's 128; what comes on top waits. */
     private static final int REST_THREADS = 32;
     private static final int FLIGHT_THREADS = 48;
+    private static final int FLIGHT_CALLBACK_THREADS = 4;
     private static final int MOST_WAITING = 256;
 
     private Main() {}
@@ -68,6 +71,9 @@ public final class Main {
         List<FlightServer> flights = new ArrayList<>();
         HttpServer rest = new HttpServer(new Rest(functions, allocator, greeting), REST_THREADS, MOST_WAITING);
         ExecutorService exchanges = Executors.newFixedThreadPool(FLIGHT_THREADS);
+        // What tells exchanges of messages waits for nothing, and must not wait for exchanges, which wait for messages.
+        ExecutorService callbacks = Executors.newFixedThreadPool(FLIGHT_CALLBACK_THREADS);
+        Consumer<NettyServerBuilder> withCallbacks = builder -> builder.executor(callbacks);
 
         String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
         String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
@@ -85,7 +91,8 @@ public final class Main {
             System.exit(1);
         }
         for (Location location : locations) {
-            flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).maxInboundMessageSize(1 << 30).build().start());
+            flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).transportHint("grpc.builderConsumer", withCallbacks)
+                .maxInboundMessageSize(1 << 30).build().start());
         }
         if (folder != null) {
             // The engine that connects is another user than this one; the directory around the socket decides who gets here.
@@ -103,6 +110,7 @@ public final class Main {
                 rest.stop(STOP_PATIENCE_S);
                 for (FlightServer flight : flights) flight.awaitTermination(STOP_PATIENCE_S, TimeUnit.SECONDS);
                 exchanges.shutdown();
+                callbacks.shutdown();
             } catch (Exception cause) {
                 System.err.println("transship: " + cause);
             }

@@ -29,11 +29,9 @@ int4 <- list(type = "int4", text = "int4")
 int8 <- list(type = "int8", text = "int8")
 bytea <- list(type = "bytea", text = "bytea")
 
-# How many rows pass between two looks at whether the client has gone.
-rows_between_looks <- 16
-
-look <- function(work, row) {
-  if (row %% rows_between_looks == 1 && .Call(core_is_cancelled, work)) call_error("user_code", "cancelled")
+# Whether the client has gone is looked at before each row.
+look <- function(work) {
+  if (.Call(core_is_cancelled, work)) call_error("user_code", "cancelled")
 }
 
 # The image's functions, in the manifest's order; stops with what is wrong with them.
@@ -96,7 +94,7 @@ answer <- function(entry, work, columns, rows, has_row_errors) {
   results <- vector("list", rows)
   errors <- rep(NA_character_, rows)
   for (row in seq_len(rows)) {
-    look(work, row)
+    look(work)
     result <- tryCatch(guarded(row, do.call(entry$target, row_of(columns, row))), call_error = function(e) {
       if (!has_row_errors || e$kind != "user_code") stop(e)
       errors[row] <<- message_of(e)
@@ -128,7 +126,7 @@ answer_groups <- function(groups, work, columns, rows, step) {
   put <- function(row, value) assign(numbers[row], value, groups$states)
   each_row <- function(work_of_row) {
     lapply(seq_len(rows), function(row) {
-      look(work, row)
+      look(work)
       work_of_row(row)
     })
   }
