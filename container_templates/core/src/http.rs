@@ -475,16 +475,16 @@ mod tests {
 
     #[test]
     fn connections_on_which_nothing_comes_are_closed_and_no_others() {
-        let (http, connect) = stage(100, Duration::from_millis(400));
+        let (http, connect) = stage(100, Duration::from_secs(2));
         let silent = connect();
         let half = connect();
         (&half).write_all(b"POST /v1/functions/f HTTP/1.1\r\nContent-Le").unwrap();
         let body = connect();
         (&body).write_all(b"POST /v1/functions/f HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n123").unwrap();
         let busy = connect();
-        for _ in 0..20 {
+        for _ in 0..25 {
             assert!(answer(&busy, REQUEST, 1000).starts_with("HTTP/1.1 200"));
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(100));
         }
         for mut idle in [&silent, &half, &body] {
             assert_eq!(idle.read(&mut [0; 100]).unwrap(), 0);

@@ -24,7 +24,7 @@ namespace Transship
         /// <summary>What a handler that takes it may listen to.</summary>
         public CancellationToken Token { get { return source.Token; } }
 
-        /// <summary>Ends the call, every few hundred rows or results, if its client has gone.</summary>
+        /// <summary>Ends the call if its client has gone. It is called before each row and result.</summary>
         public void CheckCancelled()
         {
             if (Core.IsCancelled(Work)) throw new Cancelled();

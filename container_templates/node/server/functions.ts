@@ -291,7 +291,8 @@ function revive(_: string, value: any): any {
 /** A result as it is now: a handler may go on changing a buffer, an array or an object that it returned. */
 function asItIs(value: any): any {
   if (typeof value !== "object" || value === null) return value;
-  if (value instanceof Uint8Array) return Buffer.from(value);
+  // A copy of the same class: a Buffer's own slice() would share its memory.
+  if (value instanceof Uint8Array) return Uint8Array.prototype.slice.call(value);
   if (Array.isArray(value)) return value.map(asItIs);
   if (Object.getPrototypeOf(value) !== Object.prototype) return value;
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, asItIs(each)]));
@@ -325,7 +326,7 @@ async function eachRow(call: Call, concurrency: number, invoke: (row: number) =>
         results[row] = asItIs(await result);
         if (call.isOver) throw new Cancelled();
       } else {
-        const settled = Promise.resolve(result).then((value) => { results[row] = asItIs(value); }, (error) => failAt(row, error));
+        const settled = Promise.resolve(result).then((value) => { results[row] = asItIs(value); }).catch((error) => failAt(row, error));
         running.set(row, settled.finally(() => running.delete(row)));
         if (running.size >= concurrency) await Promise.race(running.values());
         if (call.isOver) throw new Cancelled();

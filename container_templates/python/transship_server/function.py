@@ -40,7 +40,11 @@ def as_it_is(value):
     if kind in _FIXED:
         return value
     if kind is list:
-        return [as_it_is(element) for element in value]
+        return value.copy() if _FIXED.issuperset(map(type, value)) else [as_it_is(element) for element in value]
+    if isinstance(value, (str, bytes, int, float)):
+        return value
+    if isinstance(value, tuple) and _FIXED.issuperset(map(type, value)):
+        return value
     if kind is dict:
         return {key: as_it_is(element) for key, element in value.items()}
     if kind is bytearray or kind is memoryview:

@@ -72,7 +72,8 @@ class Forgiving(Function):
                     raise Cancelled
                 first, count = ranges.pop()
                 try:
-                    answers.append(own(self._call_columns(piece.slice(first, count), is_cancelled)))
+                    answer = self._call_columns(piece.slice(first, count), is_cancelled)
+                    answers.append(answer if count == batch.num_rows else own(answer))
                     errors += [None] * count
                 except CallError as error:
                     if error.kind != "user_code":
