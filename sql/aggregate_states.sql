@@ -15,6 +15,17 @@ EXPLAIN (COSTS OFF) SELECT loose(t, ',') FROM numbers WHERE x + 0 < 0;
 SELECT loose(t, ',') IS NULL AS none FROM numbers WHERE x + 0 < 0;
 SELECT loose(t, ',') FROM numbers WHERE abs(x - 17) <= 0;
 SELECT loose(t, ','), count(*), loose(t, ',') FILTER (WHERE x < 0) IS NULL AS none FROM numbers WHERE abs(x - 15000) = 14500;
+-- Of several grouping sets, only the groups that have all of their rows are asked for results: bits cannot be hashed.
+CREATE FUNCTION two_step(internal, bigint) RETURNS internal LANGUAGE container AS E'image = "regress:1.0"\nfunction = "at_least_two"';
+CREATE FUNCTION two_final(internal) RETURNS bigint LANGUAGE container AS E'image = "regress:1.0"\nfunction = "at_least_two"';
+CREATE AGGREGATE at_least_two(bigint) (SFUNC = two_step, STYPE = internal, FINALFUNC = two_final);
+CREATE TABLE crossed AS SELECT (x / 10)::int::bit(4) AS a, x % 10 AS b, x FROM numbers WHERE x < 40;
+EXPLAIN (COSTS OFF) SELECT a, b, at_least_two(x) FROM crossed GROUP BY GROUPING SETS ((a), (b));
+SELECT a, b, at_least_two(x) FROM crossed GROUP BY GROUPING SETS ((a), (b)) ORDER BY a, b;
+SELECT a, b, at_least_two(x) FROM crossed, generate_series(1, 2) WHERE x % 10 < 2 GROUP BY ROLLUP (a, (a, b)) HAVING grouping(b) = 1 ORDER BY a, b;
+DROP TABLE crossed;
+DROP AGGREGATE at_least_two(bigint);
+DROP FUNCTION two_step, two_final;
 -- One function as FINALFUNC and as SERIALFUNC.
 CREATE FUNCTION packed_step(internal, text) RETURNS internal LANGUAGE container PARALLEL SAFE AS E'image = "regress:1.0"\nfunction = "packed"';
 CREATE FUNCTION packed_bytes(internal) RETURNS bytea LANGUAGE container PARALLEL SAFE AS E'image = "regress:1.0"\nfunction = "packed"';

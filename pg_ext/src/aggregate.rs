@@ -57,11 +57,27 @@ struct Groups {
     ready: HashMap<i64, Ready>,
     ready_bytes: usize,
     results_per_batch: usize,
+    /// Whether all groups have all of their rows once a result of one is asked for.
+    asks_ahead: bool,
     forgotten: Vec<i64>,
 
     // for the batch
     builder: BatchBuilder,
     step: AggregateStep,
+}
+
+/// Whether no group of the aggregate's node grows once one of them has ended: of several grouping sets, those that are hashed or less
+/// fine go on. A handler's finish() may fail on a group that is not complete, or change it.
+unsafe fn ends_together(fcinfo: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: the caller passes the fcinfo of a call by an aggregate, whose context is its node's state.
+    unsafe {
+        let plan = (*(*fcinfo).context.cast::<pg_sys::AggState>()).ss.ps.plan.cast::<pg_sys::Agg>();
+        match (*plan).aggstrategy {
+            pg_sys::AggStrategy::AGG_HASHED => true,
+            pg_sys::AggStrategy::AGG_MIXED => false,
+            _ => (*plan).groupingSets.is_null(),
+        }
+    }
 }
 
 /// A group's result or state that is there.
@@ -265,6 +281,8 @@ impl Groups {
             ready: HashMap::new(),
             ready_bytes: 0,
             results_per_batch: FIRST_RESULTS,
+            // SAFETY: as above.
+            asks_ahead: unsafe { ends_together(fcinfo) },
             forgotten: Vec::new(),
             builder,
             step: AggregateStep::Accumulate,
@@ -420,7 +438,8 @@ impl Groups {
         self.flush();
         self.step = step;
         // What waits to be asked for is bounded, too.
-        let others = if self.ready_bytes > settings::batch_bytes() { 0 } else { self.results_per_batch - 1 };
+        let is_alone = !self.asks_ahead || self.ready_bytes > settings::batch_bytes();
+        let others = if is_alone { 0 } else { self.results_per_batch - 1 };
         self.open.remove(&number);
         let mut numbers = vec![number];
         numbers.extend(self.open.iter().copied().take(others));

@@ -237,6 +237,24 @@ class no_merge:
         return self.count
 
 
+class at_least_two:
+    """Has no result for a single row, and gets no more rows once it was asked for one."""
+
+    def __init__(self):
+        self.count, self.is_finished = 0, False
+
+    def step(self, x):
+        if self.is_finished:
+            raise ValueError("a row after the result")
+        self.count += 1
+
+    def finish(self):
+        if self.count < 2:
+            raise ValueError("a single row")
+        self.is_finished = True
+        return self.count
+
+
 class wait_and_count:
     def __init__(self):
         self.count = 0
