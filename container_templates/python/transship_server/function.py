@@ -112,10 +112,15 @@ class Function:
         return small.Codec.of(self)
 
     @functools.cached_property
+    def has_fixed_results(self):
+        """Whether no handler can change a result that it has returned."""
+        return self.result.name in _FIXED_TYPES
+
+    @functools.cached_property
     def row_target(self):
         """The handler's function for rows. Its results stay as they were when it returned them."""
         target = self.target
-        if self.result.name in _FIXED_TYPES:
+        if self.has_fixed_results:
             return target
         if self.is_waiting:
 

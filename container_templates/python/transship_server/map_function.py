@@ -62,8 +62,8 @@ class MapFunction(Function):
 
     def _row_columns(self, answers):
         values = []
-        for value in answers:
-            values.append(as_it_is(value))
+        for value in answers if self.has_fixed_results else map(as_it_is, answers):
+            values.append(value)
             if len(values) == _PART_ROWS:
                 yield self.column_of(values)
                 values = []

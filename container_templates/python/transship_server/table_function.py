@@ -57,7 +57,8 @@ class TableFunction(Function):
                     # A row counts as well: it may have no results.
                     count += 1
                 wanted = min(max(pace.due - count, 1), _PART_ROWS - len(values))
-                some = list(map(as_it_is, itertools.islice(answers, wanted)))
+                given = itertools.islice(answers, wanted)
+                some = list(given if self.has_fixed_results else map(as_it_is, given))
                 answers = answers if len(some) == wanted else None
                 count += len(some)
                 if count >= pace.due:
