@@ -374,8 +374,8 @@ def _buffers(entry, array):
         yield array.buffers()[1].slice(array.offset * entry.bits // 8, len(array) * entry.bits // 8)
         return
     if array.offset:
-        # Concatenation makes a new array, which begins where its buffers do.
-        array = pa.concat_arrays([array, array[:0]])
+        # A new array begins where its buffers do.
+        array = types.own(array)
     rows = len(array)
     buffers = array.buffers()
     yield buffers[0] if array.null_count else None

@@ -48,7 +48,7 @@ def value_of(entry, column):
 
 def kept(value):
     """The value as it may be kept for later batches: what is small has memory of its own."""
-    return pa.concat_arrays([value, value[:0]]) if value.nbytes <= _MOST_COPIED_BYTES else value
+    return types.own(value) if value.nbytes <= _MOST_COPIED_BYTES else value
 
 
 def pieces(batch, columns):

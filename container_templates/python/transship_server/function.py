@@ -55,13 +55,6 @@ def as_it_is(value):
         return value
 
 
-def own(array):
-    """The array in memory of its own: Arrow looks into NumPy's, to which the handler may write once it is called again."""
-    if isinstance(array, pa.DictionaryArray):
-        return pa.DictionaryArray.from_arrays(own(array.indices), own(array.dictionary))
-    return pa.concat_arrays([array, array[:0]])
-
-
 class Function:
     """A scalar function of the handler. answer(batch) is what the transports use."""
 
@@ -161,7 +154,7 @@ class Function:
         for _, piece in constants.pieces(batch, self.arguments):
             is_whole = piece.num_rows == batch.num_rows
             answer = self._call_columns(piece, is_cancelled, may_encode and is_whole)
-            answers.append(answer if is_whole else own(answer))
+            answers.append(answer if is_whole else types.own(answer))
         return answers[0] if len(answers) == 1 else pa.concat_arrays(answers)
 
     def _call_columns(self, batch, is_cancelled, may_encode=False):

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from . import constants, types, waiting
 from .errors import CallError, message_of
-from .function import Cancelled, Function, Pace, own
+from .function import Cancelled, Function, Pace
 
 # Longest error of one row. Once those of a batch have _MOST_IN_ALL characters together, each further one has _FEW_CHARACTERS:
 # every row may have an error, and what all of them say must not need more memory than results do.
@@ -73,7 +73,7 @@ class Forgiving(Function):
                 first, count = ranges.pop()
                 try:
                     answer = self._call_columns(piece.slice(first, count), is_cancelled)
-                    answers.append(answer if count == batch.num_rows else own(answer))
+                    answers.append(answer if count == batch.num_rows else types.own(answer))
                     errors += [None] * count
                 except CallError as error:
                     if error.kind != "user_code":

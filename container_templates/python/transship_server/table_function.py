@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from . import constants, types
 from .errors import CallError, from_exception
-from .function import Cancelled, Function, Pace, as_it_is, own
+from .function import Cancelled, Function, Pace, as_it_is
 
 # Results that are sent before the rest of the batch is computed.
 _PART_ROWS = 1024
@@ -90,7 +90,7 @@ class TableFunction(Function):
                 return
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise CallError("bad_result", "It gave something else than a pair of row numbers and results.")
-            rows, column = list(pair[0]), own(self.array_of(pair[1]))
+            rows, column = list(pair[0]), types.own(self.array_of(pair[1]))
             if len(rows) != len(column):
                 raise CallError("bad_result", f"It gave {len(rows)} row numbers for {len(column)} results.")
             if any(not 0 <= row < batch.num_rows for row in rows) or any(a > b for a, b in itertools.pairwise(rows)):

@@ -454,6 +454,14 @@ def _is_any_list(kind):
     return any(is_kind(kind) for is_kind in kinds) or pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
 
 
+def own(array):
+    """The array in memory of its own, without an offset. Arrow looks into NumPy's memory, to which a handler may write once it is
+    called again."""
+    if isinstance(array, pa.DictionaryArray):
+        return pa.DictionaryArray.from_arrays(own(array.indices), own(array.dictionary))
+    return pa.concat_arrays([array, array[:0]])
+
+
 def with_plain_digits(entry, array):
     """The array with its decimals as docs/types.md says: digits, without an exponent. ValueError if one has too many."""
     if isinstance(entry, ArrayType):
