@@ -1,7 +1,7 @@
 """Judges a container of the conformance suite in what needs another client than the engines': judge_container.py IMAGE
 
 A Flight client that sends no metadata (RisingWave's) is told of an error by a status, never by a reply that is short
-(docs/protocol.md §4). That a client closes its connection while calls wait on it is noticed: nobody computes them to
+(docs/protocol.md §4), and so is one that reads late (§5). That a client closes its connection while calls wait on it is noticed: nobody computes them to
 their end (§7). Columns in segments that no client of ours would send are refused (hostile_columns.py). Calls that take long keep neither
 others waiting nor whoever asks for the greeting. A container that is asked to end while it answers a call gives the answer and ends in
 good order (§8).
@@ -75,6 +75,28 @@ def fail_without_metadata(image, location):
                 sys.exit(f"{image} failed {name} with {error!r}")
 
 
+def fail_while_sending(image, location):
+    """Sends batches behind one that fails, and reads once all are sent. Arrow's client drops what it has not read when a write fails."""
+    schema = pyarrow.schema([("", pyarrow.int64())])
+    for _ in range(50):
+        found = []
+        try:
+            with pyarrow.flight.connect(location, generic_options=[("grpc.default_authority", "localhost")]) as client:
+                writer, reader = client.do_exchange(pyarrow.flight.FlightDescriptor.for_path("fail_at"))
+                with writer:
+                    writer.begin(schema)
+                    for number, values in enumerate(([1, 2], [3, 13], [4], [5], [6])):
+                        batch = pyarrow.RecordBatch.from_arrays([pyarrow.array(values)], schema=schema)
+                        writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
+                        time.sleep(0.001)
+                    writer.done_writing()
+                    found = list(reader)
+            sys.exit(f"{image} ended a failed exchange as if all were well: {found}")
+        except (pyarrow.flight.FlightError, pyarrow.ArrowException) as error:
+            if "13 is bad" not in str(error):
+                sys.exit(f"{image} failed an exchange with {error!r}")
+
+
 def hang_up(path):
     """Sends two batches that would take 100 seconds each, columns in memory, and closes the connection during the first."""
     rows = 20_000
@@ -135,6 +157,7 @@ def main(image):
                 time.sleep(0.1)
             if "flight" in greeting.get("transports", ["flight"]):
                 fail_without_metadata(image, f"grpc+unix://{folder}/flight.sock")
+                fail_while_sending(image, f"grpc+unix://{folder}/flight.sock")
             # Without pipelining there are none.
             if "socket" in greeting.get("transports", []) and greeting.get("pipelining", True):
                 hang_up(path)

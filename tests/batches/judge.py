@@ -208,11 +208,12 @@ def judge_waiting(server):
 
 
 def talk(path, name, schema, batches, metadata=None):
-    """The results over Flight as one list, and the last message's metadata."""
+    """The results over Flight as one list, and the last message's metadata. It reads once it has sent all, so an exchange that fails may
+    have no more than a status."""
     with flight.connect(f"grpc+unix://{path}", generic_options=[("grpc.default_authority", "localhost")]) as client:
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(name))
         found, last = [], {}
-        with writer:
+        with told(last), writer:
             writer.begin(schema.with_metadata(metadata))
             for number, batch in enumerate(batches):
                 writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
@@ -221,8 +222,18 @@ def talk(path, name, schema, batches, metadata=None):
                 if chunk.data is not None:
                     found += chunk.data.columns[0].to_pylist()
                 if chunk.app_metadata is not None:
-                    last = json.loads(chunk.app_metadata.to_pybytes())
+                    last.update(json.loads(chunk.app_metadata.to_pybytes()))
         return found, last
+
+
+@contextlib.contextmanager
+def told(last):
+    """Takes the status of an exchange that failed for its error, unless that has come already."""
+    try:
+        yield
+    except (flight.FlightError, pa.ArrowException) as status:
+        kind = "protocol_violation" if isinstance(status, pa.ArrowInvalid) else "user_code"
+        last.setdefault("error", {"kind": kind, "message": str(status)})
 
 
 def judge_flight(path):
@@ -279,7 +290,8 @@ def judge_early_error(path):
         writer.write_with_metadata(pa.RecordBatch.from_arrays([int8(1)], schema=numbers), b'{"batch": 0}')
         last = json.loads(reader.read_chunk().app_metadata.to_pybytes())
         expect("13 is bad" in last["error"]["message"], True, f"fails_early: {last}")
-        writer.close()
+        with told(last):
+            writer.close()
 
 
 def judge_cancelled_stream(path, peer):

@@ -40,6 +40,9 @@ use crate::lines::{self, collecting};
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
 
+/// Characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+const MOST_IN_STATUS: usize = 1000;
+
 /// Answers Flight.
 pub(crate) struct Flight(pub(crate) Arc<Container>);
 
@@ -150,7 +153,8 @@ impl FlightService for Flight {
     }
 }
 
-/// Answers batch after batch. A failed call ends the exchange in good order; a status is the connection's.
+/// Answers batch after batch. A failed call ends the exchange, and its error is the status as well: Arrow's C++ clients drop replies that
+/// they have not read yet once they cannot send, but not the status.
 async fn run_exchange(
     container: Arc<Container>,
     mut calls: Streaming<FlightData>,
@@ -199,13 +203,15 @@ async fn run_exchange(
             let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
             let answering = || exchange.answer(decoded, number, &metadata.step, &mut groups);
             let (answer, lines) = collecting(wants_lines, answering);
-            answer.err().map(|error| {
-                let _ = sender.blocking_send(told(&error, number, is_foreign, lines.into_texts()));
+            answer.map_err(|error| {
+                if is_foreign {
+                    return status_of(&error);
+                }
+                let _ = sender.blocking_send(Ok(told(&error, number, lines.into_texts())));
+                short_status_of(error)
             })
         });
-        if answered.await.map_err(|cause| Status::internal(cause.to_string()))?.is_some() {
-            return Ok(());
-        }
+        answered.await.map_err(|cause| Status::internal(cause.to_string()))??;
         number += 1;
     }
     // There was no batch to answer with the error.
@@ -289,8 +295,11 @@ async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streami
         (_, Ok(())) => return Ok(()),
     };
     let (number, is_foreign) = (number.load(Ordering::Relaxed), is_foreign.load(Ordering::Relaxed));
-    let _ = stream.sender.send(told(&error, number, is_foreign, Vec::new())).await;
-    Ok(())
+    if is_foreign {
+        return Err(status_of(&error));
+    }
+    let _ = stream.sender.send(Ok(told(&error, number, Vec::new()))).await;
+    Err(short_status_of(error))
 }
 
 /// Ends the batches of a stream that nobody reads any more.
@@ -326,14 +335,11 @@ impl Stream {
     }
 }
 
-/// An error as the client knows it.
-fn told(error: &CallError, number: u64, is_foreign: bool, lines: Vec<String>) -> Result<FlightData, Status> {
-    if is_foreign {
-        return Err(status_of(error));
-    }
+/// An error as clients know it that send metadata.
+fn told(error: &CallError, number: u64, lines: Vec<String>) -> FlightData {
     let mut metadata = json!({"batch": number, "error": error});
     add_lines(&mut metadata, lines);
-    Ok(FlightData::new().with_app_metadata(metadata.to_string()))
+    FlightData::new().with_app_metadata(metadata.to_string())
 }
 
 fn metadata_of(message: &FlightData) -> Result<CallMetadata, Status> {
@@ -391,6 +397,14 @@ fn status_of(error: &CallError) -> Status {
         "protocol_violation" => Status::invalid_argument(&error.message),
         _ => Status::unknown(&error.message),
     }
+}
+
+/// The error as a status beside its metadata.
+fn short_status_of(mut error: CallError) -> Status {
+    if let Some((end, _)) = error.message.char_indices().nth(MOST_IN_STATUS) {
+        error.message.truncate(end);
+    }
+    status_of(&error)
 }
 
 /// What the batches of an exchange have in common.

@@ -151,11 +151,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			if !errors.As(err, &failure) {
 				return err
 			}
-			if !hasMetadata {
-				return statusOf(failure)
-			}
-			metadata, _ := json.Marshal(errorMetadata{call.Batch, failure})
-			return writer.WriteMetadata(metadata)
+			return fail(writer, call.Batch, failure, hasMetadata)
 		}
 	}
 	if err := reader.Err(); err != nil && !errors.Is(err, io.EOF) {
@@ -166,6 +162,24 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 		return statusOf(unknownFunction(name))
 	}
 	return nil
+}
+
+// mostInStatus is the characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+const mostInStatus = 1000
+
+// fail ends an exchange with an error, first as metadata to clients that send some. Arrow's C++ clients drop what they have not read yet
+// once they cannot send, but not the status.
+func fail(writer *flight.Writer, batch uint64, failure *CallError, takesMetadata bool) error {
+	if takesMetadata {
+		metadata, _ := json.Marshal(errorMetadata{batch, failure})
+		if err := writer.WriteMetadata(metadata); err != nil {
+			return err
+		}
+		if letters := []rune(failure.Message); len(letters) > mostInStatus {
+			failure = &CallError{Kind: failure.Kind, Message: string(letters[:mostInStatus])}
+		}
+	}
+	return statusOf(failure)
 }
 
 // statusOf is the error as clients know it that send no metadata, such as RisingWave's.

@@ -101,11 +101,7 @@ func (m *mapExchange) run() error {
 	m.state.Lock()
 	isPlain, batch := m.isPlain, m.call.Batch
 	m.state.Unlock()
-	if isPlain {
-		return statusOf(failure)
-	}
-	metadata, _ := json.Marshal(errorMetadata{batch, failure})
-	return m.writer.WriteMetadata(metadata)
+	return fail(m.writer, batch, failure, !isPlain)
 }
 
 // answer calls the handler, and sends what it returns. A panic of the handler is its error.

@@ -30,6 +30,8 @@ import org.apache.arrow.vector.types.pojo.Schema;
 /** The Flight form, docs/protocol.md §2 to §5. */
 final class Producer extends NoOpFlightProducer {
     private static final int RESULTS_PER_PART = 1024;
+    /** Characters of an error that a status has beside its metadata: a status is a header, and they are bounded. */
+    private static final int MOST_IN_STATUS = 1000;
     /** Between two looks at whether a client has taken what was sent. */
     private static final long LEAST_PAUSE_NS = 20_000, MOST_PAUSE_NS = 5_000_000;
 
@@ -116,12 +118,18 @@ final class Producer extends NoOpFlightProducer {
         }
     }
 
-    /** Reports an error: in metadata, or as a status to clients that send none, which the thrown error becomes. */
+    /**
+     * Reports an error, first in metadata to clients that send some, and throws it to become the status: Arrow's C++ clients drop replies that
+     * they have not read yet once they cannot send.
+     */
     static void fail(CallError error, JsonNode metadata, long batch, ServerStreamListener writer, BufferAllocator allocator) throws CallError {
-        if (metadata.isEmpty()) throw error;
-        ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", batch);
-        wire.set("error", error.toWire());
-        writer.putMetadata(buffer(wire, allocator));
+        if (!metadata.isEmpty()) {
+            ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", batch);
+            wire.set("error", error.toWire());
+            writer.putMetadata(buffer(wire, allocator));
+            if (error.getMessage().length() > MOST_IN_STATUS) throw new CallError(error.kind, error.getMessage().substring(0, MOST_IN_STATUS), null, null);
+        }
+        throw error;
     }
 
     private void answer(UserFunction function, CallContext context, FlightStream reader, ServerStreamListener writer) throws Exception {
@@ -155,7 +163,6 @@ final class Producer extends NoOpFlightProducer {
                         }
                     } catch (CallError error) {
                         fail(error, metadata, next, writer, allocator);
-                        return;
                     }
                 }
             }

@@ -121,7 +121,7 @@ def test_both_forms_answer_and_go_on(functions, tmp_path):
     location = f"grpc+unix://{tmp_path}/flight.sock"
     server = flight.Server(location, functions)
     try:
-        from test_server import exchange, request
+        from test_server import STATUSES, exchange, request
 
         with pyarrow.flight.connect(location) as client:
             for x, message in RAISED:
@@ -132,7 +132,7 @@ def test_both_forms_answer_and_go_on(functions, tmp_path):
                 [(_, error)] = exchange(client, "row", [[0, x]])
                 assert (error["kind"], error["message"], error["row"]) == ("user_code", message, 1)
                 writer, reader = client.do_exchange(FlightDescriptor.for_path("stream"))
-                with writer:
+                with pytest.raises(STATUSES), writer:
                     writer.begin(pa.schema([pa.field("x", pa.int64())]))
                     writer.write_with_metadata(batch(x), b'{"batch": 0}')
                     writer.done_writing()

@@ -28,12 +28,12 @@ def client(flight_location):
         yield connected
 
 
-def exchange(client, name, batches, schema=INT8):
-    """Sends each batch once the one before it is answered, closes, and gives what came back: columns or error objects.
+# What Arrow makes of the status that an error is beside its metadata.
+STATUSES = (pyarrow.flight.FlightError, pa.ArrowException, KeyError)
 
-    An error ends the exchange, after which nothing may be written: a write that fails makes Arrow's client drop what it has
-    not read.
-    """
+
+def exchange(client, name, batches, schema=INT8):
+    """Sends each batch once the one before it is answered, closes, and gives what came back: columns or error objects."""
     writer, reader = client.do_exchange(FlightDescriptor.for_path(name))
     answers = []
 
@@ -43,20 +43,37 @@ def exchange(client, name, batches, schema=INT8):
         answers.append((metadata["batch"], metadata.get("error") or chunk.data.column(0).to_pylist()))
         return "error" not in metadata
 
-    with writer:
-        writer.begin(schema)
-        for number, values in enumerate(batches):
-            batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=schema)
-            writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
-            if not read():
-                break
-        else:
-            writer.done_writing()
-        try:
+    try:
+        with writer:
+            writer.begin(schema)
+            for number, values in enumerate(batches):
+                batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=schema)
+                writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
+                if not read():
+                    break
+            else:
+                writer.done_writing()
             while True:
                 read()
-        except StopIteration:
-            return answers
+    except StopIteration:
+        return answers
+    except STATUSES as status:
+        assert answers[-1][1]["message"] in str(status)
+        return answers
+
+
+def test_an_error_is_told_to_clients_that_read_late(client):
+    """A write that fails makes Arrow's client drop what it has not read, but not the status."""
+    for _ in range(100):
+        writer, reader = client.do_exchange(FlightDescriptor.for_path("fail"))
+        with pytest.raises(STATUSES, match="ValueError: three"), writer:
+            writer.begin(INT8)
+            for number, values in enumerate([[1], [3], [4], [5], [6]]):
+                batch = pa.RecordBatch.from_arrays([pa.array(values, pa.int64())], schema=INT8)
+                writer.write_with_metadata(batch, json.dumps({"batch": number}).encode())
+                time.sleep(0.0005)
+            writer.done_writing()
+            list(reader)
 
 
 def test_handshake(client):

@@ -6,6 +6,7 @@ know errors only as statuses.
 
 import json
 import os
+import threading
 import time
 
 import pyarrow as pa
@@ -19,6 +20,9 @@ from .map_function import MapFunction
 
 # A batch may hold a value as large as PostgreSQL's largest.
 _MAX_MESSAGE_BYTES = 1 << 30
+
+# Characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+_MOST_IN_STATUS = 1000
 
 
 class Server(flight.FlightServerBase):
@@ -72,7 +76,8 @@ class Server(flight.FlightServerBase):
                 for part in function.run((batch for batch, _ in calls), context.is_cancelled):
                     writer.write_with_metadata(types.lay_out(part, layout), b"{}")
                 # What the handler did not want is read, so that the client sees its batches taken.
-                for _ in calls:
+                calls.end()
+                for _ in reader:
                     pass
                 return
             groups = function.groups() if isinstance(function, AggregateFunction) else None
@@ -107,10 +112,14 @@ class Server(flight.FlightServerBase):
         except Cancelled:
             return
         except CallError as error:
-            if calls.are_foreign:
-                raise _status_of(error) from None
-            metadata = {"batch": calls.number, "error": error.to_wire()} | _written(found)
-            writer.write_metadata(json.dumps(metadata).encode())
+            if not calls.are_foreign:
+                metadata = {"batch": calls.number, "error": error.to_wire()} | _written(found)
+                writer.write_metadata(json.dumps(metadata).encode())
+                error = CallError(error.kind, error.message[:_MOST_IN_STATUS])
+            # Arrow's C++ clients drop replies that they have not read yet once they cannot send, but not the status.
+            raise _status_of(error) from None
+        finally:
+            calls.end()
 
     def _find(self, descriptor):
         function = self._functions.get(_name_of(descriptor))
@@ -141,11 +150,16 @@ def _written(found):
 
 
 class _Calls:
-    """The batches of an exchange with their metadata; number is the last one's. Foreign ones have no metadata."""
+    """The batches of an exchange with their metadata; number is the last one's. Foreign ones have no metadata.
+
+    A handler may take them on a thread of its own, which gets no more once the exchange has ended.
+    """
 
     def __init__(self, reader):
         self._reader = reader
+        self._reading = threading.Lock()
         self._next = 0
+        self._is_ended = False
         self.number = 0
         self.count = 0
         self.are_foreign = False
@@ -154,13 +168,22 @@ class _Calls:
         return self
 
     def __next__(self):
-        chunk = self._reader.read_chunk()
-        self.count += 1
-        self.are_foreign = not chunk.app_metadata
-        metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())
-        self.number = metadata.get("batch", self._next)
-        self._next = self.number + 1
-        return chunk.data, metadata
+        with self._reading:
+            if self._is_ended:
+                raise StopIteration
+            chunk = self._reader.read_chunk()
+            self.count += 1
+            self.are_foreign = not chunk.app_metadata
+            metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())
+            self.number = metadata.get("batch", self._next)
+            self._next = self.number + 1
+            return chunk.data, metadata
+
+    def end(self):
+        """Keeps the handler's threads from reading a stream that is gone; one that waits for the client is waited for."""
+        self._is_ended = True
+        with self._reading:
+            pass
 
 
 def _databend_arguments(function, batch):
