@@ -319,6 +319,12 @@ def judge_cancelled_stream(path, peer):
     sys.exit("an endless stream goes on after its client has gone")
 
 
+def judge_connections(peer):
+    """Java's server of HTTP bounds its connections; Go has a test of its own for that."""
+    status, body = peer.post("connections", json.dumps({"batch": 0, "rows": 1, "columns": []}), "application/json")
+    expect((status, json.loads(body).get("columns")), (200, [[""]]), f"the server's connections: {body}")
+
+
 def main(image):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as segments:
         os.chmod(folder, 0o777)
@@ -356,6 +362,8 @@ def judge(image, folder, segments):
     judge_flight(f"{folder}/flight.sock")
     judge_early_error(f"{folder}/flight.sock")
     judge_cancelled_stream(f"{folder}/flight.sock", peer)
+    if "java" in image:
+        judge_connections(peer)
     print(f"{image} answered as it should")
 
 

@@ -100,6 +100,7 @@ public:
   }
 
   std::size_t size() const { return rows_; }
+  std::size_t text_bytes() const { return bytes_.size(); }
 
   void add(const transship_value &value) {
     if (rows_ % 8 == 0) validity_.push_back(0);

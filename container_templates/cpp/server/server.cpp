@@ -19,8 +19,8 @@
 
 namespace {
 
-/// Results of a table function that go out together.
-constexpr std::size_t results_per_part = 1024;
+/// Results of a table or map function that go out together.
+constexpr std::size_t results_per_part = 1024, text_bytes_per_part = 1 << 20;
 constexpr int most_threads = 512;
 /// How long a thread waits for work before it ends, if others wait too.
 constexpr int64_t idle_ms = 10'000;
@@ -113,6 +113,9 @@ struct Function {
   }
 };
 
+/// Whether the results are a part of a reply.
+bool is_full(const Results &results) { return results.size() >= results_per_part || results.text_bytes() >= text_bytes_per_part; }
+
 /// Hands a part of a reply over.
 void give_part(transship_work *work, Reply &reply) {
   ArrowArray array;
@@ -172,7 +175,7 @@ Reply answer_table(const Function &function, const transship_work_info &info, co
   call.take = [&](const transship_value &emitted) {
     if (failure) return;
     try {
-      if (reply.columns[0].size() == results_per_part) give_part(call.work, reply);
+      if (is_full(reply.columns[1])) give_part(call.work, reply);
       function.add(reply.columns[1], emitted, row);
       reply.columns[0].add({0, static_cast<int64_t>(row), 0, nullptr, 0});
     } catch (...) {
@@ -230,7 +233,7 @@ Reply answer_stream(const Function &function, Call &call) {
   call.take = [&](const transship_value &emitted) {
     guarded([&] {
       look(call);
-      if (reply.columns[0].size() == results_per_part) give_part(call.work, reply);
+      if (is_full(reply.columns[0])) give_part(call.work, reply);
       function.add(reply.columns[0], emitted, -1);
       return true;
     });

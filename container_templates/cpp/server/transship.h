@@ -29,7 +29,7 @@ typedef struct transship_value {
 } transship_value;
 
 /* A call. What allocate gives lives until the batch is answered; results may point to it, to arguments, or to constants.
- * fail makes the call an error; the function then returns. */
+ * emit copies what it is given, which may be freed after it. fail makes the call an error; the function then returns. */
 typedef struct transship_call {
   void *(*allocate)(struct transship_call *call, size_t size);
   void (*fail)(struct transship_call *call, const char *message);

@@ -33,22 +33,29 @@ template <class T> T read(const transship_value &value) {
   }
 }
 
-/// Makes a C++ value a result; text is copied.
-template <class T> void write(transship_call *call, transship_value &result, const T &value) {
+/// Makes a C++ value a result, which refers to the text of the value.
+template <class T> void lend(transship_value &result, const T &value) {
   if constexpr (is_optional<T>::value) {
     result.is_null = !value.has_value();
-    if (value) write(call, result, *value);
+    if (value) lend(result, *value);
   } else if constexpr (std::floating_point<T>) {
     result.real = value;
   } else if constexpr (std::integral<T>) {
     result.integer = value;
   } else {
     const std::string_view text = value;
-    char *copy = static_cast<char *>(call->allocate(call, text.size()));
-    std::memcpy(copy, text.data(), text.size());
-    result.data = copy;
+    result.data = text.data();
     result.size = text.size();
   }
+}
+
+/// The same with a copy of the text, which lives until the batch is answered.
+template <class T> void write(transship_call *call, transship_value &result, const T &value) {
+  lend(result, value);
+  if (result.is_null || result.size == 0) return;
+  char *copy = static_cast<char *>(call->allocate(call, result.size));
+  std::memcpy(copy, result.data, result.size);
+  result.data = copy;
 }
 
 /// Calls a function with the values of its arguments.
@@ -64,10 +71,10 @@ void call(R (*function)(A...), transship_call *call, const transship_value *argu
     auto answer = apply(function, arguments, std::index_sequence_for<A...>{});
     using Answer = decltype(answer);
     if constexpr (std::ranges::range<Answer> && !std::convertible_to<Answer, std::string_view>) {
-      // A table function: a range of results.
+      // A table function: a range of results. emit copies what it is given.
       for (const auto &each : answer) {
         transship_value value{};
-        write(call, value, each);
+        lend(value, each);
         call->emit(call, &value);
       }
     } else {

@@ -32,6 +32,8 @@ type restServer struct {
 	functions map[string]*Function
 	greeting  []byte
 	exchanges exchanges
+	// How long a client may let the server wait.
+	idle time.Duration
 }
 
 type request struct {
@@ -66,6 +68,8 @@ type connectionKey struct{}
 type connection struct {
 	watched syscall.RawConn
 	kept    keptConstants
+	// Whether it is one too many.
+	isExcess bool
 }
 
 // withConnection lets the requests of a connection know it.
@@ -73,6 +77,9 @@ func withConnection(ctx context.Context, accepted net.Conn) context.Context {
 	shared := &connection{}
 	if raw, ok := accepted.(syscall.Conn); ok {
 		shared.watched, _ = raw.SyscallConn()
+	}
+	if counted, ok := accepted.(*countedConnection); ok {
+		shared.isExcess = counted.isExcess
 	}
 	return context.WithValue(ctx, connectionKey{}, shared)
 }
@@ -97,8 +104,14 @@ func (c clientContext) Err() error {
 	return nil
 }
 
+// server is the server of HTTP that answers with this.
+func (s *restServer) server() *http.Server {
+	return &http.Server{Handler: s, ConnContext: withConnection, ReadHeaderTimeout: s.idle, IdleTimeout: s.idle}
+}
+
 func (s *restServer) ServeHTTP(response http.ResponseWriter, asked *http.Request) {
 	ctx := clientContext{asked.Context()}
+	timeBody(response, asked, s.idle)
 	body, contentType, err := s.handle(ctx, asked)
 	code := http.StatusOK
 	if err != nil {
@@ -114,6 +127,9 @@ func (s *restServer) ServeHTTP(response http.ResponseWriter, asked *http.Request
 			code = http.StatusNotFound
 		case "protocol_violation":
 			code = http.StatusBadRequest
+		case "busy":
+			code = http.StatusServiceUnavailable
+			response.Header().Set("Connection", "close")
 		default:
 			code = http.StatusInternalServerError
 		}
@@ -124,12 +140,19 @@ func (s *restServer) ServeHTTP(response http.ResponseWriter, asked *http.Request
 	// Otherwise long replies are sent in chunks.
 	response.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	response.WriteHeader(code)
-	_, _ = response.Write(body)
+	writeInTime(response, body, s.idle)
 }
 
 // handle gives the body of a reply, and its content type.
 func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, string, error) {
 	path := asked.URL.Path
+	shared, ok := ctx.Value(connectionKey{}).(*connection)
+	if !ok {
+		shared = &connection{}
+	}
+	if shared.isExcess {
+		return nil, "", errBusy
+	}
 	switch {
 	case asked.Method == http.MethodGet && path == "/v1":
 		return s.greeting, jsonType, nil
@@ -151,10 +174,6 @@ func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, s
 		return described, jsonType, err
 	}
 	if asked.Header.Get("Content-Type") == columnsType {
-		shared, ok := ctx.Value(connectionKey{}).(*connection)
-		if !ok {
-			shared = &connection{}
-		}
 		asked, segment, err := readColumns(function, body, &shared.kept)
 		if err != nil {
 			return nil, "", err

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow/flight"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
 
 	"transship/udf"
 )
@@ -22,8 +22,8 @@ import (
 // Patience with calls that run when the server is asked to end.
 const stopPatience = 10 * time.Second
 
-// A connection whose client asks nothing, or sends no whole head, for so long is closed.
-const connectionIdle = 10 * time.Minute
+// Exchanges of one connection of Flight at a time. Clients have one for each function of a running query; further ones wait.
+const mostStreams = 1024
 
 // Main runs the server, or describes the functions, as its argument says.
 func Main(offered udf.Functions, arguments []string) error {
@@ -76,16 +76,22 @@ func serve(functions []*Function) error {
 	if err != nil {
 		return err
 	}
-	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20))
+	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20),
+		// A client may read on whenever its engine wants more rows, but it must be there.
+		grpc.MaxConcurrentStreams(mostStreams), grpc.KeepaliveParams(keepalive.ServerParameters{Time: connectionIdle}))
 	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting})
-	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}}
-	rest := &http.Server{Handler: handler, ConnContext: withConnection, ReadHeaderTimeout: connectionIdle, IdleTimeout: connectionIdle}
+	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}, idle: connectionIdle}
+	rest := handler.server()
+	connections, err := newConnections()
+	if err != nil {
+		return err
+	}
 
 	// The engine that connects is another user than this one; the directory around the socket decides who gets here.
 	syscall.Umask(0)
 	failed := make(chan error, 4)
 	isListening := false
-	listen := func(network, address string, serve func(net.Listener) error) error {
+	listen := func(network, address string, refused int64, serve func(net.Listener) error) error {
 		if network == "unix" {
 			_ = os.Remove(address)
 		}
@@ -94,21 +100,21 @@ func serve(functions []*Function) error {
 			return err
 		}
 		isListening = true
-		go func() { failed <- serve(listener) }()
+		go func() { failed <- serve(&countedListener{listener, connections, refused}) }()
 		return nil
 	}
 	if folder := os.Getenv("TRANSSHIP_SOCKET_DIR"); folder != "" {
-		if err := errors.Join(listen("unix", folder+"/http.sock", rest.Serve), listen("unix", folder+"/flight.sock", rpc.Serve)); err != nil {
+		if err := errors.Join(listen("unix", folder+"/http.sock", mostRefused, rest.Serve), listen("unix", folder+"/flight.sock", 0, rpc.Serve)); err != nil {
 			return err
 		}
 	}
 	if port := os.Getenv("TRANSSHIP_HTTP_PORT"); port != "" {
-		if err := listen("tcp", ":"+port, rest.Serve); err != nil {
+		if err := listen("tcp", ":"+port, mostRefused, rest.Serve); err != nil {
 			return err
 		}
 	}
 	if port := os.Getenv("TRANSSHIP_FLIGHT_PORT"); port != "" {
-		if err := listen("tcp", ":"+port, rpc.Serve); err != nil {
+		if err := listen("tcp", ":"+port, 0, rpc.Serve); err != nil {
 			return err
 		}
 	}

@@ -1,5 +1,6 @@
 package transship.server;
 
+import com.sun.management.UnixOperatingSystemMXBean;
 import io.netty.bootstrap.ServerBootstrap;
 import io.netty.buffer.ByteBuf;
 import io.netty.channel.Channel;
@@ -25,8 +26,10 @@ import io.netty.handler.codec.http.HttpServerCodec;
 import io.netty.handler.codec.http.HttpUtil;
 import io.netty.handler.codec.http.HttpVersion;
 import io.netty.handler.flow.FlowControlHandler;
+import io.netty.handler.timeout.IdleState;
 import io.netty.handler.timeout.IdleStateEvent;
 import io.netty.handler.timeout.IdleStateHandler;
+import java.lang.management.ManagementFactory;
 import java.net.SocketAddress;
 import java.util.ArrayList;
 import java.util.List;
@@ -42,8 +45,29 @@ import java.util.concurrent.atomic.AtomicInteger;
  */
 final class HttpServer {
     private static final int MAX_BODY_BYTES = 1 << 30;
-    private static final int IDLE_S = 60;
+    private static final int WORKER_IDLE_S = 60;
     private static final int BACKLOG = 1024;
+    /** Connections beyond the limit that are told that the server is busy; any more are closed at once. */
+    private static final int MOST_REFUSED = 64;
+
+    /**
+     * What connections may take.
+     *
+     * @param connections so many are answered
+     * @param idleMs one is closed on which nothing comes for so long, and nothing is being answered
+     * @param unreadMs one is closed whose client takes nothing of an answer for so long, or twice that; as long as it takes some, an
+     *     answer may take any time
+     */
+    record Limits(int connections, long idleMs, long unreadMs) {
+        /** The share of the descriptors that this process may have that connections get. */
+        private static final int SHARE = 2;
+        private static final long MOST_CONNECTIONS = 4096;
+
+        static Limits ofProcess() {
+            long descriptors = ManagementFactory.getOperatingSystemMXBean() instanceof UnixOperatingSystemMXBean system ? system.getMaxFileDescriptorCount() : 0;
+            return new Limits((int) Math.max(1, Math.min(descriptors / SHARE, MOST_CONNECTIONS)), 60_000, 600_000);
+        }
+    }
 
     /** A response. */
     record Response(int status, String contentType, ByteBuf body) {}
@@ -55,7 +79,7 @@ final class HttpServer {
 
         Response answer(FullHttpRequest request, Connection connection) throws UserFunction.Cancelled;
 
-        /** The response to a request for which there is no room. */
+        /** The response to a request for which, or for whose connection, there is no room. */
         Response refuse();
     }
 
@@ -63,7 +87,9 @@ final class HttpServer {
     private final EventLoopGroup loop = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
     private final List<Channel> listeners = new ArrayList<>();
     private final AtomicInteger running = new AtomicInteger();
+    private final AtomicInteger open = new AtomicInteger();
     private final ThreadPoolExecutor workers;
+    private final Limits limits;
 
     /**
      * A server that does not listen yet.
@@ -71,9 +97,10 @@ final class HttpServer {
      * @param threads calls that run at a time; further ones wait
      * @param waiting calls that may wait
      */
-    HttpServer(Answering answering, int threads, int waiting) {
+    HttpServer(Answering answering, int threads, int waiting, Limits limits) {
         this.answering = answering;
-        workers = new ThreadPoolExecutor(threads, threads, IDLE_S, TimeUnit.SECONDS, new LinkedBlockingQueue<>(waiting));
+        this.limits = limits;
+        workers = new ThreadPoolExecutor(threads, threads, WORKER_IDLE_S, TimeUnit.SECONDS, new LinkedBlockingQueue<>(waiting));
         workers.allowCoreThreadTimeOut(true);
     }
 
@@ -85,17 +112,23 @@ final class HttpServer {
             .childHandler(new ChannelInitializer<Channel>() {
                 @Override
                 protected void initChannel(Channel channel) {
-                    channel.pipeline().addLast(new IdleStateHandler(0, 0, IDLE_S), new HttpServerCodec(), new HttpObjectAggregator(MAX_BODY_BYTES), new FlowControlHandler(), new Connection());
+                    IdleStateHandler idle = new IdleStateHandler(true, 0, limits.unreadMs(), limits.idleMs(), TimeUnit.MILLISECONDS);
+                    channel.pipeline().addLast(idle, new HttpServerCodec(), new HttpObjectAggregator(MAX_BODY_BYTES), new FlowControlHandler(), new Connection());
                 }
             });
         listeners.add(bootstrap.bind(address).sync().channel());
+    }
+
+    /** Whether a request is being answered. */
+    boolean isAnswering() {
+        return running.get() > 0;
     }
 
     /** Takes no more connections, and waits until no request is being answered, at most so long. */
     void stop(long seconds) throws InterruptedException {
         for (Channel listener : listeners) listener.close().sync();
         long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds);
-        while (running.get() > 0 && System.nanoTime() < deadline) Thread.sleep(10);
+        while (isAnswering() && System.nanoTime() < deadline) Thread.sleep(10);
     }
 
     /** A client's connection. */
@@ -103,7 +136,10 @@ final class HttpServer {
         /** The constants that its last request with constants brought. Of one request at a time. */
         ColumnsRequest.Kept kept;
         private volatile boolean isClosed;
+        private volatile boolean isSending;
         private boolean isBusy;
+        /** Whether it is one too many. */
+        private boolean isExcess;
 
         boolean isClosed() {
             return isClosed;
@@ -111,12 +147,16 @@ final class HttpServer {
 
         @Override
         public void channelActive(ChannelHandlerContext context) {
-            context.read();
+            int excess = open.incrementAndGet() - limits.connections();
+            isExcess = excess > 0;
+            if (excess > MOST_REFUSED) context.close();
+            else context.read();
         }
 
         @Override
         public void channelInactive(ChannelHandlerContext context) {
             isClosed = true;
+            open.decrementAndGet();
         }
 
         @Override
@@ -127,6 +167,10 @@ final class HttpServer {
             }
             isBusy = true;
             running.incrementAndGet();
+            if (isExcess) {
+                send(context, answering.refuse(), false);
+                return;
+            }
             request.retain();
             if (answering.isImmediate(request)) {
                 answer(context, request);
@@ -161,8 +205,10 @@ final class HttpServer {
             DefaultFullHttpResponse message = new DefaultFullHttpResponse(HttpVersion.HTTP_1_1, HttpResponseStatus.valueOf(response.status()), response.body());
             message.headers().set(HttpHeaderNames.CONTENT_TYPE, response.contentType()).setInt(HttpHeaderNames.CONTENT_LENGTH, response.body().readableBytes());
             HttpUtil.setKeepAlive(message, isKept);
+            isSending = true;
             ChannelFuture sent = context.writeAndFlush(message);
             sent.addListener((ChannelFutureListener) done -> {
+                isSending = false;
                 isBusy = false;
                 running.decrementAndGet();
                 if (isKept && done.isSuccess()) context.read();
@@ -172,7 +218,11 @@ final class HttpServer {
 
         @Override
         public void userEventTriggered(ChannelHandlerContext context, Object event) {
-            if (event instanceof IdleStateEvent && !isBusy) context.close();
+            if (!(event instanceof IdleStateEvent idle)) return;
+            boolean isAsked = isBusy || idle.state() != IdleState.ALL_IDLE;
+            // The first event after a write comes also if a part of the answer has gone since, any further one only if none has.
+            boolean isUnread = isSending && idle.state() == IdleState.WRITER_IDLE && !idle.isFirst();
+            if (!isAsked || isUnread) context.close();
         }
 
         @Override

@@ -32,6 +32,10 @@ public final class Main {
     private static final int FLIGHT_THREADS = 48;
     private static final int FLIGHT_CALLBACK_THREADS = 4;
     private static final int MOST_WAITING = 256;
+    /** Exchanges of one connection of Flight at a time. Clients have one for each function of a running query; further ones wait. */
+    private static final int MOST_STREAMS = 1024;
+    /** After so long without a word, a client of Flight is asked whether it is there. It may read on whenever its engine wants more rows. */
+    private static final long KEEP_ALIVE_MIN = 10;
 
     private Main() {}
 
@@ -69,11 +73,12 @@ public final class Main {
         BufferAllocator allocator = new RootAllocator();
         Producer producer = new Producer(functions, allocator, greeting);
         List<FlightServer> flights = new ArrayList<>();
-        HttpServer rest = new HttpServer(new Rest(functions, allocator, greeting), REST_THREADS, MOST_WAITING);
+        HttpServer rest = new HttpServer(new Rest(functions, allocator, greeting), REST_THREADS, MOST_WAITING, HttpServer.Limits.ofProcess());
         ExecutorService exchanges = Executors.newFixedThreadPool(FLIGHT_THREADS);
         // What tells exchanges of messages waits for nothing, and must not wait for exchanges, which wait for messages.
         ExecutorService callbacks = Executors.newFixedThreadPool(FLIGHT_CALLBACK_THREADS);
-        Consumer<NettyServerBuilder> withCallbacks = builder -> builder.executor(callbacks);
+        Consumer<NettyServerBuilder> settings =
+            builder -> builder.executor(callbacks).maxConcurrentCallsPerConnection(MOST_STREAMS).keepAliveTime(KEEP_ALIVE_MIN, TimeUnit.MINUTES);
 
         String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
         String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
@@ -91,7 +96,7 @@ public final class Main {
             System.exit(1);
         }
         for (Location location : locations) {
-            flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).transportHint("grpc.builderConsumer", withCallbacks)
+            flights.add(FlightServer.builder(allocator, location, producer).executor(exchanges).transportHint("grpc.builderConsumer", settings)
                 .maxInboundMessageSize(1 << 30).build().start());
         }
         if (folder != null) {

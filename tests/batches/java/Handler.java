@@ -19,6 +19,7 @@ import org.apache.arrow.vector.VarBinaryVector;
 import org.apache.arrow.vector.VarCharVector;
 import org.apache.arrow.vector.VectorSchemaRoot;
 import transship.Encoded;
+import transship.server.Connections;
 
 /** Functions of whole batches and streams. */
 final class Handler {
@@ -214,6 +215,10 @@ final class Handler {
             if (seconds == 0.012) throw new IllegalStateException("it is late");
             return seconds;
         }, CompletableFuture.delayedExecutor((long) (seconds * 1000), TimeUnit.MILLISECONDS));
+    }
+
+    static String connections() throws Exception {
+        return Connections.check();
     }
 
     static long callsEnded() {

@@ -184,6 +184,9 @@ impl Interceptor for Secrets {
     }
 }
 
+/// The library's client.
+pub(super) type FlightClient = FlightServiceClient<InterceptedService<Channel, Secrets>>;
+
 /// What `app_metadata` of a batch of calls carries, `docs/protocol.md` §4.
 #[derive(Debug, Serialize)]
 struct CallMetadata {
@@ -292,7 +295,7 @@ impl Flight {
     }
 
     /// A client that takes messages of at most so many bytes.
-    pub(super) fn client(&self, most: usize) -> FlightServiceClient<InterceptedService<Channel, Secrets>> {
+    pub(super) fn client(&self, most: usize) -> FlightClient {
         let client = FlightServiceClient::with_interceptor(self.channel.clone(), self.secrets.clone())
             .max_decoding_message_size(most)
             .max_encoding_message_size(usize::MAX);
@@ -755,12 +758,34 @@ fn is_not_grpc(status: &Status) -> bool {
 
 /// The error of a stream whose messages may have `most` bytes.
 pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error {
-    // The library's own words; a server that says them is no better off.
-    let words = ["message length too large", "exceeded while decompressing"];
-    match words.iter().any(|words| status.message().contains(words)) {
+    match is_too_large(status) {
         true => Error::reply_too_large(function, most),
         false => status_error(function, status),
     }
+}
+
+fn is_too_large(status: &Status) -> bool {
+    // The library's own words; a server that says them is no better off.
+    let words = ["message length too large", "exceeded while decompressing"];
+    words.iter().any(|words| status.message().contains(words))
+}
+
+/// Whether the server itself ended the call with this status, so that it is not at it any more.
+pub(super) fn is_from_server(status: &Status) -> bool {
+    let may_be_of_others = is_transport_failure(status) || is_not_grpc(status) || is_too_large(status);
+    !may_be_of_others && !matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded)
+}
+
+/// Whether nothing of the call was sent, since there was no connection to send it on.
+pub(super) fn is_unsent(status: &Status) -> bool {
+    let mut cause = status.source();
+    while let Some(found) = cause {
+        if found.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = found.source();
+    }
+    false
 }
 
 pub(super) fn status_error(function: &str, status: &Status) -> Error {

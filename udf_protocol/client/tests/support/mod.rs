@@ -28,8 +28,18 @@ pub type Answers = mpsc::UnboundedSender<Result<FlightData, Status>>;
 /// Plays one exchange.
 pub type Script = Arc<dyn Fn(Calls, Answers) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// What a client does with a server; all but the first with one that is called by put, act and get.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Verb {
+    Exchange,
+    Put,
+    Score,
+    Get,
+}
+
 /// The calls of one exchange, as the server sees them.
 pub struct Calls {
+    pub verb: Verb,
     pub descriptor: Option<FlightDescriptor>,
     /// The header `authorization`.
     pub authorization: Option<String>,
@@ -39,6 +49,10 @@ pub struct Calls {
 }
 
 impl Calls {
+    fn new(verb: Verb, stream: Option<Streaming<FlightData>>) -> Calls {
+        Calls { verb, descriptor: None, authorization: None, schema: None, stream }
+    }
+
     /// What the metadata of the calls' schema has under a key.
     pub fn asks_for(&self, key: &str) -> Option<String> {
         self.schema.as_ref()?.metadata().get(key).cloned()
@@ -114,6 +128,16 @@ impl MockContainer {
         authority
     }
 
+    /// Plays a call to its end, also if the client is gone, and answers with nothing or an error.
+    async fn play<T: Send + 'static>(&self, calls: Calls) -> Result<Response<BoxStream<T>>, Status> {
+        let (answers, mut answered) = mpsc::unbounded_channel();
+        tokio::spawn((self.script)(calls, answers));
+        while let Some(answer) = answered.recv().await {
+            answer?;
+        }
+        Ok(Response::new(Box::pin(tokio_stream::empty())))
+    }
+
     /// Serves on a Unix socket in `folder` until the runtime ends.
     pub fn start(self, folder: &std::path::Path) -> PathBuf {
         let path = folder.join("flight.sock");
@@ -145,7 +169,7 @@ impl FlightService for MockContainer {
         let (answers, stream) = mpsc::unbounded_channel();
         let authorization = request.metadata().get("authorization");
         let authorization = authorization.and_then(|value| value.to_str().ok()).map(str::to_string);
-        let calls = Calls { descriptor: None, authorization, schema: None, stream: Some(request.into_inner()) };
+        let calls = Calls { authorization, ..Calls::new(Verb::Exchange, Some(request.into_inner())) };
         tokio::spawn((self.script)(calls, answers));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
@@ -160,8 +184,7 @@ impl FlightService for MockContainer {
                 let result = arrow_flight::Result { body: vec![2].into() };
                 Ok(Response::new(Box::pin(tokio_stream::once(Ok(result)))))
             }
-            // The servers that are called by put, act and get.
-            (_, "score") => Ok(Response::new(Box::pin(tokio_stream::empty()))),
+            (_, "score") => self.play(Calls::new(Verb::Score, None)).await,
             _ => Err(Status::unimplemented("unrecognized action")),
         }
     }
@@ -200,14 +223,11 @@ impl FlightService for MockContainer {
     }
     async fn do_get(&self, _: Request<Ticket>) -> Result<Response<Self::DoGetStream>, Status> {
         let (answers, stream) = mpsc::unbounded_channel();
-        let calls = Calls { descriptor: None, authorization: None, schema: None, stream: None };
-        tokio::spawn((self.script)(calls, answers));
+        tokio::spawn((self.script)(Calls::new(Verb::Get, None), answers));
         Ok(Response::new(Box::pin(UnboundedReceiverStream::new(stream))))
     }
     async fn do_put(&self, request: Request<Streaming<FlightData>>) -> Result<Response<Self::DoPutStream>, Status> {
-        let mut stream = request.into_inner();
-        while stream.message().await?.is_some() {}
-        Ok(Response::new(Box::pin(tokio_stream::empty())))
+        self.play(Calls::new(Verb::Put, Some(request.into_inner()))).await
     }
     async fn list_actions(&self, _: Request<Empty>) -> Result<Response<Self::ListActionsStream>, Status> {
         Err(Status::unimplemented("list_actions"))
