@@ -42,7 +42,8 @@ import java.util.concurrent.atomic.AtomicInteger;
  */
 final class HttpServer {
     private static final int MAX_BODY_BYTES = 1 << 30;
-    private static final int IDLE_S = 60;
+    private static final int IDLE_S = 600;
+    private static final int THREAD_IDLE_S = 60;
     private static final int BACKLOG = 1024;
 
     /** A response. */
@@ -73,7 +74,7 @@ final class HttpServer {
      */
     HttpServer(Answering answering, int threads, int waiting) {
         this.answering = answering;
-        workers = new ThreadPoolExecutor(threads, threads, IDLE_S, TimeUnit.SECONDS, new LinkedBlockingQueue<>(waiting));
+        workers = new ThreadPoolExecutor(threads, threads, THREAD_IDLE_S, TimeUnit.SECONDS, new LinkedBlockingQueue<>(waiting));
         workers.allowCoreThreadTimeOut(true);
     }
 
