@@ -122,6 +122,6 @@ SELECT pass_text(t) FROM words;
 SELECT speak(E'Stra\xdfe', 0);
 CREATE FUNCTION latin(x text) RETURNS text LANGUAGE container AS E'# \xdf\nimage = "regress:1.0"';
 \c :before
-DROP DATABASE regress_eucjp;
-DROP DATABASE regress_latin1;
-DROP DATABASE regress_ascii;
+DROP DATABASE regress_eucjp WITH (FORCE);
+DROP DATABASE regress_latin1 WITH (FORCE);
+DROP DATABASE regress_ascii WITH (FORCE);

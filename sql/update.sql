@@ -11,4 +11,4 @@ ORDER BY pg_describe_object(classid, objid, 0) COLLATE "C";
 SELECT pg_describe_object(classid, objid, 0) AS object FROM pg_depend
 WHERE refclassid = 'pg_extension'::regclass AND deptype = 'e' AND classid <> 'pg_type'::regclass AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'transship')
 ORDER BY pg_describe_object(classid, objid, 0) COLLATE "C";
-DROP DATABASE transship_update;
+DROP DATABASE transship_update WITH (FORCE);

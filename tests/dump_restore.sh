@@ -12,10 +12,10 @@ from=transship_regression to=transship_restored
 run --dbname=$from --command="CREATE SERVER dumped FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'unix:$PRIVATE/m/misbehaving.sock')" \
   --command="CREATE USER MAPPING FOR postgres SERVER dumped OPTIONS (token 'secret')" --command="SET check_function_bodies = off" \
   --command="CREATE FUNCTION mine(x bigint) RETURNS bigint LANGUAGE container AS E'server = \"dumped\"\nfunction = \"token_length\"'"
-run --dbname=postgres --command="DROP DATABASE IF EXISTS $to" --command="CREATE DATABASE $to"
+run --dbname=postgres --command="DROP DATABASE IF EXISTS $to WITH (FORCE)" --command="CREATE DATABASE $to"
 pg_dump --dbname=$from | run --dbname=$to --file=-
 before=$(ask $from) after=$(ask $to)
-run --dbname=postgres --command="DROP DATABASE $to"
+run --dbname=postgres --command="DROP DATABASE $to WITH (FORCE)"
 run --dbname=$from --command="DROP SERVER dumped CASCADE" --command="DROP FUNCTION mine"
 if [ "$before" != "$after" ]; then
   printf 'before: %s\nafter:  %s\n' "$before" "$after" >&2

@@ -24,7 +24,9 @@ from hostile_columns import UnixConnection
 
 COLUMNS = "application/vnd.transship.columns"
 # Calls that take long, and how long.
-LONG_CALLS, LONG_S = 24, 4.0
+LONG_CALLS, LONG_S = 24, 15.0
+# Servers that do not say when a call begins have so long to read it.
+READ_S = 3.0
 LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
 
 
@@ -113,14 +115,31 @@ def hang_up(path):
     time.sleep(3)
 
 
+def rows_waited(path):
+    """The calls of `wait` that have begun; None where there is no function that says so."""
+    status, answer = ask(path, "POST", "/v1/functions/rows_waited", json.dumps({"batch": 0, "rows": 1, "columns": []}))
+    return int(answer["columns"][0][0]) if status == 200 else None
+
+
+def wait_until_begun(path, count):
+    """Waits until so many calls of `wait` have begun, at most a third of LONG_S: a server may run fewer at a time."""
+    if count is None:
+        time.sleep(READ_S)
+        return
+    deadline = time.monotonic() + LONG_S / 3
+    while rows_waited(path) < count and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def answer_beside_long_calls(image, path, has_one_thread):
     """Asks for the greeting and for a short call while many calls wait. R runs one call at a time: there it is the greeting alone, beside
     two calls."""
     connections = [UnixConnection(path) for _ in range(2 if has_one_thread else LONG_CALLS)]
+    begun = rows_waited(path)
     start = time.monotonic()
     for connection in connections:
         connection.request("POST", "/v1/functions/wait", json.dumps({"batch": 0, "rows": 1, "columns": [[LONG_S]]}))
-    time.sleep(LONG_S / 4)
+    wait_until_begun(path, None if begun is None else begun + LONG_CALLS)
     ask(path, "GET", "/v1")
     if has_one_thread:
         status, answer = 200, {"columns": [[3]]}
@@ -166,16 +185,18 @@ def main(image):
             if greeting.get("keep_alive"):
                 answer_beside_long_calls(image, path, greeting["server"].startswith("transship-r/"))
             connection = UnixConnection(path)
-            body = json.dumps({"batch": 0, "rows": 1, "columns": [[2.0]]})
+            begun = rows_waited(path)
+            waits_s = 2.0 if begun is not None else READ_S + 1
+            body = json.dumps({"batch": 0, "rows": 1, "columns": [[waits_s]]})
             connection.request("POST", "/v1/functions/wait", body)
-            time.sleep(1)
+            wait_until_begun(path, None if begun is None else begun + 1)
             # Docker kills what does not end in time. Servers give what runs ten seconds.
             docker("stop", "--time", "30", container)
             response = connection.getresponse()
             answer = response.status, json.loads(response.read()).get("columns")
             status = docker("inspect", "--format", "{{.State.ExitCode}}", container)
             # 143 is 128 and SIGTERM's number: a JVM says so however well it ended.
-            if answer != (200, [[2.0]]) or status not in ("0", "143"):
+            if answer != (200, [[waits_s]]) or status not in ("0", "143"):
                 sys.exit(f"{image} ended with status {status} and answered {answer}")
             seconds = seconds_to_end(container)
             if seconds > 8:

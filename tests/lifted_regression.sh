@@ -77,7 +77,7 @@ shared_preload_libraries = '$library'
 fsync = off
 max_prepared_transactions = 10
 wal_level = logical
-statement_timeout = 120s
+statement_timeout = 900s
 CONF
   if [ "$rows" != 0 ]; then echo "transship.batch_rows = $rows" | as_server tee -a "$data/postgresql.conf" > /dev/null; fi
   if [ $parallel = on ]; then

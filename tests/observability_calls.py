@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import threading
+import time
 
 TRANSPORTS = ("shm", "socket", "json", "flight")
 # The handler writes what it is called with, on both streams and by logging, and from a thread that belongs to nobody's call.
@@ -56,17 +57,24 @@ class Collector:
         self._server.shutdown()
 
 
-def ask(query, **settings):
+def ask(query, is_seen=None, **settings):
     """A session's answer, and what it was told besides."""
     options = [f"-c transship.{name}={value}" for name, value in settings.items()]
     environment = {**os.environ, "PGOPTIONS": " ".join([os.environ["PGOPTIONS"], *options])}
-    # Spans leave in the background: the session stays a moment longer.
-    stay = ["--command", "DO 'BEGIN PERFORM pg_sleep(2); END'"] if "traceparent" in settings else []
-    done = subprocess.run(
-        ["psql", "--no-psqlrc", "--quiet", "-At", "--dbname", "observed", "--command", query, *stay],
-        capture_output=True, text=True, timeout=120, env=environment,
-    )
-    return done.returncode, done.stdout, done.stderr
+    command = ["psql", "--no-psqlrc", "--quiet", "-At", "--dbname", "observed"]
+    if "traceparent" not in settings:
+        done = subprocess.run([*command, "--command", query], capture_output=True, text=True, timeout=120, env=environment)
+        return done.returncode, done.stdout, done.stderr
+    # Spans leave in the background: the session stays until they are seen, or for two seconds where there must be none.
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen([*command, "--file=-"], text=True, env=environment, **pipes) as session:
+        said, end = f"{query};", time.monotonic() + (60 if is_seen else 2)
+        while time.monotonic() < end and not (is_seen and is_seen()):
+            print(said, file=session.stdin, flush=True)
+            said = "DO 'BEGIN PERFORM pg_sleep(0.1); END';"
+            time.sleep(0.1)
+        answer, told = session.communicate(timeout=120)
+    return session.returncode, answer, told
 
 
 def attributes_of(span):
@@ -77,14 +85,16 @@ def check_traces(collector, until):
     parent = "00f067aa0ba902b7"
     for number, transport in enumerate(TRANSPORTS, start=1):
         trace = f"4bf92f3577b34da6a3ce929d0e0e{number:04x}"
-        query = "SELECT sum(observed(x)) FROM generate_series(1, 3000) x"
-        answered = ask(query, transport=transport, traceparent=f"00-{trace}-{parent}-01")
-        assert answered == (0, "9003000\n", ""), answered
 
         def tree():
-            kinds = collections.Counter(span["name"] for span in collector.of(trace))
-            return kinds["query"] == 1 and kinds["exchange"] == 1 and kinds["batch"] >= 2 and kinds["observed"] >= 2
+            spans = collector.of(trace)
+            kinds = collections.Counter(span["name"] for span in spans)
+            rows = sum(int(attributes_of(span)["transship.rows"]) for span in spans if span["name"] == "batch")
+            return kinds["query"] == kinds["exchange"] == 1 and kinds["batch"] >= 2 and kinds["observed"] >= 2 and rows >= 3000
 
+        query = "SELECT sum(observed(x)) FROM generate_series(1, 3000) x"
+        answered = ask(query, tree, transport=transport, traceparent=f"00-{trace}-{parent}-01")
+        assert answered == (0, "9003000\n", ""), answered
         until(f"the spans of {transport} are exported", tree)
         spans = collector.of(trace)
         by_id = {span["spanId"]: span for span in spans}
@@ -110,9 +120,13 @@ def check_traces(collector, until):
         count = len(collector.spans)
         assert ask("SELECT observed(1)", traceparent=value)[:2] == (0, "2\n")
     failing = "4bf92f3577b34da6a3ce929d0e0effff"
-    _, _, told = ask("SELECT wordy(x) FROM generate_series(1, 20) x", traceparent=f"00-{failing}-{parent}-01")
+
+    def is_exported():
+        return len(collector.of(failing)) >= 2
+
+    _, _, told = ask("SELECT wordy(x) FROM generate_series(1, 20) x", is_exported, traceparent=f"00-{failing}-{parent}-01")
     assert "thirteen" in told
-    until("the failed exchange is exported", lambda: len(collector.of(failing)) >= 2)
+    until("the failed exchange is exported", is_exported)
     failed = [span["status"] for span in collector.of(failing) if span["name"] == "exchange"]
     assert failed == [{"code": 2, "message": "user_code"}], failed
     assert not collector.of("4bf92f3577b34da6a3ce929d0e0e4736") and count == len(collector.spans) - len(collector.of(failing))
@@ -134,7 +148,7 @@ def check_lines(stage, until):
         code, _, told = ask("SELECT wordy(13)", transport=transport, log_handlers="notice")
         assert code == 1 and told.index("called with 13") < told.index("ERROR:"), (transport, told)
     assert ask("SELECT wordy(1)") == (0, "2\n", "")
-    _, _, told = ask("SELECT count(wordy(x)) FROM generate_series(100, 4000) x", log_handlers="notice")
+    _, _, told = ask("SELECT count(wordy(x)) FROM generate_series(100, 4000) x", log_handlers="notice", batch_time=0)
     assert "more lines are in the container's log]" in told, told[-500:]
     assert 100 <= len(told.splitlines()) < 1500, len(told.splitlines())
     # Sessions that share a replica get their own lines alone.

@@ -41,6 +41,11 @@ PYTHON
 TRANSSHIP_ROOT=$folder PYTHONPATH=$ROOT/container_templates/python TRANSSHIP_FLIGHT_PORT=$port "$ROOT/target/venv/bin/python" -m transship_server serve 2> "$ROOT/target/spark-server.log" &
 server=$!
 trap 'kill $server; rm -r "$folder"' EXIT
+say "Waiting for the server"
+for _ in $(seq 600); do
+  if (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then break; fi
+  sleep 0.1
+done
 say "Calling functions from Spark"
 export PYSPARK_PYTHON=$ROOT/target/venv-spark/bin/python SPARK_LOCAL_IP=127.0.0.1
 PYTHONPATH=$folder "$PYSPARK_PYTHON" sql/functions/spark_queries.py 2> "$ROOT/target/spark.log" || { tail -n 30 "$ROOT/target/spark.log" >&2; exit 1; }

@@ -69,14 +69,26 @@ load() {
     ask "SELECT string_agg(DISTINCT a.word(i), ',') FROM generate_series(1, 2000) i" || echo failed
   done > "$folder/load-$1"
 }
+# until_true COMMAND: runs it until it succeeds, for a minute at most.
+until_true() {
+  for _ in $(seq 600); do
+    if "$@"; then return; fi
+    sleep 0.1
+  done
+  echo "in vain: $*" >&2
+  exit 1
+}
+is_running() { [ "$(ask "SELECT count(*) > 0 FROM transship.progress WHERE name = 'slow_word'")" = t ]; }
+both_gave() { [ "$(grep -ls "$1" "$folder"/load-1 "$folder"/load-2 | wc -l)" = 2 ]; }
 load 1 & loads=$!
 load 2 & loads="$loads $!"
-ask "SELECT string_agg(DISTINCT a.slow_word(i), ',') FROM generate_series(1, 60) i" > "$folder/slow" & slow=$!
-sleep 1
+until_true both_gave first
+ask "SELECT string_agg(DISTINCT a.slow_word(i), ',') FROM generate_series(1, 200) i" > "$folder/slow" & slow=$!
+until_true is_running
 register register version_a:2.0 a
 grep -q 'DROP FUNCTION a.only_in_first()' "$folder/said"
 expect "SELECT a.word(1), a.only_in_second(), a.package_version(), to_regprocedure('a.only_in_first()') IS NULL" 'second|second|1.17.0|t'
-sleep 0.5
+until_true both_gave second
 register rollback version_a a
 expect "SELECT a.word(1), a.only_in_first(), a.package_version(), to_regprocedure('a.only_in_second()') IS NULL" 'first|first|1.15.0|t'
 register rollback version_a a

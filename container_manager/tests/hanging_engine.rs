@@ -180,6 +180,24 @@ impl Drop for Stage {
 }
 
 #[test]
+fn an_engine_that_is_late_to_see_a_container_end_is_waited_for() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let stage = Stage::started();
+    let (mut connection, lease) = stage.lease();
+    let record = stage.path(&format!("{}.pid", lease["replica"].as_str().unwrap()));
+    let pid = std::fs::read_to_string(&record).unwrap().parse().unwrap();
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    writeln!(connection.get_mut(), "{}", json!({"request": "report_failure", "replica": lease["replica"]})).unwrap();
+    // Longer than a replica has to answer that hangs.
+    std::thread::sleep(Duration::from_secs(4));
+    std::fs::remove_file(&record).unwrap();
+    let answer = answer_of(&mut connection);
+    assert_eq!(answer, json!({"response": "fate", "fate": "exited with status 1"}), "{}", stage.log());
+}
+
+#[test]
 fn replicas_are_leased_while_the_engine_hangs() {
     if !Uid::effective().is_root() {
         // Without root there is no other user for the container.

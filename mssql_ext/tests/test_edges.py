@@ -104,7 +104,7 @@ CREATE TABLE t (x bigint);
 EXEC sp_execute_external_script @language = N'Container', @script = N'image = "regress:1.0" function = "byte_of" transport = "{transport}"',
   @input_data_1 = N'SELECT x FROM t', @params = N'@bytes varbinary(max)', @bytes = {model};
 """)
-    run = host(job)
+    run = host(job, timeout=600)
     assert run.out == "column1\n" + "7\n" * rows, run.err[-1000:]
 
 

@@ -132,16 +132,16 @@ def test_both_engines_call_the_same_running_replica_at_once(call, postgres):
             time.sleep(0.05)
 
     # The sleeping calls overlap; a server of Python runs them in threads.
-    slow = threading.Thread(target=lambda: postgres.execute("SELECT wait_for(1.5)"))
+    slow = threading.Thread(target=lambda: postgres.execute("SELECT wait_for(5.5)"))
     watcher = threading.Thread(target=watch)
     slow.start()
     watcher.start()
-    waited = call('image = "regress:1.0" function = "wait_for"', columns="s float", rows=["1.5"])
+    waited = call('image = "regress:1.0" function = "wait_for"', columns="s float", rows=["5.5"])
     slow.join()
     watched.set()
     watcher.join()
-    assert waited.out == "column1\n1.5\n"
-    assert (2,) in seen, seen
+    assert waited.out == "column1\n5.5\n"
+    assert any(max(each, default=0) >= 2 for each in seen), seen
     theirs = postgres.execute("SELECT process_id(1)").fetchone()[0]
     mine = call('image = "regress:1.0" function = "process_id"', columns="x bigint", rows=["1"])
     assert mine.out == f"column1\n{theirs}\n"
@@ -150,7 +150,7 @@ def test_both_engines_call_the_same_running_replica_at_once(call, postgres):
 def test_all_flights_are_predicted_alike_by_both_engines_at_once(host, postgres):
     """336,776 rows through either engine while the other is at work, on the replicas of one image."""
     runs = []
-    thread = threading.Thread(target=lambda: runs.append(host(ROOT / "examples/flights/mssql.sql")))
+    thread = threading.Thread(target=lambda: runs.append(host(ROOT / "examples/flights/mssql.sql", timeout=600)))
     thread.start()
     query = "SELECT id, arrival_delay(distance, dep_delay, carrier, month, hour) FROM flights ORDER BY id"
     expected = postgres.execute(query).fetchall()

@@ -69,10 +69,10 @@ def test_telemetry_counts(call):
 
 def test_slow_calls_have_small_batches(call):
     # All rows in one batch would take longer than the answer to one may.
-    environment = {"TRANSSHIP_BATCH_TIME_MS": 100, "TRANSSHIP_BATCH_TIMEOUT_MS": 4000}
+    environment = {"TRANSSHIP_BATCH_TIME_MS": 100, "TRANSSHIP_BATCH_TIMEOUT_MS": 12000}
     script = 'image = "regress:1.0" function = "wait_for"'
-    run = call(script, "--statistics", columns="seconds float", rows=["0.01"] * 500, env=environment)
-    assert run.out == "column1\n" + "0.01\n" * 500, run.err
+    run = call(script, "--statistics", columns="seconds float", rows=["0.03"] * 500, env=environment)
+    assert run.out == "column1\n" + "0.03\n" * 500, run.err
     assert run.statistics["transship_batches"] > 10
 
 

@@ -10,6 +10,7 @@ import os
 import pathlib
 import random
 import secrets
+import socket
 import struct
 import subprocess
 import sys
@@ -325,6 +326,11 @@ def judge_connections(peer):
     expect((status, json.loads(body).get("columns")), (200, [[""]]), f"the server's connections: {body}")
 
 
+def listens(path):
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(path) == 0
+
+
 def main(image):
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as segments:
         os.chmod(folder, 0o777)
@@ -335,11 +341,10 @@ def main(image):
         container = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
         try:
             deadline = time.monotonic() + 60
-            while not all(os.path.exists(f"{folder}/{name}.sock") for name in ("http", "flight")):
+            while not all(listens(f"{folder}/{name}.sock") for name in ("http", "flight")):
                 if time.monotonic() > deadline:
                     sys.exit(f"{image} does not listen")
                 time.sleep(0.1)
-            time.sleep(1)
             judge(image, folder, segments)
         finally:
             subprocess.run(["docker", "rm", "--force", container], check=True, capture_output=True)

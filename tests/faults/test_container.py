@@ -16,6 +16,10 @@ def lost(name):
     return LOST.format(name)
 
 
+# Calls of 10 ms that take far longer than it takes to end their container.
+MANY = 750
+
+
 def kill_in_mid_query(case, running, after=0.4):
     name = case.manager.leased()
     time.sleep(after)
@@ -29,7 +33,7 @@ def test_killed_volatile(case, transport):
     """A VOLATILE function's batch is never run twice: one error, which names function, image and fate."""
     session, first = case.session(), next(FIRST)
     session.set(transship__transport=transport)
-    running = session.start(query("tell_volatile(x, 10)", 150, first))
+    running = session.start(query("tell_volatile(x, 10)", MANY, first))
     kill_in_mid_query(case, running)
     said = running.failure("08006", lost("tell"))
     fate = "exited with status 137" if RUNTIME == "docker" else "was killed by signal 9"
@@ -39,8 +43,8 @@ def test_killed_volatile(case, transport):
     case.check(session)
     time.sleep(1)
     calls = case.manager.calls()
-    assert all(calls[x] <= 1 for x in range(first, first + 150))
-    assert 0 < sum(calls[x] for x in range(first, first + 150)) < 150
+    assert all(calls[x] <= 1 for x in range(first, first + MANY))
+    assert 0 < sum(calls[x] for x in range(first, first + MANY)) < MANY
 
 
 @pytest.mark.parametrize("transport", ["auto", "flight", "json"])
@@ -48,9 +52,9 @@ def test_killed_immutable(case, transport):
     """Others are answered by another replica, each row once as far as the query can see."""
     session = case.session()
     session.set(transship__transport=transport)
-    running = session.start(query("nap(x, 10)", 150))
+    running = session.start(query("nap(x, 10)", MANY))
     kill_in_mid_query(case, running)
-    assert running.answer() == answers(150)
+    assert running.answer(within=60) == answers(MANY)
 
 
 def test_killed_each_time(case):
@@ -67,12 +71,12 @@ def test_killed_each_time(case):
 def test_killed_under_many(case):
     """All sessions of one replica lose it, and all that may go on with another."""
     sessions = [case.session(is_warm=False) for _ in range(6)]
-    running = [session.start(query("nap(x, 10)", 100)) for session in sessions]
+    running = [session.start(query("nap(x, 10)", MANY)) for session in sessions]
     for _ in range(2):
         kill_in_mid_query(case, running[0], after=0.2)
         time.sleep(0.3)
     for each in running:
-        assert each.answer(within=40) == answers(100)
+        assert each.answer(within=60) == answers(MANY)
 
 
 @docker_only
@@ -89,7 +93,7 @@ def test_paused(case):
     """A container that stands still is a timeout, and is replaced."""
     session = case.session()
     session.set(transship__batch_timeout="1500ms")
-    running = session.start(query("nap_volatile(x, 20)", 150))
+    running = session.start(query("nap_volatile(x, 20)", MANY))
     name = case.manager.leased()
     run("docker", "pause", name)
     said = running.failure("08006", r'container function "nap" did not answer within 1500 ms', within=10)
@@ -102,12 +106,12 @@ def test_paused(case):
 def test_paused_and_resumed(case):
     """One that goes on in time has lost nothing."""
     session = case.session()
-    running = session.start(query("nap_volatile(x, 10)", 150))
+    running = session.start(query("nap_volatile(x, 10)", MANY))
     name = case.manager.leased()
     run("docker", "pause", name)
     time.sleep(3.5)
     run("docker", "unpause", name)
-    assert running.answer() == answers(150)
+    assert running.answer(within=60) == answers(MANY)
 
 
 def test_slow(case):
@@ -125,8 +129,9 @@ def test_answers_after_cancellation(case):
     session = case.session()
     for call in ("nap_volatile(x, 300)", "nap(x, 300)"):
         for first in (1, 1000):
-            session.set(statement_timeout="300ms")
-            session.fail(query(call, 20, first), "57014", "canceling statement due to statement timeout", within=5)
+            # Long enough for the statement that sets it back.
+            session.set(statement_timeout="1500ms")
+            session.fail(query(call, 20, first), "57014", "canceling statement due to statement timeout", within=10)
             session.set(statement_timeout="50s")
             assert session.ask(query("nap_volatile(x, 1)", 50, 77), within=10) == answers(50, 77)
 

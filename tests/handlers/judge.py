@@ -19,6 +19,8 @@ import pyarrow.flight as flight
 
 # Of `waits`, where calls may wait beside each other.
 CONCURRENCY = 5
+# Calls of a client that goes away: far more than are begun before that is noticed.
+ABANDONED = 1000
 LOCKS = "--network=none --read-only --tmpfs=/tmp --cap-drop=ALL --security-opt=no-new-privileges --user=65534:65534 --pids-limit=128".split()
 
 
@@ -83,6 +85,18 @@ def container(template):
             docker("rm", "--force", found)
 
 
+def wait_for_line(found, line):
+    """Waits until a handler has written a line, which the container's log has."""
+    deadline = time.monotonic() + 60
+    while True:
+        logs = subprocess.run(["docker", "logs", found], check=True, capture_output=True, text=True)
+        if line in logs.stdout + logs.stderr:
+            return
+        if time.monotonic() > deadline:
+            sys.exit(f"no handler has written {line!r}: {logs.stderr}")
+        time.sleep(0.1)
+
+
 def status_of(found):
     """The exit status, once the container has ended."""
     return int(docker("wait", found, timeout=60))
@@ -112,7 +126,7 @@ def judge_threads(path):
 
 
 def judge(template):
-    with container(template) as (path, _):
+    with container(template) as (path, found):
         check("a wrong result", {key: ask(path, "wrong_type", [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
         error = ask(path, "throws", [1, 2, 3])
         # R leaves the batch, and not the row.
@@ -127,16 +141,16 @@ def judge(template):
             judge_threads(path.replace("http.sock", "flight.sock"))
         # The client goes away in the midst of it.
         begun = ask(path, "count")[0][0]
-        connection = send(path, "waits", list(range(100, 200)))
-        time.sleep(1)
+        connection = send(path, "waits", list(range(100, 100 + ABANDONED)))
+        wait_for_line(found, "the call of 100 has begun")
         connection.close()
         counts = [ask(path, "count")[0][0]]
         # A busy machine may take a while to notice that the client has gone.
         while len(counts) < 2 or (counts[-1] != counts[-2] and len(counts) < 30):
             time.sleep(1)
             counts.append(ask(path, "count")[0][0])
-        if not begun < counts[-1] < begun + 100:
-            sys.exit(f"{counts[-1] - begun} of 100 calls were begun for a client that has gone")
+        if not begun < counts[-1] < begun + ABANDONED:
+            sys.exit(f"{counts[-1] - begun} of {ABANDONED} calls were begun for a client that has gone")
     with container(template) as (path, found):
         with contextlib.suppress(OSError, http.client.HTTPException):
             ask(path, "exits", [1])
@@ -145,7 +159,7 @@ def judge(template):
     if template != "csharp":
         with container(template) as (path, found):
             connection = send(path, "loops", [1])
-            time.sleep(1)
+            wait_for_line(found, "the loop has begun")
             connection.close()
             waiting = send(path, "right", [1])
             check("the status of a process that is stuck", status_of(found), 1)

@@ -1,5 +1,6 @@
 //! What a replica's server says of itself.
 
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use crate::sandbox::ServerUsers;
 pub(super) const PROBE_INTERVAL: Duration = Duration::from_millis(20);
 /// Longest wait for a running replica to say that it is well.
 pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// A replica's sockets, of which it has one at least.
+const SOCKETS: [&str; 2] = ["http.sock", "flight.sock"];
 
 /// Asks a server whether it is there, with all that it offers; and the user that it runs as, who must be one of `users`.
 /// Only what a lease tells is kept: a greeting may have megabytes.
@@ -70,13 +73,25 @@ async fn greet_in_full(socket_dir: &Path, users: &ServerUsers) -> Result<(Server
     if info.offers(TransportName::Flight) { Err(no_flight) } else { Ok((info, user)) }
 }
 
+/// Whether nobody listens on any of a replica's sockets, as after its process has ended. One that hangs still listens.
+pub(super) async fn is_deserted(socket_dir: &Path) -> bool {
+    for name in SOCKETS {
+        let path = socket_dir.join(name);
+        match tokio::time::timeout(PROBE_TIMEOUT, unix::connect(&path, None)).await {
+            Ok(Err(cause)) if matches!(cause.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
+            _ => return false,
+        }
+    }
+    true
+}
+
 /// The user who listens on a replica's sockets.
 async fn find_user(socket_dir: &Path) -> Result<u32> {
     let mut refusal = None;
-    for name in ["http.sock", "flight.sock"] {
+    for name in SOCKETS {
         let path = socket_dir.join(name);
         let connecting = tokio::time::timeout(PROBE_TIMEOUT, unix::connect(&path, None));
-        let connected = connecting.await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()));
+        let connected = connecting.await.unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()));
         match connected.and_then(|stream| unix::user_of_peer(&stream)) {
             Ok(user) => return Ok(user),
             Err(cause) => refusal = refusal.or(Some(Error::unreachable(&path.to_string_lossy(), cause))),

@@ -7,7 +7,7 @@ use udf_client::control::STILL_RUNNING;
 use udf_types::Result;
 
 use super::Pool;
-use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet};
+use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet, is_deserted};
 use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
@@ -15,6 +15,10 @@ use crate::runtime::container_runtime::ReplicaStatus;
 
 /// Between two times that a replica is asked which did not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// Longest wait for a container engine to say that a replica has ended on whose sockets nobody listens any more.
+const ENDING_TIMEOUT: Duration = Duration::from_secs(15);
+/// Between two looks once it has taken longer than [`PROBE_TIMEOUT`].
+const LATE_INTERVAL: Duration = Duration::from_millis(100);
 /// A silent replica has missed at least so many greetings before it is stopped.
 const LEAST_MISSED: u32 = 3;
 
@@ -25,8 +29,8 @@ impl Pool {
         let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
             return Ok("was stopped".to_string());
         };
-        let deadline = Instant::now() + PROBE_TIMEOUT;
-        // A connection is lost a moment before the process behind it is seen to have ended.
+        let begun = Instant::now();
+        // A connection is lost before the process behind it is seen to have ended: a busy container engine takes seconds.
         loop {
             let asked = name.clone();
             if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.containers.status(&asked)).await? {
@@ -36,11 +40,12 @@ impl Pool {
             if greet(&socket_dir, &self.server_users).await.is_ok() {
                 return Ok(STILL_RUNNING.to_string());
             }
-            if Instant::now() >= deadline {
+            let is_late = begun.elapsed() >= PROBE_TIMEOUT;
+            if is_late && (begun.elapsed() >= ENDING_TIMEOUT || !is_deserted(&socket_dir).await) {
                 self.doubt(&name);
                 return Ok("does not answer".to_string());
             }
-            tokio::time::sleep(PROBE_INTERVAL).await;
+            tokio::time::sleep(if is_late { LATE_INTERVAL } else { PROBE_INTERVAL }).await;
         }
     }
 

@@ -286,7 +286,7 @@ class FlightServer(flight.FlightServerBase):
         if not self.open.acquire(blocking=False):
             raise flight.FlightServerError("busy")
         try:
-            time.sleep(0.1)
+            time.sleep(1)
             return self.exchange(context, descriptor, reader, writer)
         finally:
             self.open.release()

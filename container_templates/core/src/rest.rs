@@ -104,6 +104,8 @@ async fn answer(
     let path = decode_path(request.uri().path());
     let method = request.method().clone();
     if method == Method::POST && client.is_refused {
+        // A client that is still sending would find the connection closed, and not read why.
+        discard(request.into_body()).await;
         return Err(CallError::new("busy", "the server has as many connections as it can take"));
     }
     if method == Method::GET && path == "/v1" {
@@ -167,6 +169,12 @@ async fn answer(
     *lines = written;
     function.note_long(start.elapsed() > LONG);
     answered.map(|body| (StatusCode::OK, body))
+}
+
+/// Reads a body of at most a call's size, and keeps nothing of it.
+async fn discard(body: Incoming) {
+    let mut body = Limited::new(body, MAX_MESSAGE_BYTES);
+    while let Some(Ok(_)) = body.frame().await {}
 }
 
 /// Whether a client has closed its connection. hyper does not look while a further request lies there.

@@ -30,6 +30,9 @@ use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_types::transport_name::TransportName;
 use udf_types::types::Type;
 
+/// Far longer than anything takes here.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 fn crate_folder() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -80,20 +83,26 @@ impl Server {
     }
 
     fn wait_for(&mut self, text: &str) {
-        self.wait_for_several(text, 1);
+        self.wait_for_times(text, 1);
     }
 
-    fn wait_for_several(&mut self, text: &str, count: usize) {
+    fn count(&self, text: &str) -> usize {
+        self.log().matches(text).count()
+    }
+
+    fn wait_for_times(&mut self, text: &str, times: usize) {
         let start = Instant::now();
-        while self.log().matches(text).count() < count {
+        while self.count(text) < times {
             let ended = self.process.try_wait().unwrap();
-            assert!(ended.is_none() && start.elapsed() < Duration::from_secs(60), "no \"{text}\" in:\n{}", self.log());
+            assert!(ended.is_none() && start.elapsed() < PATIENCE, "no \"{text}\" in:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     fn connect(&self) -> UnixStream {
-        UnixStream::connect(self.folder.path().join("http.sock")).unwrap()
+        let stream = UnixStream::connect(self.folder.path().join("http.sock")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
     }
 
     fn post(&self, function: &str, body: &Value) -> UnixStream {
@@ -125,10 +134,22 @@ impl Server {
         (header, data.to_vec())
     }
 
+    /// Its status, once it has ended.
+    fn wait_for_end(&mut self) -> Option<i32> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// Ends it as the manager does, and says its status.
     fn end(&mut self) -> Option<i32> {
         run(Command::new("kill").arg(self.process.id().to_string()));
-        self.process.wait().unwrap().code()
+        self.wait_for_end()
     }
 }
 
@@ -190,11 +211,11 @@ fn a_program_in_c_drives_the_library_on_one_thread() {
     assert_eq!(error["error"]["kind"], "bad_result");
     // The client goes away.
     let waiting = server.post("wait", &json!({"rows": 1, "columns": [[1]]}));
-    std::thread::sleep(Duration::from_millis(100));
+    server.wait_for("interface: wait begun");
     waiting.shutdown(Shutdown::Both).unwrap();
     server.wait_for("interface: cancelled");
     let endless = server.post("up_to", &json!({"rows": 1, "columns": [[0]]}));
-    std::thread::sleep(Duration::from_millis(100));
+    server.wait_for("interface: up_to begun");
     endless.shutdown(Shutdown::Both).unwrap();
     server.wait_for("interface: unwanted");
     assert_eq!(server.ask("double", &json!({"rows": 0, "columns": [[]]}))["columns"], json!([[]]));
@@ -247,10 +268,10 @@ fn plain_columns_need_no_arrow() {
 fn a_handler_that_is_stuck_on_the_only_thread_ends_the_process() {
     let mut server = start_program("plain", PLAIN_FUNCTIONS);
     let gone = server.post("stuck", &json!({"rows": 1, "columns": [[1]]}));
-    std::thread::sleep(Duration::from_millis(100));
+    server.wait_for("plain: stuck begun");
     gone.shutdown(Shutdown::Both).unwrap();
     let _waiting = server.post("integers", &json!({"rows": 1, "columns": [[1]]}));
-    assert_eq!(server.process.wait().unwrap().code(), Some(1));
+    assert_eq!(server.wait_for_end(), Some(1), "{}", server.log());
     assert!(server.log().contains("a handler runs on for a client that has gone"), "{}", server.log());
 }
 
@@ -336,8 +357,9 @@ fn check_streams(server: &mut Server) {
     exchange.send(batch(0));
     assert_eq!(results(&mut exchange), Some(vec![1, 11]));
     drop(exchange);
-    // The server may learn first that the client has gone, or that there are no more batches.
-    server.wait_for_several("interface: stream over\n", 3);
+    // Its stream may end first, or break off.
+    server.wait_for_times("interface: stream over\n", 3);
+    let unwanted = server.count("interface: stream unwanted\n");
     // Batches of other columns than the function's.
     let argument = Argument { name: String::new(), ty: Type::Text };
     let texts = Signature { arguments: vec![argument], ..signature.clone() };
@@ -352,7 +374,7 @@ fn check_streams(server: &mut Server) {
         }
     };
     assert!(error.contains("running_sum is int8"), "{error}");
-    server.wait_for("interface: stream unwanted");
+    server.wait_for_times("interface: stream unwanted\n", unwanted + 1);
     let error = server.ask("running_sum", &json!({"rows": 1, "columns": [[1]]}));
     let expected = json!({"kind": "protocol_violation", "message": "running_sum is a map function"});
     assert_eq!(error["error"], expected);

@@ -179,6 +179,7 @@ static void answer(transship_work *work) {
     make_reply(2, 0, columns, &array, &schema);
     if (values[0] == 0) {
       /* As many parts as the client takes. */
+      fprintf(stderr, "interface: up_to begun\n");
       int64_t *part[2] = {columns[0], columns[1]};
       array.release(&array);
       do make_reply(2, 1, part, &array, &schema);
@@ -211,6 +212,7 @@ static void answer(transship_work *work) {
     word_schema.release = release_schema;
     status = transship_work_answer(work, &array, &schema);
   } else {
+    fprintf(stderr, "interface: wait begun\n");
     while (!transship_work_is_cancelled(work)) poll(NULL, 0, 1);
     fprintf(stderr, "interface: cancelled\n");
     status = transship_work_fail(work, "no such kind", "cancelled", NULL, -1);

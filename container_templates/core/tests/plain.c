@@ -82,6 +82,7 @@ int main(int count, char **arguments) {
       CHECK(transship_work_column(work, 0, &column) == TRANSSHIP_OK);
       emit(work, *(const int64_t *)column.values);
     } else if (strcmp(function.name, "stuck") == 0) {
+      fprintf(stderr, "plain: stuck begun\n");
       for (;;) pause();
     } else {
       echo(work, info.rows);

@@ -65,7 +65,7 @@ final class HttpServer {
 
         static Limits ofProcess() {
             long descriptors = ManagementFactory.getOperatingSystemMXBean() instanceof UnixOperatingSystemMXBean system ? system.getMaxFileDescriptorCount() : 0;
-            return new Limits((int) Math.max(1, Math.min(descriptors / SHARE, MOST_CONNECTIONS)), 60_000, 600_000);
+            return new Limits((int) Math.max(1, Math.min(descriptors / SHARE, MOST_CONNECTIONS)), 600_000, 600_000);
         }
     }
 

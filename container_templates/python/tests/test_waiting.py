@@ -29,6 +29,13 @@ def call(handler, values, concurrency=1, form="row", **options):
     return make(handler, concurrency, form).call(batch_of(*values), **options).to_pylist()
 
 
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 class Counting:
     """Says how many calls were under way at most, and which rows were begun and ended."""
 
@@ -94,8 +101,7 @@ def test_the_first_row_that_fails_is_told(concurrency):
     assert "in __call__" in caught.value.trace and "transship_server" not in caught.value.trace
     # Nothing of the rows after it was begun once it was known, and what had begun was cancelled.
     assert len(handler.begun) <= 5 + 2 * concurrency
-    time.sleep(0.1)
-    assert handler.now == 0
+    wait_until(lambda: handler.now == 0)
 
 
 @pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), StopAsyncIteration()])
@@ -128,39 +134,41 @@ def test_a_task_of_the_handler_ends_no_server(capfd):
 
 
 def test_a_cancelled_query_cancels_its_calls():
-    cancelled = []
+    begun, cancelled = [], []
 
     async def handler(x):
+        begun.append(x)
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         except asyncio.CancelledError:
             cancelled.append(x)
             raise
 
-    start = time.monotonic()
     with pytest.raises(Cancelled):
-        call(handler, range(100), 4, is_cancelled=lambda: time.monotonic() - start > 0.1)
-    deadline = time.monotonic() + 10
-    while len(cancelled) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert sorted(cancelled) == [0, 1, 2, 3]
+        call(handler, range(100), 4, is_cancelled=lambda: len(begun) == 4)
+    wait_until(lambda: len(cancelled) == 4)
+    assert sorted(cancelled) == begun == [0, 1, 2, 3]
 
 
 def test_a_handler_that_does_not_heed_its_end_is_not_waited_for():
-    begun = []
+    begun, ended, may_end = [], [], threading.Event()
 
     async def handler(x):
         begun.append(x)
-        until = time.monotonic() + 1
-        while time.monotonic() < until:
+        while not may_end.is_set():
             try:
                 await asyncio.sleep(0.01)
             except asyncio.CancelledError:
                 pass
+        ended.append(x)
 
     with pytest.raises(Cancelled):
-        call(handler, range(100), 2, is_cancelled=lambda: True)
-    time.sleep(1.2)
+        call(handler, range(100), 2, is_cancelled=lambda: len(begun) == 2)
+    assert ended == []
+    may_end.set()
+    wait_until(lambda: len(ended) == 2)
+    # A third one would begin at once.
+    time.sleep(0.2)
     assert begun == [0, 1]
 
 
@@ -268,16 +276,21 @@ def test_a_client_that_hangs_up_cancels_over_http(tmp_path):
     source = """
 import asyncio, pathlib
 
+begun = []
+
 async def f(x: int) -> int:
+    begun.append(x)
     try:
-        await asyncio.sleep(60 if x < 0 else 0.001)
+        await asyncio.sleep(600 if x < 0 else 0.001)
         return x
     except asyncio.CancelledError:
         with open(pathlib.Path(__file__).parent / "cancelled", "a") as file:
             file.write(f"{x} ")
         raise
 """
-    server = rest.TcpServer(("127.0.0.1", 0), load(tmp_path, source, concurrency=3))
+    functions = load(tmp_path, source, concurrency=3)
+    begun = functions["f"].target.__globals__["begun"]
+    server = rest.TcpServer(("127.0.0.1", 0), functions)
     threading.Thread(target=server.serve_forever, daemon=True).start()
 
     def post(values):
@@ -294,13 +307,11 @@ async def f(x: int) -> int:
         return json.loads(answer.split(b"\r\n\r\n", 1)[1])
 
     waiting = post([-1, -2, -3, -4])
-    time.sleep(0.2)
+    wait_until(lambda: len(begun) == 3)
     # Others are served meanwhile, on the same loop.
     assert answer_of(post([1, 2, 3, 4]))["columns"] == [[1, 2, 3, 4]]
     waiting.close()
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "cancelled").exists() or len((tmp_path / "cancelled").read_text().split()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert sorted((tmp_path / "cancelled").read_text().split()) == ["-1", "-2", "-3"]
+    cancelled = tmp_path / "cancelled"
+    wait_until(lambda: cancelled.exists() and len(cancelled.read_text().split()) >= 3)
+    assert sorted(cancelled.read_text().split()) == ["-1", "-2", "-3"]
     server.shutdown()

@@ -28,6 +28,7 @@ public static class Handler
     public static async Task<long> Waits(long x, CancellationToken token)
     {
         Interlocked.Increment(ref started);
+        if (x == 100) Console.Error.WriteLine("the call of 100 has begun");
         await Task.Delay(x == 3 ? 600 : 200, token);
         if (x == 3 || x == 5) throw new Exception("bad " + x);
         return x;

@@ -14,6 +14,7 @@ export function throws(x: bigint): bigint {
 
 export async function waits(x: bigint, signal: AbortSignal): Promise<bigint> {
   started++;
+  if (x === 100n) console.error("the call of 100 has begun");
   await new Promise((resolve) => setTimeout(resolve, x === 3n ? 600 : 200));
   if (x === 3n || x === 5n) throw new Error(`bad ${x}`);
   return x;
@@ -22,6 +23,7 @@ export async function waits(x: bigint, signal: AbortSignal): Promise<bigint> {
 export const count = (): bigint => BigInt(started);
 
 export function loops(x: bigint): bigint {
+  console.error("the loop has begun");
   for (;;) started += 0;
 }
 

@@ -13,6 +13,7 @@ throws <- function(x) {
 
 waits <- function(x) {
   started <<- started + 1
+  if (x == 100L) cat("the call of 100 has begun\n", file = stderr())
   Sys.sleep(0.2)
   if (x == 3L || x == 5L) stop("bad ", x)
   x
@@ -20,6 +21,9 @@ waits <- function(x) {
 
 count <- function() started
 
-loops <- function(x) repeat started <<- started + 0
+loops <- function(x) {
+  cat("the loop has begun\n", file = stderr())
+  repeat started <<- started + 0
+}
 
 exits <- function(x) quit(status = 3)

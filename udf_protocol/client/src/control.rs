@@ -387,7 +387,14 @@ impl Connection {
         let mut line = serde_json::to_string(request).expect("requests hold nothing that JSON cannot");
         line.push('\n');
         self.descriptors.clear();
-        self.stream.write_all(line.as_bytes()).await.map_err(|cause| lost(&self.socket, &cause))?;
+        if let Err(cause) = self.stream.write_all(line.as_bytes()).await {
+            // A manager that refuses a connection says why, and closes it before it has read a request that comes late.
+            let said = self.read_line().await.ok().flatten();
+            return Err(match said.as_deref().map(serde_json::from_str) {
+                Some(Ok(Response::Error(refusal))) => refusal,
+                _ => lost(&self.socket, &cause),
+            });
+        }
         loop {
             let response = self.read_line().await.map_err(|cause| lost(&self.socket, &cause))?;
             let Some(response) = response else {
@@ -471,4 +478,31 @@ pub fn unexpected(fact: &str) -> Error {
 /// One request on a connection of its own.
 pub async fn ask(socket: &Path, request: &Request) -> Result<Response> {
     Connection::open(socket).await?.request(request).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
+
+    use udf_types::Kind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_comes_after_the_refusal_fails_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut line = serde_json::to_vec(&Response::Error(Error::new(Kind::NotAllowed, "no"))).unwrap();
+        line.push(b'\n');
+        for (said, kind) in [(line.as_slice(), Kind::NotAllowed), (b"", Kind::Unreachable), (b"{", Kind::Unreachable)] {
+            let mut connection = Connection::open(&path).await.unwrap();
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(said).unwrap();
+            drop(stream);
+            let error = connection.request(&Request::Ping).await.unwrap_err();
+            assert_eq!(error.kind(), kind, "{error}");
+        }
+    }
 }

@@ -134,6 +134,8 @@ struct Stage {
     folder: tempfile::TempDir,
     /// Leases, connections to the server, and leases that have ended.
     counts: Arc<[AtomicUsize; 3]>,
+    /// Connections that the server has closed.
+    closed: Arc<AtomicUsize>,
 }
 
 impl Stage {
@@ -143,19 +145,24 @@ impl Stage {
 
     /// The same of a server whose connections may be kept, or not.
     fn of_server(keep_alive: bool, script: impl Fn(Peer) + Send + Sync + 'static) -> Stage {
-        let counts = Arc::<[AtomicUsize; 3]>::default();
+        let (counts, closed) = (Arc::<[AtomicUsize; 3]>::default(), Arc::<AtomicUsize>::default());
         let folder = tempfile::tempdir().unwrap();
         let segments = folder.path().join("segments");
         std::fs::create_dir(&segments).unwrap();
         let server = UnixListener::bind(folder.path().join("http.sock")).unwrap();
         let (script, peers, counted) = (Arc::new(script), segments.clone(), counts.clone());
+        let closings = closed.clone();
         std::thread::spawn(move || {
             for stream in server.incoming() {
                 let stream = stream.unwrap();
                 counted[1].fetch_add(1, Relaxed);
                 let reader = BufReader::new(stream.try_clone().unwrap());
                 let (script, peer) = (script.clone(), Peer { stream, reader, segments: peers.clone() });
-                std::thread::spawn(move || script(peer));
+                let closings = closings.clone();
+                std::thread::spawn(move || {
+                    script(peer);
+                    closings.fetch_add(1, Relaxed);
+                });
             }
         });
         let manager = UnixListener::bind(folder.path().join("manager.sock")).unwrap();
@@ -184,7 +191,7 @@ impl Stage {
                 });
             }
         });
-        Stage { client: Client::start().unwrap(), folder, counts }
+        Stage { client: Client::start().unwrap(), folder, counts, closed }
     }
 
     /// Leases, connections to the server, and leases that have ended.
@@ -801,8 +808,7 @@ fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
         assert_eq!(receive(&mut exchange).unwrap(), [0]);
         drop(exchange);
         // Its end is here before the next exchange begins.
-        wait_until(|| stage.counts()[1] == number);
-        std::thread::sleep(Duration::from_millis(100));
+        wait_until(|| stage.closed.load(Relaxed) == number);
     }
     assert_eq!(stage.counts()[0], 1);
     // Nor one that is closed between two batches of an exchange.
@@ -811,6 +817,8 @@ fn a_kept_connection_that_was_closed_meanwhile_is_not_used() {
         let expected = batch.number as i64 * 10;
         exchange.send(batch);
         assert_eq!(receive(&mut exchange).unwrap(), [expected]);
+        wait_until(|| stage.closed.load(Relaxed) == stage.counts()[1]);
+        // The client's thread, which is about to look, sees it then.
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!((stage.counts(), exchange.retries()), ([1, 25, 0], 0));
@@ -904,17 +912,25 @@ fn the_groups_of_a_query_that_was_cancelled_are_forgotten() {
 
 #[test]
 fn leases_last_for_a_moment_after_they_were_used() {
+    let start = Instant::now();
     for keep_alive in [true, false] {
-        let stage = Stage::of_server(keep_alive, answer_all);
-        for _ in 0..5 {
-            let mut exchange = stage.open(Volatility::Volatile);
-            exchange.send(batches(1, 1).remove(0));
-            assert_eq!(receive(&mut exchange).unwrap(), [0]);
-            drop(exchange);
-            // What the end of a transaction does.
-            stage.client.release();
-        }
-        let [leases, connections, ended] = stage.counts();
+        let (stage, [leases, connections, ended]) = loop {
+            assert!(start.elapsed() < Duration::from_secs(120), "five calls take longer than a lease is kept");
+            let (begun, stage) = (Instant::now(), Stage::of_server(keep_alive, answer_all));
+            for _ in 0..5 {
+                let mut exchange = stage.open(Volatility::Volatile);
+                exchange.send(batches(1, 1).remove(0));
+                assert_eq!(receive(&mut exchange).unwrap(), [0]);
+                drop(exchange);
+                // What the end of a transaction does.
+                stage.client.release();
+            }
+            let counts = stage.counts();
+            // On a machine that stands still, the moment may be over already.
+            if begun.elapsed() < LINGER {
+                break (stage, counts);
+            }
+        };
         // The first exchange is another thread's, which gives its connection back when it gets to it.
         let expected = if keep_alive { 1..=2 } else { 4..=5 };
         assert!(leases == 1 && expected.contains(&connections) && ended == 0, "{:?}", stage.counts());
@@ -931,17 +947,19 @@ fn leases_last_for_a_moment_after_they_were_used() {
 #[test]
 fn leases_that_are_used_again_in_time_are_kept() {
     let stage = Stage::of_server(true, answer_all);
-    let begun = Instant::now();
+    let (begun, mut used, mut late) = (Instant::now(), Instant::now(), 0);
     while begun.elapsed() < 3 * LINGER {
         let mut exchange = stage.open(Volatility::Volatile);
         exchange.send(batches(1, 1).remove(0));
         assert_eq!(receive(&mut exchange).unwrap(), [0]);
         drop(exchange);
         stage.client.release();
+        // A machine that stands still for a while makes a pause long.
+        late += usize::from(used.elapsed() > LINGER / 2);
+        used = Instant::now();
         std::thread::sleep(LINGER / 10);
     }
-    // A machine that stands still for a while may make one of the pauses long.
-    assert!(stage.counts()[0] <= 2, "{:?}", stage.counts());
+    assert!(stage.counts()[0] <= 1 + late, "{:?}, {late} late", stage.counts());
 }
 
 #[test]
@@ -1051,14 +1069,16 @@ fn an_answer_that_came_while_the_engine_was_busy_is_not_late() {
     });
     for _ in 0..5 {
         drop(stage.open_here(TransportName::Shm, Volatility::Immutable));
-        let call =
-            Call { batch_timeout: Duration::from_millis(200), ..stage.call(TransportName::Shm, Volatility::Immutable) };
+        let call = Call {
+            batch_timeout: Duration::from_millis(1500),
+            ..stage.call(TransportName::Shm, Volatility::Immutable)
+        };
         let mut exchange = stage.client.open(Arc::new(call));
         let mut sent = batches(3, 1).into_iter();
         exchange.send(sent.next().unwrap());
         assert_eq!(receive(&mut exchange).unwrap(), [0]);
         exchange.send(sent.next().unwrap());
-        std::thread::sleep(Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(1800));
         exchange.send(sent.next().unwrap());
         assert_eq!((receive(&mut exchange).unwrap(), receive(&mut exchange).unwrap()), (vec![10], vec![20]));
     }

@@ -4,8 +4,8 @@ mod support;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow_array::cast::AsArray;
@@ -357,55 +357,68 @@ fn lost_batches_are_sent_again_and_answered_once() {
 }
 
 /// A container that says when the client has gone, and never answers.
-fn silent_stage() -> (Stage, Arc<Mutex<Option<Instant>>>) {
-    let gone_at = Arc::new(Mutex::new(None));
-    let noted = gone_at.clone();
+/// How far a silent container has come.
+#[derive(Default)]
+struct Seen {
+    batches: AtomicUsize,
+    is_gone: AtomicBool,
+}
+
+fn silent_stage() -> (Stage, Arc<Seen>) {
+    let seen = Arc::<Seen>::default();
+    let noted = seen.clone();
     let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
         let noted = noted.clone();
         Box::pin(async move {
-            while calls.next().await.is_some() {}
-            *noted.lock().unwrap() = Some(Instant::now());
+            while calls.next().await.is_some() {
+                noted.batches.fetch_add(1, Ordering::Relaxed);
+            }
+            noted.is_gone.store(true, Ordering::Relaxed);
             drop(answers);
         })
     });
-    (stage, gone_at)
+    (stage, seen)
 }
 
-fn wait_until_gone(gone_at: &Mutex<Option<Instant>>) {
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let start = Instant::now();
-    while gone_at.lock().unwrap().is_none() {
-        assert!(start.elapsed() < Duration::from_secs(10), "the container still waits");
+    while !is_so() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
+fn wait_until_gone(seen: &Seen) {
+    wait_until("the container still waits", || seen.is_gone.load(Ordering::Relaxed));
+}
+
 #[test]
 fn silent_container_ends_at_the_deadline_and_is_cancelled() {
-    let (stage, gone_at) = silent_stage();
-    let mut exchange = stage.open(Volatility::Volatile, Duration::from_millis(100));
+    let (stage, seen) = silent_stage();
+    // Long enough for the batch to be there.
+    let mut exchange = stage.open(Volatility::Volatile, Duration::from_secs(2));
     exchange.send(batches(&[1]).remove(0));
     let error = exchange.receive(&PlainHost).unwrap_err();
     assert_eq!(error.kind(), Kind::Timeout);
     drop(exchange);
-    wait_until_gone(&gone_at);
+    wait_until_gone(&seen);
 }
 
 #[test]
 fn engine_that_cancels_ends_the_wait_and_the_call() {
-    struct Impatient;
+    struct Impatient(Arc<Seen>);
     impl Host for Impatient {
         fn wait(&self, _: std::os::fd::BorrowedFd<'_>, _: Duration) -> udf_types::Result<()> {
-            // Long enough for the batch to be out.
-            std::thread::sleep(Duration::from_millis(200));
+            wait_until("the batch does not come", || self.0.batches.load(Ordering::Relaxed) > 0);
             Err(Error::cancelled())
         }
     }
-    let (stage, gone_at) = silent_stage();
+    let (stage, seen) = silent_stage();
     let mut exchange = stage.open(Volatility::Volatile, Duration::from_secs(100));
     exchange.send(batches(&[1]).remove(0));
-    assert!(exchange.receive(&Impatient).unwrap_err().is_cancelled());
+    assert!(exchange.receive(&Impatient(seen.clone())).unwrap_err().is_cancelled());
     drop(exchange);
-    wait_until_gone(&gone_at);
+    wait_until_gone(&seen);
 }
 
 #[test]

@@ -184,5 +184,6 @@ fn attempts_and_the_time_between_them_are_bounded() {
     let (endpoint, asks) = serve(&[LOST]);
     let mut exchange = open(&client, &endpoint, Volatility::Immutable, Duration::from_millis(40));
     assert!(exchange.receive(&PlainHost).is_err());
-    assert_eq!(asks.lock().unwrap().len(), 1);
+    // A busy machine may not even get to the first in that time.
+    assert!(asks.lock().unwrap().len() <= 1);
 }

@@ -63,7 +63,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Between two looks at what a server does.
 const SHORT_WAIT: Duration = Duration::from_millis(100);
 /// Time in which a server must see that a client has gone, with rows that take far less.
-const STOP_PATIENCE: Duration = Duration::from_secs(3);
+const STOP_PATIENCE: Duration = Duration::from_secs(15);
 /// Bytes of a value that a server must be able to take.
 const LARGE_VALUE_BYTES: usize = 1 << 20;
 /// Exchanges that a server must be able to answer at a time.

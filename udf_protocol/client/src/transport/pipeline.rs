@@ -292,25 +292,8 @@ impl PipelinedCall<'_> {
                 None => pipeline.received.reserve(READ_BYTES),
             }
             tokio::select! {
-                batch = outbox.next(), if is_open && pipeline.is_reusable && sending.pieces.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
-                    Some(batch) => {
-                        let number = batch.number;
-                        match self.send(pipeline, &mut sending.pieces, batch, &mut brought) {
-                            Ok(sent) => awaited.push_back(sent),
-                            // Those before it may be answered yet.
-                            Err(error) => {
-                                outbox.answer(number);
-                                inbox.deliver(Ok(Event::Failure(number, error)));
-                            }
-                        }
-                    }
-                    None => is_open = false,
-                },
-                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_done() => if written.is_err() {
-                    // A server that is gone may have answered before: what it said is read to its end first.
-                    sending = Sending::default();
-                    is_open = false;
-                },
+                // A connection that the server has closed is seen before the next batch goes to it.
+                biased;
                 read = pipeline.reader.read_buf(&mut pipeline.received) => {
                     if read.map_err(lost)? == 0 {
                         if pipeline.is_kept && awaited.is_empty() && sending.is_done() {
@@ -364,6 +347,25 @@ impl PipelinedCall<'_> {
                         pipeline.is_kept = true;
                     }
                 }
+                batch = outbox.next(), if is_open && pipeline.is_reusable && sending.pieces.is_empty() && (self.pipelining || awaited.is_empty()) => match batch {
+                    Some(batch) => {
+                        let number = batch.number;
+                        match self.send(pipeline, &mut sending.pieces, batch, &mut brought) {
+                            Ok(sent) => awaited.push_back(sent),
+                            // Those before it may be answered yet.
+                            Err(error) => {
+                                outbox.answer(number);
+                                inbox.deliver(Ok(Event::Failure(number, error)));
+                            }
+                        }
+                    }
+                    None => is_open = false,
+                },
+                written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_done() => if written.is_err() {
+                    // A server that is gone may have answered before: what it said is read to its end first.
+                    sending = Sending::default();
+                    is_open = false;
+                },
             }
         }
         // Of a request that was answered before it was sent, the rest is still owed to the server.
