@@ -90,7 +90,7 @@ def wait_for_line(found, line):
     deadline = time.monotonic() + 60
     while True:
         logs = subprocess.run(["docker", "logs", found], check=True, capture_output=True, text=True)
-        if line in (logs.stdout + logs.stderr).splitlines():
+        if line in logs.stdout + logs.stderr:
             return
         if time.monotonic() > deadline:
             sys.exit(f"no handler has written {line!r}: {logs.stderr}")
