@@ -291,6 +291,33 @@ BEGIN
 END
 $$;
 SELECT * FROM pg_temp.not_json() ORDER BY x;
+-- A subquery with OFFSET alone skips rows before the bound of the query above counts.
+SELECT z FROM (SELECT add_one(x) AS z FROM small OFFSET 2) s LIMIT 5;
+SELECT z FROM (SELECT add_one(x) AS z FROM small OFFSET 10) s LIMIT 5;
+SELECT EXISTS (SELECT FROM (SELECT add_one(x) AS z FROM small OFFSET 2) s WHERE z > 0);
+SELECT z FROM (SELECT z FROM (SELECT add_one(x) AS z FROM small OFFSET 0) s WHERE z > 10 LIMIT NULL) s LIMIT 3;
+-- Subplans of a lateral call's arguments take columns of the join.
+SELECT l.id, s.word FROM lines l, LATERAL (SELECT w.word FROM words_of(CASE WHEN l.a IN (SELECT m.a FROM lines m WHERE m.id > l.id) THEN l.words ELSE 'none' END) w OFFSET 0) s WHERE l.id > 14 ORDER BY 1;
+SELECT l.id, s.word FROM lines l, LATERAL (SELECT w.word FROM words_of(CASE WHEN l.a IN (SELECT m.a FROM lines m WHERE m.t > l.t) THEN l.words ELSE 'none' END) w OFFSET 0) s WHERE l.id > 14 ORDER BY 1;
+-- A row without results has NULL in all columns of a lateral subselect, also where they are columns of the row itself.
+SELECT l.id, s.a, s.word FROM lines l LEFT JOIN LATERAL (SELECT l.t AS a, w.word FROM words_of(l.words) w) s ON true WHERE l.id IN (3, 4) ORDER BY 1;
+SELECT l.id FROM lines l LEFT JOIN LATERAL (SELECT l.t AS a, w.word FROM words_of(l.words) w) s ON true WHERE s.a IS NULL ORDER BY 1;
+-- VOLATILE columns of a lateral subselect are evaluated once per row, however often they are named.
+CREATE SEQUENCE beside;
+SELECT bool_and(n = m), count(*) FROM (SELECT s.n, s.n AS m FROM lines l, LATERAL (SELECT nextval('beside') AS n, w.word FROM words_of(l.words) w) s WHERE l.id <= 3 OFFSET 0) r;
+SELECT count(word) FROM (SELECT s.word FROM lines l, LATERAL (SELECT nextval('beside') AS n, w.word FROM words_of(l.words) w) s WHERE l.id <= 3 OFFSET 0) r;
+SELECT last_value FROM beside;
+DROP SEQUENCE beside;
+-- An alias names the columns of a record.
+SELECT row_to_json(s) FROM lines l, LATERAL words_of(l.words) AS s (pos, w) WHERE l.id = 1;
+SELECT row_to_json(s) FROM lines l, LATERAL words_of(l.words) AS s WHERE l.id = 1;
+EXPLAIN (COSTS OFF) SELECT s FROM lines l, LATERAL words_of(l.words) AS s WHERE l.id = 1;
+-- Behind the rows that are asked for, a recursion may go on for ever.
+WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r) SELECT n FROM r WHERE n < 10 AND add_one(n) > 5 LIMIT 5;
+BEGIN;
+DECLARE endless CURSOR FOR WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r) SELECT add_one(n) FROM r WHERE n < 10;
+FETCH 9 FROM endless;
+COMMIT;
 DROP TABLE small, lines, written, taken, wide;
 DROP SEQUENCE drawn, turn;
 DROP AGGREGATE drawing_sum (bigint);

@@ -150,3 +150,17 @@ SELECT length(pass_text(repeat('x', 100000000)));
 -- TOASTed values.
 CREATE TABLE wide AS SELECT i, string_agg(md5((i * j)::text), '') AS t FROM generate_series(1, 20) i, generate_series(1, 1000) j GROUP BY i;
 SELECT bool_and(pass_text(t) = t) FROM wide;
+-- Type modifiers hold whatever the session's style of dates, and in arrays.
+CREATE DOMAIN whole_second AS timestamptz(0);
+CREATE FUNCTION whole_second(x timestamptz) RETURNS whole_second LANGUAGE container AS E'image = "regress:1.0"\nfunction = "echo_timestamptz"';
+BEGIN;
+SET LOCAL timezone = 'Asia/Shanghai';
+SET LOCAL datestyle = 'SQL';
+SELECT whole_second(v) = date_trunc('second', v), whole_second(v) FROM (VALUES ('2026-01-02 03:04:05.4+00'::timestamptz), ('2026-07-02 23:04:05+00')) s (v);
+COMMIT;
+CREATE DOMAIN short_words AS varchar(3)[];
+CREATE FUNCTION short_words(x text[]) RETURNS short_words LANGUAGE container AS E'image = "regress:1.0"\nfunction = "echo_texts"';
+SELECT short_words(ARRAY['abc', NULL, 'ab ']);
+SELECT code, message FROM failure($$SELECT short_words(ARRAY['abc', 'abcd'])$$);
+DROP FUNCTION whole_second, short_words;
+DROP DOMAIN whole_second, short_words;

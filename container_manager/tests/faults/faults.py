@@ -126,7 +126,7 @@ COLUMNS = [
 ]
 EXPECTED = {"flight": COMMON + FLIGHT, "json": COMMON + JSON, "socket": COMMON + COLUMNS}
 VERDICT = re.compile(r"  (ok|FAILED|skipped)\s+§(\S+)\s+(.*)")
-WORKERS = 4
+WORKERS = 6
 
 
 def judge(transship, form, fault, transports):

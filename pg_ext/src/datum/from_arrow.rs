@@ -17,7 +17,7 @@ use udf_types::types::Type;
 use udf_types::{Error, Kind};
 
 use super::to_arrow::type_changed;
-use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output_function};
+use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType};
 use crate::function::Function;
 use crate::pg::text;
 use crate::report;
@@ -121,11 +121,7 @@ fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Resu
         && let Form::Plain = sql_type.form
         && let Some(value) = datum
     {
-        // SAFETY: both functions belong to the type; input applies the precision, as it does for text above.
-        datum = Some(unsafe {
-            let text = pg_sys::OidOutputFunctionCall(output_function(sql_type.oid), value);
-            pg_sys::OidInputFunctionCall(sql_type.input.0, text, sql_type.input.1, sql_type.typmod)
-        });
+        datum = Some(coerced_to_length(sql_type, value));
     }
     if let Some(domain) = &sql_type.domain {
         let datum = datum.unwrap_or(pg_sys::Datum::from(0usize));
@@ -142,6 +138,25 @@ fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Resu
         }
     }
     Ok(datum)
+}
+
+/// A time, timestamp or interval with the precision of its type.
+fn coerced_to_length(sql_type: &SqlType, value: pg_sys::Datum) -> pg_sys::Datum {
+    let mut function = pg_sys::InvalidOid;
+    // SAFETY: a lookup of a type that exists. A function takes a value of the type, its modifier, and whether the cast is explicit, if it
+    // asks for that.
+    unsafe {
+        match pg_sys::find_typmod_coercion_function(sql_type.oid, &mut function) {
+            pg_sys::CoercionPathType::COERCION_PATH_FUNC => pg_sys::OidFunctionCall3Coll(
+                function,
+                pg_sys::InvalidOid,
+                value,
+                pg_sys::Datum::from(sql_type.typmod),
+                pg_sys::Datum::from(false),
+            ),
+            _ => value,
+        }
+    }
 }
 
 fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {

@@ -151,19 +151,20 @@ impl SqlType {
             pg_sys::TIMESTAMPTZOID => plain(Type::TimestampTz),
             pg_sys::INTERVALOID => plain(Type::Interval),
             pg_sys::UUIDOID => plain(Type::Uuid),
-            _ => SqlType::built(oid, depth),
+            _ => SqlType::built(oid, typmod, depth),
         }
         .map_err(|error: Option<Error>| error.unwrap_or_else(|| refused().with_hint(advice(oid))))?;
         Ok(SqlType { oid, ty, form, typmod, input: input_function(oid), domain })
     }
 
-    /// Enums, arrays, ranges, composite types and pgvector's vector; an error of none says that it is none of these.
-    fn built(oid: pg_sys::Oid, depth: usize) -> std::result::Result<(Type, Form), Option<Error>> {
+    /// Enums, arrays, ranges, composite types and pgvector's vector; an error of none says that it is none of these. An array's type
+    /// modifier is its elements'.
+    fn built(oid: pg_sys::Oid, typmod: i32, depth: usize) -> std::result::Result<(Type, Form), Option<Error>> {
         // SAFETY: lookups of a type that exists. The tuple descriptor is released when it was read.
         unsafe {
             let element_oid = pg_sys::get_element_type(oid);
             if element_oid != pg_sys::InvalidOid {
-                let element = SqlType::at_depth(element_oid, -1, depth + 1)?;
+                let element = SqlType::at_depth(element_oid, typmod, depth + 1)?;
                 let (mut length, mut is_by_value, mut alignment) = (0, false, 0);
                 pg_sys::get_typlenbyvalalign(element_oid, &mut length, &mut is_by_value, &mut alignment);
                 let ty = Type::Array(Arc::new(element.ty.clone()));

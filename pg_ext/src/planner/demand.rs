@@ -110,12 +110,18 @@ impl Demand {
     pub unsafe fn below(self, plan: *mut pg_sys::Plan, child: *mut pg_sys::Plan) -> Demand {
         use pg_sys::NodeTag::*;
         let some = if self.may_stop() { self } else { Demand::Some };
+        let some_if_any = if self.may_stop() { Demand::Some } else { self };
         // SAFETY: the caller says that the plan is valid; its tag says which struct it is.
         unsafe {
             match nodes::tag(plan) {
                 T_Limit => {
                     let limit = plan.cast::<pg_sys::Limit>();
-                    if is_absent((*limit).limitCount) { self } else { Demand::Limit(limit) }
+                    match (is_absent((*limit).limitCount), is_absent((*limit).limitOffset)) {
+                        (false, _) => Demand::Limit(limit),
+                        (true, true) => self,
+                        // What is asked of it comes after the rows that it skips.
+                        (true, false) => some_if_any,
+                    }
                 }
                 _ if takes_all_first(plan) => Demand::ALL,
                 // It stops where it returns rows, and nobody asks for more.
@@ -192,8 +198,8 @@ pub unsafe fn takes_all_first(plan: *mut pg_sys::Plan) -> bool {
     }
 }
 
-/// Whether a count of LIMIT is left out, or LIMIT NULL.
-unsafe fn is_absent(count: *mut pg_sys::Node) -> bool {
+/// Whether a count of LIMIT or OFFSET is left out, or NULL.
+pub unsafe fn is_absent(count: *mut pg_sys::Node) -> bool {
     // SAFETY: the caller passes null or a valid expression; the tag says which struct it is.
     unsafe {
         count.is_null()

@@ -65,6 +65,7 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         let mut lifter = Lifter {
             language,
             subplans,
+            tables: (*statement).rtable,
             has_row_marks,
             watcher,
             is_still,
@@ -107,6 +108,7 @@ pub(super) struct Lifter {
     pub(super) language: pg_sys::Oid,
     /// The statement's.
     pub(super) subplans: *mut pg_sys::List,
+    pub(super) tables: *mut pg_sys::List,
     /// Whether rows may be checked again after another transaction has changed them (EvalPlanQual).
     pub(super) has_row_marks: bool,
     /// What the statement's expressions read and change.
@@ -451,7 +453,11 @@ impl Lifter {
             (*scan).custom_scan_tlist = entry_list;
             (*scan).custom_exprs = list::from_elements(&conditions);
             let own = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
-            let shows = |asked: Demand| asked.shows_reading_ahead(child, &own, &self.watcher);
+            let is_recursive = is_recursive(child, self.subplans);
+            let shows = |asked: Demand| {
+                // Behind the rows that are asked for, a recursion may go on for ever.
+                is_recursive && asked.may_stop() || asked.shows_reading_ahead(child, &own, &self.watcher)
+            };
             (*scan).custom_private = Private {
                 is_bounded: first_rows.is_some(),
                 is_stepwise: shows(asked),
@@ -518,8 +524,8 @@ unsafe fn pass_bound(limit: *mut pg_sys::Limit) {
     // SAFETY: the caller passes a valid node.
     unsafe {
         let mut child = (*limit).plan.lefttree;
-        // WITH TIES looks at more rows.
-        if (*limit).limitOption != pg_sys::LimitOption::LIMIT_OPTION_COUNT {
+        // WITH TIES looks at more rows, and without a count the bound is another node's.
+        if (*limit).limitOption != pg_sys::LimitOption::LIMIT_OPTION_COUNT || demand::is_absent((*limit).limitCount) {
             return;
         }
         while is_batch_scan(child) {
@@ -531,6 +537,26 @@ unsafe fn pass_bound(limit: *mut pg_sys::Limit) {
             }
             (*scan).custom_private = Private { is_bound_exact: true, ..private }.to_list();
             child = (*child).lefttree;
+        }
+    }
+}
+
+/// Whether a plan's rows come of a recursive query.
+unsafe fn is_recursive(plan: *mut pg_sys::Plan, subplans: *mut pg_sys::List) -> bool {
+    // SAFETY: the caller passes null or a valid plan of the statement with these subplans, whose numbers count from one.
+    unsafe {
+        if plan.is_null() {
+            return false;
+        }
+        match nodes::tag(plan) {
+            pg_sys::NodeTag::T_RecursiveUnion => true,
+            pg_sys::NodeTag::T_CteScan => {
+                let plans = list::elements::<pg_sys::Plan>(subplans);
+                let number = (*plan.cast::<pg_sys::CteScan>()).ctePlanId - 1;
+                let query = usize::try_from(number).ok().and_then(|position| plans.get(position));
+                query.is_some_and(|query| is_recursive(*query, subplans))
+            }
+            _ => children(plan).into_iter().any(|child| is_recursive(*child, subplans)),
         }
     }
 }

@@ -115,10 +115,22 @@ impl Lifter {
             if !is_correlated || !fits(width + 1) || lists.iter().any(|list| pg_sys::contain_subplans((*list).cast())) {
                 return None;
             }
+            // A subplan of the call's may take a column of the outer side as well, from the join that would be gone.
+            let needed = nodes::parameters_of(&[call], self.subplans);
+            if parameters.iter().any(|parameter| pg_sys::bms_is_member((**parameter).paramno, needed)) {
+                return None;
+            }
+            // Each reference to a column of the inner side would be evaluated on its own.
+            if pg_sys::contain_volatile_functions((*inner).targetlist.cast()) {
+                return None;
+            }
             let outer = (*plan).lefttree;
             let result = column(pg_sys::INDEX_VAR, width, call);
             let returns_set = (*call.cast::<pg_sys::FuncExpr>()).funcretset;
             let is_composite = pg_sys::type_is_rowtype((*result).vartype);
+            let tables = list::elements::<pg_sys::RangeTblEntry>(self.tables);
+            let names = (*(*tables[(*scan).scan.scanrelid as usize - 1]).eref).colnames;
+            let has_own_names = is_composite && are_names_of_result(names, call);
             // A Var of the FunctionScan is the result, or a column of it.
             let mut is_clear = true;
             let mut from_inner = |expression: *mut pg_sys::Node| {
@@ -132,6 +144,11 @@ impl Lifter {
                     }
                     let whole: *mut pg_sys::Node = pg_sys::copyObjectImpl(result.cast()).cast();
                     match (is_composite, (*var).varattno) {
+                        // An alias names the columns of a record.
+                        (true, 0) if (*var).vartype == pg_sys::RECORDOID && !has_own_names => {
+                            is_clear = false;
+                            Some(node)
+                        }
                         // A row that is checked again after another transaction's change must be the one that was joined.
                         (true, 0) if !returns_set && !self.has_row_marks => row_or_nulls(call, whole).or_else(|| {
                             is_clear = false;
@@ -154,7 +171,10 @@ impl Lifter {
                 .collect();
             // A row without results has NULL in all columns of the inner side.
             let may_lack_results = returns_set && join == SetJoin::Left;
-            if !is_clear || (may_lack_results && !inner_targets.iter().all(|target| is_part_of_result(*target))) {
+            if !is_clear
+                || (may_lack_results
+                    && !inner_targets.iter().all(|target| is_part_of_result(*target, (*result).varattno)))
+            {
                 return None;
             }
             let from_join = |expression: *mut pg_sys::Node| {
@@ -265,13 +285,35 @@ unsafe fn row_or_nulls(call: *mut pg_sys::Node, whole: *mut pg_sys::Node) -> Opt
     }
 }
 
-/// Whether an expression over the scan tuple is the result of a call, or a column of it, and so NULL if the result is.
-unsafe fn is_part_of_result(expression: *mut pg_sys::Node) -> bool {
+/// Whether the columns of a call's result have these names.
+unsafe fn are_names_of_result(names: *mut pg_sys::List, call: *mut pg_sys::Node) -> bool {
+    // SAFETY: the caller passes a list of strings, and a call.
+    unsafe {
+        let Some(descriptor) = catalog::result_descriptor((*call.cast::<pg_sys::FuncExpr>()).funcid) else {
+            return false;
+        };
+        let descriptor = PgTupleDesc::from_pg_copy(descriptor);
+        let names = list::elements::<pg_sys::String>(names);
+        names.len() == descriptor.len()
+            && names.iter().zip(descriptor.iter()).all(|(name, attribute)| {
+                std::ffi::CStr::from_ptr((**name).sval) == std::ffi::CStr::from_ptr(attribute.attname.data.as_ptr())
+            })
+    }
+}
+
+/// Whether an expression over the scan tuple is the result of a call, which is column `number`, or a column of it, and so NULL if the
+/// result is.
+unsafe fn is_part_of_result(expression: *mut pg_sys::Node, number: pg_sys::AttrNumber) -> bool {
     // SAFETY: the caller passes a valid expression; the tag says which struct it is.
     unsafe {
         match nodes::tag(expression) {
-            pg_sys::NodeTag::T_Var => (*expression.cast::<pg_sys::Var>()).varno == pg_sys::INDEX_VAR,
-            pg_sys::NodeTag::T_FieldSelect => is_part_of_result((*expression.cast::<pg_sys::FieldSelect>()).arg.cast()),
+            pg_sys::NodeTag::T_Var => {
+                let var = expression.cast::<pg_sys::Var>();
+                ((*var).varno, (*var).varattno) == (pg_sys::INDEX_VAR, number)
+            }
+            pg_sys::NodeTag::T_FieldSelect => {
+                is_part_of_result((*expression.cast::<pg_sys::FieldSelect>()).arg.cast(), number)
+            }
             _ => false,
         }
     }
