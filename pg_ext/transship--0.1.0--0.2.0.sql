@@ -1,6 +1,19 @@
 -- complain if this script is sourced in psql, rather than via ALTER EXTENSION
 \echo Use "ALTER EXTENSION transship UPDATE TO '0.2.0'" to load this file. \quit
 
+-- Whoever owns the schema can put functions and operators into it that this script, or the extension's functions, would find.
+DO $$
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+    WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@' AND (r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) current_user)
+  ) THEN
+    RAISE EXCEPTION 'schema "@extschema@" belongs to a role that is no superuser' USING ERRCODE = 'insufficient_privilege',
+      HINT = 'Drop the schema, or look at what it holds and run: ALTER SCHEMA @extschema@ OWNER TO CURRENT_USER';
+  END IF;
+END
+$$;
+
 -- Map functions
 
 CREATE FUNCTION map(function regproc, query text) RETURNS SETOF record
@@ -29,14 +42,27 @@ LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_image_ddl';
 
 COMMENT ON FUNCTION image_ddl(text, text, text) IS 'the statements that create all functions of an image, as an array';
 
+CREATE FUNCTION is_trusted(owner oid, in_schema text) RETURNS boolean
+LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+  SELECT owner IN (me.oid, n.nspowner) OR r.rolsuper OR NOT me.rolsuper AND pg_has_role(r.oid, 'USAGE')
+  FROM pg_roles r, pg_roles me, pg_namespace n
+  WHERE r.oid = owner AND me.rolname = current_user AND n.nspname = in_schema
+$$;
+
+COMMENT ON FUNCTION is_trusted(oid, text) IS 'whether the user may leave code in a schema to this role: to itself, superusers, roles of its own, and the schema''s owner';
+
 CREATE FUNCTION import(image text, schema text DEFAULT current_schema(), previous text DEFAULT '') RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
   statement text;
+  known text[];
+  theirs text;
+  owner name;
 BEGIN
   IF schema IS NULL THEN
     RAISE EXCEPTION 'no schema has been selected to create in' USING ERRCODE = 'invalid_schema_name';
   END IF;
+  known := ARRAY(SELECT row(p.oid, p.xmin)::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = schema);
   FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema, previous)) LOOP
     BEGIN
       EXECUTE statement;
@@ -46,6 +72,32 @@ BEGIN
       RAISE;
     END;
     RETURN NEXT statement || ';';
+  END LOOP;
+  -- Whoever owns a function that was replaced can replace it again, and whoever owns a type can have code of theirs run for its values.
+  FOR theirs, owner IN
+    WITH RECURSIVE made AS (
+      SELECT p.oid, p.proowner, p.prorettype || coalesce(p.proallargtypes, p.proargtypes::oid[]) AS types
+      FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+      WHERE n.nspname = schema AND row(p.oid, p.xmin)::text <> ALL (known)
+    ), used (type) AS (
+      SELECT unnest(m.types) FROM made m
+      UNION
+      SELECT next.type FROM used u JOIN pg_type t ON t.oid = u.type
+      CROSS JOIN LATERAL (
+        SELECT t.typelem AS type WHERE t.typelem <> 0
+        UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+        UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+      ) next
+    )
+    SELECT format('function %s', m.oid::regprocedure), pg_get_userbyid(m.proowner) FROM made m
+    WHERE NOT transship.is_trusted(m.proowner, schema)
+    UNION ALL
+    SELECT format('type %s', t.oid::regtype), pg_get_userbyid(t.typowner) FROM used u JOIN pg_type t ON t.oid = u.type
+    WHERE NOT transship.is_trusted(t.typowner, schema)
+  LOOP
+    RAISE EXCEPTION '% belongs to %', theirs, quote_ident(owner) USING ERRCODE = 'insufficient_privilege',
+      DETAIL = 'Its owner could have code run by whoever calls the functions of the image.',
+      HINT = 'Drop it, or give it to a role that you trust.';
   END LOOP;
 END
 $$;
@@ -77,9 +129,10 @@ RETURNS TABLE (funcid oid, digest text, previous text)
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   SELECT f.funcid, f.digest, f.previous FROM transship.functions f
   WHERE f.schema = in_schema AND regexp_replace(f.image, ':[^:/]*$', '') = image_name
+    AND transship.is_trusted((SELECT p.proowner FROM pg_proc p WHERE p.oid = f.funcid), in_schema)
 $$;
 
-COMMENT ON FUNCTION registered(text, text) IS 'the functions of an image, of whatever version, in a schema';
+COMMENT ON FUNCTION registered(text, text) IS 'the functions of an image, of whatever version, in a schema, of owners that the user trusts';
 
 CREATE FUNCTION register(image text, schema text DEFAULT current_schema()) RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -117,6 +170,9 @@ BEGIN
   SELECT r.previous INTO before FROM transship.registered(image_name, schema) r WHERE r.previous IS NOT NULL ORDER BY r.funcid DESC LIMIT 1;
   IF before IS NULL THEN
     RAISE EXCEPTION 'no earlier version of image "%" was registered in schema "%"', image_name, schema USING ERRCODE = 'undefined_object';
+  END IF;
+  IF transship.image_info(before) ->> 'name' IS DISTINCT FROM image_name THEN
+    RAISE EXCEPTION 'the earlier version % is not of image "%"', before, image_name USING ERRCODE = 'undefined_object';
   END IF;
   RETURN QUERY SELECT transship.register(before, schema);
 END
@@ -178,7 +234,7 @@ REVOKE EXECUTE ON FUNCTION stat_reset(oid) FROM PUBLIC;
 
 CREATE VIEW progress AS
 SELECT r.pid, a.usename, p.oid AS funcid, n.nspname AS schema, p.proname AS name,
-  timestamptz '2000-01-01 00:00+00' + r.started * interval '1 microsecond' AS started, r.calls, r.batches_sent,
+  timestamptz '2000-01-01 00:00+00' + r.started::float8 * interval '1 microsecond' AS started, r.calls, r.batches_sent,
   r.batches_received
 FROM json_to_recordset(@extschema@.statistics() -> 'running')
   AS r (pid int, funcid oid, started bigint, calls bigint, batches_sent bigint, batches_received bigint)

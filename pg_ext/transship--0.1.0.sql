@@ -1,6 +1,19 @@
 -- complain if this script is sourced in psql, rather than via CREATE EXTENSION
 \echo Use "CREATE EXTENSION transship" to load this file. \quit
 
+-- Whoever owns the schema can put functions and operators into it that this script, or the extension's functions, would find.
+DO $$
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
+    WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@' AND (r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) current_user)
+  ) THEN
+    RAISE EXCEPTION 'schema "@extschema@" belongs to a role that is no superuser' USING ERRCODE = 'insufficient_privilege',
+      HINT = 'Drop the schema, or look at what it holds and run: ALTER SCHEMA @extschema@ OWNER TO CURRENT_USER';
+  END IF;
+END
+$$;
+
 CREATE FUNCTION transship_call_handler() RETURNS language_handler
 LANGUAGE c AS 'MODULE_PATHNAME';
 
@@ -18,10 +31,10 @@ COMMENT ON LANGUAGE container IS 'functions that run in containers';
 
 DO $$
 BEGIN
-  IF concat_ws(',', current_setting('shared_preload_libraries'), current_setting('session_preload_libraries'),
-               current_setting('local_preload_libraries')) !~ '\mtransship\M' THEN
+  IF pg_catalog.concat_ws(',', current_setting('shared_preload_libraries'), current_setting('session_preload_libraries'),
+               current_setting('local_preload_libraries')) OPERATOR(pg_catalog.!~) '\mtransship\M' THEN
     RAISE NOTICE 'container functions are called row by row until the library is preloaded'
-      USING HINT = format('Run: ALTER DATABASE %I SET session_preload_libraries = ''transship''; and connect again.',
+      USING HINT = pg_catalog.format('Run: ALTER DATABASE %I SET session_preload_libraries = ''transship''; and connect again.',
                           current_database());
   END IF;
 END
