@@ -176,6 +176,38 @@ COMMENT ON FUNCTION stat_reset(oid) IS 'forgets the counters of one function, or
 
 REVOKE EXECUTE ON FUNCTION stat_reset(oid) FROM PUBLIC;
 
+-- Kept results
+
+CREATE FUNCTION cache_reset(function regprocedure) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_reset';
+
+COMMENT ON FUNCTION cache_reset(regprocedure) IS 'forgets the kept results of a function';
+
+CREATE FUNCTION cache_counters(function oid) RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_counters';
+
+COMMENT ON FUNCTION cache_counters(oid) IS 'what the store of results knows of a function';
+
+CREATE VIEW stat_cache AS
+SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions, c.pays
+FROM (
+  SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name,
+    CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+      AND (@extschema@.function_body(p.oid) ->> 'cache')::boolean THEN @extschema@.cache_counters(p.oid) END AS counters,
+    CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+      THEN (@extschema@.function_body(p.oid) ->> 'cache')::boolean END AS is_kept
+  FROM pg_catalog.pg_proc p
+  JOIN pg_catalog.pg_language l ON l.oid = p.prolang AND l.lanname = 'container'
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+) f
+CROSS JOIN LATERAL json_to_record(coalesce(f.counters, '{}'))
+  AS c (hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, pays boolean)
+WHERE f.is_kept;
+
+COMMENT ON VIEW stat_cache IS 'kept results of the container functions that the user may call';
+
+GRANT SELECT ON stat_cache TO PUBLIC;
+
 CREATE VIEW progress AS
 SELECT r.pid, a.usename, p.oid AS funcid, n.nspname AS schema, p.proname AS name,
   timestamptz '2000-01-01 00:00+00' + r.started * interval '1 microsecond' AS started, r.calls, r.batches_sent,

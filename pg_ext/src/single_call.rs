@@ -87,7 +87,10 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         caller,
         changes,
         builder: BatchBuilder::new(&function.signature),
-        driver: Driver::of_lane(settings::stepwise_pace(), Stream::open(oid, report::unwrap(function.call(caller.1)))),
+        driver: Driver::of_lane(
+            settings::stepwise_pace(),
+            Stream::open_with_cache(oid, report::unwrap(function.call(caller.1)), function.cache_use()),
+        ),
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {

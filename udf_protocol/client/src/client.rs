@@ -185,6 +185,16 @@ impl Client {
         .recorded(recorder)
     }
 
+    /// The same, with results looked up before calls are sent, if the function's results may be kept.
+    pub fn open_with_cache(&self, call: Arc<Call>, observation: Observation, usage: Option<CacheUse>) -> Exchange {
+        let caching = usage.and_then(|usage| Caching::new(self.cache.clone(), usage, &call));
+        let mut exchange = self.open_observed(call, observation);
+        if let Some(caching) = caching {
+            exchange.look_up_with(caching);
+        }
+        exchange
+    }
+
     /// Hands spans to the manager, which exports them, without waiting. They are left out if it is slow to take those before.
     pub fn report_spans(&self, manager: PathBuf, spans: Vec<Span>) {
         self.reporter(manager)(spans);
@@ -202,16 +212,6 @@ impl Client {
                 let _ = tokio::time::timeout(REPORT_TIMEOUT, reporting).await;
             }));
         })
-    }
-
-    /// The same, with results looked up before calls are sent, if the function's results may be kept.
-    pub fn open_with_cache(&self, call: Arc<Call>, usage: Option<CacheUse>) -> Exchange {
-        let caching = usage.and_then(|usage| Caching::new(self.cache.clone(), usage, &call));
-        let mut exchange = self.open(call);
-        if let Some(caching) = caching {
-            exchange.look_up_with(caching);
-        }
-        exchange
     }
 
     /// The signature that `target` offers for `function`.

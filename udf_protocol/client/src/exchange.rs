@@ -164,11 +164,15 @@ impl Exchange {
 
     /// Sends a batch, without waiting for its answer. The caller bounds how many are in flight.
     pub fn send(&mut self, batch: impl Into<Outgoing>) {
-        let outgoing = batch.into();
-        match &mut self.caching {
-            Some(caching) => caching.plan(outgoing).into_iter().for_each(|outgoing| self.send_calls(outgoing)),
-            None => self.send_calls(outgoing),
+        let outgoing: Outgoing = batch.into();
+        let Some(caching) = &mut self.caching else { return self.send_calls(outgoing) };
+        let arena = outgoing.arena.clone();
+        let parts = caching.plan(outgoing);
+        // Parts of a batch are copies.
+        if let Some(arena) = arena.filter(|_| parts.iter().all(|part| part.arena.is_none())) {
+            self.arenas.keep(&arena);
         }
+        parts.into_iter().for_each(|part| self.send_calls(part));
     }
 
     fn send_calls(&mut self, mut outgoing: Outgoing) {
@@ -294,9 +298,9 @@ impl Exchange {
         self.takes_constants
     }
 
-    /// Batches sent and not yet received.
+    /// Batches sent and not yet received. Of some, results were there, and nothing was sent on.
     pub fn in_flight(&self) -> usize {
-        self.sent_at.len()
+        self.caching.as_ref().map_or(self.sent_at.len(), |caching| caching.in_flight())
     }
 
     /// Waits for the reply to the oldest batch in flight, or for the next part of it.
@@ -314,7 +318,11 @@ impl Exchange {
             let waited = if attempts == self.attempts { start.elapsed() } else { Duration::ZERO };
             let Some(caching) = &mut self.caching else { return outcome };
             match outcome {
-                Ok(reply) => caching.take(reply, waited),
+                Ok(reply) => {
+                    if let Some(reply) = caching.take(reply, waited) {
+                        return Ok(reply);
+                    }
+                }
                 Err(error) => {
                     let error = caching.place(error);
                     self.failure = Some(error.clone());

@@ -24,6 +24,7 @@ use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;
 use udf_client::host::PlainHost;
 use udf_client::inbox::Reply;
+use udf_client::trace::Observation;
 use udf_client::transport::credentials::Credentials;
 use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
 use udf_project::endpoint::Endpoint;
@@ -136,7 +137,7 @@ impl Stage {
             batch_timeout: Duration::from_secs(20),
             start_timeout: Duration::from_secs(10),
         };
-        self.client.open_with_cache(Arc::new(call), Some(usage))
+        self.client.open_with_cache(Arc::new(call), Observation::default(), Some(usage))
     }
 
     /// Replies to batches of these values, all of which are sent first, and the values that the server was called with.

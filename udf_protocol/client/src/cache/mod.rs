@@ -151,8 +151,8 @@ impl Caching {
                         None => {
                             let mut whole = outgoing.clone();
                             whole.batch.number = self.take_number();
-                            let (looked_up, awaited, replies) = (None, [0..rows].into(), Vec::new());
-                            self.planned.push_back(Planned { number, looked_up, awaited, replies });
+                            let awaited = std::iter::once(0..rows).collect();
+                            self.planned.push_back(Planned { number, looked_up: None, awaited, replies: Vec::new() });
                             return vec![whole];
                         }
                     }
@@ -219,29 +219,49 @@ impl Caching {
         self.planned.front().is_none_or(|planned| !planned.awaited.is_empty())
     }
 
-    /// Takes the reply to the oldest batch that was sent, for which the engine waited so long; and has the store keep its results.
-    pub(crate) fn take(&mut self, reply: Reply, waited: Duration) {
-        let Some(planned) = self.planned.front_mut() else { return };
-        let Some(piece) = planned.awaited.pop_front() else { return };
-        let calls = piece.len().saturating_sub(reply.repeated);
-        self.worth.note_calls(calls, waited.max(Duration::from_micros(reply.compute_us)));
-        if let Some(looked_up) = &planned.looked_up {
-            let (keys, results) = looked_up.results_to_keep(&self.signature, &piece, &reply.columns);
-            if !keys.is_empty() {
-                self.is_given_up = false;
-                let request = Request::Insert {
-                    namespace: self.keys.namespace,
-                    generation: looked_up.generation,
-                    cost: self.worth.cost(),
-                    is_too_cheap: false,
-                    keys,
-                    results,
-                };
-                let waits = self.usage.is_forced.then_some(self.usage.timeout);
-                self.session.insert(&self.usage.socket, &request, waits);
-            }
+    /// Batches of the engine's whose results it does not have yet.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// Takes the reply to the oldest batch that was sent, or a part of it, for which the engine waited so long; and has the store
+    /// keep its results. Gives it back if it is for the engine as it is.
+    pub(crate) fn take(&mut self, reply: Reply, waited: Duration) -> Option<Reply> {
+        let planned = self.planned.front_mut()?;
+        let piece = planned.awaited.front()?.clone();
+        if reply.is_last {
+            planned.awaited.pop_front();
         }
-        planned.replies.push(reply);
+        let rows = reply.columns.num_rows();
+        let calls = rows.saturating_sub(reply.repeated);
+        self.worth.note_calls(calls, waited.max(Duration::from_micros(reply.compute_us)));
+        let Some(looked_up) = &planned.looked_up else {
+            let number = planned.number;
+            if reply.is_last {
+                self.planned.pop_front();
+                self.session.keep_worth(self.keys.namespace, self.worth);
+            }
+            return Some(Reply { number, ..reply });
+        };
+        let (keys, results) = looked_up.results_to_keep(&self.signature, &piece, &reply.columns);
+        if !keys.is_empty() {
+            self.is_given_up = false;
+            let request = Request::Insert {
+                namespace: self.keys.namespace,
+                generation: looked_up.generation,
+                cost: self.worth.cost(),
+                is_too_cheap: false,
+                keys,
+                results,
+            };
+            let waits = self.usage.is_forced.then_some(self.usage.timeout);
+            self.session.insert(&self.usage.socket, &request, waits);
+        }
+        // An answer may end with a part that has no rows.
+        if rows > 0 {
+            planned.replies.push(reply);
+        }
+        None
     }
 
     /// The reply to the oldest batch of the engine's, which may have `most` bytes.
@@ -250,12 +270,15 @@ impl Caching {
         let lost = || Error::protocol(function, "Its replies do not fit each other.");
         let Planned { number, looked_up, mut replies, .. } = self.planned.pop_front().ok_or_else(lost)?;
         self.session.keep_worth(self.keys.namespace, self.worth);
-        let has_found = looked_up.as_ref().is_some_and(|looked_up| !looked_up.found.is_empty());
-        if !has_found && replies.len() == 1 {
-            let reply = replies.pop().ok_or_else(lost)?;
-            return Ok(Reply { number, ..reply });
-        }
         let looked_up = looked_up.ok_or_else(lost)?;
+        let answered: usize = replies.iter().map(|reply| reply.columns.num_rows()).sum();
+        if answered != looked_up.missing.len() {
+            return Err(lost());
+        }
+        if looked_up.found.is_empty() && replies.len() == 1 {
+            let reply = replies.pop().ok_or_else(lost)?;
+            return Ok(Reply { number, is_last: true, ..reply });
+        }
         let columns = looked_up.assemble(&self.signature, &replies, most.min(MAX_MESSAGE_BYTES))?;
         let sum = |part: fn(&Reply) -> usize| replies.iter().map(part).fold(0, usize::saturating_add);
         Ok(Reply {
