@@ -189,9 +189,15 @@ LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_counters';
 COMMENT ON FUNCTION cache_counters(oid) IS 'what the store of results knows of a function';
 
 CREATE VIEW stat_cache AS
-SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions, c.pays
+SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions,
+  CASE
+    WHEN f.volatility <> 'i' THEN 'the function is not IMMUTABLE'
+    WHEN pg_catalog.current_setting('transship.cache') = 'off' THEN 'transship.cache is off'
+    WHEN f.counters IS NULL THEN 'the store does not answer'
+    WHEN c.is_too_cheap AND pg_catalog.current_setting('transship.cache') = 'auto' THEN 'calls are cheaper'
+  END AS off_because
 FROM (
-  SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name,
+  SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name, p.provolatile AS volatility,
     CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
       AND (@extschema@.function_body(p.oid) ->> 'cache')::boolean THEN @extschema@.cache_counters(p.oid) END AS counters,
     CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
@@ -201,7 +207,7 @@ FROM (
   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 ) f
 CROSS JOIN LATERAL json_to_record(coalesce(f.counters, '{}'))
-  AS c (hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, pays boolean)
+  AS c (hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, is_too_cheap boolean)
 WHERE f.is_kept;
 
 COMMENT ON VIEW stat_cache IS 'kept results of the container functions that the user may call';

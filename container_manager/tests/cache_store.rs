@@ -2,15 +2,17 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use nix::unistd::Uid;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use udf_client::cache::channel::Channel;
 use udf_client::cache::message::{CallCost, Request, Response, Results};
+use udf_client::cache::socket_beside;
 
 /// A store, and its socket.
 struct Store {
@@ -126,6 +128,119 @@ fn it_gives_up_what_it_does_not_need() {
         assert_eq!((field("Uid"), field("Groups")), ("65534 65534 65534 65534".to_string(), String::new()));
         assert_eq!((field("CapEff"), field("CapPrm")), ("0".repeat(16), "0".repeat(16)));
     }
+}
+
+/// The processes that a manager has started to keep results.
+fn stores_of(manager: u32) -> Vec<i32> {
+    let children = fs::read_to_string(format!("/proc/{manager}/task/{manager}/children")).unwrap();
+    let is_store = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.windows(11).any(|part| part == b"cache-store"))
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_store).collect()
+}
+
+/// A manager with this folder of its own.
+fn manager_in(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
+    command
+        .env("TRANSSHIP_SOCKET", folder.join("m.sock"))
+        .env("TRANSSHIP_STATE_DIR", folder.join("state"))
+        .env("TRANSSHIP_RUN_DIR", folder.join("r"))
+        .env("TRANSSHIP_TEMPLATES", concat!(env!("CARGO_MANIFEST_DIR"), "/../container_templates"))
+        .env("TRANSSHIP_RUNTIME", "process")
+        .stderr(Stdio::null());
+    command
+}
+
+/// A manager, and the socket of its store.
+struct Manager {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Manager {
+    fn new(arguments: &[&str]) -> Manager {
+        let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
+        let process = manager_in(folder.path()).args(arguments).spawn().unwrap();
+        let manager = Manager { process, folder };
+        wait_until("the manager answers", || {
+            std::os::unix::net::UnixStream::connect(manager.folder.path().join("m.sock")).is_ok()
+        });
+        manager
+    }
+
+    fn socket(&self) -> PathBuf {
+        socket_beside(&self.folder.path().join("m.sock"))
+    }
+
+    fn stores(&self) -> Vec<i32> {
+        stores_of(self.process.id())
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn there_is_none_before_somebody_knocks_and_one_again_after_it_was_killed() {
+    let manager = Manager::new(&[]);
+    wait_until("the store's socket is there", || manager.socket().exists());
+    sleep(Duration::from_millis(300));
+    assert!(manager.stores().is_empty());
+    let channel = Channel::connect(&manager.socket()).unwrap();
+    found(&channel, Vec::new());
+    let [first] = manager.stores()[..] else { panic!("one store") };
+    kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
+    assert_eq!(next(&channel), None);
+    // The next knock starts another.
+    let channel = Channel::connect(&manager.socket()).unwrap();
+    found(&channel, Vec::new());
+    let [second] = manager.stores()[..] else { panic!("one store") };
+    assert_ne!(first, second);
+    // It ends with its manager, whose end says nothing of it.
+    drop(manager);
+    wait_until("the store ends", || kill(Pid::from_raw(second), None).is_err());
+}
+
+#[test]
+fn the_socket_of_a_manager_that_was_killed_is_taken_over_at_once() {
+    let mut first = Manager::new(&[]);
+    found(&Channel::connect(&first.socket()).unwrap(), Vec::new());
+    first.process.kill().unwrap();
+    first.process.wait().unwrap();
+    // Somebody may hold the listening socket for a while longer.
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let _ = fs::remove_file(first.socket());
+    bind(&listener, &SocketAddrUnix::new(first.socket()).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    first.process = manager_in(first.folder.path()).spawn().unwrap();
+    wait_until("the next manager's store answers", || {
+        Channel::connect(&first.socket()).is_ok_and(|channel| {
+            let _ = channel.send(&look_up(Vec::new()).to_bytes());
+            sleep(Duration::from_millis(200));
+            matches!(channel.receive(), Ok(Some(_)))
+        })
+    });
+    drop(listener);
+}
+
+#[test]
+fn without_room_there_is_neither_socket_nor_store() {
+    let manager = Manager::new(&["--cache-size", "0"]);
+    sleep(Duration::from_millis(300));
+    assert!(!manager.socket().exists());
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub unsafe extern "C-unwind" fn counters(fcinfo: pg_sys::FunctionCallInfo) -> pg
                 "results": counters.results,
                 "bytes": counters.bytes,
                 "evictions": counters.evictions,
-                "pays": !counters.is_too_cheap,
+                "is_too_cheap": counters.is_too_cheap,
             }));
         }
     }

@@ -1,4 +1,5 @@
-//! The store's process: the manager's own program once more, which then gives up everything but the socket that it was given.
+//! The store's process: the manager's own program once more, which then gives up everything but the socket that it was given. It is
+//! started when a client first knocks: where no function has its results kept, there is none.
 
 use std::collections::HashSet;
 use std::fs::{self, Permissions};
@@ -9,11 +10,13 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, getppid, setgid, setgroups, setuid};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::sync::oneshot;
 use udf_types::{Error, Kind, Result};
 
@@ -44,7 +47,8 @@ pub struct StoreProcess {
 }
 
 impl StoreProcess {
-    /// Binds the store's socket, in place of one that a dead manager left; for so many bytes, and these users.
+    /// Binds the store's socket, in place of one that a dead manager left; for so many bytes, and these users. The caller listens
+    /// on the manager's own socket already, so that no other manager is alive here.
     ///
     /// # Errors
     /// If the socket cannot be bound.
@@ -59,10 +63,14 @@ impl StoreProcess {
         Ok(StoreProcess { listener, socket, bytes, users })
     }
 
-    /// Starts the store, and again whenever it ends.
+    /// Starts the store when a client knocks, and again after it has ended.
     pub async fn keep(&self) {
         let mut pause = FIRST_PAUSE;
         loop {
+            if let Err(cause) = self.wait_for_client().await {
+                log::warning("store_not_watched").write(format_args!("no results are kept: {cause}"));
+                return std::future::pending().await;
+            }
             let started = tokio::time::Instant::now();
             let ended = match self.run().await {
                 Ok(status) => format!("ended with {status}"),
@@ -75,21 +83,41 @@ impl StoreProcess {
         }
     }
 
+    async fn wait_for_client(&self) -> std::io::Result<()> {
+        let listener = self.listener.try_clone()?;
+        let wait = move || loop {
+            match poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(cause) => return Err(cause.into()),
+            }
+        };
+        in_thread(wait).await
+    }
+
     /// Runs it until it ends, or the thread that calls this does: the kernel kills it then.
     async fn run(&self) -> std::io::Result<ExitStatus> {
         let users: Vec<String> = self.users.iter().map(u32::to_string).collect();
-        let mut command = Command::new(std::env::current_exe()?);
+        // Of the child itself, which is this program until then, even if its file was replaced by a newer one.
+        let mut command = Command::new("/proc/self/exe");
         command.arg(COMMAND).arg(self.bytes.to_string()).arg(std::process::id().to_string()).args(users);
         command.env_clear().current_dir("/").stdin(self.listener.try_clone()?).stdout(Stdio::null());
         let mut child = command.spawn()?;
-        let (sender, ended) = oneshot::channel();
-        let wait = move || {
-            // The manager may have ended the wait.
-            let _ = sender.send(child.wait());
-        };
-        std::thread::Builder::new().name("store".to_string()).spawn(wait)?;
-        ended.await.unwrap_or_else(|_| Err(std::io::Error::other("nobody waits for it")))
+        in_thread(move || child.wait()).await
     }
+}
+
+/// Does something that waits, in a thread of its own, which the end of the manager does not wait for.
+async fn in_thread<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    let (sender, done) = oneshot::channel();
+    let work = move || {
+        // The manager may have ended the wait.
+        let _ = sender.send(work());
+    };
+    std::thread::Builder::new().name("store".to_string()).spawn(work)?;
+    done.await.unwrap_or_else(|_| Err(std::io::Error::other("nobody waits for it")))
 }
 
 impl Drop for StoreProcess {
@@ -99,13 +127,9 @@ impl Drop for StoreProcess {
 }
 
 fn bind_socket(path: &Path) -> std::io::Result<OwnedFd> {
-    let new = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let address = SocketAddrUnix::new(path)?;
-    if connect(new()?, &address).is_ok() {
-        return Err(std::io::Error::other("a store is listening already"));
-    }
     let _ = fs::remove_file(path);
-    let listener = new()?;
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     bind(&listener, &address)?;
     // Everybody may knock; the peer's user decides who is let in.
     fs::set_permissions(path, Permissions::from_mode(0o666))?;

@@ -81,6 +81,9 @@ fn answer_connection(socket: OwnedFd, user: u32, store: &Store) {
         }
     }
     let channel = Channel::from(socket);
+    if channel.bound_unread().is_err() {
+        return;
+    }
     while let Ok(Some(bytes)) = channel.receive() {
         let Some(request) = Request::from_bytes(&bytes) else { return };
         drop(bytes);

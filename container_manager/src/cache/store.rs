@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use udf_client::cache::channel::MOST_BYTES;
 use udf_client::cache::message::{CallCost, Counters, Key, Namespace, Request, Response, Results};
 
@@ -33,10 +34,12 @@ pub struct Store {
 pub struct Clock(pub Box<dyn Fn() -> Duration + Send + Sync>);
 
 impl Clock {
-    /// The host's clock, which nobody sets.
+    /// The host's clock, which nobody sets, and which goes on while the host sleeps.
     pub fn of_host() -> Clock {
-        let start = Instant::now();
-        Clock(Box::new(move || start.elapsed()))
+        Clock(Box::new(|| {
+            let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+            Duration::new(u64::try_from(tv_sec).unwrap_or(0), u32::try_from(tv_nsec).unwrap_or(0))
+        }))
     }
 }
 

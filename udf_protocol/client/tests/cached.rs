@@ -16,9 +16,9 @@ use rustix::net::{
     send, socket_with,
 };
 use support::{Answers, Calls, MockContainer, Script, reply, schema_of};
-use udf_client::cache::CacheUse;
 use udf_client::cache::channel::Channel;
 use udf_client::cache::message::{CallCost, Key, Request, Response, Results};
+use udf_client::cache::{CacheUse, socket_beside};
 use udf_client::client::Client;
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;
@@ -83,12 +83,18 @@ impl Stage {
         Stage { client, endpoint, called, folder, _runtime: runtime }
     }
 
+    /// Where the manager would listen.
+    fn manager(&self) -> PathBuf {
+        self.folder.path().join("m")
+    }
+
     fn socket(&self) -> PathBuf {
-        self.folder.path().join("cache")
+        socket_beside(&self.manager())
     }
 
     fn listen(&self) -> OwnedFd {
         let _ = std::fs::remove_file(self.socket());
+        std::fs::write(self.manager(), "").unwrap();
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         bind(&listener, &SocketAddrUnix::new(self.socket()).unwrap()).unwrap();
         listen(&listener, 8).unwrap();
@@ -356,6 +362,42 @@ fn what_may_change_is_never_looked_up() {
     assert_eq!(asked.load(SeqCst), 0);
     run(Volatility::Immutable, stage.usage());
     assert!(asked.load(SeqCst) > 0);
+}
+
+#[test]
+fn a_store_of_another_user_than_the_managers_is_not_asked() {
+    let values: &[_] = &[Some(1)];
+    let stage = Stage::new();
+    let asked = stage.store(honest);
+    std::fs::remove_file(stage.manager()).unwrap();
+    stage.ask(&[values]);
+    assert_eq!(asked.load(SeqCst), 0);
+    // Only root can give files away.
+    if nix::unistd::Uid::effective().is_root() {
+        let stage = Stage::new();
+        let asked = stage.store(honest);
+        std::os::unix::fs::lchown(stage.manager(), Some(1), None).unwrap();
+        stage.ask(&[values]);
+        assert_eq!(asked.load(SeqCst), 0);
+    }
+}
+
+#[test]
+fn what_the_engine_abandons_is_in_flight() {
+    let stage = Stage::new();
+    stage.store(honest);
+    stage.ask(&[&[Some(1), Some(2)]]);
+    let mut exchange = stage.open(Volatility::Immutable, stage.usage());
+    let mut builder = BatchBuilder::new(&signature());
+    assert_eq!(exchange.in_flight(), 0);
+    // All of it is there, so that nothing is sent. An engine that wants another batch's results instead has to know.
+    exchange.send(batch_of(&mut builder, &[Some(1), Some(2)]));
+    assert_eq!(exchange.in_flight(), 1);
+    exchange.send(batch_of(&mut builder, &[Some(1), Some(3)]));
+    assert_eq!(exchange.in_flight(), 2);
+    assert_eq!(exchange.receive(&PlainHost).unwrap().cached, 2);
+    assert_eq!(exchange.receive(&PlainHost).unwrap().cached, 1);
+    assert_eq!(exchange.in_flight(), 0);
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub const REPLY_BYTES: NumberOption = NumberOption { default: 256 << 20, min: 64
 /// Longest wait for the answer to one batch, in milliseconds.
 pub const BATCH_TIMEOUT_MS: NumberOption = NumberOption { default: 300_000, min: 1, max: DAY_MS };
 /// Longest wait for the kept result of one row, in milliseconds.
-pub const CACHE_TIMEOUT_MS: NumberOption = NumberOption { default: 10, min: 1, max: 10_000 };
+pub const CACHE_TIMEOUT_MS: NumberOption = NumberOption { default: 10, min: 1, max: 1000 };
 /// Longest wait for a container to start, in milliseconds.
 pub const START_TIMEOUT_MS: NumberOption = NumberOption { default: 120_000, min: 1, max: DAY_MS };
 /// Longest wait for code to be built into an image, in milliseconds.

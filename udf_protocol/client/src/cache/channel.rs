@@ -2,7 +2,8 @@
 //!
 //! A socket of type SEQPACKET keeps messages apart. A short one is in its datagram. A long one is in memory that its sender has
 //! sealed, whose descriptor comes with the datagram: it does not change or shrink any more, and is read through the descriptor,
-//! so that neither side maps the other's memory.
+//! so that neither side maps the other's memory. Such a datagram is as long as the longest other, so that the bound on a socket's
+//! unread bytes bounds the memory that waits there as well.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
@@ -11,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
@@ -23,6 +25,8 @@ const MOST_INLINE_BYTES: usize = 16 << 10;
 /// First bytes of datagrams.
 const INLINE: u8 = 0;
 const SEALED: u8 = 1;
+/// What follows the length of sealed memory.
+const PADDING: [u8; MOST_INLINE_BYTES - 8] = [0; MOST_INLINE_BYTES - 8];
 
 /// All seals but that of future writes, which the seal of writes includes.
 const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
@@ -73,7 +77,24 @@ impl Channel {
         io::Seek::rewind(&mut memory)?;
         fcntl_add_seals(&memory, SEALS)?;
         let length = (bytes.len() as u64).to_le_bytes();
-        self.send_datagram(&[IoSlice::new(&[SEALED]), IoSlice::new(&length)], Some(memory.as_fd()))
+        let parts = [IoSlice::new(&[SEALED]), IoSlice::new(&length), IoSlice::new(&PADDING)];
+        self.send_datagram(&parts, Some(memory.as_fd()))
+    }
+
+    /// Bounds what it has sent and the other side has not read: a few of the longest messages.
+    ///
+    /// # Errors
+    /// If the socket does not take it.
+    pub fn bound_unread(&self) -> io::Result<()> {
+        Ok(set_socket_send_buffer_size(&self.0, 2 * MOST_INLINE_BYTES)?)
+    }
+
+    /// The user of the other side: of who connected, or of who began to listen.
+    ///
+    /// # Errors
+    /// If the socket does not know.
+    pub fn peer(&self) -> io::Result<u32> {
+        Ok(socket_peercred(&self.0)?.uid.as_raw())
     }
 
     fn send_datagram(&self, parts: &[IoSlice<'_>], descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
@@ -121,8 +142,8 @@ impl Channel {
                 Ok(Some(buffer))
             }
             (SEALED, Some(memory)) => {
-                let length = buffer[1..].try_into().map(u64::from_le_bytes).map_err(|_| malformed("length cut off"))?;
-                let length = usize::try_from(length).ok().filter(|length| *length <= MOST_BYTES);
+                let length = buffer[1..].first_chunk().ok_or_else(|| malformed("length cut off"))?;
+                let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_BYTES);
                 let length = length.ok_or_else(|| malformed("message too long"))?;
                 read_sealed(memory, length).map(Some)
             }
@@ -173,6 +194,18 @@ mod tests {
         assert!(a.send(&vec![0; MOST_BYTES + 1]).is_err());
         drop(a);
         assert_eq!(b.receive().unwrap(), None);
+    }
+
+    #[test]
+    fn few_messages_wait_to_be_read() {
+        let (a, _b) = pair();
+        a.bound_unread().unwrap();
+        let waiting = (0..1000).take_while(|_| a.send(&vec![1; MOST_INLINE_BYTES + 1]).is_ok()).count();
+        assert!((1..8).contains(&waiting), "{waiting}");
+        let (a, b) = pair();
+        a.bound_unread().unwrap();
+        a.send(&[2; MOST_INLINE_BYTES]).unwrap();
+        assert_eq!(b.receive().unwrap(), Some(vec![2; MOST_INLINE_BYTES]));
     }
 
     #[test]

@@ -57,7 +57,9 @@ impl Hasher for Blake {
 }
 
 fn hash_of(target: &Target, signature: &Signature) -> Blake {
-    let mut hasher = Blake(blake3::Hasher::new_derive_key("transship cached results 1"));
+    // Versions of this program may write types and results otherwise, and share none.
+    let context = concat!("transship cached results ", env!("CARGO_PKG_VERSION"));
+    let mut hasher = Blake(blake3::Hasher::new_derive_key(context));
     match target {
         // The manager is that beside the store.
         Target::Image { manager: _, digest } => (0_u8, digest).hash(&mut hasher),

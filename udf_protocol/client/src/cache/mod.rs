@@ -50,7 +50,7 @@ const MOST_RESULTS_BYTES: usize = channel::MOST_BYTES / 2;
 const ROW_TIMEOUT: Duration = Duration::from_micros(2);
 
 /// How an exchange uses the store of results.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheUse {
     /// The store's socket.
     pub socket: PathBuf,

@@ -4,8 +4,10 @@
 //! waits for it longer than the deadline of a look-up, and results are handed over without waiting.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -26,13 +28,24 @@ const MOST_UNANSWERED: usize = 8;
 /// Functions of which it is known what calls take.
 const MOST_WORTHS: usize = 1024;
 /// Longest wait for what a user asks of the store.
-const USERS_TIMEOUT: Duration = Duration::from_secs(5);
+const USERS_TIMEOUT: Duration = Duration::from_secs(1);
+/// What the name of the store's socket has behind the manager's.
+const SUFFIX: &str = ".cache";
 
 /// The socket of the store beside a manager, given the manager's.
 pub fn socket_beside(manager: &Path) -> PathBuf {
     let mut path = manager.as_os_str().to_owned();
-    path.push(".cache");
+    path.push(SUFFIX);
     path.into()
+}
+
+/// Connects to a store. Only the manager's user may have begun to listen there: where anybody may make a socket of that name,
+/// as in /tmp, results could be anybody's.
+fn connect(socket: &Path) -> io::Result<Channel> {
+    let channel = Channel::connect(socket)?;
+    let manager = socket.to_str().and_then(|path| path.strip_suffix(SUFFIX));
+    let owner = manager.map(fs::symlink_metadata).transpose()?.map(|manager| manager.uid());
+    if owner == Some(channel.peer()?) { Ok(channel) } else { Err(io::ErrorKind::PermissionDenied.into()) }
 }
 
 /// A session's connections, which its exchanges share.
@@ -87,7 +100,7 @@ impl Session {
             kept.and_then(|channel| ask(channel, &bytes, timeout).map(Some).or_else(Failure::unless_ended).transpose());
         let asked = match asked {
             Some(asked) => asked,
-            None => match Channel::connect(socket) {
+            None => match connect(socket) {
                 Ok(channel) => ask(channel, &bytes, timeout),
                 Err(_) => Err(Failure::Other),
             },
@@ -121,7 +134,7 @@ impl Session {
             return;
         }
         if state.inserts.is_none() {
-            state.inserts = Channel::connect(socket).ok();
+            state.inserts = connect(socket).ok();
             state.unanswered = 0;
         }
         let Some(channel) = &state.inserts else { return };
@@ -237,7 +250,7 @@ fn ask_for_user(manager: &Path, request: &Request) -> Result<Response> {
             .with_hint("Check that transshipd runs, and that it was not started with --cache-size 0.")
     };
     let socket = socket_beside(manager);
-    let channel = Channel::connect(&socket).map_err(|cause| failed(format!("\"{}\": {cause}.", socket.display())))?;
+    let channel = connect(&socket).map_err(|cause| failed(format!("\"{}\": {cause}.", socket.display())))?;
     let answer = ask(channel, &request.to_bytes(), USERS_TIMEOUT);
     answer.map(|(_, response)| response).map_err(|_| failed("It did not answer.".to_string()))
 }

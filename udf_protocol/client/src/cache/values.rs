@@ -13,6 +13,9 @@ use arrow_buffer::{Buffer, NullBuffer, NullBufferBuilder, OffsetBuffer, ScalarBu
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, FieldRef, Fields};
 
+/// Most bytes of the elements of a column's lists: of a value, each of many may be a byte that says that a wide row is NULL.
+const MOST_ELEMENT_BYTES: usize = 256 << 20;
+
 const NULL: u8 = 0;
 const VALUE: u8 = 1;
 
@@ -173,8 +176,9 @@ impl Decoder {
             }
             DecoderKind::List { offsets, elements, .. } => {
                 let length = count(value)?;
-                // Each has a byte at least.
-                if length > value.len() {
+                // Each of them has a byte, and needs more than that.
+                let count = elements.len().checked_add(length)?;
+                if length > value.len() || count.checked_mul(elements.width())? > MOST_ELEMENT_BYTES {
                     return None;
                 }
                 (0..length).try_for_each(|_| elements.read(value))?;
@@ -199,6 +203,16 @@ impl Decoder {
 
     fn len(&self) -> usize {
         self.nulls.len()
+    }
+
+    /// Bytes that a value needs if it is NULL, at most.
+    fn width(&self) -> usize {
+        match &self.kind {
+            DecoderKind::Fixed { width, .. } => 1 + width,
+            DecoderKind::Bool(_) => 2,
+            DecoderKind::Bytes { .. } | DecoderKind::List { .. } => 5,
+            DecoderKind::Struct { columns, .. } => 1 + columns.iter().map(Decoder::width).sum::<usize>(),
+        }
     }
 
     /// The column; none if a text in it is not UTF-8.
@@ -347,6 +361,13 @@ mod tests {
         assert!(column_of(&DataType::Boolean, &[vec![VALUE, 2]]).is_none());
         let list = Type::Array(Arc::new(Type::Bool)).data_type();
         assert!(column_of(&list, &[vec![VALUE, 255, 255, 255, 255]]).is_none());
+        // Elements that need far more memory than bytes.
+        let wide = Type::Composite((0..100).map(|_| Attribute { name: String::new(), ty: Type::Float8 }).collect());
+        let wide = Type::Array(Arc::new(wide)).data_type();
+        let nulls = |count: u32| [&[VALUE][..], &count.to_le_bytes(), &vec![NULL; count as usize]].concat();
+        assert!(column_of(&wide, &[nulls(1000)]).is_some());
+        assert!(column_of(&wide, &[nulls(1_000_000)]).is_none());
+        assert!(column_of(&wide, &vec![nulls(1000); 1000]).is_none());
         // A text whose characters two values share.
         assert!(column_of(&DataType::Utf8, &[vec![VALUE, 1, 0, 0, 0, 0xc3], vec![VALUE, 1, 0, 0, 0, 0xa9]]).is_none());
     }
