@@ -167,7 +167,7 @@ impl Exchange {
         let outgoing: Outgoing = batch.into();
         let Some(caching) = &mut self.caching else { return self.send_calls(outgoing) };
         let arena = outgoing.arena.clone();
-        let parts = caching.plan(outgoing);
+        let parts = caching.plan(outgoing, self.budget.limit());
         // Parts of a batch are copies.
         if let Some(arena) = arena.filter(|_| parts.iter().all(|part| part.arena.is_none())) {
             self.arenas.keep(&arena);

@@ -12,6 +12,11 @@ mod session;
 mod values;
 mod worth;
 
+/// What the store says, without the connection that brings it, for the fuzzers of `fuzz/`.
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::PathBuf;
@@ -129,14 +134,15 @@ impl Caching {
     }
 
     /// What is to be sent of a batch: all of it, or the rows whose results the store does not have, in one batch or several.
-    pub(crate) fn plan(&mut self, outgoing: Outgoing) -> Vec<Outgoing> {
+    /// The results of all may have `most` bytes.
+    pub(crate) fn plan(&mut self, outgoing: Outgoing, most: usize) -> Vec<Outgoing> {
         let rows = outgoing.columns.num_rows();
-        let looked_up = self.look_up(&outgoing.batch);
+        let looked_up = self.look_up(&outgoing.batch, most);
         let count = looked_up.as_ref().map_or(rows, |looked_up| looked_up.missing.len());
-        let most = if looked_up.is_some() { self.worth.most_calls() } else { usize::MAX };
-        let starts = (0..count).step_by(most.min(count.max(1)));
+        let most_calls = if looked_up.is_some() { self.worth.most_calls() } else { usize::MAX };
+        let starts = (0..count).step_by(most_calls.min(count.max(1)));
         let mut pieces: VecDeque<Range<usize>> =
-            starts.map(|start| start..start.saturating_add(most).min(count)).collect();
+            starts.map(|start| start..start.saturating_add(most_calls).min(count)).collect();
         if rows == 0 {
             pieces.push_back(0..0);
         }
@@ -173,7 +179,7 @@ impl Caching {
     }
 
     /// What the store has of a batch; none if it is not asked, or does not answer as it should.
-    fn look_up(&mut self, batch: &CallBatch) -> Option<LookedUp> {
+    fn look_up(&mut self, batch: &CallBatch, most: usize) -> Option<LookedUp> {
         let rows = batch.columns.num_rows();
         if !self.usage.is_forced && !self.worth.pays(rows) {
             self.give_up();
@@ -190,7 +196,7 @@ impl Caching {
         let response = self.session.look_up(&self.usage.socket, &request, timeout)?;
         let (looked_up, generation, cost) = match response {
             Response::Found { generation, cost, results } => {
-                (LookedUp::read(names, generation, &results, &self.signature.result), generation, cost)
+                (LookedUp::read(names, generation, &results, &self.signature.result, most), generation, cost)
             }
             _ => (None, 0, CallCost::default()),
         };
@@ -200,7 +206,7 @@ impl Caching {
         };
         self.worth.note_look_up(rows, start.elapsed());
         self.worth.note_cost(cost);
-        self.generation = Some(generation);
+        (self.generation, self.is_given_up) = (Some(generation), false);
         Some(looked_up)
     }
 
@@ -245,12 +251,11 @@ impl Caching {
         };
         let (keys, results) = looked_up.results_to_keep(&self.signature, &piece, &reply.columns);
         if !keys.is_empty() {
-            self.is_given_up = false;
             let request = Request::Insert {
                 namespace: self.keys.namespace,
                 generation: looked_up.generation,
                 cost: self.worth.cost(),
-                is_too_cheap: false,
+                is_too_cheap: self.is_given_up,
                 keys,
                 results,
             };
@@ -314,12 +319,12 @@ fn part_of(batch: &CallBatch, rows: &[u32]) -> Option<CallBatch> {
 }
 
 impl LookedUp {
-    /// Reads what the store had, if it is what was asked for.
-    fn read(names: Vec<RowName>, generation: u64, results: &Results, ty: &Type) -> Option<LookedUp> {
-        if results.len() != names.len() {
+    /// Reads what the store had, if it is what was asked for, and no more than `most` bytes.
+    fn read(names: Vec<RowName>, generation: u64, results: &Results, ty: &Type, most: usize) -> Option<LookedUp> {
+        let mut decoder = Decoder::new(&ty.data_type(), most)?;
+        if results.len() != names.len() || !decoder.has_room(names.len()) {
             return None;
         }
-        let mut decoder = Decoder::new(&ty.data_type())?;
         let (mut places, mut missing, mut found) = (Vec::with_capacity(names.len()), Vec::new(), 0);
         for ((row, result), name) in (0_u32..).zip(results.iter()).zip(&names) {
             match result {
@@ -422,7 +427,7 @@ fn as_type(column: &ArrayRef, data_type: &DataType) -> Option<ArrayRef> {
     if column.data_type() == data_type {
         return Some(column.clone());
     }
-    let (encoder, mut decoder) = (Encoder::new(column)?, Decoder::new(data_type)?);
+    let (encoder, mut decoder) = (Encoder::new(column)?, Decoder::new(data_type, MAX_MESSAGE_BYTES)?);
     let mut value = Vec::new();
     for row in 0..column.len() {
         value.clear();

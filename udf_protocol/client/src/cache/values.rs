@@ -13,9 +13,6 @@ use arrow_buffer::{Buffer, NullBuffer, NullBufferBuilder, OffsetBuffer, ScalarBu
 use arrow_data::ArrayData;
 use arrow_schema::{DataType, FieldRef, Fields};
 
-/// Most bytes of the elements of a column's lists: of a value, each of many may be a byte that says that a wide row is NULL.
-const MOST_ELEMENT_BYTES: usize = 256 << 20;
-
 const NULL: u8 = 0;
 const VALUE: u8 = 1;
 
@@ -111,6 +108,8 @@ fn width_of(data_type: &DataType) -> Option<usize> {
 /// Builds a column of values that the store gave.
 #[derive(Debug)]
 pub(super) struct Decoder {
+    /// Bytes that its values may need if they are NULL: a byte of the store's says so of a row with any number of attributes.
+    most: usize,
     nulls: NullBufferBuilder,
     kind: DecoderKind,
 }
@@ -125,24 +124,31 @@ enum DecoderKind {
 }
 
 impl Decoder {
-    /// One for a column of this type; none if replies have no such columns.
-    pub(super) fn new(data_type: &DataType) -> Option<Decoder> {
+    /// One for a column of this type, which may have `most` bytes; none if replies have no such columns.
+    pub(super) fn new(data_type: &DataType, most: usize) -> Option<Decoder> {
         let kind = match data_type {
             DataType::Boolean => DecoderKind::Bool(Vec::new()),
             DataType::Utf8 | DataType::Binary => {
                 DecoderKind::Bytes { is_text: *data_type == DataType::Utf8, offsets: vec![0], bytes: Vec::new() }
             }
             DataType::List(field) => {
-                let elements = Box::new(Decoder::new(field.data_type())?);
+                let elements = Box::new(Decoder::new(field.data_type(), most)?);
                 DecoderKind::List { field: field.clone(), offsets: vec![0], elements }
             }
             DataType::Struct(fields) => {
-                let columns = fields.iter().map(|field| Decoder::new(field.data_type())).collect::<Option<_>>()?;
+                let columns =
+                    fields.iter().map(|field| Decoder::new(field.data_type(), most)).collect::<Option<_>>()?;
                 DecoderKind::Struct { fields: fields.clone(), columns }
             }
             fixed => DecoderKind::Fixed { data_type: fixed.clone(), width: width_of(fixed)?, bytes: Vec::new() },
         };
-        Some(Decoder { nulls: NullBufferBuilder::new(0), kind })
+        Some(Decoder { most, nulls: NullBufferBuilder::new(0), kind })
+    }
+
+    /// Whether it has room for so many more values.
+    pub(super) fn has_room(&self, values: usize) -> bool {
+        let count = self.len().checked_add(values);
+        count.and_then(|count| count.checked_mul(self.width())).is_some_and(|bytes| bytes <= self.most)
     }
 
     /// Adds a value; none if it is not one of the type, and no more than that.
@@ -176,9 +182,8 @@ impl Decoder {
             }
             DecoderKind::List { offsets, elements, .. } => {
                 let length = count(value)?;
-                // Each of them has a byte, and needs more than that.
-                let count = elements.len().checked_add(length)?;
-                if length > value.len() || count.checked_mul(elements.width())? > MOST_ELEMENT_BYTES {
+                // Each has a byte at least.
+                if length > value.len() || !elements.has_room(length) {
                     return None;
                 }
                 (0..length).try_for_each(|_| elements.read(value))?;
@@ -298,7 +303,7 @@ mod tests {
     }
 
     fn column_of(data_type: &DataType, values: &[Vec<u8>]) -> Option<ArrayRef> {
-        let mut decoder = Decoder::new(data_type).unwrap();
+        let mut decoder = Decoder::new(data_type, 64 << 20).unwrap();
         values.iter().try_for_each(|value| decoder.decode(value))?;
         decoder.finish()
     }
@@ -367,7 +372,7 @@ mod tests {
         let nulls = |count: u32| [&[VALUE][..], &count.to_le_bytes(), &vec![NULL; count as usize]].concat();
         assert!(column_of(&wide, &[nulls(1000)]).is_some());
         assert!(column_of(&wide, &[nulls(1_000_000)]).is_none());
-        assert!(column_of(&wide, &vec![nulls(1000); 1000]).is_none());
+        assert!(column_of(&wide, &vec![nulls(1000); 100]).is_none());
         // A text whose characters two values share.
         assert!(column_of(&DataType::Utf8, &[vec![VALUE, 1, 0, 0, 0, 0xc3], vec![VALUE, 1, 0, 0, 0, 0xa9]]).is_none());
     }
