@@ -192,9 +192,9 @@ CREATE VIEW stat_cache AS
 SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions,
   CASE
     WHEN f.volatility <> 'i' THEN 'the function is not IMMUTABLE'
-    WHEN pg_catalog.current_setting('transship.cache') = 'off' THEN 'transship.cache is off'
+    WHEN pg_catalog.current_setting('transship.cache', true) = 'off' THEN 'transship.cache is off'
     WHEN f.counters IS NULL THEN 'the store does not answer'
-    WHEN c.is_too_cheap AND pg_catalog.current_setting('transship.cache') = 'auto' THEN 'calls are cheaper'
+    WHEN c.is_too_cheap AND pg_catalog.current_setting('transship.cache', true) = 'auto' THEN 'calls are cheaper'
   END AS off_because
 FROM (
   SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name, p.provolatile AS volatility,

@@ -10,6 +10,7 @@ use udf_client::host::PlainHost;
 use udf_client::transport::credentials::Credentials;
 use udf_project::allow_list;
 use udf_project::manifest::FunctionEntry;
+use udf_project::options;
 use udf_types::signature::{Signature, Volatility};
 use udf_types::{Advice, Error, Kind, Result};
 
@@ -87,7 +88,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
 }
 
 /// How long the store of results is waited for, for one row.
-const CACHE_TIMEOUT: Duration = Duration::from_millis(10);
+const CACHE_TIMEOUT: Duration = Duration::from_millis(options::CACHE_TIMEOUT_MS.default);
 
 /// How results are kept, if the script wants it.
 fn cache_use(process: &Process, script: &Script, volatility: Volatility) -> Result<Option<CacheUse>> {

@@ -9,8 +9,8 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use udf_client::cache::channel::MOST_BYTES;
 use udf_client::cache::message::{CallCost, Counters, Key, Namespace, Request, Response, Results};
 
-/// What a result needs beside its own bytes: as measured, with room for the tables' growth.
-const RESULT_BYTES: u64 = 256;
+/// What a short result needs, and a long one beside its own bytes: an entry of 65 bytes in a table that is half full on average.
+const RESULT_BYTES: u64 = 128;
 /// Functions that are known at a time. Of others, those that were asked for longest ago are forgotten.
 const MOST_NAMESPACES: usize = 4096;
 /// Parts of the results, each of which one thread uses at a time.
@@ -68,15 +68,17 @@ struct Function {
 #[derive(Debug)]
 struct Held {
     function: Arc<Function>,
-    /// When it came.
-    at: Duration,
+    /// When it came, in milliseconds.
+    at_ms: u64,
     bytes: Bytes,
 }
+
+const _: () = assert!(size_of::<((u64, Key), Held)>() == 64);
 
 #[derive(Debug)]
 enum Bytes {
     Short(u8, [u8; SHORT_BYTES]),
-    Long(Arc<[u8]>),
+    Long(Box<[u8]>),
 }
 
 impl Bytes {
@@ -129,20 +131,20 @@ struct Shard {
     old: Generation,
 }
 
-type Generation = HashMap<(u64, Key), Arc<Held>>;
+type Generation = HashMap<(u64, Key), Held>;
 
 impl Shard {
-    fn get(&mut self, key: &(u64, Key), most_young: u64) -> (Option<Arc<Held>>, Option<Generation>) {
-        if let Some(held) = self.young.get(key) {
-            return (Some(held.clone()), None);
+    fn get(&mut self, key: &(u64, Key), most_young: u64) -> (Option<&Held>, Option<Generation>) {
+        let mut dropped = None;
+        if !self.young.contains_key(key) {
+            let Some(held) = self.old.remove(key) else { return (None, None) };
+            dropped = self.insert(*key, held, most_young);
         }
-        let Some(held) = self.old.remove(key) else { return (None, None) };
-        let dropped = self.insert(*key, held.clone(), most_young);
-        (Some(held), dropped)
+        (self.young.get(key), dropped)
     }
 
     /// Adds a result; the results that make room for it are the caller's to drop, when others need not wait for that.
-    fn insert(&mut self, key: (u64, Key), held: Arc<Held>, most_young: u64) -> Option<Generation> {
+    fn insert(&mut self, key: (u64, Key), held: Held, most_young: u64) -> Option<Generation> {
         let size = held.size();
         if size > most_young {
             return None;
@@ -220,18 +222,23 @@ impl Store {
 
     fn look_up(&self, user: u32, namespace: Namespace, max_age: Option<Duration>, keys: &[Key]) -> Response {
         let function = self.function(user, namespace);
-        let now = (self.clock.0)();
+        let now_ms = self.now_ms();
+        let max_age_ms = max_age.map(milliseconds);
         let mut results = Results::default();
         // A response has a length for each row as well.
         let most = MOST_BYTES.saturating_sub(64 + 4 * keys.len());
         let mut hits = 0;
         for key in keys {
-            let held = self.get(&(function.generation, *key));
-            let held = held.filter(|held| max_age.is_none_or(|max_age| now.saturating_sub(held.at) <= max_age));
-            let bytes = held.as_ref().map(|held| held.bytes.as_slice());
+            let mut shard = self.shard(key);
+            let (held, dropped) = shard.get(&(function.generation, *key), self.most_young);
+            let held =
+                held.filter(|held| max_age_ms.is_none_or(|max_age| now_ms.saturating_sub(held.at_ms) <= max_age));
+            let bytes = held.map(|held| held.bytes.as_slice());
             let bytes = bytes.filter(|bytes| results.bytes() + bytes.len() <= most);
             hits += u64::from(bytes.is_some());
             results.push(bytes);
+            drop(shard);
+            count_evictions(dropped);
         }
         function.hits.fetch_add(hits, Relaxed);
         function.misses.fetch_add(keys.len() as u64 - hits, Relaxed);
@@ -243,17 +250,15 @@ impl Store {
         lock(&self.shards[usize::from(key[0]) % SHARDS])
     }
 
-    fn get(&self, key: &(u64, Key)) -> Option<Arc<Held>> {
-        let (held, dropped) = self.shard(&key.1).get(key, self.most_young);
-        count_evictions(dropped);
-        held
+    fn now_ms(&self) -> u64 {
+        milliseconds((self.clock.0)())
     }
 
     fn insert(&self, function: &Arc<Function>, keys: Vec<Key>, results: &Results) {
-        let at = (self.clock.0)();
+        let at_ms = self.now_ms();
         for (key, bytes) in keys.into_iter().zip(results.iter()) {
             let Some(bytes) = bytes else { continue };
-            let held = Arc::new(Held { function: function.clone(), at, bytes: Bytes::new(bytes) });
+            let held = Held { function: function.clone(), at_ms, bytes: Bytes::new(bytes) };
             held.count(1);
             let dropped = self.shard(&key).insert((function.generation, key), held, self.most_young);
             count_evictions(dropped);
@@ -273,6 +278,10 @@ impl Function {
             is_too_cheap: self.is_too_cheap.load(Relaxed),
         }
     }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
