@@ -51,8 +51,11 @@ const MOST_ROWS: usize = channel::MOST_BYTES / 32;
 const MOST_RESULT_BYTES: usize = 1 << 20;
 /// Bytes of results that are handed over at a time.
 const MOST_RESULTS_BYTES: usize = channel::MOST_BYTES / 2;
-/// The deadline of a look-up grows by this for each row, several times what that takes.
-const ROW_TIMEOUT: Duration = Duration::from_micros(2);
+/// The deadline of a look-up grows by this for each row, ten times what that takes: containers may keep all processors busy.
+const ROW_TIMEOUT: Duration = Duration::from_micros(5);
+
+/// No look-up is waited for longer: nothing interrupts the wait.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How an exchange uses the store of results.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,7 +195,7 @@ impl Caching {
         let names = self.keys.of(batch)?;
         let keys = names.iter().map(|name| name.key).collect();
         let request = Request::LookUp { namespace: self.keys.namespace, max_age: self.usage.max_age, keys };
-        let timeout = self.usage.timeout + ROW_TIMEOUT * rows as u32;
+        let timeout = (self.usage.timeout + ROW_TIMEOUT * rows as u32).min(LONGEST_TIMEOUT);
         let response = self.session.look_up(&self.usage.socket, &request, timeout)?;
         let (looked_up, generation, cost) = match response {
             Response::Found { generation, cost, results } => {

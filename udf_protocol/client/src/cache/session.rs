@@ -20,8 +20,10 @@ use super::message::{CallCost, Counters, Namespace, Request, Response};
 use super::worth::Worth;
 use crate::spin;
 
-/// How long a session goes without a store that failed, at first and at most.
+/// How long a session goes without a store that failed, at first and at most; and at first without one that was late, as it is when
+/// the machine is busy.
 const FIRST_REST: Duration = Duration::from_secs(1);
+const LATE_REST: Duration = Duration::from_millis(100);
 const LONGEST_REST: Duration = Duration::from_secs(64);
 /// Requests to keep results that may be unanswered; further results are not kept.
 const MOST_UNANSWERED: usize = 8;
@@ -111,8 +113,8 @@ impl Session {
                 (state.rests_until, state.rest) = (None, Duration::ZERO);
                 Some(response)
             }
-            Err(_) => {
-                state.begin_rest();
+            Err(failure) => {
+                state.begin_rest(if failure == Failure::Late { LATE_REST } else { FIRST_REST });
                 None
             }
         }
@@ -122,7 +124,7 @@ impl Session {
     pub(super) fn distrust(&self) {
         let mut state = self.lock();
         state.look_ups = None;
-        state.begin_rest();
+        state.begin_rest(FIRST_REST);
     }
 
     /// Hands results over, if the store takes them at once; `waits` says for how long its answer is waited for.
@@ -163,8 +165,8 @@ impl State {
         self.rests_until.is_some_and(|until| Instant::now() < until)
     }
 
-    fn begin_rest(&mut self) {
-        self.rest = (self.rest * 2).clamp(FIRST_REST, LONGEST_REST);
+    fn begin_rest(&mut self, first: Duration) {
+        self.rest = (self.rest * 2).clamp(first, LONGEST_REST);
         self.rests_until = Some(Instant::now() + self.rest);
         // What it has not taken by now would only fill memory.
         (self.inserts, self.unanswered) = (None, 0);
@@ -191,7 +193,9 @@ impl State {
 enum Failure {
     /// The connection has ended.
     Ended,
-    /// Anything else. The connection is of no use: what comes next on it may be a late answer.
+    /// There was no answer at the deadline. The connection is of no use: what comes next on it may be that answer.
+    Late,
+    /// Anything else.
     Other,
 }
 
@@ -218,7 +222,7 @@ fn ask(channel: Channel, bytes: &[u8], timeout: Duration) -> std::result::Result
             Ok(None) => return Err(Failure::Ended),
             Err(cause) if cause.kind() == ErrorKind::WouldBlock => {
                 if !wait(&channel, deadline) {
-                    return Err(Failure::Other);
+                    return Err(Failure::Late);
                 }
             }
             Err(cause) if cause.kind() == ErrorKind::ConnectionReset => return Err(Failure::Ended),
