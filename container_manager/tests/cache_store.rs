@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
@@ -127,6 +128,10 @@ fn it_gives_up_what_it_does_not_need() {
     if Uid::effective().is_root() {
         assert_eq!((field("Uid"), field("Groups")), ("65534 65534 65534 65534".to_string(), String::new()));
         assert_eq!((field("CapEff"), field("CapPrm")), ("0".repeat(16), "0".repeat(16)));
+        // Handlers that run as the same user cannot look into it.
+        let mut peek = Command::new("cat");
+        peek.arg(format!("/proc/{}/maps", store.process.id())).uid(65534).gid(65534);
+        assert!(!peek.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
     }
 }
 
