@@ -232,6 +232,44 @@ COMMENT ON FUNCTION stat_reset(oid) IS 'forgets the counters of one function, or
 
 REVOKE EXECUTE ON FUNCTION stat_reset(oid) FROM PUBLIC;
 
+-- Kept results
+
+CREATE FUNCTION cache_reset(function regprocedure) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_reset';
+
+COMMENT ON FUNCTION cache_reset(regprocedure) IS 'forgets the kept results of a function';
+
+CREATE FUNCTION cache_counters(function oid) RETURNS json
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_counters';
+
+COMMENT ON FUNCTION cache_counters(oid) IS 'what the store of results knows of a function';
+
+CREATE VIEW stat_cache AS
+SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions,
+  CASE
+    WHEN f.volatility <> 'i' THEN 'the function is not IMMUTABLE'
+    WHEN pg_catalog.current_setting('transship.cache', true) = 'off' THEN 'transship.cache is off'
+    WHEN f.counters IS NULL THEN 'the store does not answer'
+    WHEN c.is_too_cheap AND pg_catalog.current_setting('transship.cache', true) = 'auto' THEN 'calls are cheaper'
+  END AS off_because
+FROM (
+  SELECT p.oid AS funcid, n.nspname AS schema, p.proname AS name, p.provolatile AS volatility,
+    CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+      AND (@extschema@.function_body(p.oid) ->> 'cache')::boolean THEN @extschema@.cache_counters(p.oid) END AS counters,
+    CASE WHEN pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+      THEN (@extschema@.function_body(p.oid) ->> 'cache')::boolean END AS is_kept
+  FROM pg_catalog.pg_proc p
+  JOIN pg_catalog.pg_language l ON l.oid = p.prolang AND l.lanname = 'container'
+  JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+) f
+CROSS JOIN LATERAL json_to_record(coalesce(f.counters, '{}'))
+  AS c (hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, is_too_cheap boolean)
+WHERE f.is_kept;
+
+COMMENT ON VIEW stat_cache IS 'kept results of the container functions that the user may call';
+
+GRANT SELECT ON stat_cache TO PUBLIC;
+
 CREATE VIEW progress AS
 SELECT r.pid, a.usename, p.oid AS funcid, n.nspname AS schema, p.proname AS name,
   timestamptz '2000-01-01 00:00+00' + r.started::float8 * interval '1 microsecond' AS started, r.calls, r.batches_sent,

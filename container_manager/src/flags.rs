@@ -82,6 +82,10 @@ pub struct DaemonFlags {
     /// host's memory.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub max_memory_mb: Option<u64>,
+    /// Megabytes of results that are kept for functions whose body has cache = true, 16 to 1048576, or 0 to keep none. A process
+    /// of its own keeps them in memory.
+    #[arg(long = "cache-size", value_name = "MB", default_value_t = 256, value_parser = cache_size)]
+    pub cache_size_mb: u64,
     /// Address and port on which Prometheus metrics (/metrics) and a status page (/) are served over HTTP, such as
     /// 127.0.0.1:9187. They name images and replicas to everybody who reaches the address, and ask nobody for a password.
     /// Default: they are not served.
@@ -341,6 +345,7 @@ impl DaemonFlags {
             max_memory_mb: self.max_memory_mb.unwrap_or_else(default_memory_mb),
             max_gpus: self.max_gpus,
             otlp_endpoint: self.otlp_endpoint,
+            cache_bytes: self.cache_size_mb << 20,
             metrics_listen: self.metrics_listen,
             metrics_hosts: self.metrics_hosts,
         })
@@ -374,6 +379,13 @@ impl HostFlags {
                 base_images: self.base_images,
             },
         })
+    }
+}
+
+fn cache_size(text: &str) -> std::result::Result<u64, String> {
+    match text.parse() {
+        Ok(size @ (0 | 16..=1_048_576)) => Ok(size),
+        _ => Err("not 0, and not from 16 to 1048576".to_string()),
     }
 }
 
@@ -422,6 +434,16 @@ mod tests {
         assert_eq!(config.host.paths.state_dir, std::env::current_dir().unwrap().join("s"));
         assert_eq!(config.host.builds.timeout, Duration::from_secs(7));
         assert_eq!((config.segment_bytes, config.max_containers), (16 << 20, 3));
+    }
+
+    #[test]
+    fn the_cache_has_a_size_or_none() {
+        assert_eq!(read(&[]).unwrap().cache_bytes, 256 << 20);
+        assert_eq!(read(&["--cache-size=0"]).unwrap().cache_bytes, 0);
+        assert_eq!(read(&["--cache-size=16"]).unwrap().cache_bytes, 16 << 20);
+        for wrong in ["--cache-size=15", "--cache-size=1048577", "--cache-size=x", "--cache-size=-1"] {
+            assert!(DaemonFlags::try_parse_from(["transshipd", wrong]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ pub mod adoption;
 pub mod advice;
 pub mod api;
 pub mod blocking;
+pub mod cache;
 pub mod cancel;
 pub mod catalogue;
 pub mod circuit;

@@ -14,6 +14,7 @@ use udf_client::exchange::MapEvent;
 use udf_client::host::PlainHost;
 use udf_client::inbox::Reply;
 use udf_client::pace::Pace;
+use udf_client::trace::Observation;
 use udf_codec::batch::CallBatch;
 use udf_types::signature::FunctionKind;
 use udf_types::{Error, Kind};
@@ -89,7 +90,17 @@ impl<'a> Execution<'a> {
         let is_scalar = ready.call.signature.kind == FunctionKind::Scalar;
         Ok(Execution {
             ready,
-            driver: Driver::of_lane(pace, Hosted { exchange: client.open(ready.call.clone()), host: PlainHost }),
+            driver: Driver::of_lane(
+                pace,
+                Hosted {
+                    exchange: client.open_with_cache(
+                        ready.call.clone(),
+                        Observation::default(),
+                        ready.function.cache.clone(),
+                    ),
+                    host: PlainHost,
+                },
+            ),
             rows,
             rows_before,
             feed: Feed::new(ready, parameters, inputs)?,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use udf_client::cache::{CacheUse, socket_beside};
 use udf_client::client::Client;
 use udf_client::control::ImageInfo;
 use udf_client::dispatch::{Call, Target};
@@ -9,6 +10,7 @@ use udf_client::host::PlainHost;
 use udf_client::transport::credentials::Credentials;
 use udf_project::allow_list;
 use udf_project::manifest::FunctionEntry;
+use udf_project::options;
 use udf_types::signature::{Signature, Volatility};
 use udf_types::{Advice, Error, Kind, Result};
 
@@ -27,6 +29,8 @@ pub struct Function {
     pub place: String,
     /// The script's bound on rows per batch.
     pub max_batch_rows: Option<usize>,
+    /// How its results are kept, if they are.
+    pub cache: Option<CacheUse>,
     volatility: Volatility,
     target: Target,
 }
@@ -64,6 +68,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
             is_strict: false,
             place,
             max_batch_rows,
+            cache: cache_use(process, script, Volatility::Volatile)?,
             volatility: Volatility::Volatile,
             target,
         });
@@ -77,7 +82,25 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     let entry = image.manifest.function(body.function.as_deref(), &place)?;
     let signature = entry.signature()?.ok_or_else(|| Error::signature_not_said(&entry.name, &place))?;
     let target = Target::Image { manager: settings.socket.clone(), digest: image.digest.clone() };
-    Ok(Function { signature, is_strict: entry.strict, place, max_batch_rows, volatility: entry.volatility, target })
+    let (is_strict, volatility) = (entry.strict, entry.volatility);
+    let cache = cache_use(process, script, volatility)?;
+    Ok(Function { signature, is_strict, place, max_batch_rows, cache, volatility, target })
+}
+
+/// How long the store of results is waited for, for one row.
+const CACHE_TIMEOUT: Duration = Duration::from_millis(options::CACHE_TIMEOUT_MS.default);
+
+/// How results are kept, if the script wants it.
+fn cache_use(process: &Process, script: &Script, volatility: Volatility) -> Result<Option<CacheUse>> {
+    if !script.body.cache {
+        return Ok(None);
+    }
+    if volatility != Volatility::Immutable {
+        return Err(Error::invalid_definition("the key \"cache\" needs a function that is immutable")
+            .with_hint("Write volatility = \"immutable\" in the manifest of its image."));
+    }
+    let (socket, max_age) = (socket_beside(&process.settings.socket), script.body.cache_ttl.map(Duration::from_secs));
+    Ok(Some(CacheUse { socket, max_age, timeout: CACHE_TIMEOUT, is_forced: false }))
 }
 
 fn find_image(process: &Process, client: &Client, script: &Script) -> Result<ImageInfo> {

@@ -67,6 +67,22 @@ def test_telemetry_counts(call):
     assert counted["transship_bytes_sent"] > 0 and counted["transship_wait_us"] > 0
 
 
+def test_results_are_kept_for_scripts_that_ask(call):
+    script = 'image = "samples:1.0" function = "largest_prime_factor" cache = true'
+    rows = [str(number) for number in range(1000003, 1000053)]
+    expected = call(script.replace(" cache = true", ""), columns="n bigint", rows=rows).out
+    for _ in range(10):
+        run = call(script, "--statistics", columns="n bigint", rows=rows)
+        assert run.out == expected, run.err
+        # The store starts with the first look-up, and may be late for that one.
+        if run.statistics["transship_bytes_sent"] == 0:
+            break
+    else:
+        pytest.fail("the rows are sent each time")
+    run = call('image = "regress:1.0" function = "add_one_arrow" cache = true', columns="x bigint", rows=["1"])
+    assert 'the key "cache" needs a function that is immutable' in run.err, run.err
+
+
 def test_slow_calls_have_small_batches(call):
     # All rows in one batch would take longer than the answer to one may.
     environment = {"TRANSSHIP_BATCH_TIME_MS": 100, "TRANSSHIP_BATCH_TIMEOUT_MS": 12000}

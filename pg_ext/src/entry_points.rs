@@ -3,7 +3,7 @@
 
 use pgrx::pg_sys;
 
-use crate::{images, language, map, report, server, statistics};
+use crate::{cache, images, language, map, report, server, statistics};
 
 static CALLING_CONVENTION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
 
@@ -31,5 +31,7 @@ entry_point!(transship_image_info, pg_finfo_transship_image_info, images::image_
 entry_point!(transship_function_body, pg_finfo_transship_function_body, images::function_body);
 entry_point!(transship_manager_replicas, pg_finfo_transship_manager_replicas, images::manager_replicas);
 entry_point!(transship_manager_circuits, pg_finfo_transship_manager_circuits, images::manager_circuits);
+entry_point!(transship_cache_reset, pg_finfo_transship_cache_reset, cache::reset);
+entry_point!(transship_cache_counters, pg_finfo_transship_cache_counters, cache::counters);
 entry_point!(transship_statistics, pg_finfo_transship_statistics, statistics::statistics);
 entry_point!(transship_stat_reset, pg_finfo_transship_stat_reset, statistics::reset);

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pgrx::pg_sys;
+use udf_client::cache::message::Namespace;
+use udf_client::cache::{CacheUse, namespace_of};
 use udf_client::dispatch::{Call, Target};
 use udf_client::route::{Protocol, Server};
 use udf_client::transport::credentials::Credentials;
@@ -326,6 +328,40 @@ impl Function {
     /// All that an exchange of this user's needs to know.
     pub fn call(&self, user: pg_sys::Oid) -> Result<Arc<Call>> {
         self.call_of(self.signature.clone(), user)
+    }
+
+    /// How its results are kept, if they are. ALTER FUNCTION may have made it VOLATILE since it was created.
+    pub fn cache_use(&self) -> Option<CacheUse> {
+        let is_wanted = self.body.cache && self.check_cache().is_ok();
+        if is_wanted { settings::cache_use(self.body.cache_ttl.map(Duration::from_secs)) } else { None }
+    }
+
+    /// Refuses to keep results that a call may change.
+    pub fn check_cache(&self) -> Result<()> {
+        if self.body.cache && self.signature.kind != FunctionKind::Scalar {
+            return Err(Error::invalid_definition(
+                "the key \"cache\" is only for functions that return one value for each row",
+            ));
+        }
+        if self.body.cache && self.volatility != Volatility::Immutable {
+            return Err(Error::invalid_definition("the key \"cache\" is only for IMMUTABLE functions")
+                .with_hint("Declare the function IMMUTABLE if its results depend on nothing but its arguments."));
+        }
+        Ok(())
+    }
+
+    /// Under which name its results are kept, whoever calls it. `finds_image` says whether the manager is asked for an image whose
+    /// digest is not known; none if it is not.
+    pub fn namespace(&self, finds_image: bool) -> Result<Option<Namespace>> {
+        let target = match (self.remote(), self.digest.get().or(self.body.digest.as_ref())) {
+            (Some(remote), _) => Target::Remote { remote: remote?, credentials: Credentials::default() },
+            (None, Some(digest)) if !finds_image => {
+                Target::Image { manager: settings::manager_socket(), digest: digest.clone() }
+            }
+            (None, _) if finds_image => self.target(catalog::current_user())?,
+            (None, _) => return Ok(None),
+        };
+        Ok(Some(namespace_of(&target, &self.signature)))
     }
 
     fn call_of(&self, signature: Signature, user: pg_sys::Oid) -> Result<Arc<Call>> {

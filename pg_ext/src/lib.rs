@@ -9,6 +9,7 @@
 mod aggregate;
 mod allowed;
 mod batch_scan;
+mod cache;
 mod datum;
 mod entry_points;
 mod function;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pgrx::guc::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use udf_client::cache::{CacheUse, socket_beside};
 use udf_client::pace::{Bounds, Pace};
 use udf_project::options;
 use udf_types::transport_name::TransportName;
@@ -53,6 +54,20 @@ pub enum LogHandlers {
     Log,
 }
 
+/// What is done with kept results, values of `transship.cache`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum Cache {
+    /// They are not looked up.
+    #[name = c"off"]
+    Off,
+    /// They are looked up where that is cheaper than calls.
+    #[name = c"auto"]
+    Auto,
+    /// They are always looked up.
+    #[name = c"always"]
+    Always,
+}
+
 /// The setting that lists images.
 pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
 
@@ -64,6 +79,8 @@ static MANAGER_SOCKET: GucSetting<Option<CString>> =
 static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
     GucSetting::<AllowedImagesCheck>::new(AllowedImagesCheck::Call);
+static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
+static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
@@ -170,6 +187,21 @@ pub fn define() {
         options::BUILD_TIMEOUT_MS.in_unit(1),
         GucFlags::UNIT_MS,
     );
+    define_int(
+        c"transship.cache_timeout",
+        c"Longest wait for kept results of one row; the rows of a batch add to it.",
+        &CACHE_TIMEOUT_MS,
+        options::CACHE_TIMEOUT_MS.in_unit(1),
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_enum_guc(
+        c"transship.cache",
+        c"Whether results are looked up of functions whose body has cache = true: never, where that is cheaper than calls, or always.",
+        c"",
+        &CACHE,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
     GucRegistry::define_enum_guc(
         c"transship.transport",
         c"How batches travel, for functions that do not say it.",
@@ -224,6 +256,21 @@ pub fn allowed_images() -> String {
 /// When that list is asked.
 pub fn allowed_images_check() -> AllowedImagesCheck {
     ALLOWED_IMAGES_CHECK.get()
+}
+
+/// How kept results are used, those that are no older.
+pub fn cache_use(max_age: Option<Duration>) -> Option<CacheUse> {
+    let is_forced = match CACHE.get() {
+        Cache::Off => return None,
+        Cache::Auto => false,
+        Cache::Always => true,
+    };
+    Some(CacheUse {
+        socket: socket_beside(&manager_socket()),
+        max_age,
+        timeout: to_duration(CACHE_TIMEOUT_MS.get()),
+        is_forced,
+    })
 }
 
 /// Whether calls are batched.

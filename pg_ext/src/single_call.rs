@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use pgrx::pg_sys;
+use udf_client::cache::CacheUse;
 use udf_client::driver::Driver;
 use udf_client::inbox::Reply;
 use udf_codec::batch::BatchBuilder;
@@ -28,6 +29,8 @@ struct OpenCall {
     caller: Caller,
     /// Of [`server::changes`], when it was opened.
     changes: u64,
+    /// How it uses kept results, as settings said then.
+    usage: Option<CacheUse>,
     builder: BatchBuilder,
     driver: Driver<Stream>,
 }
@@ -79,15 +82,19 @@ pub unsafe fn call_set(
 
 /// Taken out of the kept ones while in use: after an error the exchange is dropped, and the next call opens a new one.
 unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::NullableDatum]) -> OpenCall {
-    let (caller, changes) = ((oid, catalog::current_user()), server::changes());
+    let (caller, changes, usage) = ((oid, catalog::current_user()), server::changes(), function.cache_use());
     let kept = OPEN_CALLS
         .with_borrow_mut(|calls| calls.remove(&caller))
-        .filter(|call| Rc::ptr_eq(&call.function, function) && call.changes == changes);
+        .filter(|call| Rc::ptr_eq(&call.function, function) && (call.changes, &call.usage) == (changes, &usage));
     let mut open = kept.unwrap_or_else(|| OpenCall {
         caller,
         changes,
         builder: BatchBuilder::new(&function.signature),
-        driver: Driver::of_lane(settings::stepwise_pace(), Stream::open(oid, report::unwrap(function.call(caller.1)))),
+        driver: Driver::of_lane(
+            settings::stepwise_pace(),
+            Stream::open_with_cache(oid, report::unwrap(function.call(caller.1)), usage.clone()),
+        ),
+        usage,
         function: function.clone(),
     });
     for (i, argument) in arguments.iter().enumerate() {

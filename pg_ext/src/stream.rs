@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use pgrx::pg_sys;
 use udf_client::arena::Writer;
+use udf_client::cache::CacheUse;
 use udf_client::dispatch::Call;
 use udf_client::driver::{Hosted, Lane, MapLane, Taken};
 use udf_client::exchange::MapEvent;
@@ -27,9 +28,15 @@ pub struct Stream {
 impl Stream {
     /// Opens an exchange of the function with this oid, and begins to reach who answers.
     pub fn open(function: pg_sys::Oid, call: Arc<Call>) -> Stream {
+        Stream::open_with_cache(function, call, None)
+    }
+
+    /// The same, with results looked up before calls are sent.
+    pub fn open_with_cache(function: pg_sys::Oid, call: Arc<Call>, usage: Option<CacheUse>) -> Stream {
         let client = session::client();
         client.limit_replies(settings::max_reply_bytes());
-        let exchange = Hosted { exchange: client.open_observed(call, observed::observation()), host: Backend };
+        let exchange = client.open_with_cache(call, observed::observation(), usage);
+        let exchange = Hosted { exchange, host: Backend };
         Stream { exchange, meter: Meter::new(function) }
     }
 

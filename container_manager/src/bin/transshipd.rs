@@ -10,6 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use container_manager::adoption::adopt;
 use container_manager::advice::advised;
+use container_manager::cache::process::{COMMAND, StoreProcess, run_store};
 use container_manager::catalogue::Catalogue;
 use container_manager::config::Config;
 use container_manager::flags::DaemonFlags;
@@ -26,6 +27,12 @@ use udf_types::{Error, Kind, Result};
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(COMMAND) {
+        let Err(cause) = run_store(arguments) else { return ExitCode::SUCCESS };
+        log::error("store_failed").write(format_args!("the store of cached results failed: {cause}"));
+        return ExitCode::FAILURE;
+    }
     let flags = DaemonFlags::parse();
     log::set_format(flags.log_format);
     match run(flags) {
@@ -89,6 +96,7 @@ async fn serve(config: Config) -> Result<()> {
     };
     let listener = api::bind(&config.host.paths.socket)?;
     let socket = config.host.paths.socket.clone();
+    let store = start_store(&config);
     let (config, catalogue) = (Arc::new(config), Arc::new(Catalogue::default()));
     let pool = Pool::new(config.clone(), engine.containers, catalogue.clone())?;
     let images = Images::new(config.clone(), engine.images, catalogue, pool.clone());
@@ -111,14 +119,37 @@ async fn serve(config: Config) -> Result<()> {
         () = exporter.run() => {}
         () = monitoring::serve(metrics_listener, pool.clone(), images.clone(), config) => {}
         () = pool.clone().keep() => {}
+        () = keep_store(store.as_ref()) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
     let _ = fs::remove_file(&socket);
+    drop(store);
     images.shut_down();
     images.settle().await;
     pool.shut_down().await;
     exporter.finish().await;
     log::info("stopped").write("stopped");
     Ok(())
+}
+
+/// Binds the socket of the store of cached results, if there is to be one. Without it, functions are called.
+fn start_store(config: &Config) -> Option<StoreProcess> {
+    if config.cache_bytes == 0 {
+        return None;
+    }
+    let socket = udf_client::cache::socket_beside(&config.host.paths.socket);
+    let store = StoreProcess::bind(socket, config.cache_bytes, config.allowed_uids.iter().copied());
+    let warn = |error: &Error| {
+        let fact = format_args!("no results are kept: {}", advised(error.clone()));
+        log::warning("store_not_bound").write(fact);
+    };
+    store.inspect_err(warn).ok()
+}
+
+async fn keep_store(store: Option<&StoreProcess>) {
+    match store {
+        Some(store) => store.keep().await,
+        None => std::future::pending().await,
+    }
 }

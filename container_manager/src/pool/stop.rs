@@ -275,6 +275,7 @@ pub(super) mod tests {
             max_memory_mb: 10_000,
             max_gpus: 2,
             otlp_endpoint: None,
+            cache_bytes: 0,
             metrics_listen: None,
             metrics_hosts: Vec::new(),
         }

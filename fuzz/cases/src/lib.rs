@@ -5,6 +5,7 @@
 //! out of them, so that mutations get behind the first check. `fuzz/fuzz_targets` runs the cases under libFuzzer, and
 //! `tests/corpus.rs` replays the committed inputs.
 
+mod cached;
 mod calls;
 mod generate;
 mod host;
@@ -21,7 +22,7 @@ use std::sync::Once;
 pub type Case = fn(&[u8]);
 
 /// The cases by name.
-pub const CASES: [(&str, Case); 18] = [
+pub const CASES: [(&str, Case); 20] = [
     ("flight_calls", calls::flight_calls),
     ("flight_reply", replies::flight_reply),
     ("flight_schema", replies::flight_schema),
@@ -40,6 +41,8 @@ pub const CASES: [(&str, Case); 18] = [
     ("script", host::script),
     ("host_columns", host::host_columns),
     ("library", host::library),
+    ("cached_results", cached::cached_results),
+    ("cache_messages", cached::cache_messages),
 ];
 
 thread_local! {

@@ -560,9 +560,12 @@ fn send_batch(inner: &mut Inner) {
             #[cfg(feature = "lift-ordinary")]
             let stream = Stream::of_call(call.expression, &call.function, inner.query_context);
             #[cfg(not(feature = "lift-ordinary"))]
-            // SAFETY: the plan outlives the node.
-            let stream =
-                Stream::open(unsafe { (*call.expression).funcid }, report::unwrap(call.function.call(inner.user)));
+            let stream = {
+                // SAFETY: the plan outlives the node.
+                let oid = unsafe { (*call.expression).funcid };
+                let to_call = report::unwrap(call.function.call(inner.user));
+                Stream::open_with_cache(oid, to_call, call.function.cache_use())
+            };
             inner.driver.open(i, stream);
         }
         bytes += call.columns.bytes() + call.builder_bytes;

@@ -143,6 +143,9 @@ pub unsafe extern "C-unwind" fn explain(
         if total.repeated > 0 {
             count(c"Repeated Calls", c"", total.repeated);
         }
+        if total.cached > 0 {
+            count(c"Cached Calls", c"", total.cached);
+        }
         count(c"Batches", c"", total.batches);
         count(c"Sent", c"bytes", total.bytes_sent);
         count(c"Received", c"bytes", total.bytes_received);

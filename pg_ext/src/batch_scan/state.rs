@@ -180,6 +180,8 @@ pub struct Counters {
     pub calls: u64,
     /// Calls that were not sent, since equal ones were.
     pub repeated: u64,
+    /// Calls that were not sent, since their results were there already.
+    pub cached: u64,
     pub batches: u64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
@@ -193,6 +195,7 @@ impl From<&Totals> for Counters {
         Counters {
             calls: totals.calls,
             repeated: totals.repeated,
+            cached: totals.cached,
             batches: totals.batches,
             bytes_sent: totals.bytes_sent,
             bytes_received: totals.bytes_received,
@@ -207,6 +210,7 @@ impl Counters {
     pub fn add(&mut self, other: &Counters) {
         self.calls += other.calls;
         self.repeated += other.repeated;
+        self.cached += other.cached;
         self.batches += other.batches;
         self.bytes_sent += other.bytes_sent;
         self.bytes_received += other.bytes_received;
@@ -293,11 +297,19 @@ mod tests {
 
     #[test]
     fn counters_of_processes_are_added_and_their_transports_joined() {
-        let one =
-            Counters { calls: 1, repeated: 2, batches: 3, bytes_sent: 4, bytes_received: 5, wait_us: 6, transports: 1 };
+        let one = Counters {
+            calls: 1,
+            repeated: 2,
+            cached: 7,
+            batches: 3,
+            bytes_sent: 4,
+            bytes_received: 5,
+            wait_us: 6,
+            transports: 1,
+        };
         let mut sum = Counters { transports: 4, ..one };
         sum.add(&one);
-        assert_eq!((sum.calls, sum.repeated, sum.batches), (2, 4, 6));
+        assert_eq!((sum.calls, sum.repeated, sum.cached, sum.batches), (2, 4, 14, 6));
         assert_eq!((sum.bytes_sent, sum.bytes_received, sum.wait_us, sum.transports), (8, 10, 12, 5));
     }
 }

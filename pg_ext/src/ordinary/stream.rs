@@ -325,6 +325,7 @@ unsafe extern "C-unwind" fn end(stream: *mut Stream, work: *mut Work) {
             bytes_needed: 0,
             compute_us: 0,
             repeated: 0,
+            cached: 0,
             share: None,
         });
     }

@@ -340,14 +340,31 @@ pub fn aggregate_functions(oid: pg_sys::Oid) -> Option<[pg_sys::Oid; 2]> {
 
 /// Whether the function's row was written by this transaction, and belongs to the current user.
 pub fn is_being_created(row: &ProcRow) -> bool {
+    // SAFETY: a look at this transaction's own numbers.
+    is_owner(row.oid) && unsafe { pg_sys::TransactionIdIsCurrentTransactionId(row.version.0.into()) }
+}
+
+/// Whether the current user owns the function.
+fn is_owner(oid: pg_sys::Oid) -> bool {
     let user = current_user();
-    // SAFETY: lookups in the system cache, and of this transaction's own numbers.
+    // SAFETY: lookups in the system cache.
     unsafe {
         #[cfg(feature = "pg15")]
-        let is_owner = pg_sys::pg_proc_ownercheck(row.oid, user);
+        let is_owner = pg_sys::pg_proc_ownercheck(oid, user);
         #[cfg(not(feature = "pg15"))]
-        let is_owner = pg_sys::object_ownercheck(pg_sys::ProcedureRelationId, row.oid, user);
-        is_owner && pg_sys::TransactionIdIsCurrentTransactionId(row.version.0.into())
+        let is_owner = pg_sys::object_ownercheck(pg_sys::ProcedureRelationId, oid, user);
+        is_owner
+    }
+}
+
+/// Raises an error unless the current user owns the function, which exists.
+pub fn check_owner(oid: pg_sys::Oid) {
+    if !is_owner(oid) {
+        // SAFETY: the name is palloc'd and outlives the error.
+        unsafe {
+            let (not_owner, function) = (pg_sys::AclResult::ACLCHECK_NOT_OWNER, pg_sys::ObjectType::OBJECT_FUNCTION);
+            pg_sys::aclcheck_error(not_owner, function, pg_sys::get_func_name(oid));
+        }
     }
 }
 

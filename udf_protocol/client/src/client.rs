@@ -21,6 +21,7 @@ use udf_types::{Error, Kind, Result};
 
 use crate::arena::Arenas;
 use crate::budget::{Budget, DEFAULT_REPLY_BYTES};
+use crate::cache::{self, CacheUse, Caching};
 use crate::control::{self, ImageInfo, Request, Response};
 use crate::dispatch::{Call, Connections, Target};
 use crate::doorbell::Doorbell;
@@ -53,6 +54,7 @@ pub struct Client {
     connections: Arc<Connections>,
     lingering: Arc<Mutex<Lingering>>,
     arenas: Arc<Arenas>,
+    cache: Arc<cache::Session>,
     max_reply_bytes: AtomicUsize,
     /// For reports of spans that are under way.
     reports: Arc<Semaphore>,
@@ -88,11 +90,21 @@ impl Client {
         let doorbell = Doorbell::new().map_err(|cause| not_started(&cause))?;
         let waiter = Waiter { doorbell: Arc::new(doorbell), failure: Arc::default() };
         let (tasks, queue) = mpsc::unbounded_channel();
-        let (runtime, connections, arenas, lingering) = Default::default();
+        let (runtime, connections, arenas, lingering, cache) = Default::default();
         let max_reply_bytes = DEFAULT_REPLY_BYTES.into();
         let reports = Arc::new(Semaphore::new(MOST_REPORTS));
-        let client =
-            Client { tasks, waiter, runtime, connections, lingering, arenas, max_reply_bytes, reports, thread: None };
+        let client = Client {
+            tasks,
+            waiter,
+            runtime,
+            connections,
+            lingering,
+            arenas,
+            cache,
+            max_reply_bytes,
+            reports,
+            thread: None,
+        };
         Ok((client, queue))
     }
 
@@ -171,6 +183,16 @@ impl Client {
             (runner, report_timeout),
         )
         .recorded(recorder)
+    }
+
+    /// The same, with results looked up before calls are sent, if the function's results may be kept.
+    pub fn open_with_cache(&self, call: Arc<Call>, observation: Observation, usage: Option<CacheUse>) -> Exchange {
+        let caching = usage.and_then(|usage| Caching::new(self.cache.clone(), usage, &call));
+        let mut exchange = self.open_observed(call, observation);
+        if let Some(caching) = caching {
+            exchange.look_up_with(caching);
+        }
+        exchange
     }
 
     /// Hands spans to the manager, which exports them, without waiting. They are left out if it is slow to take those before.

@@ -104,6 +104,8 @@ pub struct Totals {
     pub calls: u64,
     /// Calls that were not sent, since equal ones were.
     pub repeated: u64,
+    /// Calls that were not sent, since their results were there already.
+    pub cached: u64,
     /// Bytes of requests.
     pub bytes_sent: u64,
     /// Bytes of replies.
@@ -308,7 +310,9 @@ impl<L: Lane> Driver<L> {
         batch.has_answer = true;
         batch.reply_bytes = batch.reply_bytes.saturating_add(reply.bytes_needed);
         let part = &mut batch.parts[lane];
-        part.compute_us = part.compute_us.saturating_add(reply.compute_us);
+        // That results were there already says that the next batch may be larger.
+        let compute_us = if reply.cached > 0 { reply.compute_us.max(1) } else { reply.compute_us };
+        part.compute_us = part.compute_us.saturating_add(compute_us);
         batch.parts[lane].is_awaited = !is_last;
         if batch.parts.iter().all(|part| !part.is_awaited) {
             self.pace.note_answered(&batch.measured());
@@ -392,6 +396,7 @@ impl<L: MapLane> Driver<L> {
 
 fn count(totals: &mut Totals, reply: &Reply) {
     totals.repeated += reply.repeated as u64;
+    totals.cached += reply.cached as u64;
     totals.bytes_sent += reply.bytes_sent as u64;
     totals.bytes_received += reply.bytes_received as u64;
     totals.compute_us = totals.compute_us.saturating_add(reply.compute_us);

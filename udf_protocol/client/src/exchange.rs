@@ -15,6 +15,7 @@ use udf_types::{Advice, Error, Result};
 
 use crate::arena::{self, Arenas};
 use crate::budget::Budget;
+use crate::cache::Caching;
 use crate::dispatch::{Call, Target};
 use crate::duplicates::{Folded, Folding};
 use crate::folder::Folder;
@@ -76,6 +77,8 @@ pub struct Exchange {
     /// The batches of which only the distinct rows were sent.
     folded: HashMap<u64, Folded>,
     folding: Folding,
+    /// Results that need not be asked for. The numbers of batches are then its own.
+    caching: Option<Box<Caching>>,
     next_number: u64,
     /// A map function's batches that its server did not take yet.
     untaken: usize,
@@ -120,6 +123,7 @@ impl Exchange {
             sent_at: HashMap::new(),
             folded: HashMap::new(),
             folding: Folding::default(),
+            caching: None,
             next_number: 0,
             untaken: 0,
             attempts: 0,
@@ -153,9 +157,25 @@ impl Exchange {
         self.lines.extend(lines.into_iter().take(room));
     }
 
-    /// Sends a batch, without waiting. The caller bounds how many are in flight.
+    /// Has results looked up before calls are sent.
+    pub(crate) fn look_up_with(&mut self, caching: Caching) {
+        self.caching = Some(Box::new(caching));
+    }
+
+    /// Sends a batch, without waiting for its answer. The caller bounds how many are in flight.
     pub fn send(&mut self, batch: impl Into<Outgoing>) {
-        let mut outgoing = batch.into();
+        let outgoing: Outgoing = batch.into();
+        let Some(caching) = &mut self.caching else { return self.send_calls(outgoing) };
+        let arena = outgoing.arena.clone();
+        let parts = caching.plan(outgoing, self.budget.limit());
+        // Parts of a batch are copies.
+        if let Some(arena) = arena.filter(|_| parts.iter().all(|part| part.arena.is_none())) {
+            self.arenas.keep(&arena);
+        }
+        parts.into_iter().for_each(|part| self.send_calls(part));
+    }
+
+    fn send_calls(&mut self, mut outgoing: Outgoing) {
         // What has a column of errors beside it is read row by row.
         outgoing.batch.takes_dictionaries &= self.call.signature.row_errors.is_none();
         if Folding::is_for(&self.call.signature, self.call.volatility)
@@ -278,13 +298,42 @@ impl Exchange {
         self.takes_constants
     }
 
-    /// Batches sent and not yet received.
+    /// Batches sent and not yet received. Of some, results were there, and nothing was sent on.
     pub fn in_flight(&self) -> usize {
-        self.sent_at.len()
+        self.caching.as_ref().map_or(self.sent_at.len(), |caching| caching.in_flight())
     }
 
     /// Waits for the reply to the oldest batch in flight, or for the next part of it.
     pub fn receive(&mut self, host: &dyn Host) -> Result<Reply> {
+        let limit = self.budget.limit();
+        loop {
+            match &mut self.caching {
+                None => return self.receive_results(host),
+                Some(caching) if !caching.is_waiting() => return caching.assemble(limit),
+                Some(_) => {}
+            }
+            let (start, attempts) = (Instant::now(), self.attempts);
+            let outcome = self.receive_results(host);
+            // Until a server is reached, the wait says nothing of what calls take.
+            let waited = if attempts == self.attempts { start.elapsed() } else { Duration::ZERO };
+            let Some(caching) = &mut self.caching else { return outcome };
+            match outcome {
+                Ok(reply) => {
+                    if let Some(reply) = caching.take(reply, waited) {
+                        return Ok(reply);
+                    }
+                }
+                Err(error) => {
+                    let error = caching.place(error);
+                    self.failure = Some(error.clone());
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// The same of what was sent.
+    fn receive_results(&mut self, host: &dyn Host) -> Result<Reply> {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }

@@ -35,6 +35,8 @@ pub struct Reply {
     pub compute_us: u64,
     /// Rows that were not sent, since they equal others of the batch.
     pub repeated: usize,
+    /// Rows that were not sent, since their results were there already.
+    pub cached: usize,
     /// What it holds of its exchange's budget, until the engine takes it.
     pub share: Option<Share>,
 }
@@ -51,6 +53,7 @@ impl Reply {
             bytes_needed: bytes_received,
             compute_us: 0,
             repeated: 0,
+            cached: 0,
             share: None,
         }
     }

@@ -54,6 +54,7 @@
 pub mod arena;
 mod balance;
 pub mod budget;
+pub mod cache;
 pub mod client;
 pub mod control;
 pub mod dispatch;

@@ -420,6 +420,12 @@ pub struct FunctionBody {
     /// What becomes of a row on which the handler raises an error.
     #[serde(default)]
     pub on_error: OnError,
+    /// Whether results are kept, and equal rows are not called again; for functions whose results depend on their arguments alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub cache: bool,
+    /// For how long results are kept at most, in seconds; 1 to 31,536,000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_ttl: Option<u64>,
 }
 
 /// What becomes of a row on which the handler raises an error.
@@ -510,6 +516,18 @@ impl FunctionBody {
         }
         if let Some(rows) = body.max_batch_rows {
             check_option("max_batch_rows", rows as u64, options::BATCH_ROWS)?;
+        }
+        if let Some(seconds) = body.cache_ttl {
+            check_bounds("cache_ttl", seconds as f64, 1.0, 31_536_000.0)?;
+            if !body.cache {
+                return Err(Error::invalid_definition("the key \"cache_ttl\" needs the key \"cache\""));
+            }
+        }
+        if body.cache && body.cache_ttl.is_none() && (body.endpoint.is_some() || body.server.is_some()) {
+            return Err(Error::invalid_definition(
+                "the key \"cache\" of a function of a server needs the key \"cache_ttl\"",
+            )
+            .with_detail("Nothing says when such a server begins to give other results."));
         }
         Ok(body)
     }

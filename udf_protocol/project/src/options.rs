@@ -27,6 +27,8 @@ pub const BATCH_TIME_MS: NumberOption = NumberOption { default: 1000, min: 0, ma
 pub const REPLY_BYTES: NumberOption = NumberOption { default: 256 << 20, min: 64 << 10, max: 1 << 30 };
 /// Longest wait for the answer to one batch, in milliseconds.
 pub const BATCH_TIMEOUT_MS: NumberOption = NumberOption { default: 300_000, min: 1, max: DAY_MS };
+/// Longest wait for the kept result of one row, in milliseconds.
+pub const CACHE_TIMEOUT_MS: NumberOption = NumberOption { default: 10, min: 1, max: 1000 };
 /// Longest wait for a container to start, in milliseconds.
 pub const START_TIMEOUT_MS: NumberOption = NumberOption { default: 120_000, min: 1, max: DAY_MS };
 /// Longest wait for code to be built into an image, in milliseconds.
@@ -67,6 +69,7 @@ mod tests {
             BATCH_TIME_MS,
             REPLY_BYTES,
             BATCH_TIMEOUT_MS,
+            CACHE_TIMEOUT_MS,
             START_TIMEOUT_MS,
             BUILD_TIMEOUT_MS,
         ];

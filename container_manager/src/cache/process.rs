@@ -1,0 +1,174 @@
+//! The store's process: the manager's own program once more, which then gives up everything but the socket that it was given. It is
+//! started when a client first knocks: where no function has its results kept, there is none.
+
+use std::collections::HashSet;
+use std::fs::{self, Permissions};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
+use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::{Gid, Uid, getppid, setgid, setgroups, setuid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use tokio::sync::oneshot;
+use udf_types::{Error, Kind, Result};
+
+use super::server::serve;
+use super::store::{Clock, Store};
+use crate::log;
+use crate::sandbox::REPLICA_ID;
+
+/// The first argument of the manager's program when it is to be the store.
+pub const COMMAND: &str = "cache-store";
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 256;
+/// How long a store that has ended stays so, at first and at most.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// One that ran for so long has not failed at once.
+const LONG_RUN: Duration = Duration::from_secs(60);
+/// Memory beside the results: stacks, messages, the program.
+const BESIDE_BYTES: u64 = 512 << 20;
+
+/// The manager's end of the store.
+#[derive(Debug)]
+pub struct StoreProcess {
+    listener: OwnedFd,
+    socket: PathBuf,
+    bytes: u64,
+    users: Vec<u32>,
+}
+
+impl StoreProcess {
+    /// Binds the store's socket, in place of one that a dead manager left; for so many bytes, and these users. The caller listens
+    /// on the manager's own socket already, so that no other manager is alive here.
+    ///
+    /// # Errors
+    /// If the socket cannot be bound.
+    pub fn bind(socket: PathBuf, bytes: u64, users: impl IntoIterator<Item = u32>) -> Result<StoreProcess> {
+        let listener = bind_socket(&socket).map_err(|cause| {
+            let message = format!("could not listen on \"{}\": {cause}", socket.display());
+            Error::new(Kind::InvalidDefinition, message)
+        })?;
+        let mut users: Vec<u32> = users.into_iter().collect();
+        users.sort_unstable();
+        users.dedup();
+        Ok(StoreProcess { listener, socket, bytes, users })
+    }
+
+    /// Starts the store when a client knocks, and again after it has ended.
+    pub async fn keep(&self) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            if let Err(cause) = self.wait_for_client().await {
+                log::warning("store_not_watched").write(format_args!("no results are kept: {cause}"));
+                return std::future::pending().await;
+            }
+            let started = tokio::time::Instant::now();
+            let ended = match self.run().await {
+                Ok(status) => format!("ended with {status}"),
+                Err(cause) => format!("could not be started: {cause}"),
+            };
+            log::warning("store_ended").write(format_args!("the store of cached results {ended}"));
+            pause = if started.elapsed() > LONG_RUN { FIRST_PAUSE } else { pause };
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn wait_for_client(&self) -> std::io::Result<()> {
+        let listener = self.listener.try_clone()?;
+        let wait = move || loop {
+            match poll(&mut [PollFd::new(listener.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+                Ok(_) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(cause) => return Err(cause.into()),
+            }
+        };
+        in_thread(wait).await
+    }
+
+    /// Runs it until it ends, or the thread that calls this does: the kernel kills it then.
+    async fn run(&self) -> std::io::Result<ExitStatus> {
+        let users: Vec<String> = self.users.iter().map(u32::to_string).collect();
+        // Of the child itself, which is this program until then, even if its file was replaced by a newer one.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(COMMAND).arg(self.bytes.to_string()).arg(std::process::id().to_string()).args(users);
+        command.env_clear().current_dir("/").stdin(self.listener.try_clone()?).stdout(Stdio::null());
+        let mut child = command.spawn()?;
+        in_thread(move || child.wait()).await
+    }
+}
+
+/// Does something that waits, in a thread of its own, which the end of the manager does not wait for.
+async fn in_thread<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    let (sender, done) = oneshot::channel();
+    let work = move || {
+        // The manager may have ended the wait.
+        let _ = sender.send(work());
+    };
+    std::thread::Builder::new().name("store".to_string()).spawn(work)?;
+    done.await.unwrap_or_else(|_| Err(std::io::Error::other("nobody waits for it")))
+}
+
+impl Drop for StoreProcess {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.socket);
+    }
+}
+
+fn bind_socket(path: &Path) -> std::io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let _ = fs::remove_file(path);
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    bind(&listener, &address)?;
+    // Everybody may knock; the peer's user decides who is let in.
+    fs::set_permissions(path, Permissions::from_mode(0o666))?;
+    listen(&listener, BACKLOG)?;
+    Ok(listener)
+}
+
+/// The store's main, given the arguments behind [`COMMAND`]. Its standard input is the socket on which it listens.
+///
+/// # Errors
+/// If it cannot be what it should be, or the socket fails.
+pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()> {
+    let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, fact);
+    let numbers: Vec<u64> = arguments.map_while(|argument| argument.parse().ok()).collect();
+    let [bytes, parent, users @ ..] = numbers.as_slice() else {
+        return Err(invalid("only transshipd starts the store of cached results"));
+    };
+    give_up(*bytes)?;
+    // It ends with the manager; which may have ended before that was said.
+    set_pdeathsig(Signal::SIGKILL)?;
+    if u64::try_from(getppid().as_raw()).ok() != Some(*parent) {
+        return Err(invalid("the manager has ended"));
+    }
+    let users: HashSet<u32> = users.iter().filter_map(|user| u32::try_from(*user).ok()).collect();
+    let listener = std::io::stdin().as_fd().try_clone_to_owned()?;
+    serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host())))
+}
+
+/// Becomes a user who may do nothing, if it may choose, with as much memory as it needs and no more. After a change of its user,
+/// no other process of that user can look into it.
+fn give_up(bytes: u64) -> std::io::Result<()> {
+    set_no_new_privs()?;
+    if Uid::effective().is_root() {
+        setgroups(&[])?;
+        setgid(Gid::from_raw(REPLICA_ID))?;
+        setuid(Uid::from_raw(REPLICA_ID))?;
+    }
+    let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES);
+    setrlimit(Resource::RLIMIT_DATA, most, most)?;
+    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
+    Ok(())
+}

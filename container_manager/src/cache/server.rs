@@ -1,0 +1,94 @@
+//! The store's socket: a thread per connection, requests in turn, only for the users that the manager lets in.
+
+use std::collections::HashSet;
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{SocketFlags, accept_with};
+use udf_client::cache::channel::Channel;
+use udf_client::cache::message::Request;
+
+use super::Store;
+
+/// Connections at a time: a session has two.
+const MOST_CONNECTIONS: usize = 1024;
+/// A connection over which nothing has come for so long is ended. Its session makes another one.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A client that does not read its answer for so long is gone, or as good as.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// The stack of a connection's thread, which needs little.
+const STACK_BYTES: usize = 256 << 10;
+
+/// Answers connections to a listening socket until that fails.
+pub fn serve(listener: &OwnedFd, users: &HashSet<u32>, store: &Arc<Store>) -> io::Result<()> {
+    let connections = Arc::new(AtomicUsize::new(0));
+    loop {
+        let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
+            Ok(socket) => socket,
+            Err(cause)
+                if matches!(io::Error::from(cause).kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) =>
+            {
+                continue;
+            }
+            Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE | rustix::io::Errno::NOMEM) => {
+                thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+            Err(cause) => return Err(cause.into()),
+        };
+        let Ok(peer) = socket_peercred(&socket) else { continue };
+        let user = peer.uid.as_raw();
+        if !users.contains(&user) || connections.load(Relaxed) >= MOST_CONNECTIONS {
+            continue;
+        }
+        let place = Place::take(&connections);
+        let store = store.clone();
+        let work = move || {
+            let _place = place;
+            answer_connection(socket, user, &store);
+        };
+        // Without a thread the connection is closed, and its session goes without the store.
+        let _ = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
+    }
+}
+
+/// A place among the connections, until it is dropped.
+struct Place(Arc<AtomicUsize>);
+
+impl Place {
+    fn take(connections: &Arc<AtomicUsize>) -> Place {
+        connections.fetch_add(1, Relaxed);
+        Place(connections.clone())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Answers until the other side ends the connection, says nothing for long, or something that is no request.
+fn answer_connection(socket: OwnedFd, user: u32, store: &Store) {
+    for (which, timeout) in [(Timeout::Recv, IDLE_TIMEOUT), (Timeout::Send, SEND_TIMEOUT)] {
+        if set_socket_timeout(socket.as_fd(), which, Some(timeout)).is_err() {
+            return;
+        }
+    }
+    let channel = Channel::from(socket);
+    if channel.bound_unread().is_err() {
+        return;
+    }
+    while let Ok(Some(bytes)) = channel.receive() {
+        let Some(request) = Request::from_bytes(&bytes) else { return };
+        drop(bytes);
+        if channel.send(&store.answer(user, request).to_bytes()).is_err() {
+            return;
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! The process that keeps results: whom it answers, what it gives up, and what it does with garbage.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Uid};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use udf_client::cache::channel::Channel;
+use udf_client::cache::message::{CallCost, Request, Response, Results};
+use udf_client::cache::socket_beside;
+
+/// A store, and its socket.
+struct Store {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Store {
+    fn new(users: &[u32]) -> Store {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(folder.path().join("s")).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let process = command(std::process::id(), listener).args(users.iter().map(u32::to_string)).spawn().unwrap();
+        Store { process, folder }
+    }
+
+    fn connect(&self) -> Channel {
+        let path: PathBuf = self.folder.path().join("s");
+        Channel::connect(&path).unwrap()
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn command(parent: u32, listener: OwnedFd) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
+    command.args(["cache-store", "16777216", &parent.to_string()]).stdin(listener).stdout(Stdio::null());
+    command
+}
+
+/// What comes next: a response, or none at the end of the connection.
+fn next(channel: &Channel) -> Option<Response> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match channel.receive() {
+            Ok(bytes) => return bytes.map(|bytes| Response::from_bytes(&bytes).unwrap()),
+            Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(cause) if cause.kind() == std::io::ErrorKind::ConnectionReset => return None,
+            Err(cause) => panic!("{cause}"),
+        }
+        assert!(Instant::now() < deadline, "no response");
+        sleep(Duration::from_millis(2));
+    }
+}
+
+fn ask(channel: &Channel, request: &Request) -> Response {
+    channel.send(&request.to_bytes()).unwrap();
+    next(channel).unwrap()
+}
+
+fn look_up(keys: Vec<[u8; 16]>) -> Request {
+    Request::LookUp { namespace: [1; 16], max_age: None, keys }
+}
+
+/// The results of these keys, and the generation.
+fn found(channel: &Channel, keys: Vec<[u8; 16]>) -> (u64, Vec<Option<Vec<u8>>>) {
+    match ask(channel, &look_up(keys)) {
+        Response::Found { generation, results, .. } => {
+            (generation, results.iter().map(|result| result.map(<[u8]>::to_vec)).collect())
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn results_come_back_over_another_connection_and_garbage_ends_one_alone() {
+    let store = Store::new(&[Uid::effective().as_raw()]);
+    let channel = store.connect();
+    let keys: Vec<[u8; 16]> =
+        (0..10_000_u32).map(|number| [number.to_le_bytes(); 4].concat().try_into().unwrap()).collect();
+    let (generation, nothing) = found(&channel, keys.clone());
+    assert!(nothing.iter().all(Option::is_none));
+    let mut results = Results::default();
+    keys.iter().for_each(|key| results.push(Some(&key[..9])));
+    let cost = CallCost::default();
+    let request =
+        Request::Insert { namespace: [1; 16], generation, cost, is_too_cheap: false, keys: keys.clone(), results };
+    assert_eq!(ask(&channel, &request), Response::Done);
+    let bad = store.connect();
+    bad.send(&[9; 50]).unwrap();
+    assert_eq!(next(&bad), None);
+    let (same, all) = found(&store.connect(), keys.clone());
+    assert_eq!(same, generation);
+    assert!(all.iter().zip(&keys).all(|(result, key)| result.as_deref() == Some(&key[..9])));
+}
+
+#[test]
+fn other_users_are_not_answered() {
+    let store = Store::new(&[Uid::effective().as_raw() + 1]);
+    let channel = store.connect();
+    // It may be closed before this is sent.
+    let _ = channel.send(&look_up(Vec::new()).to_bytes());
+    assert_eq!(next(&channel), None);
+}
+
+#[test]
+fn it_gives_up_what_it_does_not_need() {
+    let store = Store::new(&[Uid::effective().as_raw()]);
+    found(&store.connect(), Vec::new());
+    let status = fs::read_to_string(format!("/proc/{}/status", store.process.id())).unwrap();
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(field("NoNewPrivs"), "1");
+    if Uid::effective().is_root() {
+        assert_eq!((field("Uid"), field("Groups")), ("65534 65534 65534 65534".to_string(), String::new()));
+        assert_eq!((field("CapEff"), field("CapPrm")), ("0".repeat(16), "0".repeat(16)));
+        // Handlers that run as the same user cannot look into it.
+        let mut peek = Command::new("cat");
+        peek.arg(format!("/proc/{}/maps", store.process.id())).uid(65534).gid(65534);
+        assert!(!peek.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
+    }
+}
+
+/// The processes that a manager has started to keep results.
+fn stores_of(manager: u32) -> Vec<i32> {
+    let children = fs::read_to_string(format!("/proc/{manager}/task/{manager}/children")).unwrap();
+    let is_store = |pid: &i32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.windows(11).any(|part| part == b"cache-store"))
+    };
+    children.split_whitespace().filter_map(|pid| pid.parse().ok()).filter(is_store).collect()
+}
+
+/// A manager with this folder of its own.
+fn manager_in(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
+    command
+        .env("TRANSSHIP_SOCKET", folder.join("m.sock"))
+        .env("TRANSSHIP_STATE_DIR", folder.join("state"))
+        .env("TRANSSHIP_RUN_DIR", folder.join("r"))
+        .env("TRANSSHIP_TEMPLATES", concat!(env!("CARGO_MANIFEST_DIR"), "/../container_templates"))
+        .env("TRANSSHIP_RUNTIME", "process")
+        .stderr(Stdio::null());
+    command
+}
+
+/// A manager, and the socket of its store.
+struct Manager {
+    process: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Manager {
+    fn new(arguments: &[&str]) -> Manager {
+        let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
+        let process = manager_in(folder.path()).args(arguments).spawn().unwrap();
+        let manager = Manager { process, folder };
+        wait_until("the manager answers", || {
+            std::os::unix::net::UnixStream::connect(manager.folder.path().join("m.sock")).is_ok()
+        });
+        manager
+    }
+
+    fn socket(&self) -> PathBuf {
+        socket_beside(&self.folder.path().join("m.sock"))
+    }
+
+    fn stores(&self) -> Vec<i32> {
+        stores_of(self.process.id())
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn there_is_none_before_somebody_knocks_and_one_again_after_it_was_killed() {
+    let manager = Manager::new(&[]);
+    wait_until("the store's socket is there", || manager.socket().exists());
+    sleep(Duration::from_millis(300));
+    assert!(manager.stores().is_empty());
+    let channel = Channel::connect(&manager.socket()).unwrap();
+    found(&channel, Vec::new());
+    let [first] = manager.stores()[..] else { panic!("one store") };
+    kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
+    assert_eq!(next(&channel), None);
+    // The next knock starts another.
+    let channel = Channel::connect(&manager.socket()).unwrap();
+    found(&channel, Vec::new());
+    let [second] = manager.stores()[..] else { panic!("one store") };
+    assert_ne!(first, second);
+    // It ends with its manager, whose end says nothing of it.
+    drop(manager);
+    wait_until("the store ends", || kill(Pid::from_raw(second), None).is_err());
+}
+
+#[test]
+fn the_socket_of_a_manager_that_was_killed_is_taken_over_at_once() {
+    let mut first = Manager::new(&[]);
+    found(&Channel::connect(&first.socket()).unwrap(), Vec::new());
+    first.process.kill().unwrap();
+    first.process.wait().unwrap();
+    // Somebody may hold the listening socket for a while longer.
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let _ = fs::remove_file(first.socket());
+    bind(&listener, &SocketAddrUnix::new(first.socket()).unwrap()).unwrap();
+    listen(&listener, 8).unwrap();
+    first.process = manager_in(first.folder.path()).spawn().unwrap();
+    wait_until("the next manager's store answers", || {
+        Channel::connect(&first.socket()).is_ok_and(|channel| {
+            let _ = channel.send(&look_up(Vec::new()).to_bytes());
+            sleep(Duration::from_millis(200));
+            matches!(channel.receive(), Ok(Some(_)))
+        })
+    });
+    drop(listener);
+}
+
+#[test]
+fn without_room_there_is_neither_socket_nor_store() {
+    let manager = Manager::new(&["--cache-size", "0"]);
+    sleep(Duration::from_millis(300));
+    assert!(!manager.socket().exists());
+}
+
+#[test]
+fn it_runs_for_its_manager_alone() {
+    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let status = command(1, listener).stderr(Stdio::null()).status().unwrap();
+    assert!(!status.success());
+    let status = Command::new(env!("CARGO_BIN_EXE_transshipd")).arg("cache-store").stderr(Stdio::null()).status();
+    assert!(!status.unwrap().success());
+}

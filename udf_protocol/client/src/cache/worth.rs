@@ -1,0 +1,139 @@
+//! Whether looking results up pays: what calls take against what look-ups take.
+
+use std::time::Duration;
+
+use super::message::CallCost;
+
+/// What a look-up takes at least, in microseconds: two messages, and two processes that wake each other.
+const LOOK_UP_US: f64 = 30.0;
+/// What it takes for each row, before that was measured.
+const ROW_US: f64 = 0.5;
+/// With fewer rows, the time of a look-up does not tell what one takes.
+const SURE_LOOK_UP: usize = 1024;
+/// So many calls at a time tell what one takes; with fewer, the way there and back hides it.
+const SURE_CALLS: usize = 4096;
+/// How many times as much as the look-up calls must take: results that are not found are looked up, called and kept.
+const LEAST_GAIN: f64 = 2.0;
+/// Longest that the calls of one batch should take, if some results are not found.
+const LONGEST_BATCH_US: f64 = 1e6;
+
+/// What a session knows of a function.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Worth {
+    /// What a call takes, in microseconds.
+    call_us: f64,
+    /// Rows of the batch by which that is known; 0 if it is not.
+    known_by: usize,
+    /// What a look-up takes for each row, in microseconds.
+    row_us: f64,
+}
+
+impl Default for Worth {
+    fn default() -> Worth {
+        Worth { call_us: 0.0, known_by: 0, row_us: ROW_US }
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times need not be exact"
+)]
+impl Worth {
+    /// Whether looking up so many rows pays, as far as is known.
+    pub(super) fn pays(&self, rows: usize) -> bool {
+        let price_us = LOOK_UP_US + self.row_us * rows as f64;
+        self.known_by == 0 || self.call_us * rows as f64 > LEAST_GAIN * price_us
+    }
+
+    /// Notes that so many rows were looked up in that time.
+    pub(super) fn note_look_up(&mut self, rows: usize, time: Duration) {
+        if rows >= SURE_LOOK_UP {
+            let row_us = (time.as_secs_f64() * 1e6 - LOOK_UP_US).max(0.0) / rows as f64;
+            // Once the machine is busy elsewhere says little.
+            self.row_us += (row_us - self.row_us) / 4.0;
+        }
+    }
+
+    /// Notes that so many calls took that time.
+    pub(super) fn note_calls(&mut self, rows: usize, time: Duration) {
+        if rows > 0 && !time.is_zero() && rows >= self.known_by.min(SURE_CALLS) {
+            (self.call_us, self.known_by) = (time.as_secs_f64() * 1e6 / rows as f64, rows);
+        }
+    }
+
+    /// Notes what others have found.
+    pub(super) fn note_cost(&mut self, cost: CallCost) {
+        let known_by = cost.known_by as usize;
+        if known_by > 0 && known_by.min(SURE_CALLS) > self.known_by.min(SURE_CALLS) {
+            (self.call_us, self.known_by) = (cost.ns as f64 / 1000.0, known_by);
+        }
+    }
+
+    /// What others should know.
+    pub(super) fn cost(&self) -> CallCost {
+        CallCost { ns: (self.call_us * 1000.0) as u64, known_by: u32::try_from(self.known_by).unwrap_or(u32::MAX) }
+    }
+
+    /// Most calls that are sent in one batch: rows that were found let batches grow, and then the next may have none.
+    pub(super) fn most_calls(&self) -> usize {
+        if self.known_by == 0 { usize::MAX } else { ((LONGEST_BATCH_US / self.call_us) as usize).max(1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(us: u64) -> Duration {
+        Duration::from_micros(us)
+    }
+
+    #[test]
+    fn look_ups_pay_for_dear_functions_only() {
+        let mut worth = Worth::default();
+        assert!(worth.pays(1) && worth.pays(10_000) && worth.most_calls() == usize::MAX);
+        // 10 us per row.
+        worth.note_calls(10_000, us(100_000));
+        assert!(worth.pays(10_000) && worth.pays(128) && !worth.pays(1));
+        assert_eq!(worth.most_calls(), 100_000);
+        // A small batch says less.
+        worth.note_calls(128, us(1));
+        assert!(worth.pays(10_000));
+        // It became cheap.
+        worth.note_calls(5_000, us(500));
+        assert!(!worth.pays(10_000) && !worth.pays(128));
+        // 5 ms per row.
+        worth.note_calls(10_000, us(50_000_000));
+        assert!(worth.pays(1));
+        assert_eq!(worth.most_calls(), 200);
+    }
+
+    #[test]
+    fn what_others_say_counts_if_it_is_surer() {
+        let cheap = CallCost { ns: 100, known_by: 10_000 };
+        let mut worth = Worth::default();
+        worth.note_cost(CallCost::default());
+        assert!(worth.pays(1000));
+        worth.note_cost(cheap);
+        assert!(!worth.pays(1000));
+        assert_eq!(worth.cost(), cheap);
+        let mut own = Worth::default();
+        own.note_calls(4096, us(4_096_000));
+        own.note_cost(cheap);
+        assert!(own.pays(1000));
+    }
+
+    #[test]
+    fn slow_look_ups_must_save_more() {
+        let mut worth = Worth::default();
+        worth.note_calls(10_000, us(50_000));
+        assert!(worth.pays(10_000));
+        (0..20).for_each(|_| worth.note_look_up(10_000, us(40_000)));
+        assert!(!worth.pays(10_000));
+        worth.note_look_up(1, us(1_000_000));
+        let slow = worth;
+        assert_eq!(worth, slow);
+    }
+}
