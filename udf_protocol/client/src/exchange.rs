@@ -317,14 +317,14 @@ impl Exchange {
             // Until a server is reached, the wait says nothing of what calls take.
             let waited = if attempts == self.attempts { start.elapsed() } else { Duration::ZERO };
             let Some(caching) = &mut self.caching else { return outcome };
+            let outcome = match outcome {
+                Ok(reply) => caching.take(reply, waited, limit),
+                Err(error) => Err(caching.place(error)),
+            };
             match outcome {
-                Ok(reply) => {
-                    if let Some(reply) = caching.take(reply, waited) {
-                        return Ok(reply);
-                    }
-                }
+                Ok(Some(reply)) => return Ok(reply),
+                Ok(None) => {}
                 Err(error) => {
-                    let error = caching.place(error);
                     self.failure = Some(error.clone());
                     return Err(error);
                 }

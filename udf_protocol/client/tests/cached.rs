@@ -413,11 +413,13 @@ fn calls_that_are_known_to_take_long_are_sent_in_parts() {
         }
         request => honest(held, request),
     });
-    let values: &[_] = &[Some(1), Some(2), Some(3), Some(4), Some(5)];
-    let parts = vec![vec![Some(1), Some(2)], vec![Some(3), Some(4)], vec![Some(5)]];
-    assert_eq!(stage.ask(&[values]), (vec![0], parts));
+    let values: Vec<_> = (1..=300).map(Some).collect();
+    let parts: Vec<_> = values.chunks(128).map(<[_]>::to_vec).collect();
+    assert_eq!(stage.ask(&[&values]), (vec![0], parts));
     // An error in a later part has the row of the batch.
-    let (replies, _) = stage.ask_with(stage.usage(), &[&[Some(1), Some(6), Some(7), Some(8), Some(-1)]]);
-    assert_eq!(replies[0].as_ref().unwrap_err().row(), Some(4));
-    assert_eq!(stage.ask(&[values]), (vec![5], vec![]));
+    let mut others: Vec<_> = (301..=600).map(Some).collect();
+    others[299] = Some(-1);
+    let (replies, _) = stage.ask_with(stage.usage(), &[&others]);
+    assert_eq!(replies[0].as_ref().unwrap_err().row(), Some(299));
+    assert_eq!(stage.ask(&[&values]), (vec![300], vec![]));
 }

@@ -17,14 +17,19 @@ mod worth;
 #[doc(hidden)]
 pub mod fuzzing;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow_array::{Array, ArrayRef, RecordBatch, RecordBatchOptions, UInt32Array, new_null_array};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
+use arrow_array::{
+    Array, ArrayRef, DictionaryArray, Int32Array, RecordBatch, RecordBatchOptions, UInt32Array, new_null_array,
+};
 use arrow_schema::{DataType, Schema};
+use arrow_select::concat::concat;
 use arrow_select::interleave::interleave;
 use arrow_select::take::take_record_batch;
 use udf_codec::batch::CallBatch;
@@ -108,6 +113,14 @@ struct Planned {
     awaited: VecDeque<Range<usize>>,
     /// What came, in the same order.
     replies: Vec<Reply>,
+    /// Its bytes.
+    bytes: usize,
+}
+
+impl Planned {
+    fn new(number: u64, looked_up: Option<LookedUp>, awaited: VecDeque<Range<usize>>) -> Planned {
+        Planned { number, looked_up, awaited, replies: Vec::new(), bytes: 0 }
+    }
 }
 
 /// What the store had of a batch.
@@ -161,7 +174,7 @@ impl Caching {
                             let mut whole = outgoing.clone();
                             whole.batch.number = self.take_number();
                             let awaited = std::iter::once(0..rows).collect();
-                            self.planned.push_back(Planned { number, looked_up: None, awaited, replies: Vec::new() });
+                            self.planned.push_back(Planned::new(number, None, awaited));
                             return vec![whole];
                         }
                     }
@@ -172,7 +185,7 @@ impl Caching {
             sent.push(part);
         }
         self.next_number += sent.len() as u64;
-        self.planned.push_back(Planned { number, looked_up, awaited: pieces, replies: Vec::new() });
+        self.planned.push_back(Planned::new(number, looked_up, pieces));
         sent
     }
 
@@ -234,10 +247,11 @@ impl Caching {
     }
 
     /// Takes the reply to the oldest batch that was sent, or a part of it, for which the engine waited so long; and has the store
-    /// keep its results. Gives it back if it is for the engine as it is.
-    pub(crate) fn take(&mut self, reply: Reply, waited: Duration) -> Option<Reply> {
-        let planned = self.planned.front_mut()?;
-        let piece = planned.awaited.front()?.clone();
+    /// keep its results. Gives it back if it is for the engine as it is. The replies to a batch may have `most` bytes together.
+    pub(crate) fn take(&mut self, reply: Reply, waited: Duration, most: usize) -> Result<Option<Reply>> {
+        let unasked = || Error::protocol(&self.signature.function, "It answered more than it was asked.");
+        let planned = self.planned.front_mut().ok_or_else(unasked)?;
+        let piece = planned.awaited.front().ok_or_else(unasked)?.clone();
         if reply.is_last {
             planned.awaited.pop_front();
         }
@@ -250,8 +264,12 @@ impl Caching {
                 self.planned.pop_front();
                 self.session.keep_worth(self.keys.namespace, self.worth);
             }
-            return Some(Reply { number, ..reply });
+            return Ok(Some(Reply { number, ..reply }));
         };
+        planned.bytes = planned.bytes.saturating_add(bytes_of(&reply.columns));
+        if planned.bytes > most.min(MAX_MESSAGE_BYTES) {
+            return Err(Error::reply_too_large(&self.signature.function, most));
+        }
         let (keys, results) = looked_up.results_to_keep(&self.signature, &piece, &reply.columns);
         if !keys.is_empty() {
             let request = Request::Insert {
@@ -269,7 +287,7 @@ impl Caching {
         if rows > 0 {
             planned.replies.push(reply);
         }
-        None
+        Ok(None)
     }
 
     /// The reply to the oldest batch of the engine's, which may have `most` bytes.
@@ -360,11 +378,15 @@ impl LookedUp {
             return (keys, results);
         }
         let mut value = Vec::new();
+        let mut kept = HashSet::new();
         for (row, missing) in self.missing[piece.clone()].iter().enumerate() {
             if errors.is_some_and(|errors| errors.is_valid(row)) {
                 continue;
             }
             let name = &self.names[*missing as usize];
+            if !kept.insert(name.key) {
+                continue;
+            }
             value.clear();
             value.extend::<Tag>(name.tag);
             encoder.encode(row, &mut value);
@@ -385,11 +407,17 @@ impl LookedUp {
         let unfit = |cause: &dyn std::fmt::Display| {
             Error::protocol(function, format!("Its replies do not fit each other: {cause}."))
         };
-        let field = signature.result.field(function);
+        let mut field = signature.result.field(function);
         let mut values = vec![self.found.clone()];
         for reply in replies {
-            let column = reply.columns.columns().first().ok_or_else(|| unfit(&"one has no column"))?;
-            values.push(as_type(column, field.data_type()).ok_or_else(|| unfit(&"one is of another type"))?);
+            values.push(reply.columns.columns().first().ok_or_else(|| unfit(&"one has no column"))?.clone());
+        }
+        // Texts that were encoded stay so: spelled out, they could be any number of times as long.
+        let is_encoded = values.iter().any(|column| matches!(column.data_type(), DataType::Dictionary(..)));
+        if !is_encoded {
+            for column in &mut values {
+                *column = as_type(column, field.data_type(), most).ok_or_else(|| unfit(&"one is of another type"))?;
+            }
         }
         let mut errors = Vec::new();
         if signature.row_errors.is_some() {
@@ -416,7 +444,14 @@ impl LookedUp {
                 interleave(&columns, &places).map_err(|cause| unfit(&cause))
             }
         };
-        let (mut fields, mut columns) = (vec![field], vec![in_order(&values)?]);
+        let results = match is_encoded {
+            true => encoded(&values, &places).ok_or_else(|| unfit(&"one is of another type"))?,
+            false => in_order(&values)?,
+        };
+        if is_encoded {
+            field.set_data_type(results.data_type().clone());
+        }
+        let (mut fields, mut columns) = (vec![field], vec![results]);
         if !errors.is_empty() {
             fields.push(Type::Text.field("error"));
             columns.push(in_order(&errors)?);
@@ -425,12 +460,38 @@ impl LookedUp {
     }
 }
 
-/// A column of results as one of the type by which it is declared: texts may be a dictionary, and attributes have other names.
-fn as_type(column: &ArrayRef, data_type: &DataType) -> Option<ArrayRef> {
+/// Rows of columns of texts, some of which are dictionaries, as one dictionary; none if a column is neither. A place is a column and a row.
+fn encoded(columns: &[ArrayRef], places: &[(usize, usize)]) -> Option<ArrayRef> {
+    let (mut texts, mut starts, mut end) = (Vec::with_capacity(columns.len()), Vec::with_capacity(columns.len()), 0);
+    for column in columns {
+        let values = match column.as_dictionary_opt::<Int32Type>() {
+            Some(dictionary) => dictionary.values(),
+            None => column,
+        };
+        starts.push(end);
+        end += values.as_string_opt::<i32>()?.len();
+        texts.push(values.as_ref());
+    }
+    let texts = concat(&texts).ok()?;
+    let indexes: Option<Vec<Option<i32>>> = places
+        .iter()
+        .map(|(column, row)| {
+            let place = match columns[*column].as_dictionary_opt::<Int32Type>() {
+                Some(dictionary) => dictionary.key(*row),
+                None => columns[*column].is_valid(*row).then_some(*row),
+            };
+            place.map(|place| i32::try_from(starts[*column] + place).ok()).map_or(Some(None), |index| index.map(Some))
+        })
+        .collect();
+    Some(Arc::new(DictionaryArray::<Int32Type>::try_new(Int32Array::from(indexes?), texts).ok()?))
+}
+
+/// A column of results, of `most` bytes, as one of the type by which it is declared: attributes have other names.
+fn as_type(column: &ArrayRef, data_type: &DataType, most: usize) -> Option<ArrayRef> {
     if column.data_type() == data_type {
         return Some(column.clone());
     }
-    let (encoder, mut decoder) = (Encoder::new(column)?, Decoder::new(data_type, MAX_MESSAGE_BYTES)?);
+    let (encoder, mut decoder) = (Encoder::new(column)?, Decoder::new(data_type, most)?);
     let mut value = Vec::new();
     for row in 0..column.len() {
         value.clear();
@@ -438,4 +499,29 @@ fn as_type(column: &ArrayRef, data_type: &DataType) -> Option<ArrayRef> {
         decoder.decode(&value)?;
     }
     decoder.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::StringArray;
+
+    use super::*;
+
+    #[test]
+    fn encoded_texts_stay_encoded_beside_those_that_were_kept() {
+        let found: ArrayRef = Arc::new(StringArray::from(vec!["kept"]));
+        let long = "x".repeat(1 << 20);
+        let dictionary: DictionaryArray<Int32Type> =
+            [Some(long.as_str()), None, Some("y"), Some(&long)].into_iter().collect();
+        let columns = [found, Arc::new(dictionary) as ArrayRef, Arc::new(StringArray::from(vec![None, Some("z")]))];
+        let mut places = vec![(1, 3), (0, 0), (2, 0), (1, 2), (2, 1), (1, 1)];
+        places.extend(std::iter::repeat_n((1, 0), 10_000));
+        let results = encoded(&columns, &places).unwrap();
+        assert!(bytes_of_column(&results) < 2 << 20);
+        let texts = results.as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
+        let texts: Vec<Option<&str>> = (&texts).into_iter().collect();
+        assert_eq!(texts[..6], [Some(long.as_str()), Some("kept"), None, Some("y"), Some("z"), None]);
+        assert!(texts[6..].iter().all(|text| *text == Some(long.as_str())) && texts.len() == 10_006);
+        assert!(encoded(&[Arc::new(Int32Array::from(vec![1]))], &[(0, 0)]).is_none());
+    }
 }

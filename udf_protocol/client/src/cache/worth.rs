@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::message::CallCost;
+use crate::pace::Pace;
 
 /// What a look-up takes at least, in microseconds: two messages, and two processes that wake each other.
 const LOOK_UP_US: f64 = 30.0;
@@ -76,9 +77,13 @@ impl Worth {
         CallCost { ns: (self.call_us * 1000.0) as u64, known_by: u32::try_from(self.known_by).unwrap_or(u32::MAX) }
     }
 
-    /// Most calls that are sent in one batch: rows that were found let batches grow, and then the next may have none.
+    /// Most calls that are sent in one batch: rows that were found let batches grow, and then the next may have none. What a few calls
+    /// took says nothing of many, which a handler may answer side by side.
     pub(super) fn most_calls(&self) -> usize {
-        if self.known_by == 0 { usize::MAX } else { ((LONGEST_BATCH_US / self.call_us) as usize).max(1) }
+        match self.known_by >= Pace::FIRST_ROWS {
+            false => usize::MAX,
+            true => ((LONGEST_BATCH_US / self.call_us) as usize).max(Pace::FIRST_ROWS),
+        }
     }
 }
 
@@ -108,6 +113,19 @@ mod tests {
         worth.note_calls(10_000, us(50_000_000));
         assert!(worth.pays(1));
         assert_eq!(worth.most_calls(), 200);
+        // A second per row.
+        worth.note_calls(10_000, us(10_000_000_000));
+        assert_eq!(worth.most_calls(), Pace::FIRST_ROWS);
+    }
+
+    #[test]
+    fn what_a_single_call_took_divides_no_batch() {
+        let mut worth = Worth::default();
+        worth.note_calls(1, us(1_000_000));
+        assert_eq!(worth.most_calls(), usize::MAX);
+        let mut told = Worth::default();
+        told.note_cost(worth.cost());
+        assert_eq!(told.most_calls(), usize::MAX);
     }
 
     #[test]
