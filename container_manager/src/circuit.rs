@@ -87,9 +87,11 @@ impl Circuit {
     /// What those are told who want a replica of the image meanwhile.
     pub fn refusal(&self, image: &str) -> Error {
         let seconds = self.wait().unwrap_or_default().as_secs() + 1;
+        // What follows the first line are lines of the container's, which may be of others' calls.
+        let last = self.last.lines().next().unwrap_or_default();
         let message = format!("no container of image \"{image}\" is started for another {seconds} s");
         Error::new(Kind::ContainerFailed, message)
-            .with_detail(format!("The last {} ended soon after their start. {}", self.endings, self.last))
+            .with_detail(format!("The last {} ended soon after their start. {last}", self.endings))
             .with_hint("See \"transship logs\", and mend the image.")
     }
 }
@@ -127,6 +129,7 @@ mod tests {
         let last = |shows_log| circuit.info("i:1", "sha256:1", shows_log).last;
         assert_eq!((last(false).as_str(), last(true).as_str()), ("It exited.", "It exited.\nthe password is x"));
         assert_eq!(circuit.info("i:1", "sha256:1", true).state, "closed");
+        assert!(!circuit.refusal("i:1").detail().unwrap().contains("password"));
     }
 
     #[test]

@@ -108,8 +108,13 @@ impl Binding {
 
         let mut arguments: Vec<Option<Source>> = vec![None; signature.arguments.len()];
         for (number, parameter) in parameters.iter().enumerate() {
-            if let Some(argument) = argument_of(parameter) {
-                arguments[argument] = Some(Source::Parameter(number));
+            let Some(argument) = argument_of(parameter) else { continue };
+            if let Some(Source::Parameter(other)) = arguments[argument].replace(Source::Parameter(number)) {
+                let (argument, [one, other]) =
+                    (argument_name(signature, argument), [other, number].map(|i| &parameters[i].name));
+                return Err(invalid(format!(
+                    "parameters @{one} and @{other} both feed argument \"{argument}\" of \"{function}\""
+                )));
             }
         }
         let unfed: Vec<usize> = (0..arguments.len()).filter(|position| arguments[*position].is_none()).collect();
@@ -361,6 +366,13 @@ mod tests {
             ("passthrough = ['q']", "x y", vec![], "\"q\""),
             ("passthrough = ['x']", "x x y", vec![], "several"),
             ("", "x y", vec![parameter("z", false)], "@z"),
+            (
+                "",
+                "",
+                vec![parameter("a", false), parameter("arg1", false), parameter("b", false)],
+                "@a and @arg1 both feed",
+            ),
+            ("", "x", vec![parameter("A", false), parameter("a", false)], "@A and @a both feed"),
             ("result_columns = ['int']", "x y", vec![], "cannot come back as int"),
             ("result_columns = ['float', 'float']", "x y", vec![], "2 types"),
         ] {

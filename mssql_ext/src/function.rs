@@ -74,6 +74,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
         });
     }
     let image = find_image(process, client, script)?;
+    check_name(process, client, script, &image)?;
     let place = if body.source.is_some() {
         "the inline source".to_string()
     } else {
@@ -120,18 +121,59 @@ fn find_image(process: &Process, client: &Client, script: &Script) -> Result<Ima
     }
 }
 
+/// Whether a digest that the script chose is of an image that has, or had, the name beside it: a list may know the name alone.
+fn check_name(process: &Process, client: &Client, script: &Script, image: &ImageInfo) -> Result<()> {
+    let settings = &process.settings;
+    // A library's image comes from its installation.
+    if script.keys.library.is_some() {
+        return Ok(());
+    }
+    let places = script.places();
+    let [reference] = places.as_slice() else { return Ok(()) };
+    let (name, own) = allow_list::split(reference);
+    let Some(digest) = own.or(script.body.digest.as_deref()) else { return Ok(()) };
+    if allow_list::spells(&settings.allowed, reference, digest) {
+        return Ok(());
+    }
+    let name = if name.is_empty() { image.manifest.listed_name() } else { name.to_string() };
+    let is_its_own = image.manifest.is_named(&name)
+        || match client.resolve_image(&PlainHost, &settings.socket, &name, settings.start_timeout) {
+            Ok(found) => found.digest == image.digest,
+            Err(error) if [Kind::ImageNotFound, Kind::InvalidDefinition].contains(&error.kind()) => false,
+            Err(error) => return Err(error),
+        };
+    let is_listed = || {
+        allow_list::allows(&settings.allowed, &name, Some(digest)) || allow_list::allows(&settings.allowed, &name, None)
+    };
+    if is_its_own && is_listed() {
+        return Ok(());
+    }
+    Err(refusal(reference)
+        .with_detail("The digest in the script must be that of an image that has, or had, this name."))
+}
+
 fn check_allowed(process: &Process, script: &Script) -> Result<()> {
     // A library's image comes from its installation, not from the script.
     let (places, digest) = match &script.keys.library {
         Some(library) => (vec![format!("library:{library}")], None),
         None => (script.places(), script.body.digest.as_deref()),
     };
-    let refused = places.iter().find(|place| !allow_list::allows(&process.settings.allowed, place, digest));
-    let Some(place) = refused else { return Ok(()) };
-    Err(Error::new(Kind::NotAllowed, format!("\"{place}\" is not allowed in this external language")).with_hint(
+    check_listed(&process.settings.allowed, &places, digest)
+}
+
+/// Whether a script may name all these places.
+pub fn check_listed(allowed: &str, places: &[String], digest: Option<&str>) -> Result<()> {
+    match places.iter().find(|place| !allow_list::allows(allowed, place, digest)) {
+        Some(place) => Err(refusal(place)),
+        None => Ok(()),
+    }
+}
+
+fn refusal(place: &str) -> Error {
+    Error::new(Kind::NotAllowed, format!("\"{place}\" is not allowed in this external language")).with_hint(
         "Scripts may name what the setting \"allowed\" of the external language lists, which its owner changes: \
              PARAMETERS = N'allowed=flights:*, inline:python', for example.",
-    ))
+    )
 }
 
 /// Says what usually keeps SQL Server's scripts from what they cannot reach.

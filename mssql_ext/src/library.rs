@@ -5,6 +5,7 @@
 //! with a record of its image. The archive is hostile until unpacked: no path leaves the folder, no links, no more bytes
 //! than a bound. An installation appears whole or not at all.
 
+use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -22,10 +23,13 @@ use udf_types::{Error, Kind, Result};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use crate::function::check_listed;
 use crate::process::Process;
 
 /// Most files of a project.
 const MAX_FILES: usize = 10_000;
+/// Most folders in each other, as the manager has it.
+const MAX_DEPTH: usize = 32;
 /// Most bytes of a project.
 const MAX_BYTES: u64 = 2 << 30;
 /// Bytes that any archive may unpack to; beyond, [`MAX_RATIO`] counts.
@@ -52,10 +56,10 @@ pub struct Installed {
     pub digest: String,
 }
 
-/// Installs a library, in place of an earlier one of that name.
+/// Installs a library, in place of an earlier one of that name, if scripts may name it: building it runs its code.
 pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) -> Result<()> {
+    check_listed(&process.settings.allowed, &[format!("library:{name}")], None)?;
     fs::create_dir_all(directory).map_err(|cause| failed(name, &cause))?;
-    let _lock = lock(name, directory)?;
     let staged = tempfile::Builder::new().prefix(".transship-").tempdir_in(directory);
     let staged = staged.map_err(|cause| failed(name, &cause))?;
     let project = staged.path().join(PROJECT);
@@ -68,6 +72,8 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     let record = Installed { library: name.to_string(), image: image.manifest.image(), digest: image.digest };
     let text = serde_json::to_string_pretty(&record).expect("a record holds nothing that JSON cannot");
     fs::write(staged.path().join(RECORD), text).map_err(|cause| failed(name, &cause))?;
+    // Others need not wait for an archive that takes long to unpack or build.
+    let _lock = lock(name, directory)?;
     replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))
 }
 
@@ -120,7 +126,7 @@ fn find_folder(process: &Process, name: &str) -> Result<(PathBuf, Installed)> {
 fn lock(name: &str, directory: &Path) -> Result<Flock<File>> {
     let file = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(LOCK));
     let file = file.map_err(|cause| failed(name, &cause))?;
-    // Waits for the process that is installing a library just now.
+    // Waits for the process that puts a library into its place just now.
     Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(name, &errno.into()))
 }
 
@@ -159,7 +165,7 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
         return Err(refused(name, format!("It has {} files, more than {MAX_FILES}.", zip.len())));
     }
     let limit = MAX_BYTES.min(FREE_BYTES.max(size.saturating_mul(MAX_RATIO)));
-    let mut left = limit;
+    let (mut left, mut folders) = (limit, HashSet::new());
     fs::create_dir(target).map_err(|cause| failed(name, &cause))?;
     for number in 0..zip.len() {
         let mut entry = zip.by_index(number).map_err(|cause| not_a_zip(name, cause))?;
@@ -171,6 +177,13 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
         // Symbolic links, devices and the like; archives made elsewhere than on Unix have no such bits.
         if !matches!(kind, 0 | 0o100_000 | 0o040_000) {
             return Err(refused(name, format!("\"{}\" is neither a file nor a folder.", path.escape_debug())));
+        }
+        if Path::new(&path).components().count() > MAX_DEPTH {
+            return Err(refused(name, format!("The path \"{}\" is too deep.", path.escape_debug())));
+        }
+        folders.extend(Path::new(&path).ancestors().skip(1).map(Path::to_path_buf));
+        if folders.len() > MAX_FILES {
+            return Err(refused(name, format!("It has more than {MAX_FILES} folders.")));
         }
         let place = target.join(&path);
         let write = |cause: io::Error| match cause.kind() {
@@ -310,6 +323,17 @@ mod tests {
             assert!(refusal(&path, folder.path()).contains("leaves the project"), "{name}");
         }
         assert!(!is_safe("") && !is_safe("C:\\x") && !is_safe("a\0b") && is_safe("a/b.c"));
+    }
+
+    #[test]
+    fn folders_are_counted() {
+        let deep = "d/".repeat(MAX_DEPTH) + "f";
+        let (folder, path) = archive(&[(&deep, b"")]);
+        assert!(refusal(&path, folder.path()).contains("too deep"));
+        let wide: Vec<String> = (0..500).map(|number| format!("{number}/{}f", "d/".repeat(30))).collect();
+        let files: Vec<(&str, &[u8])> = wide.iter().map(|path| (path.as_str(), [].as_slice())).collect();
+        let (folder, path) = archive(&files);
+        assert!(refusal(&path, folder.path()).contains("more than 10000 folders"));
     }
 
     #[test]

@@ -51,6 +51,13 @@ def create(path, name="lib", verb="CREATE"):
     return f"{verb} EXTERNAL LIBRARY [{name}] {source} (CONTENT = N'{path}', PLATFORM = LINUX) WITH (LANGUAGE = 'Container');\n"
 
 
+def test_a_library_that_is_not_listed_is_not_built(host, archive, tmp_path):
+    libraries = tmp_path / "public"
+    run = host(TABLE + create(archive()) + use("lib"), "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": "library:other"})
+    assert '"library:lib" is not allowed in this external language' in run.err, run.err
+    assert not libraries.exists() or not list(libraries.iterdir())
+
+
 def test_a_library_is_installed_replaced_and_dropped(host, archive, tmp_path):
     libraries = tmp_path / "public/folder"
     flags = ("--public-libraries", libraries)

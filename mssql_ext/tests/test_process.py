@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import JOBS, replicas
+from conftest import JOBS, ROOT, replicas, transship
 
 ADD_ONE = 'image = "regress:1.0" function = "add_one_arrow"'
 
@@ -118,6 +118,19 @@ def test_nothing_is_allowed_that_is_not_listed(call):
                    'template = "python" function = "f" source = "def f(x: int) -> int: return x"']:  # fmt: skip
         run = call(script, columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": ""})
         assert "is not allowed in this external language" in run.err and "PARAMETERS = N'allowed=" in run.err, run.err
+
+
+def test_a_digest_belongs_to_the_name_beside_it(call):
+    own, other = (transship("build", str(ROOT / project)).split()[1] for project in ("sql/functions", "examples/samples"))
+    for allowed in ["regress:*@*", "regress:1.0@sha256:*"]:
+        run = call(f'image = "regress:1.0" digest = "{own}" function = "add_one"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
+        assert run.out.endswith("2\n"), run.err
+        for script in [f'image = "regress:1.0" digest = "{other}"', f'image = "regress:1.0@{other}"']:
+            run = call(script + ' function = "add_one"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
+            assert "is not allowed" in run.err and "must be that of an image that has" in run.err, run.err
+    listed = {"TRANSSHIP_ALLOWED": f"regress:1.0@{other}"}
+    run = call(f'image = "regress:1.0" digest = "{other}" function = "add_one"', columns="x bigint", rows=["1"], env=listed)
+    assert run.out.endswith("2\n"), run.err
 
 
 def test_each_address_of_an_endpoint_is_looked_at(call):

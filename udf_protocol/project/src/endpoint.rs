@@ -71,10 +71,13 @@ impl std::fmt::Display for Endpoint {
 }
 
 fn absolute(text: &str, path: &str) -> Result<PathBuf> {
-    if path.starts_with('/') {
-        return Ok(PathBuf::from(path));
+    let refused = |fact: &str| Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail(fact));
+    let Some(relative) = path.strip_prefix('/') else { return refused("The path must be absolute.") };
+    // Lists of what is allowed compare paths as they are written.
+    if relative.split('/').any(|part| ["", ".", ".."].contains(&part)) {
+        return refused("The path must not contain \".\", \"..\" or \"//\".");
     }
-    Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail("The path must be absolute."))
+    Ok(PathBuf::from(path))
 }
 
 /// Host and port, as an authority of RFC 3986; `text` is what the error repeats.
@@ -90,6 +93,16 @@ pub fn host_and_port(text: &str, authority: &str) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_say_where_they_lead() {
+        for path in ["/run/ok/../other.sock", "/run/./x", "/run//x", "/", "x", "/run/x/"] {
+            for scheme in ["unix:", "http+unix:"] {
+                assert!(Endpoint::parse(&format!("{scheme}{path}")).is_err(), "{path}");
+            }
+        }
+        assert!(Endpoint::parse("unix:/run/ok/..x.sock").is_ok());
+    }
 
     #[test]
     fn endpoints_read_back_as_written() {
