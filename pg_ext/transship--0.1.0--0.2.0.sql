@@ -44,7 +44,7 @@ COMMENT ON FUNCTION image_ddl(text, text, text) IS 'the statements that create a
 
 CREATE FUNCTION is_trusted(owner oid, in_schema text) RETURNS boolean
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-  SELECT owner IN (me.oid, n.nspowner) OR r.rolsuper OR NOT me.rolsuper AND pg_has_role(r.oid, 'USAGE')
+  SELECT owner = me.oid OR r.rolsuper OR pg_has_role(r.oid, n.nspowner, 'USAGE') OR NOT me.rolsuper AND pg_has_role(r.oid, 'USAGE')
   FROM pg_roles r, pg_roles me, pg_namespace n
   WHERE r.oid = owner AND me.rolname = current_user AND n.nspname = in_schema
 $$;
@@ -54,6 +54,7 @@ COMMENT ON FUNCTION is_trusted(oid, text) IS 'whether the user may leave code in
 CREATE FUNCTION import(image text, schema text DEFAULT current_schema(), previous text DEFAULT '') RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
+  statements text[];
   statement text;
   known text[];
   theirs text;
@@ -62,8 +63,9 @@ BEGIN
   IF schema IS NULL THEN
     RAISE EXCEPTION 'no schema has been selected to create in' USING ERRCODE = 'invalid_schema_name';
   END IF;
+  statements := ARRAY(SELECT json_array_elements_text(transship.image_ddl(image, schema, previous)));
   known := ARRAY(SELECT row(p.oid, p.xmin)::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = schema);
-  FOR statement IN SELECT json_array_elements_text(transship.image_ddl(image, schema, previous)) LOOP
+  FOREACH statement IN ARRAY statements LOOP
     BEGIN
       EXECUTE statement;
     EXCEPTION WHEN duplicate_object THEN
@@ -86,6 +88,7 @@ BEGIN
       CROSS JOIN LATERAL (
         SELECT t.typelem AS type WHERE t.typelem <> 0
         UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+        UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
         UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
       ) next
     )

@@ -52,7 +52,13 @@ DROP TYPE shared.span_result;
 ALTER SCHEMA shared OWNER TO mallory;
 ALTER FUNCTION shared.echo_int8 OWNER TO mallory;
 SELECT count(*) > 90 AS imported FROM transship.import('regress:1.0', 'shared');
+-- Members of the role that owns it can do what the owner can.
+CREATE ROLE team;
+GRANT team TO mallory;
+ALTER SCHEMA shared OWNER TO team;
+SELECT count(*) > 90 AS imported FROM transship.import('regress:1.0', 'shared');
 ALTER SCHEMA shared OWNER TO CURRENT_USER;
+DROP ROLE team;
 SET client_min_messages = warning;
 DROP SCHEMA shared CASCADE;
 RESET client_min_messages;

@@ -1,5 +1,6 @@
 //! Replicas that do not answer: busy ones are waited for, those that hang are stopped.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,10 +27,17 @@ impl Pool {
     /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
     /// answer may be busy for somebody else: it becomes Silent.
     pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
+        // It goes on without the engine that asked.
+        let pool = self.clone();
+        let judged = tokio::spawn(async move { pool.judge_to_the_end(name).await }).await;
+        judged.unwrap_or_else(|cause| std::panic::resume_unwind(cause.into_panic()))
+    }
+
+    async fn judge_to_the_end(self: &Arc<Pool>, name: String) -> Result<String> {
         let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
             return Ok("was stopped".to_string());
         };
-        let begun = Instant::now();
+        let (begun, mut is_silent) = (Instant::now(), false);
         // A connection is lost before the process behind it is seen to have ended: a busy container engine takes seconds.
         loop {
             let asked = name.clone();
@@ -38,13 +46,20 @@ impl Pool {
                 return Ok(fate);
             }
             if greet(&socket_dir, &self.server_users).await.is_ok() {
+                if is_silent {
+                    self.speak(&name);
+                }
                 return Ok(STILL_RUNNING.to_string());
             }
             let is_late = begun.elapsed() >= PROBE_TIMEOUT;
             if is_late && (begun.elapsed() >= ENDING_TIMEOUT || !is_deserted(&socket_dir).await) {
-                self.doubt(&name);
+                if is_silent || self.fall_silent(&name) {
+                    self.ask_on(name, socket_dir);
+                }
                 return Ok("does not answer".to_string());
             }
+            // Others get another replica meanwhile.
+            is_silent = is_silent || is_late && self.fall_silent(&name);
             tokio::time::sleep(if is_late { LATE_INTERVAL } else { PROBE_INTERVAL }).await;
         }
     }
@@ -81,25 +96,38 @@ impl Pool {
     /// A replica did not answer: gives no new leases on it, and asks on until it answers, or has been silent for too long and
     /// nobody has a lease any more. A busy one keeps its query.
     fn doubt(self: &Arc<Pool>, name: &str) {
-        let socket_dir = {
-            let state = self.lock();
-            let Some(replica) = state.replicas.get(name) else { return };
-            if replica.become_state(State::Silent).is_err() {
-                return;
-            }
-            replica.socket_dir.clone()
-        };
-        log::warning("replica_silent").replica(name).write(format_args!("replica \"{name}\" does not answer"));
-        let (pool, name) = (self.clone(), name.to_string());
+        let Some(socket_dir) = self.lock().replicas.get(name).map(|replica| replica.socket_dir.clone()) else { return };
+        if self.fall_silent(name) {
+            self.ask_on(name.to_string(), socket_dir);
+        }
+    }
+
+    /// Gives no new leases on a replica; false if it gave none before.
+    fn fall_silent(&self, name: &str) -> bool {
+        let has_fallen =
+            self.lock().replicas.get(name).is_some_and(|replica| replica.become_state(State::Silent).is_ok());
+        if has_fallen {
+            log::warning("replica_silent").replica(name).write(format_args!("replica \"{name}\" does not answer"));
+        }
+        has_fallen
+    }
+
+    /// Gives leases on it again.
+    fn speak(&self, name: &str) {
+        if let Some(replica) = self.lock().replicas.get(name) {
+            let _ = replica.become_state(State::Ready);
+        }
+    }
+
+    /// Asks a silent replica until it answers or is stopped.
+    fn ask_on(self: &Arc<Pool>, name: String, socket_dir: PathBuf) {
+        let pool = self.clone();
         tokio::spawn(async move {
             let (since, mut missed) = (Instant::now(), 1);
             loop {
                 tokio::time::sleep(ASK_AGAIN).await;
                 if greet(&socket_dir, &pool.server_users).await.is_ok() {
-                    if let Some(replica) = pool.lock().replicas.get(&name) {
-                        let _ = replica.become_state(State::Ready);
-                    }
-                    return;
+                    return pool.speak(&name);
                 }
                 missed += 1;
                 let asked = name.clone();

@@ -40,7 +40,7 @@ use crate::lines::{self, collecting};
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
 
-/// Characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+/// Bytes of an error that a status has beside its metadata: a status is a header, and they are bounded.
 const MOST_IN_STATUS: usize = 1000;
 
 /// Answers Flight.
@@ -401,9 +401,7 @@ fn status_of(error: &CallError) -> Status {
 
 /// The error as a status beside its metadata.
 fn short_status_of(mut error: CallError) -> Status {
-    if let Some((end, _)) = error.message.char_indices().nth(MOST_IN_STATUS) {
-        error.message.truncate(end);
-    }
+    error.message.truncate(error.message.floor_char_boundary(MOST_IN_STATUS));
     status_of(&error)
 }
 

@@ -16,12 +16,12 @@ import (
 
 const (
 	// A connection whose client asks nothing, sends nothing of a request that it has begun, or takes nothing of an answer, for so long
-	// is closed. As long as bytes flow, a request or an answer may take any time.
+	// is closed. As long as some bytes of a request come, and the client takes 256 KiB of an answer in that time, both may take any time.
 	connectionIdle = 10 * time.Minute
 	// The share of the descriptors that this process may have that connections get.
 	connectionsShare = 2
 	mostConnections  = 4096
-	// Connections of HTTP beyond those that are told that the server is busy; any more are closed at once.
+	// Connections beyond those that are told that the server is busy; any more are closed at once.
 	mostRefused = 64
 	// What has to be sent in time.
 	chunkBytes = 256 << 10
@@ -29,7 +29,7 @@ const (
 
 var errBusy = &CallError{Kind: "busy", Message: "the server has no room for another connection"}
 
-// connections counts those of all listeners.
+// connections counts those of HTTP, of all listeners.
 type connections struct {
 	most int64
 	open atomic.Int64

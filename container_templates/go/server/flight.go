@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -164,7 +165,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	return nil
 }
 
-// mostInStatus is the characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+// mostInStatus is the bytes of an error that a status has beside its metadata: a status is a header, and they are bounded.
 const mostInStatus = 1000
 
 // fail ends an exchange with an error, first as metadata to clients that send some. Arrow's C++ clients drop what they have not read yet
@@ -175,8 +176,8 @@ func fail(writer *flight.Writer, batch uint64, failure *CallError, takesMetadata
 		if err := writer.WriteMetadata(metadata); err != nil {
 			return err
 		}
-		if letters := []rune(failure.Message); len(letters) > mostInStatus {
-			failure = &CallError{Kind: failure.Kind, Message: string(letters[:mostInStatus])}
+		if len(failure.Message) > mostInStatus {
+			failure = &CallError{Kind: failure.Kind, Message: strings.ToValidUTF8(failure.Message[:mostInStatus], "")}
 		}
 	}
 	return statusOf(failure)

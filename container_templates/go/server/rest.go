@@ -150,7 +150,9 @@ func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, s
 	if !ok {
 		shared = &connection{}
 	}
-	if shared.isExcess {
+	if shared.isExcess && asked.Method == http.MethodPost {
+		// A client that is still sending would find the connection closed, and not read why.
+		_, _ = io.Copy(io.Discard, http.MaxBytesReader(nil, asked.Body, maxBodyBytes))
 		return nil, "", errBusy
 	}
 	switch {

@@ -91,7 +91,7 @@ func serve(functions []*Function) error {
 	syscall.Umask(0)
 	failed := make(chan error, 4)
 	isListening := false
-	listen := func(network, address string, refused int64, serve func(net.Listener) error) error {
+	listen := func(network, address string, serve func(net.Listener) error) error {
 		if network == "unix" {
 			_ = os.Remove(address)
 		}
@@ -100,21 +100,24 @@ func serve(functions []*Function) error {
 			return err
 		}
 		isListening = true
-		go func() { failed <- serve(&countedListener{listener, connections, refused}) }()
+		go func() { failed <- serve(listener) }()
 		return nil
 	}
+	serveHTTP := func(listener net.Listener) error {
+		return rest.Serve(&countedListener{listener, connections, mostRefused})
+	}
 	if folder := os.Getenv("TRANSSHIP_SOCKET_DIR"); folder != "" {
-		if err := errors.Join(listen("unix", folder+"/http.sock", mostRefused, rest.Serve), listen("unix", folder+"/flight.sock", 0, rpc.Serve)); err != nil {
+		if err := errors.Join(listen("unix", folder+"/http.sock", serveHTTP), listen("unix", folder+"/flight.sock", rpc.Serve)); err != nil {
 			return err
 		}
 	}
 	if port := os.Getenv("TRANSSHIP_HTTP_PORT"); port != "" {
-		if err := listen("tcp", ":"+port, mostRefused, rest.Serve); err != nil {
+		if err := listen("tcp", ":"+port, serveHTTP); err != nil {
 			return err
 		}
 	}
 	if port := os.Getenv("TRANSSHIP_FLIGHT_PORT"); port != "" {
-		if err := listen("tcp", ":"+port, 0, rpc.Serve); err != nil {
+		if err := listen("tcp", ":"+port, rpc.Serve); err != nil {
 			return err
 		}
 	}

@@ -20,6 +20,7 @@ import io.netty.channel.unix.DomainSocketAddress;
 import io.netty.handler.codec.http.DefaultFullHttpResponse;
 import io.netty.handler.codec.http.FullHttpRequest;
 import io.netty.handler.codec.http.HttpHeaderNames;
+import io.netty.handler.codec.http.HttpMethod;
 import io.netty.handler.codec.http.HttpObjectAggregator;
 import io.netty.handler.codec.http.HttpResponseStatus;
 import io.netty.handler.codec.http.HttpServerCodec;
@@ -167,7 +168,7 @@ final class HttpServer {
             }
             isBusy = true;
             running.incrementAndGet();
-            if (isExcess) {
+            if (isExcess && request.method().equals(HttpMethod.POST)) {
                 send(context, answering.refuse(), false);
                 return;
             }

@@ -30,7 +30,7 @@ import org.apache.arrow.vector.types.pojo.Schema;
 /** The Flight form, docs/protocol.md §2 to §5. */
 final class Producer extends NoOpFlightProducer {
     private static final int RESULTS_PER_PART = 1024;
-    /** Characters of an error that a status has beside its metadata: a status is a header, and they are bounded. */
+    /** Bytes of an error that a status has beside its metadata: a status is a header, and they are bounded. */
     private static final int MOST_IN_STATUS = 1000;
     /** Between two looks at whether a client has taken what was sent. */
     private static final long LEAST_PAUSE_NS = 20_000, MOST_PAUSE_NS = 5_000_000;
@@ -127,7 +127,8 @@ final class Producer extends NoOpFlightProducer {
             ObjectNode wire = Json.MAPPER.createObjectNode().put("batch", batch);
             wire.set("error", error.toWire());
             writer.putMetadata(buffer(wire, allocator));
-            if (error.getMessage().length() > MOST_IN_STATUS) throw new CallError(error.kind, error.getMessage().substring(0, MOST_IN_STATUS), null, null);
+            byte[] message = error.getMessage().getBytes(StandardCharsets.UTF_8);
+            if (message.length > MOST_IN_STATUS) throw new CallError(error.kind, new String(message, 0, MOST_IN_STATUS, StandardCharsets.UTF_8), null, null);
         }
         throw error;
     }

@@ -21,7 +21,7 @@ from .map_function import MapFunction
 # A batch may hold a value as large as PostgreSQL's largest.
 _MAX_MESSAGE_BYTES = 1 << 30
 
-# Characters of an error that a status has beside its metadata: a status is a header, and they are bounded.
+# Bytes of an error that a status has beside its metadata: a status is a header, and they are bounded.
 _MOST_IN_STATUS = 1000
 
 
@@ -112,10 +112,11 @@ class Server(flight.FlightServerBase):
         except Cancelled:
             return
         except CallError as error:
-            if not calls.are_foreign:
+            # A thread of a map function's handler may wait for a client that waits for this.
+            if not calls.are_foreign or isinstance(function, MapFunction):
                 metadata = {"batch": calls.number, "error": error.to_wire()} | _written(found)
                 writer.write_metadata(json.dumps(metadata).encode())
-                error = CallError(error.kind, error.message[:_MOST_IN_STATUS])
+                error = CallError(error.kind, error.message.encode(errors="replace")[:_MOST_IN_STATUS].decode(errors="ignore"))
             # Arrow's C++ clients drop replies that they have not read yet once they cannot send, but not the status.
             raise _status_of(error) from None
         finally:

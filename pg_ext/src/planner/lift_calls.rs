@@ -453,10 +453,10 @@ impl Lifter {
             (*scan).custom_scan_tlist = entry_list;
             (*scan).custom_exprs = list::from_elements(&conditions);
             let own = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
-            let is_recursive = is_recursive(child, self.subplans);
             let shows = |asked: Demand| {
                 // Behind the rows that are asked for, a recursion may go on for ever.
-                is_recursive && asked.may_stop() || asked.shows_reading_ahead(child, &own, &self.watcher)
+                asked.may_stop() && is_recursive(child, self.subplans, &mut HashSet::new())
+                    || asked.shows_reading_ahead(child, &own, &self.watcher)
             };
             (*scan).custom_private = Private {
                 is_bounded: first_rows.is_some(),
@@ -541,8 +541,8 @@ unsafe fn pass_bound(limit: *mut pg_sys::Limit) {
     }
 }
 
-/// Whether a plan's rows come of a recursive query.
-unsafe fn is_recursive(plan: *mut pg_sys::Plan, subplans: *mut pg_sys::List) -> bool {
+/// Whether a plan's rows come of a recursive query. Those that were `seen` do not, by number: several may read one.
+unsafe fn is_recursive(plan: *mut pg_sys::Plan, subplans: *mut pg_sys::List, seen: &mut HashSet<i32>) -> bool {
     // SAFETY: the caller passes null or a valid plan of the statement with these subplans, whose numbers count from one.
     unsafe {
         if plan.is_null() {
@@ -552,11 +552,11 @@ unsafe fn is_recursive(plan: *mut pg_sys::Plan, subplans: *mut pg_sys::List) -> 
             pg_sys::NodeTag::T_RecursiveUnion => true,
             pg_sys::NodeTag::T_CteScan => {
                 let plans = list::elements::<pg_sys::Plan>(subplans);
-                let number = (*plan.cast::<pg_sys::CteScan>()).ctePlanId - 1;
-                let query = usize::try_from(number).ok().and_then(|position| plans.get(position));
-                query.is_some_and(|query| is_recursive(*query, subplans))
+                let number = (*plan.cast::<pg_sys::CteScan>()).ctePlanId;
+                let query = usize::try_from(number - 1).ok().and_then(|position| plans.get(position));
+                seen.insert(number) && query.is_some_and(|query| is_recursive(*query, subplans, seen))
             }
-            _ => children(plan).into_iter().any(|child| is_recursive(*child, subplans)),
+            _ => children(plan).into_iter().any(|child| is_recursive(*child, subplans, seen)),
         }
     }
 }

@@ -61,9 +61,13 @@ public final class Connections {
     }
 
     private static SocketChannel ask(Path socket, String path) throws IOException {
+        return ask(socket, path, "POST");
+    }
+
+    private static SocketChannel ask(Path socket, String path, String method) throws IOException {
         SocketChannel client = SocketChannel.open(StandardProtocolFamily.UNIX);
         client.connect(UnixDomainSocketAddress.of(socket));
-        client.write(ByteBuffer.wrap(("GET " + path + " HTTP/1.1\r\nhost: x\r\n\r\n").getBytes(StandardCharsets.US_ASCII)));
+        client.write(ByteBuffer.wrap((method + " " + path + " HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n").getBytes(StandardCharsets.US_ASCII)));
         return client;
     }
 
@@ -112,6 +116,10 @@ public final class Connections {
             // Those before are closed by now, or soon.
             Thread.sleep(UNREAD_MS);
             for (int i = 0; i <= MOST; i++) clients.add(ask(socket, "/"));
+            // Whether the server is there, it says on any connection.
+            clients.add(ask(socket, "/", "GET"));
+            int greeting = read(clients.get(MOST + 1), 0);
+            if (greeting != 200) return "A request without a call got the status " + greeting + ". ";
             for (int i = 0; i <= MOST; i++) {
                 int status = read(clients.get(i), 0);
                 if (status != (i < MOST ? 200 : 503)) return "Connection " + i + " got the status " + status + ". ";
