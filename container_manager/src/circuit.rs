@@ -34,8 +34,10 @@ pub struct Circuit {
     endings: u32,
     closed_at: Option<Instant>,
     prewarm_at: Option<Instant>,
-    /// How the last one ended, as whole sentences.
+    /// How the last one ended, as whole sentences, and what it wrote.
     last: String,
+    /// Whether the last one had answered, so that what it wrote may be of somebody's calls.
+    had_answered: bool,
 }
 
 impl Circuit {
@@ -53,6 +55,7 @@ impl Circuit {
         let least = if lived.is_none() { PREWARM_START_PAUSE } else { Duration::ZERO };
         self.prewarm_at = Some(now + prewarm_pause.max(least));
         self.last = last.to_string();
+        self.had_answered = lived.is_some();
     }
 
     /// How long nobody gets a new replica; none if one may be started now.
@@ -80,15 +83,19 @@ impl Circuit {
             state: state.to_string(),
             endings: self.endings,
             wait_s: wait.map_or(0, |wait| wait.as_secs() + 1),
-            last: if shows_log { self.last.clone() } else { self.last.lines().next().unwrap_or_default().to_string() },
+            last: if shows_log { self.last.clone() } else { self.fate().to_string() },
         }
     }
 
-    /// What those are told who want a replica of the image meanwhile.
+    /// How the last one ended, without what it wrote.
+    fn fate(&self) -> &str {
+        self.last.lines().next().unwrap_or_default()
+    }
+
+    /// What those are told who want a replica of the image meanwhile: also what it wrote, if that was before any call.
     pub fn refusal(&self, image: &str) -> Error {
+        let last = if self.had_answered { self.fate() } else { &self.last };
         let seconds = self.wait().unwrap_or_default().as_secs() + 1;
-        // What follows the first line are lines of the container's, which may be of others' calls.
-        let last = self.last.lines().next().unwrap_or_default();
         let message = format!("no container of image \"{image}\" is started for another {seconds} s");
         Error::new(Kind::ContainerFailed, message)
             .with_detail(format!("The last {} ended soon after their start. {last}", self.endings))
@@ -129,7 +136,11 @@ mod tests {
         let last = |shows_log| circuit.info("i:1", "sha256:1", shows_log).last;
         assert_eq!((last(false).as_str(), last(true).as_str()), ("It exited.", "It exited.\nthe password is x"));
         assert_eq!(circuit.info("i:1", "sha256:1", true).state, "closed");
-        assert!(!circuit.refusal("i:1").detail().unwrap().contains("password"));
+        // Nor is it for those who wait, unless no call can have written it.
+        let detail = |circuit: &Circuit| circuit.refusal("i:1").detail().unwrap().to_string();
+        assert_eq!(detail(&circuit), "The last 1 ended soon after their start. It exited.");
+        circuit.note_ending(None, false, "It exited.\nno module named x");
+        assert_eq!(detail(&circuit), "The last 2 ended soon after their start. It exited.\nno module named x");
     }
 
     #[test]

@@ -106,10 +106,15 @@ fn cache_use(process: &Process, script: &Script, volatility: Volatility) -> Resu
 
 fn find_image(process: &Process, client: &Client, script: &Script) -> Result<ImageInfo> {
     let settings = &process.settings;
+    let mut body = script.body.clone();
+    // Where only a digest of inline code is listed, no other code is built in its stead.
+    if body.digest.is_some() && check_listed(&settings.allowed, &script.places(), None).is_err() {
+        body.source = None;
+    }
     let found = client.find_image(
         &PlainHost,
         &settings.socket,
-        &script.body,
+        &body,
         script.inline_entry(),
         settings.start_timeout,
         settings.build_timeout,
@@ -131,21 +136,15 @@ fn check_name(process: &Process, client: &Client, script: &Script, image: &Image
     let places = script.places();
     let [reference] = places.as_slice() else { return Ok(()) };
     let (name, own) = allow_list::split(reference);
-    let Some(digest) = own.or(script.body.digest.as_deref()) else { return Ok(()) };
-    if allow_list::spells(&settings.allowed, reference, digest) {
+    if own.is_none() && script.body.digest.is_none() {
         return Ok(());
     }
-    let name = if name.is_empty() { image.manifest.listed_name() } else { name.to_string() };
-    let is_its_own = image.manifest.is_named(&name)
-        || match client.resolve_image(&PlainHost, &settings.socket, &name, settings.start_timeout) {
-            Ok(found) => found.digest == image.digest,
-            Err(error) if [Kind::ImageNotFound, Kind::InvalidDefinition].contains(&error.kind()) => false,
-            Err(error) => return Err(error),
-        };
-    let is_listed = || {
-        allow_list::allows(&settings.allowed, &name, Some(digest)) || allow_list::allows(&settings.allowed, &name, None)
-    };
-    if is_its_own && is_listed() {
+    // The image may be another than that of the digest, which was built of the script's source.
+    if allow_list::spells(&settings.allowed, reference, &image.digest) {
+        return Ok(());
+    }
+    let known = client.listed_name(&PlainHost, &settings.socket, name, image, settings.start_timeout)?;
+    if known.is_some_and(|known| allow_list::allows_found(&settings.allowed, &known, &image.digest)) {
         return Ok(());
     }
     Err(refusal(reference)

@@ -5,10 +5,11 @@
 //! with a record of its image. The archive is hostile until unpacked: no path leaves the folder, no links, no more bytes
 //! than a bound. An installation appears whole or not at all.
 
-use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, Flock, FlockArg, RenameFlags, renameat2};
@@ -26,10 +27,11 @@ use zip::result::ZipError;
 use crate::function::check_listed;
 use crate::process::Process;
 
-/// Most files of a project.
+/// Most files and folders of a project.
 const MAX_FILES: usize = 10_000;
-/// Most folders in each other, as the manager has it.
+/// Most folders above a file, with its own name, and most bytes of its path.
 const MAX_DEPTH: usize = 32;
+const MAX_PATH_BYTES: usize = 1024;
 /// Most bytes of a project.
 const MAX_BYTES: u64 = 2 << 30;
 /// Bytes that any archive may unpack to; beyond, [`MAX_RATIO`] counts.
@@ -44,6 +46,9 @@ const MANIFEST: &str = "transship.toml";
 const PROJECT: &str = "project";
 const RECORD: &str = "library.json";
 const LOCK: &str = ".transship.lock";
+/// How long the lock is waited for, which others hold while they put a folder into its place.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// What is known of an installed library.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,21 +77,26 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     let record = Installed { library: name.to_string(), image: image.manifest.image(), digest: image.digest };
     let text = serde_json::to_string_pretty(&record).expect("a record holds nothing that JSON cannot");
     fs::write(staged.path().join(RECORD), text).map_err(|cause| failed(name, &cause))?;
-    // Others need not wait for an archive that takes long to unpack or build.
-    let _lock = lock(name, directory)?;
-    replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))
+    let old = {
+        // Nothing slow happens under it: unpacking and building take as long as the archive's author wants.
+        let _lock = lock(name, directory)?;
+        replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))?
+    };
+    old.map_or(Ok(()), TempDir::close).map_err(|cause| failed(name, &cause))
 }
 
-/// Puts a staged folder into its place. What was there goes in the same moment, since others may be looking.
-fn replace(staged: TempDir, target: &Path) -> io::Result<()> {
+/// Puts a staged folder into its place. What was there goes in the same moment, since others may be looking; it is given back
+/// if it is still to be removed.
+fn replace(staged: TempDir, target: &Path) -> io::Result<Option<TempDir>> {
     let exchange = RenameFlags::RENAME_EXCHANGE;
     match renameat2(AT_FDCWD, staged.path(), AT_FDCWD, target, exchange) {
-        // The temporary folder is the old one now, and goes.
-        Ok(()) => staged.close(),
-        Err(Errno::ENOENT) => fs::rename(staged.keep(), target),
+        // The temporary folder is the old one now.
+        Ok(()) => return Ok(Some(staged)),
+        Err(Errno::ENOENT) => fs::rename(staged.keep(), target)?,
         // A file system that cannot exchange.
-        Err(_) => fs::remove_dir_all(target).and_then(|()| fs::rename(staged.keep(), target)),
+        Err(_) => fs::remove_dir_all(target).and_then(|()| fs::rename(staged.keep(), target))?,
     }
+    Ok(None)
 }
 
 /// Removes a library's folder, if there is one. Its image stays: another database may use it.
@@ -104,7 +114,7 @@ pub fn find(process: &Process, name: &str) -> Result<Installed> {
     find_folder(process, name).map(|(_, installed)| installed)
 }
 
-/// Builds an installed library again, for a manager that does not have its image.
+/// Builds an installed library again, for a manager that does not have its image. The script that names it may do so.
 pub fn rebuild(process: &Process, client: &Client, name: &str) -> Result<ImageInfo> {
     let (folder, _) = find_folder(process, name)?;
     build(process, client, name, &folder.join(PROJECT))
@@ -126,8 +136,20 @@ fn find_folder(process: &Process, name: &str) -> Result<(PathBuf, Installed)> {
 fn lock(name: &str, directory: &Path) -> Result<Flock<File>> {
     let file = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(LOCK));
     let file = file.map_err(|cause| failed(name, &cause))?;
-    // Waits for the process that puts a library into its place just now.
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| failed(name, &errno.into()))
+    lock_within(file, LOCK_PATIENCE).map_err(|errno| failed(name, &errno.into()))
+}
+
+/// Locks a file that another process may have locked just now, but not for long.
+fn lock_within(file: File, patience: Duration) -> nix::Result<Flock<File>> {
+    let deadline = Instant::now() + patience;
+    let mut unlocked = file;
+    loop {
+        match Flock::lock(unlocked, FlockArg::LockExclusiveNonblock) {
+            Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) if Instant::now() < deadline => unlocked = file,
+            result => return result.map_err(|(_, errno)| errno),
+        }
+        thread::sleep(LOCK_POLL);
+    }
 }
 
 fn remove(name: &str, folder: &Path) -> Result<()> {
@@ -165,7 +187,8 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
         return Err(refused(name, format!("It has {} files, more than {MAX_FILES}.", zip.len())));
     }
     let limit = MAX_BYTES.min(FREE_BYTES.max(size.saturating_mul(MAX_RATIO)));
-    let (mut left, mut folders) = (limit, HashSet::new());
+    let mut left = limit;
+    let mut places = MAX_FILES;
     fs::create_dir(target).map_err(|cause| failed(name, &cause))?;
     for number in 0..zip.len() {
         let mut entry = zip.by_index(number).map_err(|cause| not_a_zip(name, cause))?;
@@ -174,16 +197,13 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
         if !is_safe(&path) {
             return Err(refused(name, format!("The path \"{}\" leaves the project.", path.escape_debug())));
         }
+        if !is_short(&path) {
+            let fact = format!("A path in it is deeper than {MAX_DEPTH}, or longer than {MAX_PATH_BYTES} bytes.");
+            return Err(refused(name, fact));
+        }
         // Symbolic links, devices and the like; archives made elsewhere than on Unix have no such bits.
         if !matches!(kind, 0 | 0o100_000 | 0o040_000) {
             return Err(refused(name, format!("\"{}\" is neither a file nor a folder.", path.escape_debug())));
-        }
-        if Path::new(&path).components().count() > MAX_DEPTH {
-            return Err(refused(name, format!("The path \"{}\" is too deep.", path.escape_debug())));
-        }
-        folders.extend(Path::new(&path).ancestors().skip(1).map(Path::to_path_buf));
-        if folders.len() > MAX_FILES {
-            return Err(refused(name, format!("It has more than {MAX_FILES} folders.")));
         }
         let place = target.join(&path);
         let write = |cause: io::Error| match cause.kind() {
@@ -196,11 +216,15 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
             }
             _ => failed(name, &cause),
         };
+        let folder = if entry.is_dir() { Path::new(&path) } else { Path::new(&path).parent().unwrap_or(Path::new("")) };
+        let made = make_folders(target, folder).map_err(write)?;
+        let taken = made + usize::from(!entry.is_dir());
+        places = places
+            .checked_sub(taken)
+            .ok_or_else(|| refused(name, format!("It has more than {MAX_FILES} files and folders.")))?;
         if entry.is_dir() {
-            fs::create_dir_all(&place).map_err(write)?;
             continue;
         }
-        fs::create_dir_all(place.parent().expect("a file lies in a folder")).map_err(write)?;
         let mut file = OpenOptions::new().write(true).create_new(true).open(&place).map_err(write)?;
         // What an archive says of its sizes need not be true; the bytes are counted.
         let written = io::copy(&mut (&mut entry).take(left + 1), &mut file).map_err(write)?;
@@ -215,6 +239,24 @@ pub(crate) fn unpack(name: &str, archive: &Path, target: &Path) -> Result<()> {
 fn is_safe(path: &str) -> bool {
     let is_plain = !path.is_empty() && !path.contains(['\\', '\0']) && !path.contains(char::is_control);
     is_plain && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+fn is_short(path: &str) -> bool {
+    path.len() <= MAX_PATH_BYTES && Path::new(path).components().count() <= MAX_DEPTH
+}
+
+/// Makes the folders of a path below `target` that are not there; how many.
+fn make_folders(target: &Path, path: &Path) -> io::Result<usize> {
+    let (mut place, mut made) = (target.to_path_buf(), 0);
+    for part in path.components() {
+        place.push(part);
+        match fs::create_dir(&place) {
+            Ok(()) => made += 1,
+            Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists && place.is_dir() => {}
+            Err(cause) => return Err(cause),
+        }
+    }
+    Ok(made)
 }
 
 /// Refuses a project that cannot be built, before anything is sent.
@@ -326,14 +368,38 @@ mod tests {
     }
 
     #[test]
-    fn folders_are_counted() {
-        let deep = "d/".repeat(MAX_DEPTH) + "f";
-        let (folder, path) = archive(&[(&deep, b"")]);
-        assert!(refusal(&path, folder.path()).contains("too deep"));
-        let wide: Vec<String> = (0..500).map(|number| format!("{number}/{}f", "d/".repeat(30))).collect();
-        let files: Vec<(&str, &[u8])> = wide.iter().map(|path| (path.as_str(), [].as_slice())).collect();
+    fn folders_count_and_have_an_end() {
+        let nested = |depth: usize| "a/".repeat(depth - 1) + "x";
+        let long = format!("{}/x", ["a".repeat(200).as_str(); 6].join("/"));
+        for path in [nested(MAX_DEPTH + 1), nested(1000), long] {
+            let (folder, archive) = archive(&[(&path, b"x")]);
+            assert!(refusal(&archive, folder.path()).contains("A path in it is deeper"), "{path}");
+            assert_eq!(fs::read_dir(folder.path().join("out")).unwrap().count(), 0);
+        }
+        let (folder, path) = archive(&[(&nested(MAX_DEPTH), b"x"), (&(nested(MAX_DEPTH) + "y"), b"y"), ("b", b"")]);
+        unpack("lib", &path, &folder.path().join("out")).unwrap();
+        // Each file is alone in many folders.
+        let names: Vec<String> = (0..MAX_FILES / 10).map(|i| format!("{i}/{}", nested(10))).collect();
+        let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), b"".as_slice())).collect();
         let (folder, path) = archive(&files);
-        assert!(refusal(&path, folder.path()).contains("more than 10000 folders"));
+        assert!(refusal(&path, folder.path()).contains("more than 10000 files and folders"));
+        // A file where a folder is to be.
+        let (folder, path) = archive(&[("a", b""), ("a/b", b"")]);
+        assert!(refusal(&path, folder.path()).contains("in it twice"));
+    }
+
+    #[test]
+    fn a_lock_is_waited_for_but_not_for_ever() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::open(file.path()).unwrap();
+        let held = lock_within(open(), Duration::ZERO).unwrap();
+        let begun = Instant::now();
+        assert_eq!(lock_within(open(), Duration::from_millis(100)).unwrap_err(), Errno::EWOULDBLOCK);
+        assert!(begun.elapsed() >= Duration::from_millis(100));
+        let waiting = open();
+        let waiter = thread::spawn(move || lock_within(waiting, Duration::from_secs(60)).is_ok());
+        drop(held);
+        assert!(waiter.join().unwrap());
     }
 
     #[test]

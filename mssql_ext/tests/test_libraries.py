@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import stat
+import time
 import zipfile
 
 import pytest
@@ -121,6 +122,21 @@ def test_a_lost_image_is_built_again(host, archive, tmp_path):
     assert host(TABLE + use("lib"), *flags).out == "column1\n22\n\n"
 
 
+def test_an_installation_waits_for_no_other_that_is_being_built(host, archive, tmp_path):
+    flags = ("--public-libraries", tmp_path / "public")
+    # Loaded once when it is built. What was built before would not be built again.
+    slow = f"import time\ntime.sleep(20)  # {time.time_ns()}\n{HANDLER}"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        building = pool.submit(host, create(archive("slow.zip", **{"handler.py": slow}), "slow"), *flags)
+        deadline = time.monotonic() + 30
+        while not list(tmp_path.glob("public/.transship-*")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert host(TABLE + create(archive(factor=4)) + use("lib"), *flags).out == "column1\n8\n\n"
+        assert not building.done()
+        assert building.result().code == 0
+    assert (tmp_path / "public/transship-slow/library.json").exists()
+
+
 def evil(path, info, content=b"x"):
     with zipfile.ZipFile(path, "w") as target:
         target.writestr(info, content)
@@ -140,6 +156,8 @@ def link():
     (lambda path, archive: evil(path, link(), b"/etc/passwd"), "is neither a file nor a folder"),
     (lambda path, archive: path.write_bytes(b"#!/bin/sh\n") and path, "It is not a zip that can be read"),
     (lambda path, archive: path.write_bytes(b"") or path, "It is not a zip that can be read"),
+    (lambda path, archive: archive(**{"a/" * 1000 + "x": ""}), "A path in it is deeper than 32, or longer than 1024 bytes."),
+    (lambda path, archive: archive(**{f"{i}/" + "a/" * 20 + "x": "" for i in range(500)}), "It has more than 10000 files and folders."),
     (lambda path, archive: archive(**{"bomb": "0" * (80 << 20)}), "It unpacks to more than 67108864 bytes."),
     (lambda path, archive: archive(**{"transship.toml": None}), "It has no readable transship.toml at its root."),
     (lambda path, archive: archive(**{"transship.toml": "name = 'x'"}), "transship.toml is not valid: missing field"),
@@ -157,6 +175,20 @@ def test_a_bad_archive_is_refused_with_a_message(host, archive, tmp_path, make, 
     assert not any(entry.name.startswith("transship-") for entry in libraries.iterdir())
     assert [entry for entry in libraries.iterdir() if entry.name != ".transship.lock"] == []
     assert not os.path.exists("/tmp/escaped")
+
+
+def test_a_library_that_scripts_may_not_name_is_not_installed(host, archive, tmp_path):
+    libraries = tmp_path / "public"
+    handler = f"raise Exception('it ran')\n{HANDLER}"
+    for allowed in ["", "library:other, regress:*", "inline:python"]:
+        run = host(create(archive(**{"handler.py": handler})), "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": allowed})
+        assert run.out.startswith('Msg 39021: "library:lib" is not allowed in this external language'), run.out
+        assert "it ran" not in run.out + run.err and not libraries.exists()
+    run = host(TABLE + create(archive()) + use("lib"), "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": "library:l*"})
+    assert run.out == "column1\n6\n\n", run.err
+    # One that is no longer listed goes all the same.
+    host("DROP EXTERNAL LIBRARY [lib];", "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": ""})
+    assert [path.name for path in libraries.iterdir()] == [".transship.lock"]
 
 
 def test_no_manager_is_told_to_the_dba(host, archive, tmp_path):

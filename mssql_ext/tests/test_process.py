@@ -120,17 +120,34 @@ def test_nothing_is_allowed_that_is_not_listed(call):
         assert "is not allowed in this external language" in run.err and "PARAMETERS = N'allowed=" in run.err, run.err
 
 
-def test_a_digest_belongs_to_the_name_beside_it(call):
-    own, other = (transship("build", str(ROOT / project)).split()[1] for project in ("sql/functions", "examples/samples"))
-    for allowed in ["regress:*@*", "regress:1.0@sha256:*"]:
-        run = call(f'image = "regress:1.0" digest = "{own}" function = "add_one"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
-        assert run.out.endswith("2\n"), run.err
-        for script in [f'image = "regress:1.0" digest = "{other}"', f'image = "regress:1.0@{other}"']:
-            run = call(script + ' function = "add_one"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
-            assert "is not allowed" in run.err and "must be that of an image that has" in run.err, run.err
-    listed = {"TRANSSHIP_ALLOWED": f"regress:1.0@{other}"}
-    run = call(f'image = "regress:1.0" digest = "{other}" function = "add_one"', columns="x bigint", rows=["1"], env=listed)
-    assert run.out.endswith("2\n"), run.err
+def test_a_digest_must_be_one_of_the_name_beside_it(call):
+    """Where a list permits every digest of a name."""
+    regress, samples = (transship("build", ROOT / project).split()[-1] for project in ("sql/functions", "examples/samples"))
+
+    def run(script, allowed):
+        return call(f'{script} function = "add_one"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
+
+    inline = 'template = "python" source = "def add_one(x: int) -> int: return x + 1"'
+    for script, allowed in [
+        (f'image = "samples:1.0" digest = "{regress}"', "samples:*@*"),
+        (f'image = "samples:1.0@{regress}"', "samples:*@*"),
+        (f'image = "nowhere:1.0" digest = "{regress}"', "nowhere:1.0@sha256:*"),
+        (f'{inline} digest = "{regress}"', "inline:python@*"),
+    ]:
+        said = run(script, allowed).err
+        assert "is not allowed in this external language" in said and "The digest in the script must be that" in said, said
+    for script, allowed in [
+        (f'image = "samples:1.0" digest = "{samples}"', "samples:*@*"),
+        (f'image = "regress:1.0@{regress}"', "regress:*@sha256:*"),
+        # A digest that is spelled, and a list of everything, have no name to keep to.
+        (f'image = "nowhere:1.0" digest = "{regress}"', f"samples:*, {regress}"),
+        (f'image = "nowhere:1.0" digest = "{regress}"', "*"),
+    ]:
+        assert run(script, allowed).out == "column1\n2\n", script
+    # A digest of inline code lets no other code be built.
+    unknown = "sha256:" + "0" * 64
+    said = run(f'{inline} digest = "{unknown}"', f"inline:python@{unknown}").err
+    assert "0000" in said and "column1" not in said, said
 
 
 def test_each_address_of_an_endpoint_is_looked_at(call):
@@ -140,6 +157,15 @@ def test_each_address_of_an_endpoint_is_looked_at(call):
         assert '"endpoint:http://127.0.0.2:2" is not allowed' in run.err, run.err
     run = call('endpoint = "http://127.0.0.1:1, http://127.0.0.1:1" function = "f"', columns="x bigint", rows=["1"], env=allowed)
     assert "is not allowed" not in run.err and "could not reach" in run.err, run.err
+
+
+def test_paths_of_endpoints_do_not_leave_their_pattern(call):
+    for allowed, endpoint in [
+        ("endpoint:unix:/run/mine/*", "unix:/run/mine/../theirs/a.sock"),
+        ("endpoint:http+unix:/run/mine/*", "http+unix:/run/mine/../theirs/a.sock"),
+    ]:
+        run = call(f'endpoint = "{endpoint}" function = "f"', columns="x bigint", rows=["1"], env={"TRANSSHIP_ALLOWED": allowed})
+        assert f'invalid endpoint "{endpoint}"' in run.err and "could not reach" not in run.err, run.err
 
 
 def test_text_of_another_code_page_is_refused_with_advice(call):

@@ -40,7 +40,7 @@ pub fn check_create(body: &FunctionBody) -> Result<()> {
     let refusal = refusal(&image).with_detail(OTHER_DIGEST);
     let found = resolve_or(wanted, &refusal)?;
     let name = listed_name(name, &found)?;
-    let is_allowed = name.is_some_and(|name| allows_found(&patterns, &name, &found.digest));
+    let is_allowed = name.is_some_and(|name| allow_list::allows_found(&patterns, &name, &found.digest));
     if is_allowed { Ok(()) } else { Err(refusal) }
 }
 
@@ -81,7 +81,7 @@ pub fn check_call(
         }
     };
     match known {
-        Some(name) if allows_found(&patterns, name, digest) => Ok(()),
+        Some(name) if allow_list::allows_found(&patterns, name, digest) => Ok(()),
         Some(_) => Err(refusal_of_call(function, owner, body)),
         None => Err(refusal_of_call(function, owner, body)
             .with_detail(OTHER_DIGEST)
@@ -118,7 +118,7 @@ pub fn ask(image: &str) -> Result<ImageInfo> {
     let found = resolve_or(image, &refusal)?;
     // A digest has no name but the one that the image gives itself.
     let name = if digest.is_some() { found.manifest.listed_name() } else { name.to_string() };
-    if allows_found(&patterns, &name, &found.digest) { Ok(found) } else { Err(refusal) }
+    if allow_list::allows_found(&patterns, &name, &found.digest) { Ok(found) } else { Err(refusal) }
 }
 
 /// Asks the manager, which may cost a process of the container engine.
@@ -134,24 +134,9 @@ fn resolve_or(image: &str, refusal: &Error) -> Result<ImageInfo> {
     })
 }
 
-/// The name by which lists know an image whose digest somebody has chosen, and called `name`: that, if the image gives itself
-/// the name or is what the name stands for now, and its own where `name` is empty. None if the digest is another image's.
+/// The name by which lists know an image whose digest somebody has chosen, and called `name`.
 fn listed_name(name: &str, image: &ImageInfo) -> Result<Option<String>> {
-    if name.is_empty() {
-        return Ok(Some(image.manifest.listed_name()));
-    }
-    let is_its_own = image.manifest.is_named(name)
-        || match resolve(name) {
-            Ok(found) => found.digest == image.digest,
-            Err(error) if [Kind::ImageNotFound, Kind::InvalidDefinition].contains(&error.kind()) => false,
-            Err(error) => return Err(error),
-        };
-    Ok(is_its_own.then(|| name.to_string()))
-}
-
-/// Whether a list lets an image through whose digest is known to belong to the name.
-fn allows_found(patterns: &str, name: &str, digest: &str) -> bool {
-    [None, Some(digest)].into_iter().any(|digest| allow_list::allows(patterns, name, digest))
+    session::client().listed_name(&Backend, &settings::manager_socket(), name, image, settings::start_timeout())
 }
 
 /// The detail where only the name is listed.

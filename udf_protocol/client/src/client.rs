@@ -229,6 +229,29 @@ impl Client {
         self.block_on(host, &what, timeout, async move { connections.signature(&target, transport, &name).await })
     }
 
+    /// The name by which lists of allowed images know an image whose digest somebody has chosen, and called `name`: that, if
+    /// the image gives itself the name or is what the name stands for now, and its own where `name` is empty. None if the digest
+    /// is another image's.
+    pub fn listed_name(
+        &self,
+        host: &dyn Host,
+        manager: &Path,
+        name: &str,
+        image: &ImageInfo,
+        timeout: Duration,
+    ) -> Result<Option<String>> {
+        if name.is_empty() {
+            return Ok(Some(image.manifest.listed_name()));
+        }
+        let is_its_own = image.manifest.is_named(name)
+            || match self.resolve_image(host, manager, name, timeout) {
+                Ok(found) => found.digest == image.digest,
+                Err(error) if [Kind::ImageNotFound, Kind::InvalidDefinition].contains(&error.kind()) => false,
+                Err(error) => return Err(error),
+            };
+        Ok(is_its_own.then(|| name.to_string()))
+    }
+
     /// Asks the manager which image a name or digest stands for.
     pub fn resolve_image(&self, host: &dyn Host, manager: &Path, image: &str, timeout: Duration) -> Result<ImageInfo> {
         self.ask_for_image(host, manager, Request::Resolve { image: image.to_string() }, timeout)

@@ -45,6 +45,11 @@ pub fn allows(patterns: &str, image: &str, digest: Option<&str>) -> bool {
     })
 }
 
+/// Whether a list lets an image through whose digest is known to be one of that name's.
+pub fn allows_found(patterns: &str, name: &str, digest: &str) -> bool {
+    [None, Some(digest)].into_iter().any(|digest| allows(patterns, name, digest))
+}
+
 /// Whether a list may let an image through, depending on its digest. What it certainly refuses need not be looked for. A
 /// digest has no name yet.
 pub fn may_allow(patterns: &str, image: &str) -> bool {

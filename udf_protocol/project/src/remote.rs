@@ -28,6 +28,10 @@ impl Remote {
             endpoints.push(Endpoint::parse(&address)?);
             paths.push(path);
         }
+        if endpoints.iter().any(|endpoint| !is_plain(endpoint)) || paths.iter().any(|path| has_dots(path)) {
+            return Err(Error::invalid_definition(format!("invalid endpoint \"{text}\""))
+                .with_detail("A path must have no parts \".\" or \"..\", and that of a socket no empty ones."));
+        }
         paths.retain(|path| !path.is_empty());
         paths.dedup();
         let refuse = |fact: &str| {
@@ -101,6 +105,18 @@ impl fmt::Display for Remote {
     }
 }
 
+/// Whether an address leads where its text says, which is all that lists of allowed endpoints look at.
+fn is_plain(endpoint: &Endpoint) -> bool {
+    let (Endpoint::FlightUnix(path) | Endpoint::JsonUnix(path)) = endpoint else { return true };
+    path.to_str().is_some_and(|path| path.split('/').skip(1).all(|part| !matches!(part, "" | "." | "..")))
+}
+
+/// Whether the path of an HTTP server has parts that a client, a gateway or the server takes away.
+fn has_dots(path: &str) -> bool {
+    let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
+    path.split(['/', '\\']).any(|part| matches!(part, "." | ".."))
+}
+
 /// Whether host and port are of this host.
 fn is_loopback(authority: &str) -> bool {
     let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host);
@@ -144,6 +160,31 @@ mod tests {
             let remote = Remote::parse(text, Dialect::Transship).unwrap();
             assert!(remote.check_secrecy(false).is_ok());
             assert_eq!(remote.check_secrecy(true).is_ok(), is_kept, "{text}");
+        }
+    }
+
+    #[test]
+    fn paths_lead_where_their_text_says() {
+        let is_read = |text: &str, dialect| Remote::parse(text, dialect).is_ok();
+        for path in
+            ["/run/a/../b.sock", "/..", "/run/./b.sock", "/run//b.sock", "//b.sock", "/", "/run/b.sock/", "/run/.."]
+        {
+            for scheme in ["unix", "http+unix"] {
+                assert!(!is_read(&format!("{scheme}:{path}"), Dialect::Transship), "{path}");
+                assert!(!is_read(&format!("{scheme}:/run/b.sock, {scheme}:{path}"), Dialect::Transship), "{path}");
+            }
+        }
+        assert!(is_read("unix:/run/.hidden/..b/a...sock", Dialect::Transship));
+        for (path, is_plain) in [
+            ("/models/../admin", false),
+            ("/models/..", false),
+            ("/./x?y", false),
+            ("/models/%2E%2e/admin", false),
+            ("/models/..\\admin", false),
+            ("/models/a..b/v1.2?file=../x", true),
+            ("?from=..", true),
+        ] {
+            assert_eq!(is_read(&format!("http://a:1{path}"), Dialect::Mlflow), is_plain, "{path}");
         }
     }
 

@@ -519,7 +519,7 @@ mod tests {
         let results = encoded(&columns, &places).unwrap();
         assert!(bytes_of_column(&results) < 2 << 20);
         let texts = results.as_dictionary::<Int32Type>().downcast_dict::<StringArray>().unwrap();
-        let texts: Vec<Option<&str>> = (&texts).into_iter().collect();
+        let texts: Vec<Option<&str>> = texts.into_iter().collect();
         assert_eq!(texts[..6], [Some(long.as_str()), Some("kept"), None, Some("y"), Some("z"), None]);
         assert!(texts[6..].iter().all(|text| *text == Some(long.as_str())) && texts.len() == 10_006);
         assert!(encoded(&[Arc::new(Int32Array::from(vec![1]))], &[(0, 0)]).is_none());
