@@ -49,7 +49,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
   WHERE r.oid = owner AND me.rolname = current_user AND n.nspname = in_schema
 $$;
 
-COMMENT ON FUNCTION is_trusted(oid, text) IS 'whether the user may leave code in a schema to this role: to itself, superusers, roles of its own, and the schema''s owner';
+COMMENT ON FUNCTION is_trusted(oid, text) IS 'whether the user may leave code in a schema to this role: to itself, superusers, roles of its own, and whoever has the privileges of the schema''s owner';
 
 CREATE FUNCTION import(image text, schema text DEFAULT current_schema(), previous text DEFAULT '') RETURNS SETOF text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

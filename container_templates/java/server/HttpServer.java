@@ -113,8 +113,10 @@ final class HttpServer {
             .childHandler(new ChannelInitializer<Channel>() {
                 @Override
                 protected void initChannel(Channel channel) {
-                    IdleStateHandler idle = new IdleStateHandler(true, 0, limits.unreadMs(), limits.idleMs(), TimeUnit.MILLISECONDS);
-                    channel.pipeline().addLast(idle, new HttpServerCodec(), new HttpObjectAggregator(MAX_BODY_BYTES), new FlowControlHandler(), new Connection());
+                    // Each looks at what was taken since it looked last, so one cannot do for both.
+                    IdleStateHandler unread = new IdleStateHandler(true, 0, limits.unreadMs(), 0, TimeUnit.MILLISECONDS);
+                    IdleStateHandler idle = new IdleStateHandler(0, 0, limits.idleMs(), TimeUnit.MILLISECONDS);
+                    channel.pipeline().addLast(unread, idle, new HttpServerCodec(), new HttpObjectAggregator(MAX_BODY_BYTES), new FlowControlHandler(), new Connection());
                 }
             });
         listeners.add(bootstrap.bind(address).sync().channel());

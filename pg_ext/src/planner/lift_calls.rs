@@ -556,6 +556,8 @@ unsafe fn is_recursive(plan: *mut pg_sys::Plan, subplans: *mut pg_sys::List, see
                 let query = usize::try_from(number - 1).ok().and_then(|position| plans.get(position));
                 seen.insert(number) && query.is_some_and(|query| is_recursive(*query, subplans, seen))
             }
+            // It has read all of it before it gives a row.
+            _ if demand::takes_all_first(plan) => false,
             _ => children(plan).into_iter().any(|child| is_recursive(*child, subplans, seen)),
         }
     }

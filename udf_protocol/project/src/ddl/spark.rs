@@ -56,6 +56,7 @@ def _exchange(name, columns, called):
         client = _clients[ENDPOINT] = _connect()
     rows = len(columns[0])
     batch = pa.RecordBatch.from_arrays(columns, [f"arg{i + 1}" for i in range(len(columns))])
+    error = None
     try:
         writer, reader = client.do_exchange(flight.FlightDescriptor.for_path(name), _options())
         with writer:
@@ -63,9 +64,11 @@ def _exchange(name, columns, called):
             writer.write_with_metadata(batch, b'{"batch": 0}')
             writer.done_writing()
             chunk = reader.read_chunk()
+            error = json.loads(chunk.app_metadata.to_pybytes()).get("error") if chunk.app_metadata else None
     except (pa.ArrowException, OSError, StopIteration) as cause:
-        raise RuntimeError(f"container function {name!r} could not be called at {ENDPOINT}: {cause}") from cause
-    error = json.loads(chunk.app_metadata.to_pybytes()).get("error") if chunk.app_metadata else None
+        # Of a call that failed, the status says less than the metadata.
+        if not error:
+            raise RuntimeError(f"container function {name!r} could not be called at {ENDPOINT}: {cause}") from cause
     if error:
         row, place = error.get("row"), ""
         if row is not None and row < rows:
