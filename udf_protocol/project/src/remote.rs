@@ -113,8 +113,12 @@ fn is_plain(endpoint: &Endpoint) -> bool {
 
 /// Whether the path of an HTTP server has parts that a client, a gateway or the server takes away.
 fn has_dots(path: &str) -> bool {
-    let path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase().replace("%2e", ".");
-    path.split(['/', '\\']).any(|part| matches!(part, "." | ".."))
+    let mut path = path.split(['?', '#']).next().unwrap_or_default().to_ascii_lowercase();
+    for (escape, character) in [("%2e", "."), ("%2f", "/"), ("%5c", "\\"), ("%3b", ";")] {
+        path = path.replace(escape, character);
+    }
+    // Some servers take what follows a semicolon for parameters of the part.
+    path.split(['/', '\\']).any(|part| matches!(part.split(';').next(), Some("." | "..")))
 }
 
 /// Whether host and port are of this host.
@@ -181,6 +185,11 @@ mod tests {
             ("/./x?y", false),
             ("/models/%2E%2e/admin", false),
             ("/models/..\\admin", false),
+            ("/models/..%2Fadmin", false),
+            ("/models%2f..%5cadmin", false),
+            ("/models/..;x=1/admin", false),
+            ("/models/%2e%2E%3bx/admin", false),
+            ("/models/a%2Fb;v=1/c", true),
             ("/models/a..b/v1.2?file=../x", true),
             ("?from=..", true),
         ] {
