@@ -2,7 +2,8 @@
 //! neither its arguments nor its results.
 
 use serde::Deserialize;
-use udf_project::manifest::{FunctionBody, FunctionEntry, OnError};
+use udf_project::body::{FunctionBody, OnError};
+use udf_project::manifest::FunctionEntry;
 use udf_types::signature::{FunctionKind, Volatility};
 use udf_types::{Error, Result};
 

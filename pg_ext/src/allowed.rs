@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use pgrx::pg_sys;
 use udf_client::control::ImageInfo;
 use udf_project::allow_list;
-use udf_project::manifest::FunctionBody;
+use udf_project::body::FunctionBody;
 use udf_types::{Error, Kind, Result};
 
 use crate::host::Backend;

@@ -3,8 +3,8 @@
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
 use udf_client::control::{CircuitInfo, ImageInfo, ReplicaInfo, Request, Response};
+use udf_project::body::FunctionBody;
 use udf_project::ddl;
-use udf_project::manifest::FunctionBody;
 use udf_types::{Error, Kind};
 
 use crate::host::Backend;

@@ -2,7 +2,7 @@
 
 use pgrx::{pg_guard, pg_sys};
 
-use udf_project::manifest::FunctionBody;
+use udf_project::body::FunctionBody;
 use udf_types::signature::FunctionKind;
 use udf_types::{Error, Kind};
 

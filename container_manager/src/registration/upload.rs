@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use tempfile::TempDir;
-use udf_project::manifest::check_length;
+use udf_project::keys::check_length;
 use udf_types::{Error, Kind, Result};
 
 /// The file that describes a project.

@@ -6,8 +6,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use udf_client::control::{Request, Response};
 use udf_project::allow_list;
+use udf_project::body::FunctionBody;
 use udf_project::ddl::{self, Pin};
-use udf_project::manifest::{FunctionBody, FunctionEntry, Manifest};
+use udf_project::manifest::{FunctionEntry, Manifest};
 use udf_project::reference::ImageReference;
 use udf_types::types::Type;
 

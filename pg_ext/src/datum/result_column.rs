@@ -9,7 +9,7 @@ use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, StringArray, StructA
 use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::Field;
 use pgrx::pg_sys;
-use udf_project::manifest::OnError;
+use udf_project::body::OnError;
 use udf_types::row_texts::RowTexts;
 use udf_types::types::Type;
 

@@ -15,7 +15,7 @@ use udf_types::limits::MAX_DEPTH;
 
 use super::calls_container;
 use super::demand::expressions;
-use super::lift_calls::children;
+use super::plans::children;
 use crate::pg::{catalog, list, nodes};
 
 /// What evaluating something needs and does.

@@ -9,6 +9,7 @@ mod lift_joins;
 mod lift_sets;
 mod named_functions;
 mod order;
+mod plans;
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};

@@ -9,7 +9,8 @@ use pgrx::pg_sys;
 use super::demand::{expressions, takes_all_first};
 use super::effects::Effects;
 use super::find_calls::FoundCall;
-use super::lift_calls::{Lifter, children, is_batch_scan};
+use super::lift_calls::Lifter;
+use super::plans::{children, is_batch_scan};
 use crate::batch_scan::Private;
 use crate::pg::{list, nodes};
 

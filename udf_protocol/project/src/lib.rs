@@ -2,8 +2,9 @@
 //! the statements that make a project's functions known to an engine. Nothing here reads a file or opens a connection.
 //!
 //! ```
+//! use udf_project::body::FunctionBody;
 //! use udf_project::ddl::{Pin, postgres};
-//! use udf_project::manifest::{FunctionBody, Manifest};
+//! use udf_project::manifest::Manifest;
 //!
 //! let manifest = Manifest::parse(
 //!     r#"
@@ -27,9 +28,11 @@
 #![forbid(unsafe_code)]
 
 pub mod allow_list;
+pub mod body;
 pub mod ddl;
 pub mod dialect;
 pub mod endpoint;
+pub mod keys;
 pub mod manifest;
 pub mod options;
 pub mod reference;

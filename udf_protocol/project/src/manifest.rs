@@ -1,27 +1,18 @@
-//! The two TOML texts a user writes: the manifest (`transship.toml`) of a UDF project, and the body of a function
-//! (`LANGUAGE container`, `@script`). Keys, defaults and bounds are defined here once; unknown keys are refused.
+//! The manifest (`transship.toml`) of a UDF project. Keys, defaults and bounds are defined here once; unknown keys are refused.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt::Write as _;
 use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
-use udf_types::limits::MAX_TOML_BYTES;
 use udf_types::signature::{Argument, FunctionKind, Signature, Volatility};
 use udf_types::types::Type;
-use udf_types::{Advice, Error, Result};
+use udf_types::{Error, Result};
 
-use crate::dialect::Dialect;
-use crate::options::{self, NumberOption};
-use crate::reference::{ImageReference, is_digest, is_name, is_tag};
-use crate::remote::Remote;
-use udf_types::transport_name::TransportName;
+use crate::keys::{bad_value, check_bounds, check_concurrency, check_length, is_template_name, malformed};
+use crate::reference::{is_name, is_tag};
 
 /// The name of images that are built from inline code.
 pub const INLINE_REPOSITORY: &str = "transship-inline";
-
-/// Pairs of a function body that may stand on the line of another. There are fewer keys.
-const MAX_SHARED_LINES: usize = 100;
 
 /// The label under which an image carries its manifest, as JSON.
 pub const MANIFEST_LABEL: &str = "org.transship.manifest";
@@ -155,28 +146,24 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-fn default_version() -> String {
+pub(crate) fn default_version() -> String {
     "latest".to_string()
 }
 
-fn default_handler() -> String {
+pub(crate) fn default_handler() -> String {
     "handler.py".to_string()
 }
 
-fn default_replicas() -> u32 {
+pub(crate) fn default_replicas() -> u32 {
     1
 }
 
-fn default_concurrency() -> u32 {
+pub(crate) fn default_concurrency() -> u32 {
     1
 }
 
 fn is_default_concurrency(concurrency: &u32) -> bool {
     *concurrency == default_concurrency()
-}
-
-fn check_concurrency(concurrency: u32) -> Result<()> {
-    check_bounds("concurrency", f64::from(concurrency), 1.0, 1000.0)
 }
 
 impl Manifest {
@@ -365,284 +352,16 @@ fn parse_argument(text: &str) -> Result<Argument> {
     Ok(Argument { name: name.to_string(), ty: Type::from_name(ty)? })
 }
 
-/// The body of a function: which container answers it, and how it is called.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct FunctionBody {
-    /// The image's digest at the time when the function was created; written by the engine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub digest: Option<String>,
-    /// The digest that was called before; written by the engine, for a rollback.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub previous: Option<String>,
-    /// The image, `name:tag`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub image: Option<String>,
-    /// A server that runs already, instead of an image.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub endpoint: Option<String>,
-    /// What the server at the endpoint speaks, if it is not this protocol.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dialect: Option<Dialect>,
-    /// A server that runs already, as the engine knows it by name, with its credentials.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub server: Option<String>,
-    /// Inline code: its template.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub template: Option<String>,
-    /// Inline code: its packages.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub requirements: Vec<String>,
-    /// Inline code: its text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub source: Option<String>,
-    /// Inline code: how the handler takes its arguments.
-    #[serde(default)]
-    pub batch: BatchForm,
-    /// Inline code: most calls of a batch that are under way at a time, of a handler that waits; 1 to 1,000, and 1 if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub concurrency: Option<u32>,
-    /// The function's name in the container, if it is not the SQL name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub function: Option<String>,
-    /// What the function makes of its calls, where its declaration in SQL does not say it: only `"map"`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kind: Option<FunctionKind>,
-    /// How batches travel; the engine's setting if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub transport: Option<TransportName>,
-    /// Longest wait for the answer to one batch, in milliseconds; 1 to 86,400,000; the engine's setting if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timeout_ms: Option<u64>,
-    /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub max_batch_rows: Option<usize>,
-    /// What becomes of a row on which the handler raises an error.
-    #[serde(default)]
-    pub on_error: OnError,
-    /// Whether results are kept, and equal rows are not called again; for functions whose results depend on their arguments alone.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub cache: bool,
-    /// For how long results are kept at most, in seconds; 1 to 31,536,000.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache_ttl: Option<u64>,
-}
-
-/// What becomes of a row on which the handler raises an error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum OnError {
-    /// The query fails.
-    #[default]
-    Fail,
-    /// Its result is NULL.
-    Null,
-    /// Its result says the error: the declared type is `(value T, error text)`.
-    Report,
-}
-
-impl FunctionBody {
-    /// Reads and checks a function body.
-    pub fn parse(text: &str) -> Result<FunctionBody> {
-        FunctionBody::from_table(FunctionBody::read_table(text)?)
-    }
-
-    /// Reads the text's keys. Pairs may share a line, as SQL is often written: `image = "a:1" function = "b"`.
-    pub fn read_table(text: &str) -> Result<toml::Table> {
-        check_length("the function body", text.len())?;
-        let first = match toml::from_str(text) {
-            Ok(table) => return Ok(table),
-            Err(cause) => cause,
-        };
-        let mut broken = text.to_string();
-        let mut cause = first.clone();
-        // A new line goes where a value ends and TOML wants one; that place moves on each time. All of the text is read again
-        // then, so it cannot be done for any number of pairs.
-        let mut last_break = 0;
-        for _ in 0..MAX_SHARED_LINES {
-            let Some(end) = end_of_value(&broken, &cause).filter(|end| *end > last_break) else { break };
-            broken.insert(end, '\n');
-            last_break = end + 1;
-            cause = match toml::from_str(&broken) {
-                Ok(table) => return Ok(table),
-                Err(cause) => cause,
-            };
-        }
-        Err(malformed("the function body", &first))
-    }
-
-    /// Checks what the keys say.
-    pub fn from_table(table: toml::Table) -> Result<FunctionBody> {
-        let body: FunctionBody = table.try_into().map_err(|cause| malformed("the function body", &cause))?;
-        let places = [body.image.is_some(), body.endpoint.is_some(), body.server.is_some(), body.source.is_some()];
-        if places.iter().filter(|given| **given).count() != 1 {
-            return Err(Error::invalid_definition(
-                "a container function needs exactly one of the keys \"image\", \"source\", \"server\" and \"endpoint\"",
-            )
-            .with_hint("Write image = \"name:tag\", or template = \"python\" with source = '''...'''."));
-        }
-        if body.source.is_some() != body.template.is_some() {
-            return Err(Error::invalid_definition("the keys \"template\" and \"source\" go together"));
-        }
-        if let Some(template) = body.template.as_ref().filter(|template| !is_template_name(template)) {
-            return Err(bad_value("template", template, "the name of a folder of container_templates"));
-        }
-        if !body.requirements.is_empty() && body.source.is_none() {
-            return Err(Error::invalid_definition("the key \"requirements\" needs the key \"source\""));
-        }
-        if body.concurrency.is_some() && body.source.is_none() {
-            return Err(Error::invalid_definition("the key \"concurrency\" needs the key \"source\""));
-        }
-        if body.kind.is_some_and(|kind| kind != FunctionKind::Map) {
-            return Err(Error::invalid_definition("the key \"kind\" of a function body can only be \"map\""));
-        }
-        if body.dialect.is_some() && body.endpoint.is_none() {
-            return Err(Error::invalid_definition("the key \"dialect\" needs the key \"endpoint\"")
-                .with_advice(Advice::ServerDialect));
-        }
-        body.remote()?;
-        body.image.as_deref().map(ImageReference::parse).transpose()?;
-        for (key, digest) in [("digest", &body.digest), ("previous", &body.previous)] {
-            let Some(digest) = digest else { continue };
-            if !is_digest(digest) {
-                return Err(bad_value(key, digest, "sha256: and 64 hexadecimal digits"));
-            }
-        }
-        if let Some(timeout_ms) = body.timeout_ms {
-            check_option("timeout_ms", timeout_ms, options::BATCH_TIMEOUT_MS)?;
-        }
-        if let Some(concurrency) = body.concurrency {
-            check_concurrency(concurrency)?;
-        }
-        if let Some(rows) = body.max_batch_rows {
-            check_option("max_batch_rows", rows as u64, options::BATCH_ROWS)?;
-        }
-        if let Some(seconds) = body.cache_ttl {
-            check_bounds("cache_ttl", seconds as f64, 1.0, 31_536_000.0)?;
-            if !body.cache {
-                return Err(Error::invalid_definition("the key \"cache_ttl\" needs the key \"cache\""));
-            }
-        }
-        if body.cache && body.cache_ttl.is_none() && (body.endpoint.is_some() || body.server.is_some()) {
-            return Err(Error::invalid_definition(
-                "the key \"cache\" of a function of a server needs the key \"cache_ttl\"",
-            )
-            .with_detail("Nothing says when such a server begins to give other results."));
-        }
-        Ok(body)
-    }
-
-    /// The server at the endpoint, if the body names one.
-    pub fn remote(&self) -> Result<Option<Remote>> {
-        let dialect = self.dialect.unwrap_or_default();
-        self.endpoint.as_deref().map(|endpoint| Remote::parse(endpoint, dialect)).transpose()
-    }
-
-    /// What EXPLAIN and errors call the place that answers.
-    pub fn place(&self) -> String {
-        let named = [&self.image, &self.endpoint, &self.server].into_iter().flatten().next();
-        named.cloned().unwrap_or_else(|| "inline source".to_string())
-    }
-
-    /// The body's text with `digest` as its first key: before any table, so that the text stays valid TOML.
-    pub fn pin_digest(text: &str, digest: &str) -> String {
-        let mut pinned = String::with_capacity(text.len() + digest.len() + 16);
-        let _ = write!(pinned, "\ndigest = \"{digest}\"");
-        if !text.starts_with('\n') {
-            pinned.push('\n');
-        }
-        pinned.push_str(text);
-        pinned
-    }
-
-    /// The project that inline code stands for: one function.
-    pub fn inline_manifest(&self, function: FunctionEntry) -> Option<Manifest> {
-        let (Some(template), Some(_)) = (&self.template, &self.source) else {
-            return None;
-        };
-        Some(Manifest {
-            name: "inline".to_string(),
-            version: default_version(),
-            template: template.clone(),
-            handler: default_handler(),
-            requirements: self.requirements.clone(),
-            system_packages: Vec::new(),
-            files: Vec::new(),
-            functions: vec![FunctionEntry {
-                batch: self.batch,
-                concurrency: self.concurrency.unwrap_or_else(default_concurrency),
-                ..function
-            }],
-            limits: Limits::default(),
-            replicas: default_replicas(),
-            prewarm: 0,
-            pause: false,
-        })
-    }
-}
-
-/// Where another pair may start on the line of a pair, if that is what `cause` is about.
-fn end_of_value(text: &str, cause: &toml::de::Error) -> Option<usize> {
-    let end = cause.span().filter(|_| cause.message().contains("expected newline"))?.start;
-    let (before, after) = text.split_at_checked(end)?;
-    if !after.starts_with('=') {
-        return Some(end);
-    }
-    // A number takes the next key for a part of itself.
-    let key = before.trim_end().trim_end_matches(|c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
-    Some(key.len())
-}
-
-/// Refuses a text of so many bytes if reading it would take too much memory.
-pub fn check_length(what: &str, bytes: usize) -> Result<()> {
-    if bytes <= MAX_TOML_BYTES {
-        return Ok(());
-    }
-    let detail = format!("It has {bytes} bytes, and may have {MAX_TOML_BYTES}.");
-    Err(Error::invalid_definition(format!("{what} is too long")).with_detail(detail))
-}
-
-fn malformed(what: &str, cause: &toml::de::Error) -> Error {
-    let said = cause.message().replace("unknown field", "unrecognized key").replace('`', "\"");
-    let error = Error::invalid_definition(format!("{what} is not valid: {said}"));
-    // Of a table that is read already, the error's text alone says where.
-    let shown = cause.to_string();
-    if let Some(key) = shown.lines().find_map(|line| line.strip_prefix("in `")?.strip_suffix('`')) {
-        return error.with_detail(format!("The error is in the value of key \"{key}\"."));
-    }
-    match cause.span() {
-        Some(span) => error.with_detail(format!("The error is at byte {}.", span.start)),
-        None => error,
-    }
-}
-
-fn bad_value(key: &str, value: &str, expected: &str) -> Error {
-    Error::invalid_definition(format!("invalid value for key \"{key}\": \"{value}\""))
-        .with_detail(format!("Expected {expected}."))
-}
-
-fn check_bounds(key: &str, value: f64, min: f64, max: f64) -> Result<()> {
-    if value >= min && value <= max {
-        return Ok(());
-    }
-    Err(bad_value(key, &value.to_string(), &format!("a number from {min} to {max}")))
-}
-
-fn check_option(key: &str, value: u64, option: NumberOption) -> Result<()> {
-    check_bounds(key, value as f64, option.min as f64, option.max as f64)
-}
-
-fn is_template_name(name: &str) -> bool {
-    !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
-}
-
 fn is_inside(path: &str) -> bool {
     !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
 #[cfg(test)]
 mod tests {
+    use udf_types::limits::MAX_TOML_BYTES;
+
     use super::*;
+    use crate::body::FunctionBody;
 
     /// Each break reads all of the text again.
     #[test]
@@ -725,29 +444,6 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_rows_end_the_query_unless_the_body_says_otherwise() {
-        let parse = |keys: &str| FunctionBody::parse(&format!("image = 'a:1'\n{keys}")).map(|body| body.on_error);
-        assert_eq!(parse(""), Ok(OnError::Fail));
-        let known = [("fail", OnError::Fail), ("null", OnError::Null), ("report", OnError::Report)];
-        for (name, on_error) in known {
-            assert_eq!(parse(&format!("on_error = '{name}'")), Ok(on_error));
-        }
-        for wrong in ["'ignore'", "'Null'", "''", "true"] {
-            let error = parse(&format!("on_error = {wrong}")).unwrap_err();
-            assert!(error.to_string().contains("on_error") || error.to_string().contains("report"), "{wrong}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_template_is_a_name_and_no_path() {
-        let parse = |template: &str| FunctionBody::parse(&format!("template = '{template}'\nsource = 'x'"));
-        assert!(parse("python").is_ok());
-        for template in ["", "../x", "/tmp/x", "python/..", "a b"] {
-            assert!(parse(template).is_err(), "{template:?}");
-        }
-    }
-
-    #[test]
     fn requirements_are_packages_and_no_options() {
         let with = |requirement: &str| PROJECT.replace("[\"numpy\"]", &format!("[\"{requirement}\"]"));
         for requirement in ["numpy", "numpy==2.*", "numpy >= 2 ; python_version > '3'"] {
@@ -784,52 +480,6 @@ mod tests {
     }
 
     #[test]
-    fn inline_code_says_how_many_calls_are_under_way() {
-        let manifest_of = |keys: &str| {
-            let body = FunctionBody::parse(&format!("template = 'python'\nsource = 'x'\n{keys}"))?;
-            Ok::<_, Error>(body.inline_manifest(FunctionEntry::named("f")).unwrap())
-        };
-        // A manifest as it was before the key, whose label must not change.
-        assert!(!manifest_of("").unwrap().to_label().contains("concurrency"));
-        let manifest = manifest_of("concurrency = 8").unwrap();
-        assert_eq!(manifest.functions[0].concurrency, 8);
-        assert_eq!(Manifest::from_label(&manifest.to_label()).unwrap(), manifest);
-        assert!(manifest_of("concurrency = 0").is_err() && manifest_of("concurrency = 1001").is_err());
-        assert!(FunctionBody::parse("image = 'a:1' concurrency = 2").unwrap_err().message().contains("source"));
-    }
-
-    #[test]
-    fn body_names_one_place() {
-        assert_eq!(FunctionBody::parse("image = \"a:1\"").unwrap().place(), "a:1");
-        assert!(FunctionBody::parse("").is_err());
-        assert!(FunctionBody::parse("image = \"a\"\nendpoint = \"grpc://h:1\"").is_err());
-        assert!(FunctionBody::parse("source = 'x'").is_err());
-        assert!(FunctionBody::parse("image = \"a\"\ntimeout_ms = 0").is_err());
-        assert!(FunctionBody::parse("image = \"a\"\nimagee = \"b\"").unwrap_err().message().contains("imagee"));
-    }
-
-    #[test]
-    fn pairs_may_share_a_line() {
-        let body = FunctionBody::parse(
-            "image = 'i' function = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1",
-        )
-        .unwrap();
-        assert_eq!(
-            (body.max_batch_rows, body.timeout_ms, body.transport),
-            (Some(7), Some(5), Some(TransportName::Json))
-        );
-        for text in ["image = a b", "image = 'a' 'b'", "image = 'a' b", "image = 'a' max_batch_rows = 1 000", "= ="] {
-            assert!(FunctionBody::parse(text).unwrap_err().message().contains("not valid"), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_value_of_the_wrong_type_is_told_with_its_key() {
-        let error = FunctionBody::parse("image = 5").unwrap_err();
-        assert_eq!(error.detail(), Some("The error is in the value of key \"image\"."), "{error}");
-    }
-
-    #[test]
     fn lists_know_images_by_the_names_that_these_give_themselves() {
         let mut manifest =
             Manifest::parse("name = \"team/flights\"\ntemplate = \"python\"\n[[functions]]\nname = \"f\"").unwrap();
@@ -842,15 +492,5 @@ mod tests {
         manifest.name = INLINE_REPOSITORY.to_string();
         assert!(manifest.is_named("inline:python") && !manifest.is_named("inline:go"));
         assert!(!manifest.is_named("transship-inline:1.0"));
-    }
-
-    #[test]
-    fn pinned_body_is_still_the_same_body() {
-        let digest = format!("sha256:{}", "0".repeat(64));
-        for text in ["image = \"a:1\"", "\nimage = \"a:1\"\n"] {
-            let pinned = FunctionBody::parse(&FunctionBody::pin_digest(text, &digest)).unwrap();
-            assert_eq!(pinned.digest.as_deref(), Some(digest.as_str()));
-            assert_eq!(pinned.image.as_deref(), Some("a:1"));
-        }
     }
 }

@@ -1,10 +1,8 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
 use std::collections::{HashMap, VecDeque};
-use std::error::Error as _;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use arrow_array::RecordBatch;
@@ -17,7 +15,7 @@ use futures_util::stream;
 use hyper_util::rt::TokioIo;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{Notify, OnceCell, Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::{OnceCell, mpsc};
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
@@ -27,7 +25,7 @@ use tonic::{Code, Request, Status, Streaming};
 use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_described_schema, decode_schema};
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::lines::MAX_LINES;
-use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError, shorten};
+use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError};
 use udf_project::endpoint::Endpoint;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, Signature};
 use udf_types::{Error, Kind, Result};
@@ -39,10 +37,14 @@ use crate::transport::credentials::Credentials;
 use crate::transport::foreign::{
     adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs,
 };
+use crate::transport::grpc_status::{
+    is_denial, is_of_transport, is_transport_failure, reply_error, say, status_error, words_of,
+};
+use crate::transport::streams::Streams;
 use crate::transport::tcp::Tcp;
 use crate::transport::tls::Tls;
 use crate::transport::unix::UnixSocket;
-use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport, innermost};
+use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport};
 
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
@@ -53,24 +55,6 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(330);
 /// Longest wait for the answer to that.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Streams of scalar functions that one client has open at a time. Each takes a thread of servers that gRPC's C++ library runs,
-/// and of them a container has about a hundred. The others wait in the order in which they came.
-const MAX_STREAMS: usize = 32;
-/// How long a stream of a scalar function stays open with nothing to do. The next batch opens another.
-const STREAM_IDLE: Duration = Duration::from_secs(1);
-
-/// With which gRPC's servers refuse a stream for want of a thread.
-const NO_THREAD: &str = "Server Threadpool Exhausted";
-/// How the library begins its own words for messages that are not gRPC's.
-const NOT_GRPC: [&str; 6] = [
-    "protocol error: ",
-    "Error decompressing: ",
-    "Unexpected EOF decoding stream",
-    "Missing response message",
-    "failed to decode Protobuf message",
-    "grpc-status header missing",
-];
 
 /// A Flight server.
 #[derive(Debug)]
@@ -91,64 +75,6 @@ pub struct Flight {
 struct Said {
     protocol: u32,
     constants: bool,
-}
-
-/// The streams of scalar functions, which hold no state between two batches: who has none waits for one that has nothing to do.
-#[derive(Debug)]
-struct Streams {
-    free: Semaphore,
-    /// How many wait for one.
-    waiting: AtomicUsize,
-    wanted: Notify,
-}
-
-impl Streams {
-    fn new() -> Streams {
-        Streams { free: Semaphore::new(MAX_STREAMS), waiting: AtomicUsize::new(0), wanted: Notify::new() }
-    }
-
-    /// Waits until another stream may be opened.
-    async fn take(&self) -> Option<SemaphorePermit<'_>> {
-        if let Ok(permit) = self.free.try_acquire() {
-            return Some(permit);
-        }
-        // An exchange that is dropped waits no longer.
-        let _waiting = Waiting::among(&self.waiting);
-        self.wanted.notify_waiters();
-        // It is never closed.
-        self.free.acquire().await.ok()
-    }
-
-    /// Waits until a stream that has nothing to do should end.
-    async fn wait_while_idle(&self) {
-        let is_wanted = async {
-            loop {
-                let mut wanted = pin!(self.wanted.notified());
-                // Before the look, so that nobody is missed between the look and the wait.
-                wanted.as_mut().enable();
-                if self.waiting.load(Relaxed) > 0 {
-                    return;
-                }
-                wanted.await;
-            }
-        };
-        let _ = tokio::time::timeout(STREAM_IDLE, is_wanted).await;
-    }
-}
-
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl Waiting<'_> {
-    fn among(count: &AtomicUsize) -> Waiting<'_> {
-        count.fetch_add(1, Relaxed);
-        Waiting(count)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
 }
 
 /// For how much of an exchange a stream is.
@@ -716,103 +642,6 @@ fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> 
     }
     serde_json::from_slice(&message.app_metadata)
         .map_err(|cause| Error::protocol(function, format!("A reply's metadata cannot be read: {cause}.")))
-}
-
-/// Whether a status was made on this side because the bytes did not travel, or says the server is not there.
-/// Statuses that a server sent have no source. Their codes say nothing reliable about the user's code
-/// (a Python KeyError arrives as NOT_FOUND), so they are not interpreted further.
-fn is_transport_failure(status: &Status) -> bool {
-    status.source().is_some() || status.code() == Code::Unavailable
-}
-
-/// Whether a status says nothing of the function, whoever made it.
-fn is_of_transport(status: &Status) -> bool {
-    is_transport_failure(status) || is_denial(status) || is_refusal(status) || is_not_grpc(status)
-}
-
-/// Whether the server, or a gateway before it, does not let this client in. Handlers do not end so by mistake: Arrow's servers
-/// have these codes for exceptions of their own alone, and a Python PermissionError arrives as UNKNOWN.
-fn is_denial(status: &Status) -> bool {
-    status.source().is_none() && matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied)
-}
-
-/// What a server said beside the code of its status.
-fn words_of(status: &Status) -> String {
-    match status.message().trim_end_matches('.') {
-        "" => format!("Its gRPC status is {:?}", status.code()),
-        words => {
-            let mut words = words.to_string();
-            shorten(&mut words);
-            format!("It said: {words}")
-        }
-    }
-}
-
-fn is_refusal(status: &Status) -> bool {
-    status.code() == Code::ResourceExhausted && status.message() == NO_THREAD
-}
-
-fn is_not_grpc(status: &Status) -> bool {
-    status.source().is_none() && NOT_GRPC.iter().any(|words| status.message().starts_with(words))
-}
-
-/// The error of a stream whose messages may have `most` bytes.
-pub(super) fn reply_error(function: &str, status: &Status, most: usize) -> Error {
-    match is_too_large(status) {
-        true => Error::reply_too_large(function, most),
-        false => status_error(function, status),
-    }
-}
-
-fn is_too_large(status: &Status) -> bool {
-    // The library's own words; a server that says them is no better off.
-    let words = ["message length too large", "exceeded while decompressing"];
-    words.iter().any(|words| status.message().contains(words))
-}
-
-/// Whether the server itself ended the call with this status, so that it is not at it any more.
-pub(super) fn is_from_server(status: &Status) -> bool {
-    let may_be_of_others = is_transport_failure(status) || is_not_grpc(status) || is_too_large(status);
-    !may_be_of_others && !matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded)
-}
-
-/// Whether nothing of the call was sent, since there was no connection to send it on.
-pub(super) fn is_unsent(status: &Status) -> bool {
-    let mut cause = status.source();
-    while let Some(found) = cause {
-        if found.is::<tonic::ConnectError>() {
-            return true;
-        }
-        cause = found.source();
-    }
-    false
-}
-
-pub(super) fn status_error(function: &str, status: &Status) -> Error {
-    if is_transport_failure(status) {
-        return Error::connection_lost(function, say(status));
-    }
-    if is_denial(status) {
-        return Error::refused(&format!("the server of container function \"{function}\""), words_of(status));
-    }
-    if is_refusal(status) {
-        return Error::busy(function, "The server has no thread left for another stream.");
-    }
-    if is_not_grpc(status) {
-        let message = status.message().trim_end_matches('.');
-        return Error::protocol(function, format!("Its answer is not gRPC: {message}."));
-    }
-    // Arrow's Python servers append the traceback to the message.
-    let (message, traceback) = match status.message().split_once(". Detail: Python exception: ") {
-        Some((message, traceback)) => (message, Some(traceback.to_string())),
-        None => (status.message(), None),
-    };
-    Error::user_code(function, message, None, traceback)
-}
-
-/// The innermost cause: "connection refused" rather than "transport error".
-fn say(status: &Status) -> String {
-    status.source().map_or_else(|| status.message().to_string(), innermost)
 }
 
 impl Transport for Flight {

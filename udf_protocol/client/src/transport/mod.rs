@@ -11,6 +11,7 @@ mod foreign;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+mod grpc_status;
 mod http;
 pub mod http_server;
 mod json;
@@ -19,6 +20,7 @@ pub mod probe;
 pub mod proxy;
 mod put_get;
 mod status;
+mod streams;
 pub(crate) mod tcp;
 mod tls;
 pub mod unix;

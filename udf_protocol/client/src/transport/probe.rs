@@ -10,7 +10,8 @@ use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_described_schema, 
 use udf_types::{Error, Result};
 
 use crate::transport::MAX_ASIDE_BYTES;
-use crate::transport::flight::{Flight, status_error};
+use crate::transport::flight::Flight;
+use crate::transport::grpc_status::status_error;
 
 /// A function as a `FlightInfo` describes it, `docs/protocol.md` §3.
 #[derive(Debug, Clone, PartialEq)]

@@ -37,8 +37,9 @@ use crate::transport::Transport;
 use crate::transport::check::check_reply;
 use crate::transport::credentials::Credentials;
 use crate::transport::envelope::{check_scalar, no_greeting, no_signature};
-use crate::transport::flight::{Flight, FlightClient, is_from_server, is_unsent, reply_error};
+use crate::transport::flight::{Flight, FlightClient};
 use crate::transport::foreign::{adapt_reply, check_foreign_types};
+use crate::transport::grpc_status::{is_from_server, is_unsent, reply_error};
 
 /// Between two looks at whether another caller is done.
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
