@@ -1,15 +1,22 @@
 -- complain if this script is sourced in psql, rather than via ALTER EXTENSION
 \echo Use "ALTER EXTENSION transship UPDATE TO '0.2.0'" to load this file. \quit
 
--- Whoever owns the schema can put functions and operators into it that this script, or the extension's functions, would find.
+-- Whoever owns the schema, or may create in it, can put functions and operators there that this script, or the extension's users, would find.
 DO $$
 BEGIN
-  IF NOT EXISTS (
-    SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) n.nspowner
-    WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@' AND (r.rolsuper OR r.rolname OPERATOR(pg_catalog.=) current_user)
+  IF EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n
+    CROSS JOIN LATERAL (
+      SELECT n.nspowner AS role
+      UNION ALL SELECT a.grantee FROM pg_catalog.aclexplode(n.nspacl) a WHERE a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
+    ) mine
+    LEFT JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) mine.role
+    WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@' AND r.rolsuper IS NOT TRUE
+      AND (r.rolname OPERATOR(pg_catalog.=) current_user) IS NOT TRUE
   ) THEN
-    RAISE EXCEPTION 'schema "@extschema@" belongs to a role that is no superuser' USING ERRCODE = 'insufficient_privilege',
-      HINT = 'Drop the schema, or look at what it holds and run: ALTER SCHEMA @extschema@ OWNER TO CURRENT_USER';
+    RAISE EXCEPTION 'a role that is no superuser owns schema "@extschema@", or may create in it'
+      USING ERRCODE = 'insufficient_privilege',
+      HINT = 'Drop the schema; or look at what it holds, and take it over with ALTER SCHEMA @extschema@ OWNER TO and REVOKE CREATE ON SCHEMA @extschema@.';
   END IF;
 END
 $$;

@@ -18,6 +18,18 @@ DROP EXTENSION transship;
 CREATE EXTENSION transship VERSION '0.1.0';
 ALTER SCHEMA transship OWNER TO mallory;
 ALTER EXTENSION transship UPDATE;
+ALTER SCHEMA transship OWNER TO CURRENT_USER;
+-- And of whoever may create functions there.
+GRANT CREATE ON SCHEMA transship TO mallory;
+ALTER EXTENSION transship UPDATE;
+REVOKE CREATE ON SCHEMA transship FROM mallory;
+GRANT CREATE ON SCHEMA transship TO PUBLIC;
+ALTER EXTENSION transship UPDATE;
+REVOKE CREATE ON SCHEMA transship FROM PUBLIC;
+SET client_min_messages = warning;
+ALTER EXTENSION transship UPDATE;
+RESET client_min_messages;
+SELECT extversion FROM pg_extension WHERE extname = 'transship';
 \c transship_regression
 DROP DATABASE transship_owned WITH (FORCE);
 CREATE SCHEMA shared;

@@ -314,6 +314,9 @@ SELECT row_to_json(s) FROM lines l, LATERAL words_of(l.words) AS s WHERE l.id = 
 EXPLAIN (COSTS OFF) SELECT s FROM lines l, LATERAL words_of(l.words) AS s WHERE l.id = 1;
 -- Behind the rows that are asked for, a recursion may go on for ever.
 WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r) SELECT n FROM r WHERE n < 10 AND add_one(n) > 5 LIMIT 5;
+-- A sort has read all of it.
+EXPLAIN (COSTS OFF) WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r WHERE n < 10) SELECT add_one(n) FROM (SELECT n FROM r ORDER BY n DESC OFFSET 1) s LIMIT 5;
+WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r WHERE n < 10) SELECT add_one(n) FROM (SELECT n FROM r ORDER BY n DESC OFFSET 1) s LIMIT 5;
 BEGIN;
 DECLARE endless CURSOR FOR WITH RECURSIVE r (n) AS (SELECT 1::bigint UNION ALL SELECT n + 1 FROM r) SELECT add_one(n) FROM r WHERE n < 10;
 FETCH 9 FROM endless;

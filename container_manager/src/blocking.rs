@@ -13,8 +13,13 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send
     }
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
-        Err(cause) => Err(Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))),
+        Err(cause) => Err(failed(&cause)),
     }
+}
+
+/// The error of a task that did not come to its end.
+pub fn failed(cause: &tokio::task::JoinError) -> Error {
+    Error::new(Kind::ContainerFailed, format!("the container manager failed: {cause}"))
 }
 
 /// The same, of which nobody waits for the end. Outside of a runtime, which is at the manager's end, it is left out.

@@ -156,7 +156,7 @@ pub unsafe extern "C" fn UninstallExternalLibrary(
         with_library_error("UninstallExternalLibrary", session, error, error_length, || {
             let name = library_text(name, name_length, "LibraryName")?;
             let directory = library_text(directory, directory_length, "LibraryInstallDirectory")?;
-            library::uninstall(name, Path::new(directory))
+            library::uninstall(&*process::current()?, name, Path::new(directory))
         })
     }
 }

@@ -45,9 +45,8 @@ const MANIFEST: &str = "transship.toml";
 /// Where the project lies in the library's folder, and where its record.
 const PROJECT: &str = "project";
 const RECORD: &str = "library.json";
-const LOCK: &str = ".transship.lock";
-/// How long the lock is waited for, which others hold while they put a folder into its place.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+/// What the name of a library's lock has before that of its folder.
+const LOCK: &str = ".lock-";
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// What is known of an installed library.
@@ -65,6 +64,7 @@ pub struct Installed {
 pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) -> Result<()> {
     check_listed(&process.settings.allowed, &[format!("library:{name}")], None)?;
     fs::create_dir_all(directory).map_err(|cause| failed(name, &cause))?;
+    let _lock = lock(process, name, directory)?;
     let staged = tempfile::Builder::new().prefix(".transship-").tempdir_in(directory);
     let staged = staged.map_err(|cause| failed(name, &cause))?;
     let project = staged.path().join(PROJECT);
@@ -77,11 +77,7 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     let record = Installed { library: name.to_string(), image: image.manifest.image(), digest: image.digest };
     let text = serde_json::to_string_pretty(&record).expect("a record holds nothing that JSON cannot");
     fs::write(staged.path().join(RECORD), text).map_err(|cause| failed(name, &cause))?;
-    let old = {
-        // Nothing slow happens under it: unpacking and building take as long as the archive's author wants.
-        let _lock = lock(name, directory)?;
-        replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))?
-    };
+    let old = replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))?;
     old.map_or(Ok(()), TempDir::close).map_err(|cause| failed(name, &cause))
 }
 
@@ -100,12 +96,13 @@ fn replace(staged: TempDir, target: &Path) -> io::Result<Option<TempDir>> {
 }
 
 /// Removes a library's folder, if there is one. Its image stays: another database may use it.
-pub fn uninstall(name: &str, directory: &Path) -> Result<()> {
-    let target = directory.join(folder_name(name));
-    if !target.exists() {
+pub fn uninstall(process: &Process, name: &str, directory: &Path) -> Result<()> {
+    if !directory.exists() {
         return Ok(());
     }
-    let _lock = lock(name, directory)?;
+    // One that is being installed is waited for, and removed.
+    let _lock = lock(process, name, directory)?;
+    let target = directory.join(folder_name(name));
     remove(name, &target)
 }
 
@@ -133,13 +130,16 @@ fn find_folder(process: &Process, name: &str) -> Result<(PathBuf, Installed)> {
     ))
 }
 
-fn lock(name: &str, directory: &Path) -> Result<Flock<File>> {
-    let file = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(LOCK));
+/// Keeps other processes from installing or removing a library of this name: the last to begin is to be the last to end. Others of other
+/// names go on, and who waits waits no longer than a build may take.
+fn lock(process: &Process, name: &str, directory: &Path) -> Result<Flock<File>> {
+    let path = directory.join(format!("{LOCK}{}", folder_name(name)));
+    let file = OpenOptions::new().create(true).write(true).truncate(false).open(path);
     let file = file.map_err(|cause| failed(name, &cause))?;
-    lock_within(file, LOCK_PATIENCE).map_err(|errno| failed(name, &errno.into()))
+    lock_within(file, process.settings.build_timeout).map_err(|errno| failed(name, &errno.into()))
 }
 
-/// Locks a file that another process may have locked just now, but not for long.
+/// Locks a file that another process may have locked.
 fn lock_within(file: File, patience: Duration) -> nix::Result<Flock<File>> {
     let deadline = Instant::now() + patience;
     let mut unlocked = file;

@@ -52,13 +52,6 @@ def create(path, name="lib", verb="CREATE"):
     return f"{verb} EXTERNAL LIBRARY [{name}] {source} (CONTENT = N'{path}', PLATFORM = LINUX) WITH (LANGUAGE = 'Container');\n"
 
 
-def test_a_library_that_is_not_listed_is_not_built(host, archive, tmp_path):
-    libraries = tmp_path / "public"
-    run = host(TABLE + create(archive()) + use("lib"), "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": "library:other"})
-    assert '"library:lib" is not allowed in this external language' in run.err, run.err
-    assert not libraries.exists() or not list(libraries.iterdir())
-
-
 def test_a_library_is_installed_replaced_and_dropped(host, archive, tmp_path):
     libraries = tmp_path / "public/folder"
     flags = ("--public-libraries", libraries)
@@ -67,13 +60,13 @@ def test_a_library_is_installed_replaced_and_dropped(host, archive, tmp_path):
     # Another process finds it; an altered one takes its place.
     assert host(TABLE + use("lib"), *flags).out == "column1\n6\n\n"
     assert host(TABLE + create(archive(factor=5), verb="ALTER") + use("lib"), *flags).out == "column1\n10\n\n"
-    assert sorted(path.name for path in libraries.iterdir()) == [".transship.lock", "transship-lib"]
+    assert sorted(path.name for path in libraries.iterdir()) == [".lock-transship-lib", "transship-lib"]
     # One that cannot be built leaves the old one as it is.
     run = host(TABLE + create(archive(factor=7, **{"handler.py": "def other(): pass"}), verb="ALTER") + use("lib"), *flags)
     assert "Msg 39021" in run.out and run.out.endswith("column1\n10\n\n")
     run = host(TABLE + "DROP EXTERNAL LIBRARY [lib];\nDROP EXTERNAL LIBRARY [lib];\n" + use("lib"), *flags)
     assert 'external library "lib" is not installed' in run.err
-    assert [path.name for path in libraries.iterdir()] == [".transship.lock"]
+    assert [path.name for path in libraries.iterdir()] == [".lock-transship-lib"]
 
 
 def test_names_of_any_kind_are_kept_apart(host, archive, tmp_path):
@@ -120,6 +113,22 @@ def test_a_lost_image_is_built_again(host, archive, tmp_path):
     installed = json.loads(record.read_text())
     record.write_text(json.dumps(installed | {"digest": "sha256:" + "0" * 64}))
     assert host(TABLE + use("lib"), *flags).out == "column1\n22\n\n"
+
+
+def test_the_last_installation_of_a_name_to_begin_stays(host, archive, tmp_path):
+    flags = ("--public-libraries", tmp_path / "public")
+    slow = f"import time\ntime.sleep(5)  # {time.time_ns()}\n{HANDLER}"
+    for later, expected in [(create(archive("later.zip", factor=5), verb="ALTER"), "column1\n10\n\n"), ("DROP EXTERNAL LIBRARY [lib];\n", None)]:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            building = pool.submit(host, create(archive("slow.zip", factor=3, **{"handler.py": slow})), *flags)
+            deadline = time.monotonic() + 30
+            while not list(tmp_path.glob("public/.transship-*")) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            host(later, *flags)
+            assert building.result().code == 0
+        run = host(TABLE + use("lib"), *flags)
+        assert run.out == expected if expected else "is not installed" in run.err, run.err
+        slow += " "
 
 
 def test_an_installation_waits_for_no_other_that_is_being_built(host, archive, tmp_path):
@@ -173,7 +182,7 @@ def test_a_bad_archive_is_refused_with_a_message(host, archive, tmp_path, make, 
     run = host(create(path), "--public-libraries", libraries)
     assert run.code == 1 and run.out.startswith("Msg 39021: ") and said in run.out, run.out
     assert not any(entry.name.startswith("transship-") for entry in libraries.iterdir())
-    assert [entry for entry in libraries.iterdir() if entry.name != ".transship.lock"] == []
+    assert [entry for entry in libraries.iterdir() if entry.name != ".lock-transship-lib"] == []
     assert not os.path.exists("/tmp/escaped")
 
 
@@ -188,7 +197,7 @@ def test_a_library_that_scripts_may_not_name_is_not_installed(host, archive, tmp
     assert run.out == "column1\n6\n\n", run.err
     # One that is no longer listed goes all the same.
     host("DROP EXTERNAL LIBRARY [lib];", "--public-libraries", libraries, env={"TRANSSHIP_ALLOWED": ""})
-    assert [path.name for path in libraries.iterdir()] == [".transship.lock"]
+    assert [path.name for path in libraries.iterdir()] == [".lock-transship-lib"]
 
 
 def test_no_manager_is_told_to_the_dba(host, archive, tmp_path):

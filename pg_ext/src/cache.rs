@@ -1,13 +1,25 @@
 //! What SQL sees of kept results: `transship.cache_reset`, and the view `transship.stat_cache`.
 
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
 use pgrx::{pg_guard, pg_sys};
 use serde_json::json;
 use udf_client::cache;
+use udf_client::cache::message::Counters;
 use udf_types::{Error, Kind};
 
 use crate::function::{self, Function};
 use crate::pg::catalog;
 use crate::{report, settings};
+
+/// Whoever waits so long for the store has not got an answer, and does not ask again for a while: the view asks once per function.
+const LONG_WAIT: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_secs(5);
+
+thread_local! {
+    static SILENT_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
 
 /// `transship.cache_reset(function regprocedure) RETURNS void`: forgets a function's results, for its owner.
 #[pg_guard]
@@ -37,8 +49,7 @@ pub unsafe extern "C-unwind" fn counters(fcinfo: pg_sys::FunctionCallInfo) -> pg
         catalog::check_execute(oid);
         let function = function::lookup(oid).ok();
         let namespace = function.and_then(|function| Function::namespace(&function, false).ok().flatten());
-        let counters = namespace.and_then(|namespace| cache::count(&settings::manager_socket(), vec![namespace]).ok());
-        if let Some(counters) = counters.and_then(|counters| counters.first().copied()) {
+        if let Some(counters) = namespace.and_then(count) {
             return report::json_datum(&json!({
                 "hits": counters.hits,
                 "misses": counters.misses,
@@ -52,6 +63,18 @@ pub unsafe extern "C-unwind" fn counters(fcinfo: pg_sys::FunctionCallInfo) -> pg
     // SAFETY: PostgreSQL passes a valid fcinfo.
     unsafe { (*fcinfo).isnull = true };
     pg_sys::Datum::from(0usize)
+}
+
+fn count(namespace: cache::message::Namespace) -> Option<Counters> {
+    let begun = Instant::now();
+    if SILENT_UNTIL.get().is_some_and(|until| begun < until) {
+        return None;
+    }
+    let counters = cache::count(&settings::manager_socket(), vec![namespace]).ok();
+    if counters.is_none() && begun.elapsed() >= LONG_WAIT {
+        SILENT_UNTIL.set(Some(Instant::now() + PAUSE));
+    }
+    counters?.first().copied()
 }
 
 fn is_container_function(oid: pg_sys::Oid) -> bool {

@@ -9,6 +9,7 @@ use udf_types::Result;
 
 use super::Pool;
 use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet, is_deserted};
+use crate::blocking::failed;
 use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
@@ -30,7 +31,7 @@ impl Pool {
         // It goes on without the engine that asked.
         let pool = self.clone();
         let judged = tokio::spawn(async move { pool.judge_to_the_end(name).await }).await;
-        judged.unwrap_or_else(|cause| std::panic::resume_unwind(cause.into_panic()))
+        judged.unwrap_or_else(|cause| Err(failed(&cause)))
     }
 
     async fn judge_to_the_end(self: &Arc<Pool>, name: String) -> Result<String> {

@@ -503,9 +503,36 @@ fn as_type(column: &ArrayRef, data_type: &DataType, most: usize) -> Option<Array
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::StringArray;
+    use arrow_array::{Int64Array, StringArray};
+    use udf_types::Kind;
+    use udf_types::signature::Argument;
+    use udf_types::transport_name::TransportName;
 
     use super::*;
+
+    #[test]
+    fn the_parts_of_a_batch_are_bounded_together() {
+        let signature = Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8);
+        let target = Target::Image { manager: "/nowhere/m".into(), digest: "sha256:00".into() };
+        let (transport, volatility, timeout) = (TransportName::Auto, Volatility::Immutable, Duration::from_secs(1));
+        let call = Call { target, transport, signature, volatility, batch_timeout: timeout, start_timeout: timeout };
+        let usage = CacheUse { socket: "/nowhere/m.cache".into(), max_age: None, timeout, is_forced: true };
+        let mut caching = Caching::new(Arc::default(), usage, &call).unwrap();
+
+        let names = (0..300_u128).map(|row| RowName { key: row.to_le_bytes(), tag: Tag::default() }).collect();
+        let found: ArrayRef = Arc::new(Int64Array::from(Vec::<i64>::new()));
+        let looked_up = LookedUp { names, generation: 0, found, places: vec![None; 300], missing: (0..300).collect() };
+        let parts = [0..128, 128..256, 256..300];
+        caching.planned.push_back(Planned::new(0, Some(looked_up), parts.into()));
+        let mut take = || {
+            let values: ArrayRef = Arc::new(Int64Array::from(vec![7; 128]));
+            let columns = RecordBatch::try_from_iter([("f", values)]).unwrap();
+            caching.take(Reply::whole(0, columns, 0, 0), Duration::ZERO, 1900)
+        };
+        assert!(take().unwrap().is_none());
+        let error = take().unwrap_err();
+        assert!(error.kind() == Kind::OutOfMemory && error.message().contains("too large"), "{error}");
+    }
 
     #[test]
     fn encoded_texts_stay_encoded_beside_those_that_were_kept() {
