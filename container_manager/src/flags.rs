@@ -242,8 +242,9 @@ pub enum Command {
     Register {
         /// Image, as NAME:TAG.
         image: String,
-        /// Connection string of the database, as for psql.
-        #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
+        /// Connection string of the database, as for psql. Other users see it in the list of processes: a password belongs in a
+        /// password file, or in PGPASSWORD.
+        #[arg(long, env = "TRANSSHIP_DSN", hide_env_values = true, default_value = "")]
         dsn: String,
         /// Schema of the functions.
         #[arg(long, default_value = "public")]
@@ -253,8 +254,9 @@ pub enum Command {
     Rollback {
         /// Name of the image, without its version.
         name: String,
-        /// Connection string of the database, as for psql.
-        #[arg(long, env = "TRANSSHIP_DSN", default_value = "")]
+        /// Connection string of the database, as for psql. Other users see it in the list of processes: a password belongs in a
+        /// password file, or in PGPASSWORD.
+        #[arg(long, env = "TRANSSHIP_DSN", hide_env_values = true, default_value = "")]
         dsn: String,
         /// Schema of the functions.
         #[arg(long, default_value = "public")]

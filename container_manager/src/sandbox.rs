@@ -68,6 +68,8 @@ pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>
         "--ulimit=nofile=4096:4096",
         // An image is called by its digest, and what is not here was never looked at.
         "--pull=never",
+        // The image's author says how often a check runs, and the engine starts it outside of the container's limits.
+        "--no-healthcheck",
         "--log-opt=max-size=10m",
     ]
     .map(String::from)
@@ -87,7 +89,8 @@ pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>
     let network = if limits.network { network } else { Some("none") };
     arguments.extend(network.map(|network| format!("--network={network}")));
     match (program, limits.gpus) {
-        (_, 0) => {}
+        // Where NVIDIA's runtime is the engine's default, an image asks for GPUs in its own environment.
+        (_, 0) => arguments.push("--env=NVIDIA_VISIBLE_DEVICES=void".to_string()),
         ("docker", gpus) => arguments.push(format!("--gpus={gpus}")),
         // podman knows GPUs by the names that NVIDIA's CDI specification has for them.
         (_, gpus) => arguments.extend((0..gpus).map(|number| format!("--device=nvidia.com/gpu={number}"))),
@@ -131,6 +134,7 @@ mod tests {
             "--memory=1024m",
             "--ipc=private",
             "--pull=never",
+            "--no-healthcheck",
             "--init",
         ] {
             assert!(arguments.iter().any(|argument| argument == expected), "{expected}");
@@ -146,11 +150,11 @@ mod tests {
     fn containers_have_the_gpus_that_they_may_have() {
         let gpus_of = |program: &str, gpus: u32| {
             let arguments = container_arguments(program, &Limits { gpus, ..Limits::default() }, None);
-            let found = arguments.into_iter().filter(|it| it.starts_with("--gpus") || it.starts_with("--device"));
+            let found = arguments.into_iter().filter(|it| it.contains("gpu") || it.contains("NVIDIA"));
             found.collect::<Vec<_>>()
         };
         for program in ["docker", "podman"] {
-            assert!(gpus_of(program, 0).is_empty());
+            assert_eq!(gpus_of(program, 0), ["--env=NVIDIA_VISIBLE_DEVICES=void"]);
         }
         assert_eq!(gpus_of("docker", 2), ["--gpus=2"]);
         assert_eq!(gpus_of("podman", 2), ["--device=nvidia.com/gpu=0", "--device=nvidia.com/gpu=1"]);

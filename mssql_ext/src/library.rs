@@ -47,6 +47,9 @@ const PROJECT: &str = "project";
 const RECORD: &str = "library.json";
 /// What the name of a library's lock has before that of its folder.
 const LOCK: &str = ".lock-";
+/// The same of a folder that is not in its place yet; behind it are a "-" and so many letters and digits.
+const STAGED: &str = ".staged-";
+const STAGED_RANDOM: usize = 12;
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// What is known of an installed library.
@@ -65,8 +68,7 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     check_listed(&process.settings.allowed, &[format!("library:{name}")], None)?;
     fs::create_dir_all(directory).map_err(|cause| failed(name, &cause))?;
     let _lock = lock(process, name, directory)?;
-    let staged = tempfile::Builder::new().prefix(".transship-").tempdir_in(directory);
-    let staged = staged.map_err(|cause| failed(name, &cause))?;
+    let staged = stage(name, directory).map_err(|cause| failed(name, &cause))?;
     let project = staged.path().join(PROJECT);
     unpack(name, archive, &project)?;
     check_project(name, &project)?;
@@ -79,6 +81,21 @@ pub fn install(process: &Process, name: &str, archive: &Path, directory: &Path) 
     fs::write(staged.path().join(RECORD), text).map_err(|cause| failed(name, &cause))?;
     let old = replace(staged, &directory.join(folder_name(name))).map_err(|cause| failed(name, &cause))?;
     old.map_or(Ok(()), TempDir::close).map_err(|cause| failed(name, &cause))
+}
+
+/// A new folder for a library, whose lock is held. What installations have left there that were killed goes.
+fn stage(name: &str, directory: &Path) -> io::Result<TempDir> {
+    let prefix = format!("{STAGED}{}-", folder_name(name));
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let file_name = entry.file_name();
+        let random = file_name.to_str().and_then(|name| name.strip_prefix(&prefix));
+        // Names of other libraries may begin alike, and have more behind that.
+        if random.is_some_and(|random| random.len() == STAGED_RANDOM) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    tempfile::Builder::new().prefix(&prefix).rand_bytes(STAGED_RANDOM).tempdir_in(directory)
 }
 
 /// Puts a staged folder into its place. What was there goes in the same moment, since others may be looking; it is given back
@@ -97,12 +114,12 @@ fn replace(staged: TempDir, target: &Path) -> io::Result<Option<TempDir>> {
 
 /// Removes a library's folder, if there is one. Its image stays: another database may use it.
 pub fn uninstall(process: &Process, name: &str, directory: &Path) -> Result<()> {
-    if !directory.exists() {
+    let target = directory.join(folder_name(name));
+    // The lock's file is there since a library of that name was first installed. One that is being installed is waited for, and removed.
+    if !directory.join(lock_name(name)).exists() && !target.exists() {
         return Ok(());
     }
-    // One that is being installed is waited for, and removed.
     let _lock = lock(process, name, directory)?;
-    let target = directory.join(folder_name(name));
     remove(name, &target)
 }
 
@@ -133,10 +150,13 @@ fn find_folder(process: &Process, name: &str) -> Result<(PathBuf, Installed)> {
 /// Keeps other processes from installing or removing a library of this name: the last to begin is to be the last to end. Others of other
 /// names go on, and who waits waits no longer than a build may take.
 fn lock(process: &Process, name: &str, directory: &Path) -> Result<Flock<File>> {
-    let path = directory.join(format!("{LOCK}{}", folder_name(name)));
-    let file = OpenOptions::new().create(true).write(true).truncate(false).open(path);
+    let file = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(lock_name(name)));
     let file = file.map_err(|cause| failed(name, &cause))?;
     lock_within(file, process.settings.build_timeout).map_err(|errno| failed(name, &errno.into()))
+}
+
+fn lock_name(name: &str) -> String {
+    format!("{LOCK}{}", folder_name(name))
 }
 
 /// Locks a file that another process may have locked.

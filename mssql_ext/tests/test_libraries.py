@@ -115,6 +115,18 @@ def test_a_lost_image_is_built_again(host, archive, tmp_path):
     assert host(TABLE + use("lib"), *flags).out == "column1\n22\n\n"
 
 
+def test_what_a_killed_installation_has_left_goes_with_the_next(host, archive, tmp_path):
+    libraries = tmp_path / "public"
+    left, others = (libraries / f".staged-transship-{name}-Aa0Aa0Aa0Aa0" for name in ("lib", "lib-other"))
+    for folder in (left, others):
+        (folder / "project").mkdir(parents=True)
+    # Nothing is written for a library that never was.
+    assert host("DROP EXTERNAL LIBRARY [lib];", "--public-libraries", libraries).code == 0
+    assert sorted(libraries.iterdir()) == sorted([left, others])
+    assert host(TABLE + create(archive()) + use("lib"), "--public-libraries", libraries).out == "column1\n6\n\n"
+    assert not left.exists() and others.exists()
+
+
 def test_the_last_installation_of_a_name_to_begin_stays(host, archive, tmp_path):
     flags = ("--public-libraries", tmp_path / "public")
     slow = f"import time\ntime.sleep(5)  # {time.time_ns()}\n{HANDLER}"
@@ -122,7 +134,7 @@ def test_the_last_installation_of_a_name_to_begin_stays(host, archive, tmp_path)
         with concurrent.futures.ThreadPoolExecutor() as pool:
             building = pool.submit(host, create(archive("slow.zip", factor=3, **{"handler.py": slow})), *flags)
             deadline = time.monotonic() + 30
-            while not list(tmp_path.glob("public/.transship-*")) and time.monotonic() < deadline:
+            while not list(tmp_path.glob("public/.staged-*")) and time.monotonic() < deadline:
                 time.sleep(0.05)
             host(later, *flags)
             assert building.result().code == 0
@@ -138,7 +150,7 @@ def test_an_installation_waits_for_no_other_that_is_being_built(host, archive, t
     with concurrent.futures.ThreadPoolExecutor() as pool:
         building = pool.submit(host, create(archive("slow.zip", **{"handler.py": slow}), "slow"), *flags)
         deadline = time.monotonic() + 30
-        while not list(tmp_path.glob("public/.transship-*")) and time.monotonic() < deadline:
+        while not list(tmp_path.glob("public/.staged-*")) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert host(TABLE + create(archive(factor=4)) + use("lib"), *flags).out == "column1\n8\n\n"
         assert not building.done()

@@ -27,6 +27,7 @@ impl Pool {
             // One that cannot go on does not answer, either.
             let _ = self.blocking(move |pool| pool.containers.resume(&paused)).await;
         }
+        let called = image.as_ref().map_or(String::new(), |image| image.manifest.image());
         let image = image.filter(|image| self.check_limits(&image.digest, &image.manifest).is_ok());
         let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
         if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
@@ -43,12 +44,11 @@ impl Pool {
             self.lock().replicas.insert(name, replica);
             Ok(true)
         } else {
-            let stop = move |pool: &Pool| {
-                pool.kept_logs.keep(&name, &pool.containers.logs(&name).unwrap_or_default());
-                pool.containers.stop(&name)
-            };
-            self.blocking(stop).await?;
-            self.remove_folders(found.socket_dir).await;
+            let replica = Replica::new(name.clone(), called, found.digest, found.socket_dir.clone());
+            replica.become_state(State::Gone(None))?;
+            self.lock().leaving.insert(name.clone(), replica);
+            // One that cannot be stopped now is stopped later, and keeps no manager from its start.
+            let _ = self.stop_leaving(name, found.socket_dir, false).await;
             Ok(false)
         }
     }

@@ -158,6 +158,10 @@ size_t transship_server_functions(const transship_server *server);
 /* Describes the function with this number. */
 transship_status transship_server_function(const transship_server *server, size_t number, transship_function *function);
 
+/* The type of an argument of the function with this number, as docs/types.md writes it, which lives as long as the server; NULL if there is
+ * no such argument. */
+const char *transship_server_argument(const transship_server *server, size_t number, size_t argument);
+
 /* How many calls of a batch of the function with this number may be under way at a time, if its handler waits (`concurrency` in the
  * manifest); 1 if there is no such function. */
 size_t transship_server_concurrency(const transship_server *server, size_t number);

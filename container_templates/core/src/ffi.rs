@@ -41,6 +41,7 @@ struct FunctionTexts {
     batch: CString,
     result: CString,
     result_format: CString,
+    arguments: Vec<CString>,
 }
 
 /// `transship_work`.
@@ -222,6 +223,7 @@ pub unsafe extern "C" fn transship_server_new(config: *const c_char, server: *mu
             batch: c_text(entry.form.name()),
             result: c_text(&entry.signature.result.to_string()),
             result_format: result_format(&made, &entry.signature.result),
+            arguments: entry.signature.arguments.iter().map(|argument| c_text(&argument.ty.to_string())).collect(),
         });
         let made = Server { functions: functions.collect(), server: made };
         // SAFETY: as above.
@@ -265,12 +267,28 @@ pub unsafe extern "C" fn transship_server_function(
             batch: texts.batch.as_ptr(),
             result: texts.result.as_ptr(),
             result_format: texts.result_format.as_ptr(),
-            arguments: server.server.entries[number].signature.arguments.len(),
+            arguments: texts.arguments.len(),
         };
         // SAFETY: the header asks for memory for the result.
         unsafe { give(function, info, "function is NULL")? };
         Ok(OK)
     })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_server_argument(
+    server: *const Server,
+    number: usize,
+    argument: usize,
+) -> *const c_char {
+    // SAFETY: the header asks for a server that lives, or NULL.
+    let server = unsafe { server.as_ref() };
+    let texts = server.and_then(|server| server.functions.get(number));
+    texts.and_then(|texts| texts.arguments.get(argument)).map_or(std::ptr::null(), |text| text.as_ptr())
 }
 
 /// See the header.

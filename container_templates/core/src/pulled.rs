@@ -56,10 +56,10 @@ impl Pulled {
 
     /// The same for work that has all that it needs.
     fn give(&self, call: Work, rows: usize, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
-        let (row_errors, step) = (call.row_errors, call.step);
+        let (row_errors, step, mut first_row) = (call.row_errors, call.step, 0);
         self.queue.run(call, is_cancelled, &mut |columns, is_last| {
             let mut columns = self.typed(columns, row_errors, step)?;
-            self.check(&mut columns, rows, step)?;
+            self.check(&mut columns, rows, step, &mut first_row)?;
             emit(columns, is_last)
         })
     }
@@ -149,8 +149,9 @@ impl Pulled {
         Ok(typed)
     }
 
-    /// Refuses a reply of another length, and rows that are none; cuts the errors of rows.
-    fn check(&self, columns: &mut [ArrayRef], rows: usize, step: Step) -> Result<(), CallError> {
+    /// Refuses a part of a reply of another length, and rows that are none; cuts the errors of rows. The first row that a part of a table
+    /// function's reply may have is the last of the part before it.
+    fn check(&self, columns: &mut [ArrayRef], rows: usize, step: Step, first_row: &mut i32) -> Result<(), CallError> {
         let found = columns[0].len();
         if columns.iter().any(|column| column.len() != found) {
             return Err(CallError::bad_result("Its reply has columns of different lengths."));
@@ -165,10 +166,12 @@ impl Pulled {
         }
         if self.signature.kind == FunctionKind::Table {
             let numbers = columns[0].as_primitive::<Int32Type>();
-            let is_row = |number: &i32| usize::try_from(*number).is_ok_and(|number| number < rows);
+            let first = *first_row;
+            let is_row = |number: &i32| *number >= first && usize::try_from(*number).is_ok_and(|number| number < rows);
             if numbers.null_count() > 0 || !numbers.values().is_sorted() || !numbers.values().iter().all(is_row) {
                 return Err(CallError::bad_result("Its results are not of the batch's rows in order."));
             }
+            *first_row = numbers.values().last().copied().unwrap_or(first);
         }
         if self.signature.kind == FunctionKind::Scalar
             && let Some(errors) = columns.get_mut(1)
@@ -255,5 +258,51 @@ impl Drop for PulledGroups {
     fn drop(&mut self) {
         let end = Work::without_rows(self.function.function, Step::End, self.exchange);
         self.function.queue.push(Arc::new(end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{Int32Array, Int64Array};
+    use udf_types::signature::Argument;
+
+    use super::*;
+    use crate::queue::{Found, Reply};
+
+    /// Answers a batch of two rows of a table function with results of these rows, in parts.
+    fn answer_in_parts(parts: &'static [&'static [i32]]) -> Result<(), CallError> {
+        let queue = Arc::new(Queue::new(false).unwrap());
+        let argument = Argument { name: String::new(), ty: Type::Int8 };
+        let signature = Signature::scalar("f", vec![argument], Type::Int8);
+        let signature = Arc::new(Signature { kind: FunctionKind::Table, ..signature });
+        let column: ArrayRef = Arc::new(Int64Array::from(vec![1_i64, 2]));
+        let batch = RecordBatch::try_new(signature.call_schema(), vec![column]).unwrap();
+        let pulled = Pulled { queue: queue.clone(), function: 0, signature, form: BatchForm::Row, is_plain: false };
+        let language = std::thread::spawn(move || {
+            let Found::Work(work) = queue.next(None) else { panic!("no work") };
+            let columns = |rows: &[i32]| -> Vec<ArrayRef> {
+                let results = Int64Array::from(vec![0_i64; rows.len()]);
+                vec![Arc::new(Int32Array::from(rows.to_vec())), Arc::new(results)]
+            };
+            // Nobody waits for those behind a part that is refused.
+            let _ = parts.iter().all(|rows| work.give_part(columns(rows)));
+            work.end(Reply::Last(columns(&[])));
+        });
+        let calls = Calls { batch: &batch, row_errors: None, is_cancelled: &|| false };
+        let answered = pulled.answer(&calls, &mut |_, _| Ok(()));
+        language.join().unwrap();
+        answered
+    }
+
+    #[test]
+    fn rows_of_results_go_back_neither_within_a_part_nor_from_part_to_part() {
+        const IN_ORDER: [&[&[i32]]; 3] = [&[&[0, 0, 1]], &[&[0], &[0, 1], &[], &[1]], &[&[1], &[1]]];
+        const OTHERS: [&[&[i32]]; 5] = [&[&[1, 0]], &[&[1], &[0]], &[&[0, 1], &[], &[0, 1]], &[&[2]], &[&[-1]]];
+        for parts in IN_ORDER {
+            answer_in_parts(parts).unwrap();
+        }
+        for parts in OTHERS {
+            assert_eq!(answer_in_parts(parts).unwrap_err().kind, "bad_result", "{parts:?}");
+        }
     }
 }

@@ -24,7 +24,6 @@ use crate::columns::{self, Kept};
 use crate::container::Container;
 use crate::dialects;
 use crate::error::{CallError, guarded};
-use crate::exchanges::take_step;
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
@@ -207,9 +206,8 @@ fn compute(
     let mut parts: Vec<Vec<ArrayRef>> = Vec::new();
     if function.signature().kind == FunctionKind::Aggregate {
         function.check(&call.arrived, call.row_errors)?;
-        let groups = container.exchanges.find(function, &call.exchange, call.number)?;
-        let mut groups = groups.lock().map_err(|_| CallError::violation("the exchange has failed"))?;
-        parts.push(take_step(&mut **groups, &call.step, &call.arrived.others, is_cancelled)?);
+        let exchange = container.exchanges.find(function, &call.exchange, call.number)?;
+        parts.push(exchange.take_step(&call.step, &call.arrived.others, is_cancelled)?);
     } else {
         function.answer(&call.arrived, call.row_errors, may_encode, is_cancelled, &mut |columns, _| {
             parts.push(columns);

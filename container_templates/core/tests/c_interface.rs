@@ -416,6 +416,68 @@ fn the_server_in_cpp_conforms() {
     assert_eq!(server.end(), Some(0), "{}", server.log());
 }
 
+/// Functions of values.cpp with the types that it has them for.
+const VALUES: &str = r#"
+name = "values"
+template = "cpp"
+functions = [
+  { name = "as_int", arguments = ["int8"], returns = "int8" },
+  { name = "as_bool", arguments = ["int8"], returns = "int8" },
+  { name = "as_unsigned", arguments = ["int8"], returns = "int8" },
+  { name = "as_float", arguments = ["float8"], returns = "float8" },
+  { name = "integers", arguments = ["int8"], returns = "int8", kind = "table" },
+]"#;
+
+#[test]
+fn functions_in_cpp_get_no_value_that_their_types_cannot_hold() {
+    let mut server = start_cpp(["g++", "-std=c++20"], &crate_folder().join("tests/values.cpp"), VALUES);
+    for (function, right, wrong, kind) in [
+        ("as_int", json!([2147483647, -2147483648, 0]), json!(4294967301_i64), "out_of_range"),
+        ("as_int", json!([-7]), json!(-2147483649_i64), "out_of_range"),
+        ("as_bool", json!([0, 1]), json!(2), "out_of_range"),
+        ("as_bool", json!([1]), json!(-1), "out_of_range"),
+        ("as_unsigned", json!(["9223372036854775807", 0]), json!(-1), "bad_result"),
+        ("as_float", json!([1.5, "-Infinity", null, "NaN"]), json!(1e300), "out_of_range"),
+    ] {
+        let ask = |column: &Value, more: &Value| {
+            let mut body = json!({"rows": column.as_array().unwrap().len(), "columns": [column]});
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            server.ask(function, &body)
+        };
+        assert_eq!(ask(&right, &json!({}))["columns"], json!([right]), "{function}");
+        let mut column = right.clone();
+        column.as_array_mut().unwrap().push(wrong);
+        for more in [json!({}), json!({"row_errors": "again"})] {
+            let error = ask(&column, &more)["error"].clone();
+            let row = right.as_array().unwrap().len();
+            assert_eq!((&error["kind"], &error["row"]), (&json!(kind), &json!(row)), "{function}: {error}");
+        }
+    }
+    // A range without end ends with its client.
+    let endless = server.post("integers", &json!({"rows": 1, "columns": [[5]]}));
+    server.wait_for("values: the range has begun");
+    endless.shutdown(Shutdown::Both).unwrap();
+    server.wait_for("values: the range has ended");
+    // Types that the handler does not have are refused before anybody calls it.
+    let folder = server.folder.path();
+    for (declared, types) in [
+        (r#"{ name = "as_float", arguments = ["int8"], returns = "float8" }"#, ["f(f)", "f(i)"]),
+        (r#"{ name = "as_int", arguments = ["int4"], returns = "float4" }"#, ["i(i)", "f(i)"]),
+        (r#"{ name = "as_int", arguments = ["int4", "text"], returns = "bool" }"#, ["i(i)", "i(is)"]),
+        (r#"{ name = "integers", arguments = ["int8"], returns = "int8" }"#, ["*i(i)", "i(i)"]),
+        (r#"{ name = "as_int", arguments = ["int8"], returns = "int8", batch = "columns" }"#, ["i(i)", "columns i(i)"]),
+    ] {
+        let manifest = format!("name = \"values\"\ntemplate = \"cpp\"\nfunctions = [{declared}]");
+        fs::write(folder.join("manifest.json"), Manifest::parse(&manifest).unwrap().to_label()).unwrap();
+        let mut describe = Command::new(folder.join("server"));
+        describe.arg("describe").env("LD_LIBRARY_PATH", library()).env("TRANSSHIP_ROOT", folder);
+        let output = describe.output().unwrap();
+        let (said, [made, wanted]) = (String::from_utf8_lossy(&output.stderr), types);
+        let fact = format!("TRANSSHIP_FUNCTION makes it {made}, and transship.toml declares {wanted}: ");
+        assert!(!output.status.success() && said.contains(&fact), "{declared}: {said}");
+    }
+}
+
 const COPIES: &str = r#"
 name = "copies"
 template = "cpp"

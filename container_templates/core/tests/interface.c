@@ -72,7 +72,7 @@ static void check_null(void) {
   struct ArrowArray array;
   struct ArrowSchema schema;
   CHECK(transship_work_next(NULL, 0, &array, &schema) == TRANSSHIP_INVALID && array.release == NULL && schema.release == NULL);
-  CHECK(transship_server_concurrency(NULL, 0) == 1);
+  CHECK(transship_server_concurrency(NULL, 0) == 1 && transship_server_argument(NULL, 0, 0) == NULL);
   CHECK(transship_work_fail(NULL, "user_code", "no", NULL, -1) == TRANSSHIP_INVALID);
   transship_server_free(NULL);
   transship_text_free(NULL);
@@ -239,6 +239,8 @@ int main(int count, char **arguments) {
   CHECK(transship_server_function(server, 1, &function) == TRANSSHIP_OK);
   CHECK(strcmp(function.name, "up_to") == 0 && strcmp(function.kind, "table") == 0 && strcmp(function.batch, "row") == 0);
   CHECK(strcmp(function.result, "int4") == 0 && strcmp(function.result_format, "l") == 0 && function.arguments == 1);
+  CHECK(strcmp(transship_server_argument(server, 1, 0), "int8") == 0);
+  CHECK(!transship_server_argument(server, 1, 1) && !transship_server_argument(server, 7, 0));
   size_t merging = 2;
   char *text = NULL;
   CHECK(transship_server_describe(server, NULL, 1, &text) == TRANSSHIP_INVALID);

@@ -43,7 +43,7 @@ TRANSSHIP_EXPORT void repeat(transship_call *call, const transship_value *argume
   (void)result;
   for (int64_t i = 1; !arguments[0].is_null && i <= arguments[0].integer; i++) {
     const transship_value value = {0, i, 0, NULL, 0};
-    call->emit(call, &value);
+    if (!call->emit(call, &value)) return;
   }
 }
 
@@ -52,7 +52,7 @@ TRANSSHIP_EXPORT void running_sum(transship_call *call, const transship_value *a
   transship_value row, sum = {0, 0, 0, NULL, 0};
   while (call->next(call, &row)) {
     if (!row.is_null) sum.integer += row.integer;
-    call->emit(call, &sum);
+    if (!call->emit(call, &sum)) return;
   }
 }
 

@@ -27,8 +27,7 @@ constexpr int64_t idle_ms = 10'000;
 
 /// A call that failed; kind is one of docs/protocol.md §5, row counts from zero within the batch, below zero is none.
 struct CallError {
-  const char *kind;
-  std::string message;
+  std::string kind, message;
   int64_t row = -1;
   std::string traceback{};
 };
@@ -40,24 +39,43 @@ struct Call : transship_call {
   transship_work *work;
   Memory memory;
   bool has_failed = false;
-  std::string failure;
-  std::function<void(const transship_value &)> take;
+  std::string kind, failure;
+  std::function<bool(const transship_value &)> take;
   std::function<bool(transship_value *)> read;
 
   explicit Call(transship_work *work) : work(work) {
     allocate = [](transship_call *call, std::size_t size) -> void * { return static_cast<Call *>(call)->memory.allocate(size); };
-    fail = [](transship_call *call, const char *message) {
-      static_cast<Call *>(call)->has_failed = true;
-      static_cast<Call *>(call)->failure = message ? message : "";
-    };
-    emit = [](transship_call *call, const transship_value *result) {
-      if (static_cast<Call *>(call)->take) static_cast<Call *>(call)->take(*result);
+    fail = [](transship_call *call, const char *message) { call->refuse(call, "user_code", message); };
+    emit = [](transship_call *call, const transship_value *result) -> int {
+      const auto &own = *static_cast<Call *>(call);
+      return !own.has_failed && own.take && own.take(*result);
     };
     next = [](transship_call *call, transship_value *arguments) -> int {
       return static_cast<Call *>(call)->read && static_cast<Call *>(call)->read(arguments);
     };
+    refuse = [](transship_call *call, const char *kind, const char *message) {
+      auto &own = *static_cast<Call *>(call);
+      own.has_failed = true;
+      own.kind = kind ? kind : "user_code";
+      own.failure = message ? message : "";
+    };
   }
 };
+
+/// What transship.hpp calls a type of docs/types.md.
+char letter_of(const std::string &type) {
+  if (type == "bool" || type == "int2" || type == "int4" || type == "int8") return 'i';
+  return type == "float4" || type == "float8" ? 'f' : 's';
+}
+
+/// A function of the manifest, as transship.hpp says the types of a handler; what it has no form of is no such text.
+std::string types_of(const transship_server *server, std::size_t number, const transship_function &entry) {
+  const std::string kind = entry.kind, batch = entry.batch;
+  std::string types = batch != "row" ? batch + " " : kind == "scalar" ? "" : kind == "table" ? "*" : kind + " ";
+  types += {letter_of(entry.result), '('};
+  for (std::size_t i = 0; i < entry.arguments; i++) types += letter_of(transship_server_argument(server, number, i));
+  return types + ")";
+}
 
 /// A function of the manifest, and its handler.
 struct Function {
@@ -72,7 +90,7 @@ struct Function {
   transship_merge_function *merge = nullptr;
   transship_finish_function *finish = nullptr;
 
-  Function(const transship_function &entry, void *library)
+  Function(const transship_function &entry, const std::string &types, void *library)
       : name(entry.name), kind(entry.kind), result(entry.result), result_format(entry.result_format[0]),
         takes_columns(std::string(entry.batch) == "columns"), arguments(entry.arguments) {
     const bool takes_rows = std::string(entry.batch) == "row";
@@ -88,9 +106,20 @@ struct Function {
     } else {
       refuse("there are no " + kind + " functions with batch = \"" + entry.batch + "\" in C");
     }
+    check_types(library, types);
   }
 
   [[noreturn]] void refuse(const std::string &fact) const { throw std::invalid_argument("function \"" + name + "\": " + fact); }
+
+  /// Refuses a function of TRANSSHIP_FUNCTION whose types are not the declared ones: it would read what values do not have. One in C says
+  /// nothing of its types.
+  void check_types(void *library, const std::string &declared) const {
+    using Types = const char *();
+    auto *types = reinterpret_cast<Types *>(dlsym(library, ("transship_types_of_" + name).c_str()));
+    if (!types || types() == declared) return;
+    refuse(std::string("TRANSSHIP_FUNCTION makes it ") + types() + ", and transship.toml declares " + declared +
+           ": a result and its arguments, where i is an integer or bool, f a float, s any other type, and * a range of results");
+  }
 
   void *find(void *library, const std::string &symbol) const {
     void *found = dlsym(library, symbol.c_str());
@@ -100,7 +129,7 @@ struct Function {
 
   /// The handler's error, if it has raised one.
   void check(const Call &call, int64_t row) const {
-    if (call.has_failed) throw CallError{"user_code", call.failure, row, "in function " + name + " of handler.so"};
+    if (call.has_failed) throw CallError{call.kind, call.failure, row, "in function " + name + " of handler.so"};
   }
 
   /// Adds a result; row is below zero if it is of none.
@@ -130,7 +159,7 @@ std::vector<Values> columns_of(const Batch &batch, Memory &memory) {
   return columns;
 }
 
-/// Whether the client has gone is looked at before each row.
+/// Whether the client has gone is looked at before each row, and before each result that a handler emits.
 void look(const Call &call) {
   if (transship_work_is_cancelled(call.work)) throw gone();
 }
@@ -153,7 +182,8 @@ Reply answer_scalar(const Function &function, const transship_work_info &info, c
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
-    if (info.row_errors && std::exchange(call.has_failed, false)) {
+    if (info.row_errors && call.has_failed && call.kind == "user_code") {
+      call.has_failed = false;
       reply.columns[0].add_null();
       reply.columns[1].add_text(call.failure);
       continue;
@@ -173,22 +203,25 @@ Reply answer_table(const Function &function, const transship_work_info &info, co
   // A handler in C cannot be left by an exception: what goes wrong meanwhile is raised after it.
   std::exception_ptr failure;
   call.take = [&](const transship_value &emitted) {
-    if (failure) return;
+    if (failure) return false;
     try {
+      look(call);
       if (is_full(reply.columns[1])) give_part(call.work, reply);
       function.add(reply.columns[1], emitted, row);
       reply.columns[0].add({0, static_cast<int64_t>(row), 0, nullptr, 0});
     } catch (...) {
       failure = std::current_exception();
     }
+    return !failure;
   };
   for (; row < info.rows; row++) {
     look(call);
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
-    function.check(call, static_cast<int64_t>(row));
+    // It came before whatever the handler has made of it.
     if (failure) std::rethrow_exception(failure);
+    function.check(call, static_cast<int64_t>(row));
   }
   return reply;
 }
@@ -231,7 +264,7 @@ Reply answer_stream(const Function &function, Call &call) {
     });
   };
   call.take = [&](const transship_value &emitted) {
-    guarded([&] {
+    return guarded([&] {
       look(call);
       if (is_full(reply.columns[0])) give_part(call.work, reply);
       function.add(reply.columns[0], emitted, -1);
@@ -240,8 +273,8 @@ Reply answer_stream(const Function &function, Call &call) {
   };
   transship_value nothing{};
   function.row_function(&call, nullptr, &nothing);
-  function.check(call, -1);
   if (failure) std::rethrow_exception(failure);
+  function.check(call, -1);
   return reply;
 }
 
@@ -299,7 +332,7 @@ public:
     for (std::size_t i = 0; i < transship_server_functions(server_); i++) {
       transship_function entry;
       if (transship_server_function(server_, i, &entry) != TRANSSHIP_OK) throw std::invalid_argument(transship_message());
-      functions_.emplace_back(entry, library);
+      functions_.emplace_back(entry, types_of(server_, i, entry), library);
     }
   }
 
@@ -356,7 +389,7 @@ private:
 
   void answer(transship_work *work) {
     const auto fail = [&](const CallError &error) {
-      transship_work_fail(work, error.kind, error.message.c_str(), error.traceback.empty() ? nullptr : error.traceback.c_str(), error.row);
+      transship_work_fail(work, error.kind.c_str(), error.message.c_str(), error.traceback.empty() ? nullptr : error.traceback.c_str(), error.row);
     };
     try {
       transship_work_info info;

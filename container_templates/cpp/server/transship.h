@@ -29,14 +29,18 @@ typedef struct transship_value {
 } transship_value;
 
 /* A call. What allocate gives lives until the batch is answered; results may point to it, to arguments, or to constants.
- * emit copies what it is given, which may be freed after it. fail makes the call an error; the function then returns. */
+ * emit copies what it is given, which may be freed after it, and gives 0 if the client has gone or the call has failed: the function then
+ * returns, since nobody waits for the rest. fail makes the call an error; the function then returns. */
 typedef struct transship_call {
   void *(*allocate)(struct transship_call *call, size_t size);
   void (*fail)(struct transship_call *call, const char *message);
-  void (*emit)(struct transship_call *call, const transship_value *result);
+  int (*emit)(struct transship_call *call, const transship_value *result);
   /* Of a map function: waits for the next row, whose values last until the row after it. 0 if there are no more, or if the
    * function is to return because its results are of no use any more. */
   int (*next)(struct transship_call *call, transship_value *arguments);
+  /* As fail, with another kind of error: "out_of_range" for an argument that the function's own types cannot hold, "bad_result" for a
+   * result that the declared type cannot. It fails the batch even where rows have errors of their own. */
+  void (*refuse)(struct transship_call *call, const char *kind, const char *message);
 } transship_call;
 
 typedef void transship_row_function(transship_call *call, const transship_value *arguments, transship_value *result);

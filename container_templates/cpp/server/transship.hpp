@@ -1,11 +1,14 @@
 // Handlers in C++: TRANSSHIP_FUNCTION makes a function with C++ types a function of transship.h.
 #pragma once
 
+#include <cmath>
 #include <concepts>
 #include <cstring>
 #include <exception>
+#include <limits>
 #include <optional>
 #include <ranges>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -20,6 +23,33 @@ namespace transship {
 template <class T> struct is_optional : std::false_type {};
 template <class T> struct is_optional<std::optional<T>> : std::true_type {};
 
+/// A value that a type cannot hold; kind is one of docs/protocol.md §5.
+struct Misfit : std::out_of_range {
+  const char *kind;
+  Misfit(const char *kind, const std::string &message) : std::out_of_range(message), kind(kind) {}
+};
+
+/// Whether T has an integer. std::in_range knows nothing of bool and of characters.
+template <std::integral T> constexpr bool holds(int64_t value) {
+  using Limits = std::numeric_limits<T>;
+  return value < 0 ? value >= static_cast<int64_t>(Limits::min()) : static_cast<uint64_t>(value) <= static_cast<uint64_t>(Limits::max());
+}
+
+/// Whether T has a float, exactly or not.
+template <std::floating_point T> bool holds(double value) {
+  return !std::isfinite(value) || std::abs(value) <= std::numeric_limits<T>::max();
+}
+
+/// An argument's value as T.
+template <class T, class V> T narrowed(V value) {
+  if (!holds<T>(value)) {
+    std::ostringstream shown;
+    shown << "the C++ type of an argument cannot hold " << value;
+    throw Misfit("out_of_range", shown.str());
+  }
+  return static_cast<T>(value);
+}
+
 /// The C++ value of an argument: bool, an integer, a float, std::string or std::string_view, or an optional of one.
 template <class T> T read(const transship_value &value) {
   if constexpr (is_optional<T>::value) {
@@ -27,8 +57,8 @@ template <class T> T read(const transship_value &value) {
     return read<typename T::value_type>(value);
   } else {
     if (value.is_null) throw std::invalid_argument("an argument is NULL, which takes a std::optional");
-    if constexpr (std::floating_point<T>) return static_cast<T>(value.real);
-    else if constexpr (std::integral<T>) return static_cast<T>(value.integer);
+    if constexpr (std::floating_point<T>) return narrowed<T>(value.real);
+    else if constexpr (std::integral<T>) return narrowed<T>(value.integer);
     else return T(value.data, value.size);
   }
 }
@@ -41,7 +71,10 @@ template <class T> void lend(transship_value &result, const T &value) {
   } else if constexpr (std::floating_point<T>) {
     result.real = value;
   } else if constexpr (std::integral<T>) {
-    result.integer = value;
+    if (value > 0 && static_cast<uint64_t>(value) > static_cast<uint64_t>(INT64_MAX)) {
+      throw Misfit("bad_result", "It returned " + std::to_string(value) + ", which no integer of SQL can hold.");
+    }
+    result.integer = static_cast<int64_t>(value);
   } else {
     const std::string_view text = value;
     result.data = text.data();
@@ -58,6 +91,28 @@ template <class T> void write(transship_call *call, transship_value &result, con
   result.data = copy;
 }
 
+/// What becomes of a range of results one by one, and of any other result at once.
+template <class T> constexpr bool is_table = std::ranges::range<T> && !std::convertible_to<T, std::string_view>;
+
+/// How the server, which compares it with the declared type, calls a C++ type: i for an integer or bool, f for a float, s for a text.
+template <class T> constexpr char letter_of() {
+  if constexpr (is_optional<T>::value) return letter_of<typename T::value_type>();
+  else return std::floating_point<T> ? 'f' : std::integral<T> ? 'i' : 's';
+}
+
+/// The letters of a function's types, as of "f(is)" for a result and two arguments; a range of results has a star.
+template <class R, class... A> const char *types_of(R (*)(A...)) {
+  using Answer = std::remove_cvref_t<R>;
+  if constexpr (is_table<Answer>) {
+    using Result = std::remove_cvref_t<std::ranges::range_reference_t<Answer>>;
+    static constexpr char types[] = {'*', letter_of<Result>(), '(', letter_of<std::remove_cvref_t<A>>()..., ')', 0};
+    return types;
+  } else {
+    static constexpr char types[] = {letter_of<Answer>(), '(', letter_of<std::remove_cvref_t<A>>()..., ')', 0};
+    return types;
+  }
+}
+
 /// Calls a function with the values of its arguments.
 template <class R, class... A, std::size_t... I>
 R apply(R (*function)(A...), const transship_value *arguments, std::index_sequence<I...>) {
@@ -70,16 +125,18 @@ void call(R (*function)(A...), transship_call *call, const transship_value *argu
   try {
     auto answer = apply(function, arguments, std::index_sequence_for<A...>{});
     using Answer = decltype(answer);
-    if constexpr (std::ranges::range<Answer> && !std::convertible_to<Answer, std::string_view>) {
+    if constexpr (is_table<Answer>) {
       // A table function: a range of results. emit copies what it is given.
       for (const auto &each : answer) {
         transship_value value{};
         lend(value, each);
-        call->emit(call, &value);
+        if (!call->emit(call, &value)) break;
       }
     } else {
       write(call, *result, answer);
     }
+  } catch (const Misfit &misfit) {
+    call->refuse(call, misfit.kind, misfit.what());
   } catch (const std::exception &error) {
     call->fail(call, error.what());
   } catch (...) {
@@ -89,8 +146,9 @@ void call(R (*function)(A...), transship_call *call, const transship_value *argu
 
 } // namespace transship
 
-/// Exports `function` under the name that transship.toml gives it; one that returns a range is a table function.
+/// Exports `function` under the name that transship.toml gives it, and its types; one that returns a range is a table function.
 #define TRANSSHIP_FUNCTION(name, function)                                                                              \
   extern "C" TRANSSHIP_EXPORT void name(transship_call *call, const transship_value *arguments, transship_value *result) { \
     transship::call(function, call, arguments, result);                                                                 \
-  }
+  }                                                                                                                     \
+  extern "C" TRANSSHIP_EXPORT const char *transship_types_of_##name(void) { return transship::types_of(function); }

@@ -88,7 +88,9 @@ func adders(t *testing.T) map[string]*Function {
 
 func TestConstantsStandInEachRow(t *testing.T) {
 	for form, function := range adders(t) {
-		for _, columns := range [][]arrow.Array{{int8s(1, 2, 3), repeated(int8s(10), 3)}, {repeated(int8s(10), 3), int8s(1, 2, 3)}} {
+		for _, columns := range [][]arrow.Array{
+			{int8s(1, 2, 3), repeated(int8s(10), 3)}, {repeated(int8s(10), 3), int8s(1, 2, 3)}, {int8s(1, 2, 3), dictionaryOf(int8s(10), 0, 0, 0)},
+		} {
 			if found, err := answersOf(t, function, wishes{}, 3, columns...); err != nil || found[0] != "11 12 13 " {
 				t.Errorf("%s: %v, %v", form, found, err)
 			}

@@ -133,6 +133,30 @@ func TestDecimalsAreReadToTheLastDigit(t *testing.T) {
 	}
 }
 
+func TestIntervalsAreExact(t *testing.T) {
+	kind := typeOf("interval")
+	for sent, wanted := range map[string]string{
+		`{"months": 1, "days": -2, "microseconds": 9007199254740992}`:                     `{"months":1,"days":-2,"microseconds":9007199254740992}`,
+		`{"microseconds": 9007199254740993}`:                                              `{"months":0,"days":0,"microseconds":"9007199254740993"}`,
+		`{"months": "1", "days": 2.0, "microseconds": "-9007199254740993"}`:               `{"months":1,"days":2,"microseconds":"-9007199254740993"}`,
+		`{"months": 2147483647, "microseconds": "9223372036854775", "nanoseconds": 807}`:  `{"months":2147483647,"days":0,"microseconds":"9223372036854775","nanoseconds":807}`,
+		`{"days": -2147483648, "microseconds": -9223372036854775, "nanoseconds": "-808"}`: `{"months":0,"days":-2147483648,"microseconds":"-9223372036854775","nanoseconds":-808}`,
+	} {
+		found := strings.TrimSpace(textOf(kind, arrayOf(t, kind, []string{sent})))
+		if found != wanted || textOf(kind, arrayOf(t, kind, []string{found})) != wanted+" " {
+			t.Errorf("%s became %s, not %s", sent, found, wanted)
+		}
+	}
+	for _, refused := range []string{
+		`{"months": 2147483648}`, `{"days": "-2147483649"}`, `{"microseconds": "9223372036854776"}`, `{"microseconds": 9223372036854775, "nanoseconds": 808}`,
+		`{"microseconds": -9223372036854775, "nanoseconds": -809}`, `{"microseconds": "x"}`, `{"microseconds": 0.5}`, `7`,
+	} {
+		if appendJSON(array.NewBuilder(memory.DefaultAllocator, kind.Arrow()), kind, json.RawMessage(refused)) == nil {
+			t.Errorf("%s was taken", refused)
+		}
+	}
+}
+
 func TestDamagedColumnsAreRefusedOrRead(t *testing.T) {
 	random := rand.New(rand.NewSource(1))
 	for kind, values := range columnsOf() {

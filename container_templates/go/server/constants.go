@@ -6,11 +6,15 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// Constants are columns with one value in all rows (docs/protocol.md §4.10, §6, §7.11). In a batch such a column is a dictionary of
-// one value, which costs a byte per row.
+// Constants are columns with one value in all rows (docs/protocol.md §4.10, §6, §7.11). Over Flight such a column is a dictionary of
+// one value, which costs a byte per row, otherwise a repeatedArray.
 
-// Bytes of repeated constants that a function of whole columns is given at a time.
-const mostRepeatedBytes = 64 << 20
+const (
+	// Bytes of repeated constants that a function of whole columns is given at a time.
+	mostRepeatedBytes = 64 << 20
+	// Bytes of a value in Go, a text or a pointer, which may be more than Arrow has.
+	leastRepeatedBytes = 16
+)
 
 // argument is a column of a batch, of which a constant has one row.
 type argument struct {
@@ -30,6 +34,10 @@ func (a argument) row(row int) int {
 func argumentsOf(batch arrow.RecordBatch) ([]argument, error) {
 	arguments := make([]argument, batch.NumCols())
 	for i, column := range batch.Columns() {
+		if constant, ok := column.(repeatedArray); ok {
+			arguments[i] = argument{values: constant.Array, isConstant: true}
+			continue
+		}
 		encoded, ok := column.(*array.Dictionary)
 		if !ok {
 			arguments[i] = argument{values: column}
@@ -49,13 +57,15 @@ func argumentsOf(batch arrow.RecordBatch) ([]argument, error) {
 	return arguments, nil
 }
 
-// repeated is a column with the value of an array of one row in each of its rows.
-func repeated(value arrow.Array, rows int) arrow.Array {
-	kind := &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int8, ValueType: value.DataType()}
-	indexes := array.NewData(kind, rows, []*memory.Buffer{nil, memory.NewBufferBytes(make([]byte, rows))}, nil, 0, 0)
-	indexes.SetDictionary(value.Data())
-	return array.NewDictionaryData(indexes)
+// repeatedArray is a column with the value of an array of one row in each of its rows. Any number of them takes no memory.
+type repeatedArray struct {
+	arrow.Array
+	rows int
 }
+
+func (r repeatedArray) Len() int { return r.rows }
+
+func repeated(value arrow.Array, rows int) arrow.Array { return repeatedArray{value, rows} }
 
 // checkConstants refuses numbers of constants that are no columns of so many, or do not ascend.
 func checkConstants(constants []int, function *Function) error {
@@ -77,7 +87,7 @@ func rowsAtATime(arguments []argument) int {
 	bytes := uint64(0)
 	for _, argument := range arguments {
 		if argument.isConstant {
-			bytes += argument.values.Data().SizeInBytes()
+			bytes += max(argument.values.Data().SizeInBytes(), leastRepeatedBytes)
 		}
 	}
 	return int(max(mostRepeatedBytes/max(bytes, 1), 1))

@@ -15,6 +15,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+	flatbuffers "github.com/google/flatbuffers/go"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -108,7 +109,8 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			err = status.Errorf(codes.InvalidArgument, "the exchange cannot be read: %v", cause)
 		}
 	}()
-	reader, err := flight.NewRecordReader(stream)
+	arriving := &checkedStream{FlightService_DoExchangeServer: stream}
+	reader, err := flight.NewRecordReader(arriving)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -137,9 +139,9 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	if isKnown && function.Kind == "map" {
 		return (&mapExchange{function: function, stream: stream, reader: reader, writer: writer, layout: layout}).run()
 	}
-	call := callMetadata{}
-	for next := uint64(0); reader.Next(); next = call.Batch + 1 {
-		call = callMetadata{Batch: next}
+	next := uint64(0)
+	for reader.Next() {
+		call := callMetadata{Batch: next}
 		hasMetadata := false
 		if metadata := reader.LatestAppMetadata(); len(metadata) > 0 {
 			if err := json.Unmarshal(metadata, &call); err != nil {
@@ -154,15 +156,71 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			}
 			return fail(writer, call.Batch, failure, hasMetadata)
 		}
+		next = call.Batch + 1
 	}
 	if err := reader.Err(); err != nil && !errors.Is(err, io.EOF) {
-		return status.Error(codes.InvalidArgument, err.Error())
+		var failure *CallError
+		if !errors.As(err, &failure) {
+			return status.Error(codes.InvalidArgument, err.Error())
+		}
+		call := callMetadata{Batch: next}
+		_ = json.Unmarshal(arriving.metadata, &call)
+		return fail(writer, call.Batch, failure, len(arriving.metadata) > 0)
 	}
 	if !isKnown {
 		// There was no batch to answer with the error.
 		return statusOf(unknownFunction(name))
 	}
 	return nil
+}
+
+// Numbers of Arrow's Message.fbs: the kinds of messages with columns, and the fields in which the message has its kind and itself, a
+// dictionary its values, and a batch its compression.
+const (
+	dictionaryMessage, batchMessage = 2, 3
+	kindField, messageField         = 4 + 2*1, 4 + 2*2
+	valuesField, compressionField   = 4 + 2*1, 4 + 2*3
+)
+
+// checkedStream refuses compressed columns, which the protocol does not have: arrow-go would make room for whatever size they say.
+type checkedStream struct {
+	flight.FlightService_DoExchangeServer
+	// Of the last message.
+	metadata []byte
+}
+
+// Recv gives the next message.
+func (c *checkedStream) Recv() (*flight.FlightData, error) {
+	data, err := c.FlightService_DoExchangeServer.Recv()
+	if err != nil {
+		return nil, err
+	}
+	c.metadata = data.AppMetadata
+	if len(data.DataHeader) > 0 && isCompressed(data.DataHeader) {
+		return nil, violation("the columns are compressed")
+	}
+	return data, nil
+}
+
+// isCompressed looks at the header of a message. It panics, as arrow-go would, if that is damaged.
+func isCompressed(header []byte) bool {
+	part := flatbuffers.Table{Bytes: header, Pos: flatbuffers.GetUOffsetT(header)}
+	// Gives false if there is no such part.
+	follow := func(field flatbuffers.VOffsetT) bool {
+		at := flatbuffers.UOffsetT(part.Offset(field))
+		if at != 0 {
+			part.Pos = part.Indirect(part.Pos + at)
+		}
+		return at != 0
+	}
+	kind := part.GetByteSlot(kindField, 0)
+	if kind != dictionaryMessage && kind != batchMessage || !follow(messageField) {
+		return false
+	}
+	if kind == dictionaryMessage && !follow(valuesField) {
+		return false
+	}
+	return part.Offset(compressionField) != 0
 }
 
 // mostInStatus is the bytes of an error that a status has beside its metadata: a status is a header, and they are bounded.

@@ -18,9 +18,9 @@ import (
 	"transship/udf"
 )
 
-// Most results of rows without arguments that room is made for at once: such rows take no bytes, so a few bytes may ask for any
-// number, and memory that cannot be had ends the program.
-const rowsWithoutArguments = 1 << 16
+// Most results that room is made for before there are any: rows without arguments, or with constants alone, take no bytes, so a few bytes
+// may ask for any number of them, and memory that cannot be had ends the program.
+const mostReserved = 1 << 16
 
 // Results of a table function that go out together.
 const resultsPerPart = 1024
@@ -312,11 +312,7 @@ func (f *Function) null() arrow.Array {
 
 // call runs the handler; a panic becomes an error. row is negative where no single row is to blame.
 func call(target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = userError(fmt.Sprint(cause), row, string(debug.Stack()))
-		}
-	}()
+	defer recoverInto(&err, row)
 	results := target.Call(arguments)
 	if len(results) > 0 {
 		result = results[0]
@@ -326,6 +322,13 @@ func call(target reflect.Value, arguments []reflect.Value, row int) (result refl
 		err = userError(failure.Error(), row, fmt.Sprintf("%T: %+v", failure, failure))
 	}
 	return result, err
+}
+
+// recoverInto makes a panic of the handler's code an error. It is deferred where such code is called.
+func recoverInto(err *error, row int) {
+	if cause := recover(); cause != nil {
+		*err = userError(fmt.Sprint(cause), row, string(debug.Stack()))
+	}
 }
 
 func userError(message string, row int, traceback string) error {
@@ -377,9 +380,7 @@ func (f *Function) eachRow(ctx context.Context, columns []argument, rows int, wo
 
 func (f *Function) callRows(ctx context.Context, columns []argument, rows int, failed *rowErrors) (arrow.Array, error) {
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
-	if len(columns) > 0 || rows <= rowsWithoutArguments {
-		builder.Reserve(rows)
-	}
+	builder.Reserve(min(rows, mostReserved))
 	err := f.eachRow(ctx, columns, rows, func(row int, arguments []reflect.Value) error {
 		result, err := call(f.target, arguments, row)
 		switch {
@@ -501,11 +502,7 @@ func (f *Function) eachResult(answer reflect.Value, row int, take func(reflect.V
 	if answer.IsNil() {
 		return nil
 	}
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = userError(fmt.Sprint(cause), row, string(debug.Stack()))
-		}
-	}()
+	defer recoverInto(&err, row)
 	var values iter.Seq[reflect.Value] = answer.Seq()
 	for value := range values {
 		if err := take(value); err != nil {

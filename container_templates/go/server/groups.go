@@ -20,25 +20,43 @@ const exchangeIdle = 10 * time.Minute
 // groups are those of one exchange of an aggregate function: states by number. States travel in gob's form.
 type groups struct {
 	function *Function
-	states   map[int64]reflect.Value
-	used     time.Time
+	// Held by a step: a client may send another one before the last is answered.
+	lock   sync.Mutex
+	states map[int64]reflect.Value
+	// Steps that run or wait, and when the last one ended. Of exchanges.
+	steps int
+	used  time.Time
 }
 
 func newGroups(function *Function) *groups {
 	return &groups{function: function, states: map[int64]reflect.Value{}, used: time.Now()}
 }
 
-func (g *groups) state(number int64) reflect.Value {
+func (g *groups) state(number int64, row int) (reflect.Value, error) {
 	state, ok := g.states[number]
-	if !ok {
-		state = g.function.target.Call(nil)[0]
+	if ok {
+		return state, nil
+	}
+	state, err := call(g.function.target, nil, row)
+	if err == nil {
 		g.states[number] = state
 	}
-	return state
+	return state, err
+}
+
+// call calls a method of a group's state.
+func (g *groups) call(number int64, method string, arguments []reflect.Value, row int) (reflect.Value, error) {
+	state, err := g.state(number, row)
+	if err != nil {
+		return state, err
+	}
+	return call(state.MethodByName(method), arguments, row)
 }
 
 // answer does one step (docs/protocol.md §4).
 func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step string) (arrow.RecordBatch, error) {
+	g.lock.Lock()
+	defer g.lock.Unlock()
 	f := g.function
 	columns, err := f.check(batch)
 	if err != nil {
@@ -55,14 +73,14 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 	switch step {
 	case "accumulate":
 		err = f.eachRow(ctx, columns[1:], rows, func(row int, arguments []reflect.Value) error {
-			_, err := call(g.state(numbers.Value(row)).MethodByName("Step"), arguments, row)
+			_, err := g.call(numbers.Value(row), "Step", arguments, row)
 			return err
 		})
 	case "merge":
 		err = g.each(ctx, rows, func(row int) error { return g.merge(numbers.Value(row), arrived.Value(row), row) })
 	case "finish":
 		err = g.each(ctx, rows, func(row int) error {
-			result, err := call(g.state(numbers.Value(row)).MethodByName("Finish"), nil, row)
+			result, err := g.call(numbers.Value(row), "Finish", nil, row)
 			if err != nil {
 				return err
 			}
@@ -71,12 +89,16 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 		})
 	case "state":
 		err = g.each(ctx, rows, func(row int) error {
-			var text bytes.Buffer
-			if err := gob.NewEncoder(&text).EncodeValue(g.state(numbers.Value(row))); err != nil {
-				return userError(fmt.Sprintf("the state cannot travel: %v", err), row, err.Error())
+			state, err := g.state(numbers.Value(row), row)
+			if err != nil {
+				return err
+			}
+			text, err := encoded(state, row)
+			if err != nil {
+				return err
 			}
 			results.AppendNull()
-			states.Append(text.Bytes())
+			states.Append(text)
 			return nil
 		})
 	case "forget":
@@ -110,12 +132,34 @@ func (g *groups) merge(number int64, arrived []byte, row int) error {
 	if !g.function.merges {
 		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("The state of %s has no method Merge, which parallel queries need.", g.function.Name)}
 	}
-	other := g.function.target.Call(nil)[0]
-	if err := gob.NewDecoder(bytes.NewReader(arrived)).DecodeValue(other); err != nil {
+	other, err := call(g.function.target, nil, row)
+	if err != nil {
+		return err
+	}
+	if err := decode(arrived, other, row); err != nil {
+		return err
+	}
+	_, err = g.call(number, "Merge", []reflect.Value{other}, row)
+	return err
+}
+
+// encoded is a state in gob's form. Its type may have a GobEncode of its own, whose panic is the handler's error.
+func encoded(state reflect.Value, row int) (text []byte, err error) {
+	defer recoverInto(&err, row)
+	var buffer bytes.Buffer
+	if err := gob.NewEncoder(&buffer).EncodeValue(state); err != nil {
+		return nil, userError(fmt.Sprintf("the state cannot travel: %v", err), row, err.Error())
+	}
+	return buffer.Bytes(), nil
+}
+
+// decode reads a state in gob's form, perhaps with a GobDecode of its type.
+func decode(text []byte, into reflect.Value, row int) (err error) {
+	defer recoverInto(&err, row)
+	if err := gob.NewDecoder(bytes.NewReader(text)).DecodeValue(into); err != nil {
 		return violation("the state of row %d cannot be read: %v", row, err)
 	}
-	_, err := call(g.state(number).MethodByName("Merge"), []reflect.Value{other}, row)
-	return err
+	return nil
 }
 
 // exchanges are those of JSON's clients, by the names that these gave them.
@@ -124,12 +168,13 @@ type exchanges struct {
 	groups map[string]*groups
 }
 
-// find opens the exchange with batch 0; any other batch needs one that is open.
-func (e *exchanges) find(function *Function, name string, batch uint64) (*groups, error) {
+// begin opens the exchange with batch 0; any other batch needs one that is open. It is not forgotten until the step has ended, which may
+// take any time.
+func (e *exchanges) begin(function *Function, name string, batch uint64) (*groups, error) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	for other, groups := range e.groups {
-		if time.Since(groups.used) > exchangeIdle {
+		if groups.steps == 0 && time.Since(groups.used) > exchangeIdle {
 			delete(e.groups, other)
 		}
 	}
@@ -140,11 +185,19 @@ func (e *exchanges) find(function *Function, name string, batch uint64) (*groups
 	if !ok || found.function != function {
 		return nil, violation("there is no exchange %q of %s", name, function.Name)
 	}
-	found.used = time.Now()
+	found.steps++
 	return found, nil
 }
 
-func (e *exchanges) end(name string) {
+// end notes the end of a step.
+func (e *exchanges) end(groups *groups) {
+	e.lock.Lock()
+	defer e.lock.Unlock()
+	groups.steps--
+	groups.used = time.Now()
+}
+
+func (e *exchanges) forget(name string) {
 	e.lock.Lock()
 	defer e.lock.Unlock()
 	delete(e.groups, name)

@@ -24,6 +24,14 @@ var errForm = errors.New("it has another form")
 
 func appendInt(text []byte, value int64) []byte { return strconv.AppendInt(text, value, 10) }
 
+// appendExact writes an integer as a string where a reader with double precision would not keep it.
+func appendExact(text []byte, value int64) []byte {
+	if value >= -maxSafeInteger && value <= maxSafeInteger {
+		return appendInt(text, value)
+	}
+	return append(appendInt(append(text, '"'), value), '"')
+}
+
 func appendString(text []byte, value string) []byte {
 	var buffer bytes.Buffer
 	encoder := json.NewEncoder(&buffer)
@@ -59,11 +67,7 @@ func encodeJSON(text []byte, t *Type, column arrow.Array, row int) []byte {
 	case *array.Int32:
 		return appendInt(text, int64(column.Value(row)))
 	case *array.Int64:
-		value := column.Value(row)
-		if value >= -maxSafeInteger && value <= maxSafeInteger {
-			return appendInt(text, value)
-		}
-		return append(appendInt(append(text, '"'), value), '"')
+		return appendExact(text, column.Value(row))
 	case *array.Float32:
 		return appendFloat(text, float64(column.Value(row)), 32)
 	case *array.Float64:
@@ -106,7 +110,8 @@ func encodeJSON(text []byte, t *Type, column arrow.Array, row int) []byte {
 		return fmt.Appendf(text, `"%s-%s-%s-%s-%s"`, digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
 	case *array.MonthDayNanoInterval:
 		value := column.Value(row)
-		text = fmt.Appendf(text, `{"months":%d,"days":%d,"microseconds":%d`, value.Months, value.Days, value.Nanoseconds/1000)
+		text = fmt.Appendf(text, `{"months":%d,"days":%d,"microseconds":`, value.Months, value.Days)
+		text = appendExact(text, value.Nanoseconds/1000)
 		if rest := value.Nanoseconds % 1000; rest != 0 {
 			text = fmt.Appendf(text, `,"nanoseconds":%d`, rest)
 		}
@@ -236,18 +241,8 @@ func appendJSON(builder array.Builder, t *Type, raw json.RawMessage) error {
 		builder.Append(value)
 		return nil
 	case *array.MonthDayNanoIntervalBuilder:
-		var value struct {
-			Months       int32 `json:"months"`
-			Days         int32 `json:"days"`
-			Microseconds int64 `json:"microseconds"`
-			Nanoseconds  int64 `json:"nanoseconds"`
-		}
-		err := json.Unmarshal(raw, &value)
-		if value.Microseconds > math.MaxInt64/1000 || value.Microseconds < math.MinInt64/1000 {
-			return errForm
-		}
-		nanoseconds := value.Microseconds*1000 + value.Nanoseconds
-		builder.Append(arrow.MonthDayNanoInterval{Months: value.Months, Days: value.Days, Nanoseconds: nanoseconds})
+		value, err := parseInterval(raw)
+		builder.Append(value)
 		return err
 	case *array.ListBuilder:
 		var values []json.RawMessage
@@ -286,6 +281,43 @@ func unless(isRight bool) error {
 		return nil
 	}
 	return errForm
+}
+
+// integer is a number of a JSON object, which may be a string.
+type integer int64
+
+func (i *integer) UnmarshalJSON(raw []byte) error {
+	text := string(raw)
+	switch {
+	case text == "null":
+		return nil
+	case raw[0] == '"':
+		if err := json.Unmarshal(raw, &text); err != nil {
+			return err
+		}
+	}
+	value, err := parseInteger(text, 64)
+	*i = integer(value)
+	return err
+}
+
+func parseInterval(raw json.RawMessage) (arrow.MonthDayNanoInterval, error) {
+	var value struct {
+		Months       integer `json:"months"`
+		Days         integer `json:"days"`
+		Microseconds integer `json:"microseconds"`
+		Nanoseconds  integer `json:"nanoseconds"`
+	}
+	if err := json.Unmarshal(raw, &value); err != nil {
+		return arrow.MonthDayNanoInterval{}, err
+	}
+	whole := value.Microseconds * 1000
+	nanoseconds := whole + value.Nanoseconds
+	months, days := int32(value.Months), int32(value.Days)
+	if whole/1000 != value.Microseconds || (nanoseconds < whole) != (value.Nanoseconds < 0) || integer(months) != value.Months || integer(days) != value.Days {
+		return arrow.MonthDayNanoInterval{}, errForm
+	}
+	return arrow.MonthDayNanoInterval{Months: months, Days: days, Nanoseconds: int64(nanoseconds)}, nil
 }
 
 // parseInteger also takes floats without fraction.

@@ -159,7 +159,7 @@ func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, s
 	case asked.Method == http.MethodGet && path == "/v1":
 		return s.greeting, jsonType, nil
 	case asked.Method == http.MethodDelete && strings.HasPrefix(path, exchangesPath):
-		s.exchanges.end(strings.TrimPrefix(path, exchangesPath))
+		s.exchanges.forget(strings.TrimPrefix(path, exchangesPath))
 		return []byte("{}"), jsonType, nil
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(nil, asked.Body, maxBodyBytes))
@@ -248,10 +248,11 @@ func (s *restServer) answer(ctx context.Context, function *Function, asked *call
 	start := time.Now()
 	var parts []arrow.RecordBatch
 	if function.Kind == "aggregate" {
-		states, err := s.exchanges.find(function, asked.exchange, asked.number)
+		states, err := s.exchanges.begin(function, asked.exchange, asked.number)
 		if err != nil {
 			return nil, err
 		}
+		defer s.exchanges.end(states)
 		reply, err := states.answer(ctx, asked.batch, asked.step)
 		if err != nil {
 			return nil, err

@@ -61,6 +61,18 @@ func describe(root string, functions []*Function, output *os.File) error {
 	return json.NewEncoder(output).Encode(manifest)
 }
 
+// listenAt listens at an address. Everybody may connect to a unix socket: the engine is another user than this one, and the directory
+// around the socket decides who gets here.
+func listenAt(network, address string) (net.Listener, error) {
+	if network != "unix" {
+		return net.Listen(network, address)
+	}
+	_ = os.Remove(address)
+	// Files that the handler makes have the modes that they would have elsewhere.
+	defer syscall.Umask(syscall.Umask(0))
+	return net.Listen(network, address)
+}
+
 func serve(functions []*Function) error {
 	byName := map[string]*Function{}
 	names := []string{}
@@ -87,15 +99,10 @@ func serve(functions []*Function) error {
 		return err
 	}
 
-	// The engine that connects is another user than this one; the directory around the socket decides who gets here.
-	syscall.Umask(0)
 	failed := make(chan error, 4)
 	isListening := false
 	listen := func(network, address string, serve func(net.Listener) error) error {
-		if network == "unix" {
-			_ = os.Remove(address)
-		}
-		listener, err := net.Listen(network, address)
+		listener, err := listenAt(network, address)
 		if err != nil {
 			return err
 		}

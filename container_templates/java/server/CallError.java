@@ -3,6 +3,7 @@ package transship.server;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.PrintWriter;
 import java.io.StringWriter;
+import org.apache.arrow.memory.OutOfMemoryException;
 
 /** A call that failed; kind is one of docs/protocol.md §5, row counts from zero within the batch. */
 final class CallError extends Exception {
@@ -33,6 +34,16 @@ final class CallError extends Exception {
         StringWriter text = new StringWriter();
         cause.printStackTrace(new PrintWriter(text));
         return new CallError("user_code", cause.toString(), row, text.toString());
+    }
+
+    /**
+     * The error for what the handler's code raised where no method of its own was called, such as an iterator of a result. Memory that is
+     * missing there is the batch's, which is told elsewhere.
+     */
+    static CallError fromCode(Throwable cause, Integer row) {
+        if (cause instanceof OutOfMemoryError error) throw error;
+        if (cause instanceof OutOfMemoryException exception) throw exception;
+        return fromHandler(cause, row);
     }
 
     /** Whether the handler raised it. */

@@ -7,6 +7,7 @@ import java.io.ObjectInputStream;
 import java.io.ObjectOutputStream;
 import java.util.HashMap;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicInteger;
 import java.util.function.BooleanSupplier;
 
 /** The groups of one exchange of an aggregate function: states by number. States travel in Java's serial form. */
@@ -17,11 +18,28 @@ final class Groups {
     }
 
     final UserFunction function;
-    volatile long used = System.nanoTime();
+    /** Steps that run or wait, and when the last one ended. */
+    private final AtomicInteger steps = new AtomicInteger();
+    private volatile long used = System.nanoTime();
     private final Map<Long, Object> states = new HashMap<>();
 
     Groups(UserFunction function) {
         this.function = function;
+    }
+
+    /** Notes that a step begins, which may take any time. */
+    void begin() {
+        steps.incrementAndGet();
+    }
+
+    void end() {
+        used = System.nanoTime();
+        steps.decrementAndGet();
+    }
+
+    /** Whether no step has run for so long. */
+    boolean isIdle(long nanos) {
+        return steps.get() == 0 && System.nanoTime() - used > nanos;
     }
 
     /** Does one step (docs/protocol.md §4). */
@@ -33,19 +51,19 @@ final class Groups {
             UserFunction.checkCancelled(isCancelled);
             if (!(calls.value(0, row) instanceof Long number)) throw CallError.violation("row " + row + " has no group");
             switch (step) {
-                case "accumulate" -> function.step(state(number), calls, row);
-                case "merge" -> function.merge(state(number), deserialize((byte[]) calls.value(stateColumn, row), row), row);
-                case "finish" -> answers.add(row, function.finish(state(number), row), null);
-                case "state" -> answers.add(row, null, serialize(state(number), row));
+                case "accumulate" -> function.step(state(number, row), calls, row);
+                case "merge" -> function.merge(state(number, row), deserialize((byte[]) calls.value(stateColumn, row), row), row);
+                case "finish" -> answers.add(row, function.finish(state(number, row), row), null);
+                case "state" -> answers.add(row, null, serialize(state(number, row), row));
                 case "forget" -> states.remove(number);
                 default -> throw CallError.violation("there is no step \"" + step + "\"");
             }
         }
     }
 
-    private Object state(Long number) throws CallError {
+    private Object state(Long number, int row) throws CallError {
         Object state = states.get(number);
-        if (state == null) states.put(number, state = function.newState());
+        if (state == null) states.put(number, state = function.newState(row));
         return state;
     }
 
@@ -53,8 +71,8 @@ final class Groups {
         ByteArrayOutputStream bytes = new ByteArrayOutputStream();
         try (ObjectOutputStream output = new ObjectOutputStream(bytes)) {
             output.writeObject(state);
-        } catch (IOException cause) {
-            throw CallError.fromHandler(cause, row);
+        } catch (IOException | RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, row);
         }
         return bytes.toByteArray();
     }
@@ -64,6 +82,9 @@ final class Groups {
             return input.readObject();
         } catch (IOException | ClassNotFoundException | RuntimeException cause) {
             throw CallError.violation("the state of row " + row + " cannot be read: " + cause);
+        } catch (Error cause) {
+            // A class of the handler's cannot be used.
+            throw CallError.fromCode(cause, row);
         }
     }
 }

@@ -42,6 +42,8 @@ final class Json {
     private static final int MAX_FRACTION_DIGITS = 16_383;
     private static final int MAX_NUMBER_LENGTH = 150_000;
     private static final int MAX_INT8_DIGITS = 19;
+    /** Of the text of an integer, in which zeros may lead. Time to read one grows with the square of its length. */
+    private static final int MAX_INTEGER_LENGTH = 64;
     static final ObjectMapper MAPPER = new ObjectMapper(JsonFactory.builder()
         .streamReadConstraints(StreamReadConstraints.builder().maxStringLength(MAX_BYTES).maxDocumentLength(MAX_BYTES).maxNumberLength(MAX_NUMBER_LENGTH).build())
         .build()).enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
@@ -170,6 +172,7 @@ final class Json {
     }
 
     private static long integer(JsonNode node, long min, long max) {
+        if (node.isTextual() && node.textValue().length() > MAX_INTEGER_LENGTH) throw new Values.Misfit(node);
         BigInteger value = parse(node, text -> node.isTextual() ? new BigInteger(text) : whole(new BigDecimal(text)));
         if (value.bitLength() > 63 || value.longValue() < min || value.longValue() > max) throw new Values.Misfit(node);
         return value.longValue();
@@ -197,11 +200,7 @@ final class Json {
             case "bool" -> NODES.booleanNode((Boolean) plain);
             case "int2" -> NODES.numberNode((Short) plain);
             case "int4" -> NODES.numberNode((Integer) plain);
-            case "int8" -> {
-                long number = (Long) plain;
-                boolean isSafe = number >= -MAX_SAFE_INTEGER && number <= MAX_SAFE_INTEGER;
-                yield isSafe ? NODES.numberNode(number) : NODES.textNode(Long.toString(number));
-            }
+            case "int8" -> integer((Long) plain);
             case "float4" -> {
                 float number = (Float) plain;
                 yield Float.isFinite(number) ? NODES.numberNode(number) : NODES.textNode(Float.toString(number));
@@ -218,7 +217,7 @@ final class Json {
             case "interval" -> {
                 Interval interval = (Interval) plain;
                 ObjectNode node = NODES.objectNode().put("months", interval.months()).put("days", interval.days());
-                node.put("microseconds", interval.nanoseconds() / 1000);
+                node.set("microseconds", integer(interval.nanoseconds() / 1000));
                 yield interval.nanoseconds() % 1000 == 0 ? node : node.put("nanoseconds", interval.nanoseconds() % 1000);
             }
             case "array" -> {
@@ -233,6 +232,11 @@ final class Json {
             }
             default -> NODES.textNode(plain.toString());
         };
+    }
+
+    private static JsonNode integer(long number) {
+        boolean isSafe = number >= -MAX_SAFE_INTEGER && number <= MAX_SAFE_INTEGER;
+        return isSafe ? NODES.numberNode(number) : NODES.textNode(Long.toString(number));
     }
 
     private static String microseconds(LocalDateTime time) {

@@ -134,7 +134,7 @@ final class MapExchange {
         }
     }
 
-    private synchronized void add(Object value) throws CallError, UserFunction.Cancelled {
+    private synchronized void add(Object value) throws Exception {
         UserFunction.checkCancelled(context::isCancelled);
         if (function.batch.equals("arrow")) {
             if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
@@ -147,9 +147,11 @@ final class MapExchange {
             return;
         }
         try {
-            Values.write(function.returns, results.getVector(0), count, value);
-        } catch (Values.Misfit cause) {
-            throw function.badResult(cause, null);
+            function.write(value, results.getVector(0), count, null);
+        } catch (CallError error) {
+            // The value may be one that asks for rows.
+            if (cut != null) throw cut;
+            throw error;
         }
         if (++count == RESULTS_PER_PART) flush();
     }

@@ -90,9 +90,9 @@ final class Producer extends NoOpFlightProducer {
 
     @Override
     public void doExchange(CallContext context, FlightStream reader, ServerStreamListener writer) {
-        String name = nameOf(reader.getDescriptor());
-        UserFunction function = functions.get(name);
         try {
+            String name = nameOf(reader.getDescriptor());
+            UserFunction function = functions.get(name);
             // The schema comes with the descriptor, or next.
             if (function == null) refuse(CallError.unknownFunction(name), reader, writer);
             else if (function.kind.equals("map")) new MapExchange(function, context, reader, writer, allocator).run();
@@ -104,7 +104,8 @@ final class Producer extends NoOpFlightProducer {
             writer.error(statusOf(error));
         } catch (IOException | RuntimeException cause) {
             writer.error(CallStatus.INVALID_ARGUMENT.withDescription(cause.toString()).withCause(cause).toRuntimeException());
-        } catch (Exception | OutOfMemoryError cause) {
+        } catch (Throwable cause) {
+            // Otherwise the client would wait for an end that never comes.
             writer.error(CallStatus.INTERNAL.withDescription(cause.toString()).withCause(cause).toRuntimeException());
         }
     }

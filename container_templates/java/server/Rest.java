@@ -84,6 +84,9 @@ final class Rest implements HttpServer.Answering {
         } catch (RuntimeException cause) {
             cause.printStackTrace();
             return failure(CallError.violation("the request cannot be answered: " + cause));
+        } catch (Error cause) {
+            // The server's own code raises none: a class of the handler's cannot be used.
+            return failure(CallError.fromHandler(cause, null));
         }
     }
 
@@ -121,7 +124,7 @@ final class Rest implements HttpServer.Answering {
                 VectorReply reply = new VectorReply(function, request.batch.rowErrors(), allocator, Integer.MAX_VALUE, request.mayEncode, isLast -> {})) {
             connection.kept = request.kept();
             long start = System.nanoTime();
-            reply.answer(request.batch, groups(function, request.batch), connection::isClosed);
+            fill(reply, function, request.batch, connection);
             long micros = (System.nanoTime() - start) / 1000;
             return new HttpServer.Response(200, ColumnsRequest.CONTENT_TYPE, ColumnsReply.write(request, function, reply, micros, body.alloc()));
         }
@@ -141,11 +144,20 @@ final class Rest implements HttpServer.Answering {
             CallBatch batch = read(function, call, vectors);
             try (VectorReply reply = new VectorReply(function, batch.rowErrors(), allocator, Integer.MAX_VALUE, false, isLast -> {})) {
                 long start = System.nanoTime();
-                reply.answer(batch, groups(function, batch), connection::isClosed);
+                fill(reply, function, batch, connection);
                 return success(write(function, batch, reply, (System.nanoTime() - start) / 1000));
             }
         } finally {
             vectors.forEach(FieldVector::close);
+        }
+    }
+
+    private void fill(VectorReply reply, UserFunction function, CallBatch batch, HttpServer.Connection connection) throws CallError, UserFunction.Cancelled {
+        Groups groups = begin(function, batch);
+        try {
+            reply.answer(batch, groups, connection::isClosed);
+        } finally {
+            if (groups != null) groups.end();
         }
     }
 
@@ -227,16 +239,15 @@ final class Rest implements HttpServer.Answering {
         return answer;
     }
 
-    /** The groups of a batch's exchange; null if the function is no aggregate function. */
-    private Groups groups(UserFunction function, CallBatch batch) throws CallError {
+    /** The groups of a batch's exchange, which is not forgotten until their step ends; null if the function is no aggregate function. */
+    private synchronized Groups begin(UserFunction function, CallBatch batch) throws CallError {
         if (!function.kind.equals("aggregate")) return null;
-        long now = System.nanoTime();
-        exchanges.values().removeIf(groups -> now - groups.used > EXCHANGE_IDLE_NANOS);
+        exchanges.values().removeIf(groups -> groups.isIdle(EXCHANGE_IDLE_NANOS));
         String name = batch.exchange();
         if (batch.number() == 0 && !name.isEmpty()) exchanges.put(name, new Groups(function));
         Groups groups = exchanges.get(name);
         if (groups == null || groups.function != function) throw CallError.violation("there is no exchange \"" + name + "\" of " + function.name);
-        groups.used = now;
+        groups.begin();
         return groups;
     }
 }

@@ -208,11 +208,17 @@ final class UserFunction {
     /** A row as a map function takes it. */
     Object element(CallBatch calls, int row) throws CallError {
         Object[] values = arguments(calls.values(arguments), 0, row);
-        if (constructor == null) return values[0];
+        return constructor == null ? values[0] : construct(row, values);
+    }
+
+    /** Makes a record or a state. Its class may turn out not to work only now, which is an Error. */
+    private Object construct(int row, Object... values) throws CallError {
         try {
             return constructor.newInstance(values);
-        } catch (ReflectiveOperationException cause) {
-            throw CallError.fromHandler(cause.getCause() == null ? cause : cause.getCause(), row);
+        } catch (InvocationTargetException cause) {
+            throw CallError.fromHandler(cause.getCause(), row);
+        } catch (ReflectiveOperationException | RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, row);
         }
     }
 
@@ -287,7 +293,7 @@ final class UserFunction {
     /** Answers a batch of a scalar or table function, in order. */
     void answer(CallBatch calls, BufferAllocator allocator, BooleanSupplier isCancelled, Results results) throws CallError, Cancelled {
         switch (batch) {
-            case "columns" -> answerPieces(calls, isCancelled, results, (first, rows) -> answerColumns(calls.values(arguments), first, rows, results));
+            case "columns" -> answerPieces(calls, isCancelled, results, (first, rows) -> answerColumns(calls, first, rows, results));
             case "arrow" -> answerPieces(calls, isCancelled, results, (first, rows) -> answerVectors(calls, first, rows, allocator, results));
             default -> {
                 if (isWaiting) answerWaiting(calls, isCancelled, results);
@@ -301,17 +307,20 @@ final class UserFunction {
         for (int row = 0; row < batch.rows(); row++) {
             checkCancelled(isCancelled);
             Object[] values = arguments(calls, 0, row);
-            Object answer;
             try {
-                answer = invoke(method, null, row, values);
+                Object answer = invoke(method, null, row, values);
+                if (kind.equals("scalar")) results.add(row, answer);
+                else addAll(row, answer, isCancelled, results);
             } catch (CallError error) {
-                if (batch.rowErrors() == null || !error.isOfHandler()) throw error;
-                results.fail(row, error.getMessage());
-                continue;
+                failRow(batch, row, error, results);
             }
-            if (kind.equals("scalar")) results.add(row, answer);
-            else addAll(row, answer, isCancelled, results);
         }
+    }
+
+    /** Goes on after a row on which the handler raised an exception, or ends the batch with another error. */
+    private static void failRow(CallBatch batch, int row, CallError error, Results results) throws CallError, Cancelled {
+        if (batch.rowErrors() == null || !error.isOfHandler()) throw error;
+        results.fail(row, error.getMessage());
     }
 
     /** Calls a function that returns a CompletionStage for each row, several at a time. Results are in the order of the rows, and so is the first error. */
@@ -328,8 +337,7 @@ final class UserFunction {
                 try {
                     results.add(row, await(underWay.getFirst(), row, isCancelled));
                 } catch (CallError error) {
-                    if (batch.rowErrors() == null || !error.isOfHandler()) throw error;
-                    results.fail(row, error.getMessage());
+                    failRow(batch, row, error, results);
                 }
                 underWay.removeFirst();
             }
@@ -430,7 +438,8 @@ final class UserFunction {
         throw new CallError("bad_result", "It returned a " + answer.getClass().getSimpleName() + " instead of a Stream, an Iterable or an Iterator.", row, null);
     }
 
-    private void answerColumns(Calls calls, int first, int rows, Results results) throws CallError, Cancelled {
+    private void answerColumns(CallBatch batch, int first, int rows, Results results) throws CallError, Cancelled {
+        Calls calls = batch.values(arguments);
         Object[] values = new Object[parameters.length];
         for (int column = 0; column < conversions.length; column++) {
             Class<?> component = Values.rawClass(parameters[column]).getComponentType();
@@ -440,10 +449,31 @@ final class UserFunction {
         if (conversions.length == 0 && values.length == 1) values[0] = rows;
         Object answer = invoke(method, null, null, values);
         boolean isArray = answer != null && answer.getClass().isArray();
-        int count = isArray ? java.lang.reflect.Array.getLength(answer) : answer instanceof List<?> list ? list.size() : 0;
+        int count = isArray ? java.lang.reflect.Array.getLength(answer) : answer instanceof List<?> list ? size(list) : 0;
         if (count != rows) throw new CallError("bad_result", "It returned " + count + " values for " + rows + " rows.", null, null);
         for (int row = 0; row < rows; row++) {
-            results.add(first + row, isArray ? java.lang.reflect.Array.get(answer, row) : ((List<?>) answer).get(row));
+            try {
+                results.add(first + row, isArray ? java.lang.reflect.Array.get(answer, row) : element((List<?>) answer, row, first + row));
+            } catch (CallError error) {
+                // Results before it are there by now: the piece cannot be called again.
+                failRow(batch, first + row, error, results);
+            }
+        }
+    }
+
+    private static int size(List<?> list) throws CallError {
+        try {
+            return list.size();
+        } catch (RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, null);
+        }
+    }
+
+    private static Object element(List<?> list, int index, int row) throws CallError {
+        try {
+            return list.get(index);
+        } catch (RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, row);
         }
     }
 
@@ -504,6 +534,17 @@ final class UserFunction {
         }
     }
 
+    /** Sets a row of a vector to a result. Code of the handler's may run, such as an iterator, and what it raises is the handler's error. */
+    void write(Object value, FieldVector vector, int at, Integer row) throws CallError {
+        try {
+            Values.write(returns, vector, at, value);
+        } catch (Values.Misfit cause) {
+            throw badResult(cause, row);
+        } catch (RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, row);
+        }
+    }
+
     /** What a result that does not fit is told as. */
     CallError badResult(Values.Misfit cause, Integer row) {
         return new CallError("bad_result", "It returned " + cause.getMessage() + "; the declared result is " + returns.text() + ".", row, null);
@@ -511,14 +552,8 @@ final class UserFunction {
 
     // Aggregate functions
 
-    Object newState() throws CallError {
-        try {
-            return constructor.newInstance();
-        } catch (InvocationTargetException cause) {
-            throw CallError.fromHandler(cause.getCause(), null);
-        } catch (ReflectiveOperationException cause) {
-            throw CallError.fromHandler(cause, null);
-        }
+    Object newState(int row) throws CallError {
+        return construct(row);
     }
 
     void step(Object state, Calls calls, int row) throws CallError {

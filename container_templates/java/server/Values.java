@@ -32,6 +32,7 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
 import java.util.function.Function;
+import java.util.function.Supplier;
 import org.apache.arrow.memory.BufferAllocator;
 import org.apache.arrow.vector.BigIntVector;
 import org.apache.arrow.vector.BitVector;
@@ -168,7 +169,7 @@ final class Values {
             case "float4" -> ((Float4Vector) vector).setSafe(row, (Float) plain);
             case "float8" -> ((Float8Vector) vector).setSafe(row, (Double) plain);
             case "bytea" -> ((VarBinaryVector) vector).setSafe(row, (byte[]) plain);
-            case "date" -> ((DateDayVector) vector).setSafe(row, Math.toIntExact(((LocalDate) plain).toEpochDay()));
+            case "date" -> ((DateDayVector) vector).setSafe(row, daysOf((LocalDate) plain));
             case "timestamp", "timestamptz" -> ((TimeStampVector) vector).setSafe(row, microsOf(plain));
             case "time" -> ((TimeMicroVector) vector).setSafe(row, ((LocalTime) plain).toNanoOfDay() / 1000);
             case "interval" -> {
@@ -214,12 +215,31 @@ final class Values {
         }
     }
 
+    /** The largest and the smallest number of days stand for infinite dates, which no LocalDate is. */
+    private static int daysOf(LocalDate value) {
+        long days = value.toEpochDay();
+        if (days >= Integer.MAX_VALUE || days <= Integer.MIN_VALUE) throw new Misfit(value);
+        return (int) days;
+    }
+
+    /** Infinite timestamps are like infinite dates. */
     private static long microsOf(Object value) {
         OffsetDateTime time = value instanceof LocalDateTime local ? local.atOffset(ZoneOffset.UTC) : (OffsetDateTime) value;
         if (time.getNano() % 1000 != 0) throw new Misfit(value);
         try {
-            return Math.addExact(Math.multiplyExact(time.toEpochSecond(), 1_000_000), time.getNano() / 1000);
+            long micros = Math.addExact(Math.multiplyExact(time.toEpochSecond(), 1_000_000), time.getNano() / 1000);
+            if (micros != Long.MAX_VALUE && micros != Long.MIN_VALUE) return micros;
         } catch (ArithmeticException cause) {
+            // It is told below.
+        }
+        throw new Misfit(value);
+    }
+
+    /** The value of a class of Java's own as the class that stands for its type. Misfit if that has no room for it. */
+    private static <V> V converted(Object value, Supplier<V> convert) {
+        try {
+            return convert.get();
+        } catch (ArithmeticException | DateTimeException cause) {
             throw new Misfit(value);
         }
     }
@@ -243,15 +263,15 @@ final class Values {
             case "timestamp": if (value instanceof LocalDateTime) return value; break;
             case "timestamptz":
                 if (value instanceof OffsetDateTime) return value;
-                if (value instanceof Instant instant) return instant.atOffset(ZoneOffset.UTC);
+                if (value instanceof Instant instant) return converted(value, () -> instant.atOffset(ZoneOffset.UTC));
                 break;
             case "time":
                 if (value instanceof LocalTime time && time.getNano() % 1000 == 0) return value;
                 break;
             case "interval":
                 if (value instanceof Interval) return value;
-                if (value instanceof Period period) return new Interval(Math.toIntExact(period.toTotalMonths()), period.getDays(), 0);
-                if (value instanceof Duration duration) return new Interval(0, 0, duration.toNanos());
+                if (value instanceof Period period) return converted(value, () -> new Interval(Math.toIntExact(period.toTotalMonths()), period.getDays(), 0));
+                if (value instanceof Duration duration) return converted(value, () -> new Interval(0, 0, duration.toNanos()));
                 break;
             case "uuid": if (value instanceof UUID) return value; break;
             case "array":

@@ -64,8 +64,8 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         root.allocateNew();
         if (groups != null) {
             groups.answer(batch, isCancelled, (row, result, state) -> {
-                write(0, function.returns, row, result);
-                write(1, SqlType.BYTEA, row, state);
+                function.write(result, root.getVector(0), row, row);
+                Values.write(SqlType.BYTEA, root.getVector(1), row, state);
                 count = row + 1;
             });
         } else {
@@ -91,12 +91,8 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
             root.allocateNew();
             count = 0;
         }
-        if (isTable) write(0, SqlType.INT4, count, row);
-        try {
-            Values.write(function.returns, root.getVector(isTable ? 1 : 0), count, value);
-        } catch (Values.Misfit cause) {
-            throw function.badResult(cause, row);
-        }
+        if (isTable) Values.write(SqlType.INT4, root.getVector(0), count, row);
+        function.write(value, root.getVector(isTable ? 1 : 0), count, row);
         if (texts != null) root.getVector(1).setNull(count);
         count++;
     }
@@ -200,14 +196,6 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
             encoded.indexes().close();
             encoded.values().close();
             encoded = null;
-        }
-    }
-
-    private void write(int column, SqlType type, int row, Object value) throws CallError {
-        try {
-            Values.write(type, root.getVector(column), row, value);
-        } catch (Values.Misfit cause) {
-            throw function.badResult(cause, row);
         }
     }
 

@@ -7,6 +7,8 @@ import { Convert, Misfit, Type, misfit, textReader, textWriter } from "./types";
 const MOST_BYTES = 2 ** 31 - 1;
 /** Longer texts are measured before room is made for them. */
 const SHORT = 4096;
+/** Rows that room is made for at once. A call of a few bytes may have any number, if they have no arguments or the same ones. */
+export const ROOM = 1 << 16;
 const INT8_LIMIT = 2n ** 63n;
 const LIMITS: Record<string, number> = { int2: 2 ** 15, int4: 2 ** 31 };
 
@@ -19,7 +21,7 @@ export function columnReader(type: Type): (column: GivenColumn, rows: number) =>
   const ofText = textReader(type);
   return ([format, validity, values, bytes], rows) => {
     const valueAt = valuesOf(type, format, values, bytes, ofText);
-    const column = new Array(rows);
+    const column = new Array(Math.min(rows, ROOM));
     const bits = validity && new Uint8Array(validity);
     for (let row = 0; row < rows; row++) column[row] = !bits || isSet(bits, row) ? valueAt(row) : null;
     return column;

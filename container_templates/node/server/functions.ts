@@ -2,7 +2,7 @@
 
 import { readFileSync } from "node:fs";
 import { Call, CallError, Cancelled, fromException, isThenable, textOf } from "./call";
-import { Results, columnReader } from "./columns";
+import { ROOM, Results, columnReader } from "./columns";
 import { Format, GivenColumn, ListedFunction, ReplyColumn, Step, core } from "./core";
 import { Misfit, Type } from "./types";
 
@@ -85,7 +85,7 @@ export class UserFunction {
       this.add(results, await this.columnResults(call, columns));
       return [rows, [results.take()]];
     }
-    const errors: (string | null)[] | null = rowErrors ? new Array(rows).fill(null) : null;
+    const errors: (string | null)[] | null = rowErrors ? nulls(rows) : null;
     this.add(results, await eachRow(call, this.concurrency, this.invoke(call, columns), errors));
     if (!errors) return [rows, [results.take()]];
     const texts = new Results(TEXT, "z");
@@ -298,13 +298,18 @@ function asItIs(value: any): any {
   return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, asItIs(each)]));
 }
 
+/** NULLs for so many rows, of which those beyond ROOM are still to be added. */
+function nulls(rows: number): any[] {
+  return new Array(Math.min(rows, ROOM)).fill(null);
+}
+
 /**
  * Calls a function for each row, in order, with at most so many promises under way, and gives what each row has returned. An exception ends
- * the batch and names its row, or becomes the row's error.
+ * the batch and names its row, or becomes the row's error in `errors`, which begins as nulls().
  */
 async function eachRow(call: Call, concurrency: number, invoke: (row: number) => any, errors: (string | null)[] | null = null): Promise<any[]> {
   const { rows } = call.batch;
-  const results = new Array(rows).fill(null);
+  const results = nulls(rows);
   const running = new Map<number, Promise<void>>();
   let [failedRow, failure]: [number, any] = [Infinity, undefined];
   const failAt = (row: number, error: any) => {
@@ -317,6 +322,10 @@ async function eachRow(call: Call, concurrency: number, invoke: (row: number) =>
       const pause = call.look();
       if (pause) await pause;
       looked = performance.now();
+    }
+    if (row >= ROOM) {
+      results.push(null);
+      errors?.push(null);
     }
     try {
       const result = invoke(row);

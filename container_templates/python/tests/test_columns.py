@@ -13,7 +13,7 @@ import sys
 import numpy
 import pyarrow as pa
 import pytest
-from transship_server import columns, types
+from transship_server import columns, parquet_files, types
 from transship_server.errors import CallError
 
 ROWS = {
@@ -84,6 +84,16 @@ def test_values_come_back_in_parquet_files(name):
     for rows, data in [(len(array) + 1, request._inline), (len(array), request._inline[:-9] + b"012345678")]:
         with pytest.raises(CallError, match="the request cannot be read"):
             columns.Request(body_of(header | {"rows": rows}, data), None).batch([("x", entry)])
+
+
+def test_text_in_parquet_files_is_checked():
+    entry = types.by_name("text")
+    text = pa.Array.from_buffers(pa.utf8(), 1, [None, pa.array([0, 1], pa.int32()).buffers()[1], pa.py_buffer(b"\xff")])
+    file = parquet_files.write(pa.RecordBatch.from_arrays([text], ["x"])).to_pybytes()
+    request = columns.Request(body_of({"rows": 1, "buffers": [0, len(file)], "form": "parquet"}, file), None)
+    with pytest.raises(CallError, match="the request cannot be read") as caught:
+        request.batch([("x", entry)])
+    assert caught.value.kind == "protocol_violation"
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from transship_server import json_columns, rest, types
+from transship_server.errors import CallError
 
 
 READER = json_columns.Reader()
@@ -86,3 +87,10 @@ def test_the_rest_of_a_request_is_kept():
     request, batch = READER.read(TwoColumns("int4", "int8"), body)
     assert request == {"exchange": "x", "step": "accumulate", "rows": MANY}
     assert batch.column(1).to_pylist() == [2] + [None] * (MANY - 1)
+
+
+def test_numbers_that_float4_cannot_hold_are_left_to_json_which_refuses_them():
+    function, body = TwoColumns("float4"), body_of([[1.0, 1e300] * MANY])
+    assert READER.read(function, body) is None
+    with pytest.raises(CallError, match="out of range"):
+        slowly(function, body)

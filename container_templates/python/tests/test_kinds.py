@@ -1,11 +1,17 @@
 """Table, map and aggregate functions: how their answers come in parts, and which answers are refused."""
 
 import sys
+import threading
+import time
 import types
 
 import pyarrow as pa
 import pytest
+from transship_server import rest
+from transship_server.aggregate_function import AggregateFunction
 from transship_server.errors import CallError
+from transship_server.table_function import TableFunction
+from transship_server.types import by_name
 
 
 def batch(*columns):
@@ -80,3 +86,72 @@ def test_aggregate_errors(functions):
     assert (caught.value.kind, caught.value.row) == ("user_code", 1)
     with pytest.raises(CallError, match="no step"):
         aggregate(groups, "explode", [1])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "is_ascending"),
+    [([[0, 1], [1, 2]], True), ([[0], [], [0, 2]], True), ([[1], [0]], False), ([[2], [], [1]], False), ([[0, 2], [1, 2]], False)],
+)
+def test_table_rows_ascend_over_all_pairs(pairs, is_ascending):
+    entry = by_name("int8")
+    function = TableFunction("f", lambda x: ((rows, pa.array(rows, pa.int64())) for rows in pairs), "arrow", [("x", entry)], entry)
+    if is_ascending:
+        assert rows_of(function.answer(int8(1, 2, 3))) == [(row, row) for rows in pairs for row in rows]
+        return
+    with pytest.raises(CallError, match="ascending") as caught:
+        list(function.answer(int8(1, 2, 3)))
+    assert caught.value.kind == "bad_result"
+
+
+class Slow:
+    """An aggregate whose step lasts until it is told to end, and that notes whether two ran at a time."""
+
+    begun, goes_on = threading.Event(), threading.Event()
+    running = most = 0
+
+    def __init__(self):
+        self.count = 0
+
+    def step(self, x):
+        Slow.running += 1
+        Slow.most = max(Slow.most, Slow.running)
+        Slow.begun.set()
+        assert Slow.goes_on.wait(10)
+        self.count += 1
+        Slow.running -= 1
+
+    def finish(self):
+        return self.count
+
+
+def test_an_exchange_in_use_is_kept_and_takes_one_request_at_a_time(monkeypatch):
+    entry = by_name("int8")
+    function, exchanges = AggregateFunction("Slow", Slow, "row", [("x", entry)], entry), rest._Exchanges()
+    later, clock = [0], time.monotonic
+    # Of this module alone, and never before the real time: servers of other tests look at it too.
+    monkeypatch.setattr(rest, "time", types.SimpleNamespace(**vars(time) | {"monotonic": lambda: clock() + later[0]}))
+
+    def ask(name, number, step):
+        calls = batch(([0], pa.int64()), ([1], pa.int64()), ([None], pa.binary()))
+        return exchanges.answer(function, {"exchange": name, "step": step}, number, calls, lambda: False)
+
+    threads = [threading.Thread(target=ask, args=("long", number, "accumulate"), daemon=True) for number in (0, 1)]
+    threads[0].start()
+    assert Slow.begun.wait(10)
+    # Another exchange begins, long after the request did that still runs.
+    later[0] += 10 * rest._EXCHANGE_IDLE_S
+    ask("other", 0, "forget")
+    threads[1].start()
+    deadline = 200
+    while exchanges._exchanges["long"].users < 2 and (deadline := deadline - 1):
+        threads[1].join(0.01)
+    Slow.goes_on.set()
+    for thread in threads:
+        thread.join(10)
+    # It was used until its last step ended.
+    later[0] += rest._EXCHANGE_IDLE_S / 2
+    assert ask("long", 2, "finish").column(0).to_pylist() == [2]
+    assert Slow.most == 1
+    later[0] += rest._EXCHANGE_IDLE_S + 1
+    with pytest.raises(CallError, match="no exchange 'long'"):
+        ask("long", 3, "finish")

@@ -1,7 +1,9 @@
 """What handlers return: composite values whole, and decimals in digits, on every way out."""
 
+import datetime
 import decimal
 import json
+import uuid
 
 import numpy
 import pandas
@@ -162,7 +164,7 @@ def test_columns_that_a_handler_writes_to_again_stay_as_they_were():
     def twice(x):
         for value in (5, 6):
             out[:] = value
-            yield [0, 1], out
+            yield [value - 5] * 2, out
 
     assert run(twice, "int8", form="numpy", kind="table")[1].to_pylist() == [5, 5, 6, 6]
 
@@ -173,3 +175,123 @@ def test_columns_that_a_handler_writes_to_again_stay_as_they_were():
     batch = pa.RecordBatch.from_arrays([pa.array([1, 2, 3], pa.int64())], ["x"])
     (reply,) = make(root, "int8", "numpy").with_row_errors("once").answer(batch)
     assert reply.column(0).to_pylist() == [10, 20, 30]
+
+
+INF = float("inf")
+# The largest value that float4 has, the first that rounds to none, and the one before that.
+LARGEST, BEYOND = (2 - 2**-23) * 2.0**127, (2 - 2**-24) * 2.0**127
+LAST = numpy.nextafter(BEYOND, 0)
+
+
+@pytest.mark.parametrize("value", [1e300, -1e39, 10**60, D("1e60"), BEYOND])
+def test_finite_values_that_float4_cannot_hold_are_refused(value):
+    for returns, wrap in [("float4", lambda x: x), ("float4[]", lambda x: [None, x]), ("(a float4[])", lambda x: ([x],))]:
+        for kind in ("scalar", "table"):
+            given = (lambda x, wrap=wrap: wrap(value if x else INF)) if kind == "scalar" else lambda x, wrap=wrap: [wrap(value if x else INF)]
+            with pytest.raises(CallError, match="out of range; the declared result is") as caught:
+                run(given, returns, kind=kind)
+            assert (caught.value.kind, caught.value.row) == ("bad_result", 1)
+
+
+@pytest.mark.parametrize("form", ["numpy", "arrow", "pandas"])
+def test_columns_of_values_that_float4_cannot_hold_are_refused(form):
+    make_column = {"numpy": numpy.array, "arrow": pa.array, "pandas": pandas.Series}[form]
+    for value in (1e300, D(10**60), BEYOND):
+        column = make_column([type(value)(0), value])
+        for target, returns in [(lambda x: column, "float4"), (lambda x: {"a": column}, "(a float4)"), (lambda x: [[value], None], "float4[]")]:
+            with pytest.raises(CallError, match="out of range") as caught:
+                run(target, returns, form)
+            assert caught.value.kind == "bad_result"
+    encoded = pa.array([1e300, 1.0]).dictionary_encode()
+    with pytest.raises(CallError, match="out of range"):
+        run(lambda x: encoded, "float4", form)
+    # What no row has is no value.
+    unused = pa.DictionaryArray.from_arrays(pa.array([0, 0]), pa.array([1.0, 1e300]))
+    assert run(lambda x: unused, "float4", form)[1].to_pylist() == [1.0, 1.0]
+    below_null = pa.StructArray.from_arrays([pa.array([1e300, 1.0])], ["a"], mask=pa.array([True, False]))
+    assert run(lambda x: below_null, "(a float4)", form)[1].to_pylist() == [None, {"a": 1.0}]
+
+
+@pytest.mark.parametrize("form", ["row", "numpy", "arrow", "pandas"])
+def test_float4_holds_what_rounds_to_its_largest_value_and_infinite_values(form):
+    for value in (LARGEST, -LARGEST, LAST, INF, -INF):
+        wanted = value if value in (INF, -INF) else numpy.copysign(LARGEST, value)
+        target = (lambda x, value=value: float(value)) if form == "row" else lambda x, value=value: numpy.array([value] * 2)
+        assert run(target, "float4", form)[1].to_pylist() == [wanted] * 2
+    assert types.decode_json(types.by_name("float4"), [LAST]).to_pylist() == [LARGEST]
+    with pytest.raises(ValueError):
+        types.decode_json(types.by_name("float4"), [BEYOND])
+
+
+NAIVE = datetime.datetime(2024, 2, 29, 12, 30)
+AWARE = NAIVE.replace(tzinfo=datetime.timezone.utc)
+DAY = datetime.datetime(2024, 2, 29)
+
+
+@pytest.mark.parametrize(
+    ("returns", "value"),
+    [
+        ("timestamp", AWARE), ("date", AWARE), ("date", AWARE.replace(hour=0, minute=0)), ("date", NAIVE), ("time", NAIVE),
+        ("bool", 1), ("bool", 1.0), ("bool", "true"), ("text", 1), ("text", 1.5), ("text", True), ("text", NAIVE), ("text", AWARE),
+        ("text", DAY.date()), ("text", D("1.5")), ("bytea", 1), ("int8", True), ("float8", True), ("int4", "1"), ("float8", "1.5"),
+        ("int8", NAIVE), ("int8", NAIVE.time()), ("int8", NAIVE - DAY), ("int4", DAY.date()), ("timestamp", 5), ("date", 5),
+        ("time", 5), ("timestamp", "2024-02-29"), ("date", "2024-02-29"), ("numeric", True), ("numeric", 1.5), ("datetime2", NAIVE),
+        ("timetz", NAIVE.time()), ("json", NAIVE), ("uuid", 5),
+    ],
+)  # fmt: skip
+def test_columns_of_other_values_are_refused_as_rows_are(returns, value):
+    columns_of = [
+        (lambda x: [value, None], returns),
+        (lambda x: pa.array([None, value]), returns),
+        (lambda x: pa.array([value, None]).dictionary_encode(), returns),
+        (lambda x: [[value], None], f"{returns}[]"),
+        (lambda x: {"a": [value, None]}, f"(a {returns})"),
+        (lambda x: [{"a": [value]}, None], f"(a {returns}[])"),
+    ]
+    for target, wanted in columns_of:
+        for form in ("arrow", "numpy", "pandas"):
+            with pytest.raises(CallError, match="the declared result is") as caught:
+                run(target, wanted, form)
+            assert caught.value.kind == "bad_result"
+    if returns != "json":
+        with pytest.raises(CallError):
+            run(lambda x: value, returns)
+
+
+ID = uuid.UUID(int=7)
+
+
+@pytest.mark.parametrize(
+    ("returns", "column", "values"),
+    [
+        ("int2", numpy.array([1, 2], "i8"), [1, 2]), ("int8", numpy.array([1.0, 2.0]), [1, 2]), ("int4", numpy.array([1, 2], "u1"), [1, 2]),
+        ("float8", numpy.array([1, 2]), [1.0, 2.0]), ("float4", numpy.array([1, 2]), [1.0, 2.0]), ("float4", numpy.array([0.5, 2]), [0.5, 2.0]),
+        ("float4", numpy.array([0.5, 2], "f2"), [0.5, 2.0]), ("float8", pa.array([D("1.5"), None]), [1.5, None]),
+        ("bool", numpy.array([True, False]), [True, False]), ("bool", pandas.Series([True, None]), [True, None]),
+        ("int8", pandas.Series([1, None]), [1, None]), ("int8", pandas.Series([1, None], dtype=object), [1, None]),
+        ("text", numpy.array(["a", "ß"]), ["a", "ß"]), ("text", numpy.array([b"a", b"b"]), ["a", "b"]),
+        ("text", pandas.Series(["a", None]), ["a", None]), ("text", pandas.Series(["a", None], dtype="category"), ["a", None]),
+        ("text", pa.array(["a", None], pa.string_view()), ["a", None]), ("bytea", pa.array([b"a", None], pa.large_binary()), [b"a", None]),
+        ("date", numpy.array(["2024-02-29", "NaT"], "M8[D]"), [DAY.date(), None]), ("date", pandas.Series([DAY, None]), [DAY.date(), None]),
+        ("date", pa.array([DAY.date(), None], pa.date64()), [DAY.date(), None]),
+        ("timestamp", numpy.array([NAIVE, None], "M8[ns]"), [NAIVE, None]), ("timestamp", pandas.Series([NAIVE, None]), [NAIVE, None]),
+        ("timestamp", pa.array([NAIVE, None], pa.timestamp("s")), [NAIVE, None]), ("timestamp", numpy.array([DAY, None], "M8[D]"), [DAY, None]),
+        ("timestamptz", pandas.Series([AWARE, None]), [AWARE, None]), ("timestamptz", numpy.array([NAIVE, None], "M8[us]"), [AWARE, None]),
+        ("timestamptz", pa.array([NAIVE, None], pa.timestamp("s", "Asia/Tokyo")), [AWARE, None]),
+        ("time", pa.array([NAIVE.time(), None], pa.time32("s")), [NAIVE.time(), None]),
+        ("uuid", [ID, None], [ID.bytes, None]), ("uuid", numpy.array([ID.bytes, None], object), [ID.bytes, None]),
+        ("interval", [pa.MonthDayNano([1, 2, 3]), None], [pa.MonthDayNano([1, 2, 3]), None]), ("numeric", [5, None], ["5", None]),
+        ("json", ["{}", None], ["{}", None]), ("json", [5, None], ["5", None]), ("json", [True, None], ["true", None]),
+        ("text", [None, None], [None, None]), ("int4[]", numpy.array([None, [1, 2]], object), [None, [1, 2]]),
+        ("(a int4, b text)", pa.array([{"b": "x", "a": 1}, None]), [{"a": 1, "b": "x"}, None]),
+    ],
+)  # fmt: skip
+def test_columns_of_the_same_values_in_another_form_are_taken(returns, column, values):
+    form = "pandas" if isinstance(column, pandas.Series) else "arrow"
+    assert run(lambda x: column, returns, form)[1].to_pylist() == values
+
+
+def test_moments_that_would_lose_digits_are_refused():
+    for column in (numpy.array(["2024-02-29T00:00:00.000000001"] * 2, "M8[ns]"), pandas.Series(pandas.to_datetime([1, 2], unit="ns"))):
+        with pytest.raises(CallError, match="lose data"):
+            run(lambda x, column=column: column, "timestamp", "pandas")

@@ -110,6 +110,32 @@ def test_unknown_function_and_other_types(client):
     assert error["kind"] == "protocol_violation"
 
 
+def broken(offsets, data):
+    buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.utf8(), len(offsets) - 1, buffers)
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("repeat", [broken([0, 1], b"\xff"), pa.array([1], pa.int32())]),
+        ("repeat", [broken([0, 5, 2], b"abcde"), pa.array([1, 1], pa.int32())]),
+        ("running", [pa.DictionaryArray.from_arrays(pa.array([7], pa.int8()), pa.array([1]), safe=False)]),
+        ("same", [pa.DictionaryArray.from_arrays(pa.array([-3], pa.int8()), pa.array([1]), safe=False)]),
+    ],
+)
+def test_arrays_that_lead_elsewhere_are_the_clients_fault(client, name, columns):
+    batch = pa.RecordBatch.from_arrays(columns, [str(position) for position in range(len(columns))])
+    writer, reader = client.do_exchange(FlightDescriptor.for_path(name))
+    with pytest.raises(STATUSES, match="the batch cannot be read"), writer:
+        writer.begin(batch.schema)
+        writer.write_with_metadata(batch, b'{"batch": 5}')
+        writer.done_writing()
+        answer = json.loads(reader.read_chunk().app_metadata.to_pybytes())
+        assert (answer["batch"], answer["error"]["kind"]) == (5, "protocol_violation")
+        reader.read_chunk()
+
+
 def test_arrow_udf_client_needs_no_metadata(client):
     writer, reader = client.do_exchange(FlightDescriptor.for_path("arrow"))
     with writer:
@@ -183,25 +209,38 @@ def test_json_exception(http_address):
     assert (status, answer["error"]["row"], answer["error"]["message"]) == (500, 1, "ValueError: three")
 
 
+WRITER = """
+def write(x: int) -> int:
+    import os
+    open(os.environ["TRANSSHIP_ROOT"] + "/written", "w").close()
+    return x
+"""
+
+
 def test_process_answers_and_ends(tmp_path):
     """The server as a container runs it: both sockets, then an orderly end on SIGTERM."""
     (tmp_path / "function").mkdir()
-    (tmp_path / "function/handler.py").write_text(HANDLER)
-    (tmp_path / "manifest.json").write_text(json.dumps(MANIFEST))
+    (tmp_path / "function/handler.py").write_text(HANDLER + WRITER)
+    manifest = MANIFEST | {"functions": [*MANIFEST["functions"], {"name": "write"}]}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     environment = {**os.environ, "TRANSSHIP_ROOT": str(tmp_path), "TRANSSHIP_SOCKET_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     command = [sys.executable, "-m", "transship_server"]
     described = subprocess.run([*command, "describe"], env=environment, capture_output=True, check=True, text=True)
     assert json.loads(described.stdout)["functions"][0]["arguments"] == ["a int8", "b int8"]
-    process = subprocess.Popen([*command, "serve"], env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "serve"], env=environment, stderr=subprocess.PIPE, text=True, umask=0o027)
     try:
-        assert f"ready, {len(MANIFEST['functions'])} functions" in process.stderr.readline()
+        assert f"ready, {len(manifest['functions'])} functions" in process.stderr.readline()
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(tmp_path / "http.sock"))
             connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
         with pyarrow.flight.connect(f"grpc+unix://{tmp_path}/flight.sock") as client:
             assert exchange(client, "arrow", [[1]]) == [(0, [2])]
+            assert exchange(client, "write", [[1]]) == [(0, [1])]
+        # Any user may connect, but what the handler writes is as private as the server was told.
+        modes = {name: (tmp_path / name).stat().st_mode & 0o777 for name in ("http.sock", "flight.sock", "written")}
+        assert modes == {"http.sock": 0o777, "flight.sock": 0o777, "written": 0o640}
         start = time.monotonic()
         # Any of its threads may get the signal.
         threads = {int(name) for name in os.listdir(f"/proc/{process.pid}/task")}

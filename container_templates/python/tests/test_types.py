@@ -111,3 +111,72 @@ def test_texts_of_types_are_the_clients():
     assert types.by_name(" TSTZRANGE [] ").name == "range(timestamptz)[]"
     with pytest.raises(ValueError):
         types.by_name("(a " * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("timestamp", "2024-01-01T00:00:00.1234567"), ("timestamp", "2024-01-01T00:00:00,12345600001"), ("time", "01:02:03.0000001"),
+        ("timestamptz", "2024-01-01T00:00:00.1234567Z"), ("timestamptz", "2024-01-01T00:00:00.000000001+02:00"),
+    ],
+)  # fmt: skip
+def test_digits_below_a_microsecond_are_refused(name, text):
+    with pytest.raises(ValueError, match="below a microsecond"):
+        types.decode_json(types.by_name(name), [text])
+
+
+def test_zeros_below_a_microsecond_are_no_loss():
+    moment = datetime.datetime(2024, 1, 1, 0, 0, 0, 123456)
+    assert types.decode_json(types.by_name("timestamp"), ["2024-01-01T00:00:00.123456000"]).to_pylist() == [moment]
+    aware = types.decode_json(types.by_name("timestamptz"), ["2024-01-01T02:00:00.1234560+02:00"])
+    assert aware.to_pylist() == [moment.replace(tzinfo=datetime.timezone.utc)]
+    assert types.decode_json(types.by_name("time"), ["00:00:00.1234560", "24:00:00.0000000"]).cast(pa.int64()).to_pylist() == [123456, 86_400_000_000]
+
+
+def test_a_timetz_is_not_cut():
+    convert = types.by_name("timetz").to_python
+    assert convert("12:30:00.1234560+02") == datetime.time(12, 30, 0, 123456, datetime.timezone(datetime.timedelta(hours=2)))
+    with pytest.raises(ValueError, match="below a microsecond"):
+        convert("12:30:00.1234567+02")
+
+
+def test_base64_is_read_whole_or_not_at_all():
+    entry = types.by_name("bytea")
+    assert types.decode_json(entry, [" AP8=\n", "A P\t8\r\n=", "", None]).to_pylist() == [b"\0\xff", b"\0\xff", b"", None]
+    for wrong in ("AP8!=", "A-_8", "AP8", "AP8=x", "AP8=AP8=", "AP\u00a08=", "é", 5, ["AP8="]):
+        with pytest.raises((ValueError, TypeError)):
+            types.decode_json(entry, [wrong])
+
+
+def test_large_parts_of_intervals_are_strings():
+    entry = types.by_name("interval")
+    for micros, written in [(2**53, 2**53), (2**53 + 1, str(2**53 + 1)), (-(2**53) - 1, str(-(2**53) - 1))]:
+        array = pa.array([pa.MonthDayNano([1, 2, micros * 1000])], entry.arrow)
+        assert types.encode_json(entry, array) == [{"months": 1, "days": 2, "microseconds": written}]
+        for form in (micros, str(micros)):
+            assert types.decode_json(entry, [{"months": "1", "days": 2, "microseconds": form}]).equals(array)
+
+
+def test_arrays_are_checked_and_may_have_the_time_24_00():
+    times = pa.array([86_400_000_000, None, 1], pa.time64("us"))
+    one = pa.array([0, 0, 0], pa.int8())
+    columns = [
+        times,
+        pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), times),
+        pa.StructArray.from_arrays([times, pa.array(["a", "b", "c"])], ["x", "y"]),
+        pa.DictionaryArray.from_arrays(one, times[:1]),
+        pa.DictionaryArray.from_arrays(pa.array([None] * 3, pa.int8()), pa.array([], pa.utf8())),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, [str(position) for position in range(len(columns))])
+    types.validate(batch)
+    types.validate(batch[1:])
+    offsets = pa.array([0, 5, 2, 2], pa.int32()).buffers()[1]
+    broken = pa.Array.from_buffers(pa.utf8(), 3, [None, offsets, pa.py_buffer(b"abcde")])
+    for column in [
+        broken,
+        pa.StructArray.from_arrays([times, broken], ["x", "y"]),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 0], pa.int8()), times[:1], safe=False),
+        pa.DictionaryArray.from_arrays(one, broken),
+    ]:
+        with pytest.raises(pa.ArrowInvalid):
+            types.validate(pa.RecordBatch.from_arrays([column], ["0"]))

@@ -59,7 +59,7 @@ def serve(functions):
 
     servers, signals = [], catch_signals()
     # The engine that connects is another user than this one; the directory around the socket decides who gets here.
-    os.umask(0)
+    umask = os.umask(0)
     directory = os.environ.get("TRANSSHIP_SOCKET_DIR")
     if directory:
         for name in ("flight.sock", "http.sock"):
@@ -71,6 +71,8 @@ def serve(functions):
         servers.append(rest.TcpServer(("0.0.0.0", int(port)), functions))
     if port := os.environ.get("TRANSSHIP_FLIGHT_PORT"):
         servers.append(flight.Server(f"grpc://0.0.0.0:{port}", functions))
+    # The handler's files are nobody else's.
+    os.umask(umask)
     if not servers:
         sys.exit("transship_server: set TRANSSHIP_SOCKET_DIR, TRANSSHIP_HTTP_PORT or TRANSSHIP_FLIGHT_PORT")
     for server in servers:

@@ -178,6 +178,10 @@ class _Calls:
             metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())
             self.number = metadata.get("batch", self._next)
             self._next = self.number + 1
+            try:
+                types.validate(chunk.data)
+            except pa.ArrowInvalid as cause:
+                raise CallError("protocol_violation", f"the batch cannot be read: {cause}") from None
             return chunk.data, metadata
 
     def end(self):

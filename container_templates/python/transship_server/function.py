@@ -17,6 +17,7 @@ import typing
 import uuid
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from . import constants, small, types, waiting
 from .errors import Cancelled, CallError, from_exception
@@ -239,7 +240,11 @@ class Function:
         try:
             if not self.result.plain.issuperset(map(type, values)):
                 values = [None if value is None else convert(value) for value in values]
-            return pa.array(values, self.result.arrow)
+            column = pa.array(values, self.result.arrow)
+            # Arrow makes finite values infinite that are too large; convert() refuses them.
+            if self.result.name == "float4" and pc.any(pc.is_inf(column)).as_py():
+                values = [None if value is None else convert(value) for value in values]
+            return column
         except BaseException:
             pass  # Now find the row that does not fit.
         for position, value in enumerate(values):
@@ -263,9 +268,7 @@ class Function:
                 answer = pa.array(answer, from_pandas=self.form == "pandas")
             if may_encode and (encoded := types.dictionary_of(self.result, answer)) is not None:
                 return encoded
-            if answer.type != self.result.arrow:
-                answer = answer.cast(self.result.arrow)
-            answer = types.with_plain_digits(self.result, answer)
+            answer = types.with_plain_digits(self.result, types.cast(self.result, answer))
         except BaseException as exception:
             raise self._bad_value(exception) from None
         return answer
@@ -293,7 +296,7 @@ def _struct_of(answer, entry):
         column = answer[name]
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
         column = column if isinstance(column, pa.Array) else pa.array(column, from_pandas=True)
-        columns.append(column if column.type == part.arrow else column.cast(part.arrow))
+        columns.append(types.cast(part, column))
     return pa.StructArray.from_arrays(columns, fields=list(entry.arrow))
 
 

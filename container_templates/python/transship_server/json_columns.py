@@ -83,4 +83,4 @@ def _array(entry, column):
     except TypeError:
         # Something in it is no number, perhaps null.
         return types.decode_json(entry, column.as_list())
-    return pa.Array.from_buffers(_READ[kind], numbers.size // 8, [None, numbers]).cast(entry.arrow)
+    return types.cast(entry, pa.Array.from_buffers(_READ[kind], numbers.size // 8, [None, numbers]))

@@ -22,7 +22,9 @@ def read(file, rows, columns):
     if table.num_rows != rows or table.num_columns != len(schema):
         raise ValueError(f"its file has {table.num_rows} rows of {table.num_columns} columns")
     batches = pa.Table.from_arrays(table.columns, names=schema.names).cast(schema).combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+    types.validate(batch)
+    return batch
 
 
 def write(batch):

@@ -218,31 +218,47 @@ class _Handler(http1.Handler):
         return self.send(status, content_type, payload, fields)
 
 
+class _Exchange:
+    """The groups of one exchange; when it was used last, and by how many requests it is used now."""
+
+    def __init__(self, function):
+        self.function, self.groups = function, function.groups()
+        # Held by the request whose step runs.
+        self.lock = threading.Lock()
+        self.used, self.users = 0, 0
+
+
 class _Exchanges:
-    """The exchanges of aggregate functions: the groups of each, by the name that its client gave it."""
+    """The exchanges of aggregate functions, by the names that their clients gave them."""
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._groups = {}
+        self._exchanges = {}
 
     def answer(self, function, request, number, batch, is_cancelled):
         """The reply to one batch. Raises CallError."""
         name = request.get("exchange")
         with self._lock:
-            now = time.monotonic()
-            self._groups = {key: entry for key, entry in self._groups.items() if now - entry[2] < _EXCHANGE_IDLE_S}
+            before = time.monotonic() - _EXCHANGE_IDLE_S
+            self._exchanges = {key: entry for key, entry in self._exchanges.items() if entry.users or entry.used > before}
             if number == 0 and isinstance(name, str):
-                self._groups[name] = (function, function.groups(), now)
-            found, groups, _ = self._groups.get(name, (None, None, None)) if isinstance(name, str) else (None, None, None)
-            if found is not function:
+                self._exchanges[name] = _Exchange(function)
+            found = self._exchanges.get(name) if isinstance(name, str) else None
+            if found is None or found.function is not function:
                 raise CallError("protocol_violation", f"there is no exchange {name!r} of {function.name}")
-            self._groups[name] = (function, groups, now)
-        return groups.answer(batch, request.get("step"), is_cancelled)
+            found.users += 1
+        try:
+            with found.lock:
+                return found.groups.answer(batch, request.get("step"), is_cancelled)
+        finally:
+            with self._lock:
+                found.users -= 1
+                found.used = time.monotonic()
 
     def end(self, name):
         """Forgets an exchange."""
         with self._lock:
-            self._groups.pop(name, None)
+            self._exchanges.pop(name, None)
 
 
 def _digests(body):

@@ -81,6 +81,7 @@ class TableFunction(Function):
             pairs = iter([answer] if isinstance(answer, tuple) else answer)
         except BaseException as exception:
             raise from_exception(exception) from None
+        last = 0
         while True:
             try:
                 pair = next(pairs, None)
@@ -93,6 +94,9 @@ class TableFunction(Function):
             rows, column = list(pair[0]), types.own(self.array_of(pair[1]))
             if len(rows) != len(column):
                 raise CallError("bad_result", f"It gave {len(rows)} row numbers for {len(column)} results.")
-            if any(not 0 <= row < batch.num_rows for row in rows) or any(a > b for a, b in itertools.pairwise(rows)):
+            ascending = itertools.pairwise(itertools.chain([last], rows))
+            if any(not 0 <= row < batch.num_rows for row in rows) or any(a > b for a, b in ascending):
                 raise CallError("bad_result", "It gave row numbers that are not those of the batch, ascending.")
+            # The next pair goes on from there.
+            last = rows[-1] if rows else last
             yield [first + row for row in rows] if first else rows, column

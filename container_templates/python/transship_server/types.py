@@ -12,6 +12,7 @@ import ipaddress
 import json
 import math
 import re
+import string
 import sys
 import typing
 import uuid
@@ -26,8 +27,8 @@ _EPOCH = datetime.datetime(1970, 1, 1)
 _UTC_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MICROSECOND = datetime.timedelta(microseconds=1)
 _MAX_SAFE_INTEGER = 1 << 53
-# What rounds to float4's largest value, at most.
-_MAX_FLOAT4 = (2 - 2**-24) * 2.0**127
+# What rounds to float4's largest value, at most: half a step further is infinite.
+_MAX_FLOAT4 = math.nextafter((2 - 2**-24) * 2.0**127, 0)
 _NON_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
@@ -165,6 +166,14 @@ def _to_float(value):
     return float(value)
 
 
+def _to_float4(value):
+    number = _to_float(value)
+    # Arrow would make it infinite.
+    if math.isfinite(number) and abs(number) > _MAX_FLOAT4:
+        raise OverflowError(f"{value!r}, which is out of range")
+    return number
+
+
 def _to_int(value):
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{value!r} of type {type(value).__name__}")
@@ -206,7 +215,7 @@ def _check_timestamptz(value):
 
 def _from_timetz(text):
     # PostgreSQL leaves out the minutes of an offset, which Python wants.
-    return datetime.time.fromisoformat(text if re.search(r"[+-]\d\d:", text) else text + ":00")
+    return datetime.time.fromisoformat(_whole_micros(text if re.search(r"[+-]\d\d:", text) else text + ":00"))
 
 
 def _to_timetz(value):
@@ -248,7 +257,7 @@ TYPES = {
         Type("int2", pa.int16(), from_python=_to_int, plain=[int]),
         Type("int4", pa.int32(), from_python=_to_int, plain=[int]),
         Type("int8", pa.int64(), int, from_python=_to_int, plain=[int]),
-        Type("float4", pa.float32(), from_python=_to_float, plain=[float]),
+        Type("float4", pa.float32(), from_python=_to_float4, plain=[float]),
         Type("float8", pa.float64(), float, from_python=_to_float, plain=[float]),
         Type("text", pa.utf8(), str, from_python=_exactly(str), plain=[str]),
         Type("bytea", pa.binary(), bytes, from_python=_exactly((bytes, bytearray, memoryview), bytes)),
@@ -397,6 +406,99 @@ def adapt(entry, array):
     raise ValueError(f"it is {wanted}, not {found}")
 
 
+# What columns hold. Arrow would cast many of these to one another.
+_FAMILIES = {
+    "truth": (pa.types.is_boolean,),
+    "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    "text": (
+        pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_binary, pa.types.is_large_binary,
+        pa.types.is_binary_view, pa.types.is_fixed_size_binary,
+    ),
+    "moment": (pa.types.is_date, pa.types.is_timestamp),
+    "time": (pa.types.is_time,),
+}  # fmt: skip
+
+
+def _family(kind):
+    return next((family for family, tests in _FAMILIES.items() if any(test(kind) for test in tests)), "other")
+
+
+def cast(entry, array):
+    """A batch handler's column as one of the type's own. TypeError, ValueError or ArrowException if that would make other
+    values of its values than rows allow."""
+    if array.type == entry.arrow:
+        return array
+    _check_cast(entry, array)
+    return array.cast(entry.arrow)
+
+
+def _check_cast(entry, array):
+    if isinstance(array, pa.ExtensionArray):
+        return _check_cast(entry, array.storage)
+    if isinstance(array, pa.DictionaryArray):
+        return _check_cast(entry, array.dictionary.take(array.indices.unique()))
+    found = array.type
+    if found == entry.arrow or pa.types.is_null(found):
+        return None
+    if isinstance(entry, ArrayType) and _is_any_list(found):
+        return _check_cast(entry.element, array.flatten())
+    if isinstance(entry, CompositeType) and pa.types.is_struct(found):
+        # Unlike field(), flatten() brings NULLs along.
+        parts = dict(zip((field.name for field in found), array.flatten()))
+        for name, part in entry.attributes:
+            if name in parts:
+                _check_cast(part, parts[name])
+        return None
+    family = _family(found)
+    is_exact = pa.types.is_integer(found) or pa.types.is_decimal(found)
+    # Digits are a decimal's text, and numbers and truth values JSON's own.
+    is_written = entry.name == "numeric" and is_exact or entry.name == "json" and family in ("number", "truth")
+    is_aware = pa.types.is_timestamp(found) and found.tz is not None
+    if family != _family(entry.arrow) and not is_written or is_aware and entry.name in ("date", "timestamp"):
+        raise TypeError(f"a column of {found}")
+    if entry.name == "date" and family == "moment" and not array.cast(entry.arrow).cast(found).equals(array):
+        raise ValueError(f"a column of {found} with times of day")
+    if entry.name == "float4" and not pa.types.is_integer(found):
+        numbers = array.cast(pa.float64())
+        beyond = numbers.filter(pc.and_(pc.is_finite(numbers), pc.greater(pc.abs(numbers), _MAX_FLOAT4)))
+        if len(beyond):
+            raise OverflowError(f"{beyond[0]}, which is out of range")
+    return None
+
+
+def validate(batch):
+    """Raises ArrowInvalid if offsets or indexes of a batch lead elsewhere, or text is not UTF-8: Arrow's readers check none of them."""
+    batch.validate()
+    for column in batch.columns:
+        _validate(column)
+
+
+def _validate(array):
+    if isinstance(array, pa.DictionaryArray):
+        array.indices.validate(full=True)
+        places = pc.min_max(array.indices).as_py()
+        if places["min"] is not None and not 0 <= places["min"] <= places["max"] < len(array.dictionary):
+            raise pa.ArrowInvalid("an index is not one of its dictionary's")
+        return _validate(array.dictionary)
+    # Arrow has no time 24:00, which databases have.
+    kind = _without_times(array.type)
+    return (array if kind == array.type else array.view(kind)).validate(full=True)
+
+
+def _without_times(kind):
+    """An Arrow type with integers in place of times."""
+    if pa.types.is_time32(kind):
+        return pa.int32()
+    if pa.types.is_time64(kind):
+        return pa.int64()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_without_times(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_times(field.type)) for field in kind])
+    return kind
+
+
 def layout_of(schema):
     """What a client's schema says of the layout that it wants: a subset of {"large text", "view", "large list"}."""
     layout, kinds = set(), list(schema.types)
@@ -525,7 +627,7 @@ def encode_json(entry, array):
     if entry.name in ("bool", "int2", "int4"):
         return array.to_pylist()
     if entry.name == "int8":
-        return [v if v is None or abs(v) <= _MAX_SAFE_INTEGER else str(v) for v in array.to_pylist()]
+        return [v if v is None else _int_json(v) for v in array.to_pylist()]
     if entry.name in ("float4", "float8"):
         values = array.to_pylist()
         # A sum of finite values that overflows costs only the second look.
@@ -566,7 +668,7 @@ def decode_json(entry, values):
         most = _MAX_FLOAT4 if entry.name == "float4" else sys.float_info.max
         values = [v if v is None else _read_float(v, most) for v in values]
     elif entry.name == "bytea":
-        values = [v if v is None else base64.b64decode(v) for v in values]
+        values = [v if v is None else _read_bytes(v) for v in values]
     elif entry.name == "uuid":
         values = [v if v is None else uuid.UUID(v).bytes for v in values]
     elif entry.name == "date":
@@ -623,10 +725,14 @@ def _time_text(micros):
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction:06}"
 
 
+def _int_json(value):
+    return value if abs(value) <= _MAX_SAFE_INTEGER else str(value)
+
+
 def _interval_json(value):
     micros, rest = divmod(abs(value.nanoseconds), 1000)
     sign = 1 if value.nanoseconds >= 0 else -1
-    result = {"months": value.months, "days": value.days, "microseconds": sign * micros}
+    result = {"months": value.months, "days": value.days, "microseconds": _int_json(sign * micros)}
     return result | {"nanoseconds": sign * rest} if rest else result
 
 
@@ -636,10 +742,22 @@ def _check_json(value, kind):
     return value
 
 
+def _read_bytes(text):
+    # Readers accept white space; anything else that is not base64 would be left out.
+    return base64.b64decode(_check_json(text, str).encode("ascii").translate(None, string.whitespace.encode()), validate=True)
+
+
+def _whole_micros(text):
+    """The text of a time, of which Python cuts what is below a microsecond; ValueError if it has that."""
+    if re.search(r"[.,]\d{6}\d*[1-9]", text):
+        raise ValueError(f"{text!r} has digits below a microsecond")
+    return text
+
+
 def _read_time(text):
     if re.fullmatch(r"24:00:00(\.0*)?", text):
         return 86_400_000_000
-    moment = datetime.time.fromisoformat(text)
+    moment = datetime.time.fromisoformat(_whole_micros(text))
     return (moment.hour * 3600 + moment.minute * 60 + moment.second) * 1_000_000 + moment.microsecond
 
 
@@ -687,5 +805,5 @@ def _read_date(text):
 def _read_timestamp(text, aware):
     if text in ("infinity", "-infinity"):
         return 2**63 - 1 if text == "infinity" else -(2**63)
-    moment = datetime.datetime.fromisoformat(text)
+    moment = datetime.datetime.fromisoformat(_whole_micros(text))
     return (moment - (_UTC_EPOCH if aware else _EPOCH)) // _MICROSECOND

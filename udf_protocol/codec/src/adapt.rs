@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, ArrayRef, StructArray};
+use arrow_array::{Array, ArrayRef, ListArray, StructArray};
+use arrow_buffer::OffsetBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::DataType;
 
@@ -111,20 +112,46 @@ pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
             .map_err(|cause| format!("{cause}."));
     }
     let options = CastOptions { safe: false, ..CastOptions::default() };
-    let adapted = cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))?;
+    let cast = |column: &ArrayRef, wanted: &DataType| {
+        cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))
+    };
+    // A cast of a list would not tell that it rounds its elements.
+    if let (
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _),
+        DataType::List(field),
+    ) = (found, wanted)
+    {
+        let lists = cast(column, &DataType::List(item.clone()))?;
+        let lists = lists.as_list::<i32>();
+        let offsets = OffsetBuffer::from_lengths(lists.offsets().lengths());
+        let first = lists.offsets().first().map_or(0, |first| *first as usize);
+        let last = lists.offsets().last().map_or(0, |last| *last as usize);
+        let elements = adapt(&lists.values().slice(first, last - first), field.data_type())?;
+        return ListArray::try_new(field.clone(), offsets, elements, lists.nulls().cloned())
+            .map(|array| Arc::new(array) as ArrayRef)
+            .map_err(|cause| format!("{cause}."));
+    }
+    let adapted = cast(column, wanted)?;
     // A cast may round: then the way back leads elsewhere.
     let may_round = found.is_floating()
         || wanted.is_floating()
         || found.is_temporal()
-        || matches!(wanted, DataType::Decimal128(..) | DataType::Decimal256(..));
+        || is_decimal(wanted)
+        || (is_decimal(found) && wanted.is_integer())
+        || (found.is_integer() && *wanted == DataType::Boolean);
     if may_round {
-        let back = cast_with_options(&adapted, found, &options).map_err(|cause| format!("{cause}."))?;
+        let back = cast(&adapted, found)?;
         let is_same = back.to_data() == column.to_data() || is_same_number(&back, column);
         if !is_same {
             return Err(format!("Values of {found} do not fit {wanted}."));
         }
     }
     Ok(adapted)
+}
+
+fn is_decimal(data_type: &DataType) -> bool {
+    use DataType::{Decimal32, Decimal64, Decimal128, Decimal256};
+    matches!(data_type, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
 /// Texts of equal decimals may have different zeros at the end.
@@ -165,6 +192,42 @@ mod tests {
         assert!(adapt(&column(Int64Array::from(vec![1 << 40])), &DataType::Int32).is_err());
         assert!(adapt(&column(Float64Array::from(vec![1.5])), &DataType::Int32).is_err());
         assert!(adapt(&column(Float64Array::from(vec![2.0])), &DataType::Int32).is_ok());
+    }
+
+    #[test]
+    fn nothing_is_rounded_in_lists_nor_to_other_kinds_of_numbers() {
+        let item = |ty: DataType| Arc::new(arrow_schema::Field::new("item", ty, true));
+        let list = |ty: DataType| DataType::List(item(ty));
+        let of = |values: ArrayRef, lengths: [usize; 2]| -> ArrayRef {
+            let offsets = OffsetBuffer::from_lengths(lengths);
+            column(ListArray::new(item(values.data_type().clone()), offsets, values, None))
+        };
+        let floats = of(column(Float64Array::from(vec![Some(1.0), None, Some(2.5)])), [2, 1]);
+        assert!(adapt(&floats, &list(DataType::Int32)).is_err());
+        // The element that does not fit is not among those of the slice, which begin behind others.
+        let whole = adapt(&floats.slice(0, 1), &list(DataType::Int32)).unwrap();
+        let expected = of(column(Int32Array::from(vec![Some(1), None])), [2, 0]);
+        assert_eq!(whole.as_ref(), expected.slice(0, 1).as_ref());
+        let tail = of(column(Float64Array::from(vec![2.5, 7.0])), [1, 1]);
+        let expected = of(column(Int32Array::from(vec![7])), [0, 1]);
+        assert_eq!(adapt(&tail.slice(1, 1), &list(DataType::Int32)).unwrap().as_ref(), expected.slice(1, 1).as_ref());
+        assert!(adapt(&of(column(Float64Array::from(vec![1e300])), [1, 0]), &list(DataType::Float32)).is_err());
+
+        let nanoseconds = arrow_array::TimestampNanosecondArray::from(vec![1_000, 2_001]);
+        let micros = DataType::Timestamp(arrow_schema::TimeUnit::Microsecond, None);
+        let nested = of(of(column(nanoseconds), [1, 1]), [1, 1]);
+        assert!(adapt(&nested, &list(list(micros.clone()))).is_err());
+        assert!(adapt(&nested.slice(0, 1), &list(list(micros))).is_ok());
+        let texts = of(column(StringArray::from(vec!["1.50", "2"])), [1, 1]);
+        assert!(adapt(&texts, &list(DataType::Decimal128(10, 1))).is_err());
+        assert!(adapt(&texts, &list(DataType::Decimal128(10, 2))).is_ok());
+
+        let decimals =
+            |values: Vec<i128>| column(Decimal128Array::from(values).with_precision_and_scale(10, 2).unwrap());
+        assert!(adapt(&decimals(vec![150]), &DataType::Int32).is_err());
+        assert_eq!(adapt(&decimals(vec![200]), &DataType::Int32).unwrap().as_ref(), &Int32Array::from(vec![2]));
+        assert!(adapt(&column(Int32Array::from(vec![0, 2])), &DataType::Boolean).is_err());
+        assert!(adapt(&column(Int32Array::from(vec![0, 1])), &DataType::Boolean).is_ok());
     }
 
     #[test]

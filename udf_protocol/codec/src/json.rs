@@ -16,7 +16,7 @@ use arrow_array::{Array, ArrayRef, BooleanArray, ListArray, PrimitiveArray, Stru
 use arrow_buffer::OffsetBuffer;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use chrono::{DateTime, NaiveDate, NaiveDateTime, Timelike, Utc};
+use chrono::{DateTime, Datelike, NaiveDate, NaiveDateTime, Timelike, Utc};
 use serde_json::Value;
 use udf_types::signature::Signature;
 use udf_types::textual_type;
@@ -27,7 +27,8 @@ use crate::json_text::decimal_text;
 
 /// Largest integer that a JSON reader with double precision keeps exactly, 2^53.
 const MAX_SAFE_INTEGER: i64 = 1 << 53;
-const TIMESTAMP_FORMAT: &str = "%Y-%m-%dT%H:%M:%S%.6f";
+/// Microseconds of a day.
+const DAY: i64 = 86_400_000_000;
 
 /// Writes `{"batch": n, "rows": n, "columns": [[...], ...]}`; for an aggregate function also `"exchange"` and `"step"`, and with
 /// constants `"constants"`.
@@ -161,10 +162,7 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             match days {
                 i32::MAX => write!(out, "\"infinity\""),
                 i32::MIN => write!(out, "\"-infinity\""),
-                _ => match NaiveDate::from_epoch_days(days) {
-                    Some(date) => write!(out, "\"{}\"", date.format("%Y-%m-%d")),
-                    None => write!(out, "{days}"),
-                },
+                _ => write!(out, "\"{}\"", date_text(days.into())),
             }
         }
         Type::Timestamp | Type::TimestampTz => {
@@ -173,10 +171,12 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             match micros {
                 i64::MAX => write!(out, "\"infinity\""),
                 i64::MIN => write!(out, "\"-infinity\""),
-                _ => match DateTime::from_timestamp_micros(micros) {
-                    Some(time) => write!(out, "\"{}{zone}\"", time.naive_utc().format(TIMESTAMP_FORMAT)),
-                    None => write!(out, "{micros}"),
-                },
+                _ => {
+                    let date = date_text(micros.div_euclid(DAY));
+                    let _ = write!(out, "\"{date}T");
+                    write_time(out, micros.rem_euclid(DAY));
+                    write!(out, "{zone}\"")
+                }
             }
         }
         Type::Uuid => {
@@ -191,10 +191,9 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             write!(out, "\"")
         }
         Type::Time => {
-            let micros = column.as_primitive::<Time64MicrosecondType>().value(row);
-            let (seconds, fraction) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
-            let (hours, minutes) = (seconds.div_euclid(3600), seconds.rem_euclid(3600) / 60);
-            write!(out, "\"{hours:02}:{minutes:02}:{:02}.{fraction:06}\"", seconds.rem_euclid(60))
+            out.push('"');
+            write_time(out, column.as_primitive::<Time64MicrosecondType>().value(row));
+            write!(out, "\"")
         }
         Type::Interval => {
             let value = column.as_primitive::<IntervalMonthDayNanoType>().value(row);
@@ -226,6 +225,50 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
             Ok(())
         }
     };
+}
+
+/// Days of 400 years, after which the calendar repeats. Databases have dates far beyond the years of `chrono`, which end at 262,142.
+const CYCLE: i64 = 146_097;
+
+/// `YYYY-MM-DD`; years before 0 and behind 9999 have a sign.
+fn date_text(days: i64) -> String {
+    let date = NaiveDate::from_epoch_days(days.rem_euclid(CYCLE) as i32).unwrap_or_default();
+    let year = i64::from(date.year()) + 400 * days.div_euclid(CYCLE);
+    let sign = match year {
+        ..0 => "-",
+        0..=9999 => "",
+        _ => "+",
+    };
+    format!("{sign}{:04}-{:02}-{:02}", year.abs(), date.month(), date.day())
+}
+
+/// Days since 1970.
+fn read_date(text: &str) -> Option<i64> {
+    let end = text.get(1..)?.find('-')? + 1;
+    let (year, rest) = text.split_at(end);
+    let year = year.parse::<i64>().ok().filter(|year| year.abs() < 10_000_000)?;
+    let within = format!("{}{rest}", 2000 + year.rem_euclid(400));
+    let date = NaiveDate::parse_from_str(&within, "%Y-%m-%d").ok()?;
+    Some(i64::from(date.to_epoch_days()) + (year.div_euclid(400) - 5) * CYCLE)
+}
+
+/// Microseconds since 1970 of a time without a zone; none if digits would be lost.
+fn read_timestamp(text: &str) -> Option<i64> {
+    match NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f") {
+        Ok(time) => whole_micros(time.and_utc()),
+        Err(_) => {
+            let (date, time) = text.split_once('T')?;
+            let within = NaiveDateTime::parse_from_str(&format!("1970-01-01T{time}"), "%Y-%m-%dT%H:%M:%S%.f").ok()?;
+            let micros = i128::from(read_date(date)?) * i128::from(DAY) + i128::from(whole_micros(within.and_utc())?);
+            i64::try_from(micros).ok().filter(|micros| ![i64::MAX, i64::MIN].contains(micros))
+        }
+    }
+}
+
+fn write_time(out: &mut String, micros: i64) {
+    let (seconds, fraction) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
+    let (hours, minutes) = (seconds.div_euclid(3600), seconds.rem_euclid(3600) / 60);
+    let _ = write!(out, "{hours:02}:{minutes:02}:{:02}.{fraction:06}", seconds.rem_euclid(60));
 }
 
 fn non_finite(value: f64) -> &'static str {
@@ -307,12 +350,12 @@ fn decode(ty: &Type, values: &[&Value]) -> Result<ArrayRef, String> {
         Type::Date => primitive::<Date32Type>(ty, values, |value| match value.as_str()? {
             "infinity" => Some(i32::MAX),
             "-infinity" => Some(i32::MIN),
-            text => Some(NaiveDate::parse_from_str(text, "%Y-%m-%d").ok()?.to_epoch_days()),
+            text => i32::try_from(read_date(text)?).ok().filter(|days| ![i32::MAX, i32::MIN].contains(days)),
         }),
         Type::Timestamp => primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
             "infinity" => Some(i64::MAX),
             "-infinity" => Some(i64::MIN),
-            text => whole_micros(NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f").ok()?.and_utc()),
+            text => read_timestamp(text),
         }),
         Type::TimestampTz => {
             let array = primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
@@ -321,10 +364,7 @@ fn decode(ty: &Type, values: &[&Value]) -> Result<ArrayRef, String> {
                 text => match DateTime::parse_from_rfc3339(text) {
                     Ok(time) => whole_micros(time.to_utc()),
                     // The years of RFC 3339 have four digits and no sign.
-                    Err(_) => {
-                        let time = NaiveDateTime::parse_from_str(text.strip_suffix('Z')?, "%Y-%m-%dT%H:%M:%S%.f");
-                        whole_micros(time.ok()?.and_utc())
-                    }
+                    Err(_) => read_timestamp(text.strip_suffix('Z')?),
                 },
             })?;
             Ok(Arc::new(array.as_primitive::<TimestampMicrosecondType>().clone().with_data_type(ty.data_type())))
@@ -400,7 +440,6 @@ fn find_misfit(ty: &Type, values: &[&Value], cause: String) -> String {
 
 /// Microseconds of `HH:MM:SS.ffffff`, up to `24:00:00`.
 fn time(text: &str) -> Option<i64> {
-    const DAY: i64 = 86_400_000_000;
     if let Some(rest) = text.strip_prefix("24:00:00") {
         return rest.trim_start_matches('.').bytes().all(|digit| digit == b'0').then_some(DAY);
     }
@@ -511,13 +550,39 @@ mod tests {
     #[test]
     fn times_of_far_years_are_written_and_read() {
         for (ty, zone) in [(Type::Timestamp, ""), (Type::TimestampTz, "Z")] {
-            let text = ["+10000-01-01T00:00:00.000000", "-4712-11-24T00:00:00.000001", "+200000-12-31T23:59:59.999999"];
+            let text = [
+                "0000-02-29T00:00:00.000000",
+                "9999-12-31T23:59:59.999999",
+                "+10000-01-01T00:00:00.000000",
+                "-4712-11-24T00:00:00.000001",
+                "+200000-12-31T23:59:59.999999",
+                "+294247-01-10T04:00:54.775806",
+                "-290308-12-21T19:59:05.224193",
+            ];
             let text = format!("[{}]", text.map(|time| format!("\"{time}{zone}\"")).join(","));
             let column = decode_column(&ty, &serde_json::from_str::<Vec<Value>>(&text).unwrap()).unwrap();
             let mut written = String::new();
             encode_column(&mut written, &ty, &column);
             assert_eq!(written, text);
+            for text in [
+                "+294247-01-10T04:00:54.775807",
+                "+300000-01-01T00:00:00",
+                "+200001-02-29T00:00:00",
+                "+1000000000000-01-01T00:00:00",
+                "T00:00:00",
+                "é-01-01T00:00:00",
+            ] {
+                assert!(decode_column(&ty, &[format!("{text}{zone}").into()]).is_err(), "{text}");
+            }
         }
+        let text = r#"["+5874897-12-31","-4713-11-24","+300000-02-29","-290000-02-29"]"#;
+        let column = decode_column(&Type::Date, &serde_json::from_str::<Vec<Value>>(text).unwrap()).unwrap();
+        let days: Vec<i32> = column.as_primitive::<Date32Type>().values().to_vec();
+        assert_eq!(days[..2], [2_145_042_905, -2_440_588]);
+        let mut written = String::new();
+        encode_column(&mut written, &Type::Date, &column);
+        assert_eq!(written, text);
+        assert!(decode_column(&Type::Date, &["+5900000-01-01".into()]).is_err());
     }
 
     #[test]

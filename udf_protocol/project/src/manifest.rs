@@ -14,6 +14,9 @@ use crate::reference::{is_name, is_tag};
 /// The name of images that are built from inline code.
 pub const INLINE_REPOSITORY: &str = "transship-inline";
 
+/// Names that stand for something else in lists of allowed images.
+const RESERVED_NAMES: [&str; 4] = ["sha256", "inline", "library", "endpoint"];
+
 /// The label under which an image carries its manifest, as JSON.
 pub const MANIFEST_LABEL: &str = "org.transship.manifest";
 
@@ -248,6 +251,9 @@ impl Manifest {
                 "lower-case letters and digits, with \"-\", \"_\", \".\" or \"/\" between them",
             ));
         }
+        if RESERVED_NAMES.contains(&self.name.as_str()) {
+            return Err(bad_value("name", &self.name, "a word that lists of allowed images do not use otherwise"));
+        }
         if !is_tag(&self.version) {
             return Err(bad_value("version", &self.version, "letters, digits, \"-\", \"_\" and \".\""));
         }
@@ -282,6 +288,7 @@ impl Manifest {
                 return Err(bad_value("functions.name", &function.name, "a name that no other function has"));
             }
             function.check_types()?;
+            function.check_names()?;
             check_concurrency(function.concurrency)?;
         }
         Ok(())
@@ -324,6 +331,24 @@ impl FunctionEntry {
         self.returns.iter().try_for_each(|text| Type::from_name(text).map(drop))
     }
 
+    /// Refuses names with control characters. They go into scripts, where a line may end a statement: `GO` of SQL Server's clients does.
+    fn check_names(&self) -> Result<()> {
+        let refused = |name: &str| Err(bad_value("functions", name, "names without control characters"));
+        if self.name.contains(char::is_control) {
+            return refused(&self.name);
+        }
+        for text in self.arguments.iter().flatten() {
+            let argument = parse_argument(text)?;
+            if argument.name.contains(char::is_control) || argument.ty.has_control_characters() {
+                return refused(text);
+            }
+        }
+        match &self.returns {
+            Some(text) if Type::from_name(text)?.has_control_characters() => refused(text),
+            _ => Ok(()),
+        }
+    }
+
     /// The signature, if the manifest gives all of it; otherwise the handler's annotations do.
     pub fn signature(&self) -> Result<Option<Signature>> {
         let (Some(arguments), Some(returns)) = (&self.arguments, &self.returns) else {
@@ -358,6 +383,7 @@ fn is_inside(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use udf_types::limits::MAX_TOML_BYTES;
 
     use super::*;
@@ -451,6 +477,33 @@ mod tests {
         }
         for requirement in ["", " ", " --index-url=x", "-r x", "numpy --config-settings=x", "numpy ", "\\tnumpy"] {
             assert!(Manifest::parse(&with(requirement)).is_err(), "{requirement}");
+        }
+    }
+
+    /// Labels are anybody's, and lists of allowed images have words of their own.
+    #[test]
+    fn no_image_has_a_name_that_means_something_else() {
+        for name in RESERVED_NAMES {
+            let error = Manifest::parse(&PROJECT.replace("\"flights\"", &format!("\"{name}\""))).unwrap_err();
+            assert!(error.message().contains(name), "{error}");
+        }
+        assert!(Manifest::parse(&PROJECT.replace("\"flights\"", "\"inline/python\"")).is_ok());
+    }
+
+    #[test]
+    fn no_name_ends_a_line_of_a_script() {
+        let label = |function: &str, argument: &str, returns: &str| {
+            let function = json!({"name": function, "arguments": [argument], "returns": returns});
+            Manifest::from_label(&json!({"name": "a", "template": "t", "functions": [function]}).to_string())
+        };
+        assert!(label("f", "x int4", "(\n\"a\" int4)").is_ok());
+        for (function, argument, returns) in [
+            ("f\nGO\n", "x int4", "int4"),
+            ("f", "x\u{1b} int4", "int4"),
+            ("f", "x (\"a\nGO\" int4)[]", "int4"),
+            ("f", "x int4", "(\"a\u{85}GO\" int4)"),
+        ] {
+            assert!(label(function, argument, returns).is_err(), "{function:?} {argument:?} {returns:?}");
         }
     }
 

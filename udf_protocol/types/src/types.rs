@@ -431,6 +431,17 @@ impl Type {
         }
     }
 
+    /// Whether an attribute's name, at any depth, has control characters.
+    pub fn has_control_characters(&self) -> bool {
+        match self {
+            Type::Array(element) => element.has_control_characters(),
+            Type::Composite(attributes) => attributes
+                .iter()
+                .any(|attribute| attribute.name.contains(char::is_control) || attribute.ty.has_control_characters()),
+            _ => false,
+        }
+    }
+
     /// Whether a column of type `found` may stand for one of this type. Plain text may stand for a type that travels as
     /// text, since the engine's own parser judges it; the servers of arrow-udf leave names of attributes empty.
     pub fn accepts(&self, found: &Type) -> bool {

@@ -52,11 +52,16 @@ impl ImageStore for DockerImages {
             if images.iter().any(|image| image.digest == digest) {
                 continue;
             }
-            // It may have gone meanwhile.
-            let Some(inspected) = self.cli.find_image(digest)? else { continue };
-            // Whoever made the image wrote the label.
-            let image = match inspected.udf_image(digest) {
-                Ok(image) => image,
+            let inspected = match self.cli.find_image(digest) {
+                Ok(Some(inspected)) => Ok(inspected),
+                // It has gone meanwhile.
+                Ok(None) => continue,
+                Err(error) => Err(error),
+            };
+            // Whoever made the image wrote the label, and may have made it too large to be read.
+            let read = inspected.and_then(|inspected| Ok((inspected.udf_image(digest)?, inspected.repo_tags)));
+            let (image, tags) = match read {
+                Ok(read) => read,
                 Err(error) => {
                     let fact = quoted(&error.to_string());
                     log::warning("image_ignored")
@@ -69,7 +74,7 @@ impl ImageStore for DockerImages {
             // is a registry.
             let name = image.manifest.image();
             let local = if self.cli.program == "podman" { format!("localhost/{name}") } else { name.clone() };
-            if inspected.repo_tags.iter().flatten().any(|tag| *tag == name || *tag == local) {
+            if tags.iter().flatten().any(|tag| *tag == name || *tag == local) {
                 images.push(image);
             }
         }

@@ -108,7 +108,8 @@ impl Names {
     fn put_back_taken(&mut self, cli: &DockerCli) -> Result<()> {
         for (name, before) in &self.before {
             let Some(before) = before else { continue };
-            let now = cli.find_image(name)?.map(|now| now.id);
+            // What cannot be read is another image.
+            let now = cli.find_image(name).ok().flatten().map(|now| now.id);
             if now.as_ref() != Some(before) {
                 cli.tag(before, name)?;
                 self.pulled.extend(now);
@@ -120,10 +121,12 @@ impl Names {
     /// Takes names away that nothing had.
     fn remove_new(&self, cli: &DockerCli) -> Result<()> {
         for (name, _) in self.before.iter().filter(|(_, before)| before.is_none()) {
-            let Some(now) = cli.find_image(name)? else { continue };
-            // Its last name would take an image along that functions may use by its digest.
-            if !self.images.contains(&hex_of(&now.id)) || now.repo_tags.as_ref().is_some_and(|tags| tags.len() > 1) {
-                remove(cli, name)?;
+            let is_only_name = |now: &InspectedImage| now.repo_tags.as_ref().is_none_or(|tags| tags.len() <= 1);
+            match cli.find_image(name) {
+                Ok(None) => {}
+                // Its last name would take an image along that functions may use by its digest.
+                Ok(Some(now)) if self.images.contains(&hex_of(&now.id)) && is_only_name(&now) => {}
+                _ => remove(cli, name)?,
             }
         }
         Ok(())

@@ -1,0 +1,98 @@
+package server
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/flight"
+	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// exchange is a client's side of one: what it sends, and what it gets.
+type exchange struct {
+	flight.FlightService_DoExchangeServer
+	sent, answers []*flight.FlightData
+}
+
+func (e *exchange) Context() context.Context { return context.Background() }
+
+func (e *exchange) Recv() (*flight.FlightData, error) {
+	if len(e.sent) == 0 {
+		return nil, io.EOF
+	}
+	next := e.sent[0]
+	e.sent = e.sent[1:]
+	return next, nil
+}
+
+func (e *exchange) Send(data *flight.FlightData) error {
+	// The writer uses its message again.
+	e.answers = append(e.answers, &flight.FlightData{
+		DataHeader: bytes.Clone(data.DataHeader), DataBody: bytes.Clone(data.DataBody), AppMetadata: bytes.Clone(data.AppMetadata), FlightDescriptor: data.FlightDescriptor,
+	})
+	return nil
+}
+
+// called is an exchange that calls a function with a batch, whose column may be compressed.
+func called(t *testing.T, column arrow.Array, options ...ipc.Option) *exchange {
+	t.Helper()
+	sent := &exchange{}
+	schema := arrow.NewSchema([]arrow.Field{{Name: "x", Type: column.DataType(), Nullable: true}}, nil)
+	writer := flight.NewRecordWriter(sent, append(options, ipc.WithSchema(schema))...)
+	writer.SetFlightDescriptor(&flight.FlightDescriptor{Type: flight.DescriptorPATH, Path: []string{"f"}})
+	if err := writer.WriteWithAppMetadata(array.NewRecordBatch(schema, []arrow.Array{column}, int64(column.Len())), []byte(`{"batch": 3}`)); err != nil {
+		t.Fatal(err)
+	}
+	return &exchange{sent: sent.answers}
+}
+
+func TestCompressedColumnsAreRefused(t *testing.T) {
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "arrow", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8")},
+		func(batch arrow.RecordBatch) arrow.Array { return batch.Column(0) })
+	server := &flightServer{functions: map[string]*Function{"f": function}}
+	for name, column := range map[string]arrow.Array{"values": int8s(1, 2, 3), "a dictionary": dictionaryOf(int8s(7), 0, 0, 0)} {
+		for _, options := range [][]ipc.Option{{ipc.WithZstd()}, {ipc.WithLZ4()}} {
+			stream := called(t, column, options...)
+			if err := server.DoExchange(stream); status.Code(err) != codes.InvalidArgument || status.Convert(err).Message() != "the columns are compressed" {
+				t.Errorf("%s: %v", name, err)
+			}
+			// Messages with dictionaries have no metadata that would say who asks.
+			if name != "values" {
+				continue
+			}
+			var told errorMetadata
+			first := stream.answers[0].AppMetadata
+			if err := json.Unmarshal(first, &told); err != nil || told.Batch != 3 || told.Error == nil || told.Error.Kind != "protocol_violation" {
+				t.Errorf("%s: %s", name, first)
+			}
+		}
+		if err := server.DoExchange(called(t, column)); err != nil {
+			t.Errorf("%s that are not compressed: %v", name, err)
+		}
+	}
+}
+
+func TestSocketsLeaveTheUmask(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o027))
+	address := t.TempDir() + "/socket"
+	listener, err := listenAt("unix", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if found, err := os.Stat(address); err != nil || found.Mode().Perm() != 0o777 {
+		t.Errorf("%v, %v", found, err)
+	}
+	if mask := syscall.Umask(0o027); mask != 0o027 {
+		t.Errorf("files have mask %o", mask)
+	}
+}
