@@ -60,7 +60,8 @@ fn build_files(
 
 /// The manifest of inline code's image, whose tag is made from its content.
 pub fn name_inline(templates: &Path, manifest: &Manifest, source: &str) -> Result<Manifest> {
-    // It is JSON of the user's making, and names a folder.
+    // It is JSON of the user's making, and names a folder. Engines of other versions give it another name.
+    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), ..manifest.clone() };
     let manifest = Manifest::from_label(&manifest.to_label())?;
     check_inline(&manifest)?;
     let template = Template::load(templates, &manifest.template)?;
@@ -69,7 +70,7 @@ pub fn name_inline(templates: &Path, manifest: &Manifest, source: &str) -> Resul
     hash.update(source);
     let tag = tag_of(hash);
     let handler = template.handler().to_string();
-    let manifest = Manifest { name: INLINE_REPOSITORY.to_string(), version: tag, handler, ..manifest };
+    let manifest = Manifest { version: tag, handler, ..manifest };
     Manifest::from_label(&manifest.to_label())
 }
 

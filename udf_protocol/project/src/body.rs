@@ -13,7 +13,8 @@ use crate::keys::{
     bad_value, check_bounds, check_concurrency, check_length, check_option, is_template_name, malformed,
 };
 use crate::manifest::{
-    BatchForm, FunctionEntry, Limits, Manifest, default_concurrency, default_handler, default_replicas, default_version,
+    BatchForm, FunctionEntry, INLINE_REPOSITORY, Limits, Manifest, default_concurrency, default_handler,
+    default_replicas, default_version,
 };
 use crate::options;
 use crate::reference::{ImageReference, is_digest};
@@ -218,7 +219,7 @@ impl FunctionBody {
             return None;
         };
         Some(Manifest {
-            name: "inline".to_string(),
+            name: INLINE_REPOSITORY.to_string(),
             version: default_version(),
             template: template.clone(),
             handler: default_handler(),

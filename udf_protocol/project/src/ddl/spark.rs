@@ -331,8 +331,11 @@ mod tests {
         );
         let parts = spark("(\"{x}\" int4)");
         assert!(parts.last().unwrap().contains(" \"struct<`{x}`: int>\""));
-        let parts = spark("(\"\nimport os\r\" uuid)");
-        assert_eq!(parts[1], "# \"f\" is left out: Spark has no type for (\" import os \" uuid).");
+        // Those with ends of lines are no names.
+        let returns = serde_json::Value::from("(\"\nimport os\r\" uuid)");
+        let text =
+            format!("name = 'a'\ntemplate = 'go'\nfunctions = [{{ name = 'f', arguments = [], returns = {returns} }}]");
+        assert!(Manifest::parse(&text).is_err());
     }
 
     #[test]
