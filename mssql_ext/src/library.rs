@@ -147,12 +147,15 @@ fn find_folder(process: &Process, name: &str) -> Result<(PathBuf, Installed)> {
     ))
 }
 
-/// Keeps other processes from installing or removing a library of this name: the last to begin is to be the last to end. Others of other
-/// names go on, and who waits waits no longer than a build may take.
+/// Keeps other processes from installing or removing a library of this name, so that whoever began before another ends before it; of several
+/// that wait, any may be next. Those of other names go on. It is an error to wait longer than a build may take.
 fn lock(process: &Process, name: &str, directory: &Path) -> Result<Flock<File>> {
     let file = OpenOptions::new().create(true).write(true).truncate(false).open(directory.join(lock_name(name)));
     let file = file.map_err(|cause| failed(name, &cause))?;
-    lock_within(file, process.settings.build_timeout).map_err(|errno| failed(name, &errno.into()))
+    lock_within(file, process.settings.build_timeout).map_err(|errno| match errno {
+        Errno::EWOULDBLOCK => failed(name, &io::Error::other("another session is installing or removing it")),
+        errno => failed(name, &errno.into()),
+    })
 }
 
 fn lock_name(name: &str) -> String {

@@ -27,7 +27,10 @@ impl Pool {
             // One that cannot go on does not answer, either.
             let _ = self.blocking(move |pool| pool.containers.resume(&paused)).await;
         }
-        let called = image.as_ref().map_or(String::new(), |image| image.manifest.image());
+        // Of an image that is not known, nobody knows either.
+        let memory_of = |image: &ImageInfo| image.manifest.limits.memory_mb.min(self.config.max_memory_mb);
+        let (called, memory_mb) =
+            image.as_ref().map(|image| (image.manifest.image(), memory_of(image))).unwrap_or_default();
         let image = image.filter(|image| self.check_limits(&image.digest, &image.manifest).is_ok());
         let greeting = greet(&found.socket_dir, &self.server_users).await.ok();
         if let (Some((server, user)), Some(ImageInfo { manifest, .. })) = (greeting, image) {
@@ -36,7 +39,7 @@ impl Pool {
             replica.segment_dir = Some(segment_dir).filter(|directory| directory.is_dir());
             replica.server = server;
             replica.user = Some(user);
-            replica.memory_mb = manifest.limits.memory_mb.min(self.config.max_memory_mb);
+            replica.memory_mb = memory_mb;
             // The leases on it went with the earlier manager, not so the batches that it runs.
             replica.in_use_until = (!found.is_paused).then(|| Instant::now() + self.config.adopted_grace);
             replica.become_state(State::Ready)?;
@@ -44,7 +47,8 @@ impl Pool {
             self.lock().replicas.insert(name, replica);
             Ok(true)
         } else {
-            let replica = Replica::new(name.clone(), called, found.digest, found.socket_dir.clone());
+            let mut replica = Replica::new(name.clone(), called, found.digest, found.socket_dir.clone());
+            replica.memory_mb = memory_mb;
             replica.become_state(State::Gone(None))?;
             self.lock().leaving.insert(name.clone(), replica);
             // One that cannot be stopped now is stopped later, and keeps no manager from its start.
@@ -55,7 +59,11 @@ impl Pool {
 
     /// Removes the folders of replicas that are not there.
     pub async fn sweep_folders(self: &Arc<Pool>) -> Result<()> {
-        let known: Vec<PathBuf> = self.lock().replicas.values().map(|replica| replica.socket_dir.clone()).collect();
+        let known: Vec<PathBuf> = {
+            let state = self.lock();
+            let all = state.replicas.values().chain(state.leaving.values());
+            all.map(|replica| replica.socket_dir.clone()).collect()
+        };
         self.blocking(move |pool| {
             pool.folders.sweep(&known);
             Ok(())

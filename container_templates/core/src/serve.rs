@@ -22,6 +22,8 @@ use crate::function::Function;
 use crate::http::{Http, Listener};
 
 const WINDOW_BYTES: u32 = 16 << 20;
+/// All that HTTP/2 has, so that a stream which is not read keeps no other of its connection from being read.
+const CONNECTION_WINDOW_BYTES: u32 = i32::MAX as u32;
 /// Patience with calls that run when the server is asked to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_STEP: Duration = Duration::from_millis(5);
@@ -170,7 +172,7 @@ where
         .max_encoding_message_size(usize::MAX);
     let served = tonic::transport::Server::builder()
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .add_service(service)
         .serve_with_incoming_shutdown(listener, wait(stopped))
         .await;

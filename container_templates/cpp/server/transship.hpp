@@ -35,7 +35,7 @@ template <std::integral T> constexpr bool holds(int64_t value) {
   return value < 0 ? value >= static_cast<int64_t>(Limits::min()) : static_cast<uint64_t>(value) <= static_cast<uint64_t>(Limits::max());
 }
 
-/// Whether T has a float, exactly or not.
+/// Whether a float lies within T's range.
 template <std::floating_point T> bool holds(double value) {
   return !std::isfinite(value) || std::abs(value) <= std::numeric_limits<T>::max();
 }

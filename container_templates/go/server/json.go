@@ -221,8 +221,10 @@ func appendJSON(builder array.Builder, t *Type, raw json.RawMessage) error {
 			builder.Append(math.MinInt32)
 		default:
 			value, rest, err := parseDate(text)
-			builder.Append(arrow.Date32(value.Unix() / 86400))
-			return errors.Join(err, unless(rest == ""))
+			days := value.Unix() / 86400
+			builder.Append(arrow.Date32(days))
+			// The least and the greatest stand for infinity.
+			return errors.Join(err, unless(rest == "" && days > math.MinInt32 && days < math.MaxInt32))
 		}
 		return nil
 	case *array.TimestampBuilder:
@@ -444,5 +446,10 @@ func parseTimestamp(text string, hasZone bool) (int64, error) {
 		_, seconds := at.Zone()
 		offset = int64(seconds)
 	}
-	return (day.Unix()-offset)*1_000_000 + clock, nil
+	seconds := day.Unix() - offset
+	// A day less than there is room for, so that the clock's time has room, too.
+	if most := int64(math.MaxInt64/1_000_000 - 86_400); seconds > most || seconds < -most {
+		return 0, errForm
+	}
+	return seconds*1_000_000 + clock, nil
 }

@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.PrintWriter;
 import java.io.StringWriter;
 import org.apache.arrow.memory.OutOfMemoryException;
+import org.apache.arrow.vector.util.OversizedAllocationException;
 
 /** A call that failed; kind is one of docs/protocol.md §5, row counts from zero within the batch. */
 final class CallError extends Exception {
@@ -43,6 +44,7 @@ final class CallError extends Exception {
     static CallError fromCode(Throwable cause, Integer row) {
         if (cause instanceof OutOfMemoryError error) throw error;
         if (cause instanceof OutOfMemoryException exception) throw exception;
+        if (cause instanceof OversizedAllocationException exception) throw exception;
         return fromHandler(cause, row);
     }
 

@@ -73,7 +73,8 @@ function readerOfValue(type: Type): Convert {
         }
       };
     case "interval":
-      return (value) => (typeof value === "object" && !Array.isArray(value) ? value : misfit(value));
+      // Microseconds that a number does not hold come as text.
+      return (value) => (typeof value === "object" && !Array.isArray(value) && Object.values(value).every(Number.isSafeInteger) ? value : misfit(value));
     case "array": {
       const element = reader(type.element!);
       return (value) => (Array.isArray(value) ? value.map(element) : misfit(value));

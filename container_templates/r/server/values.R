@@ -146,7 +146,8 @@ read_column <- function(type, values) {
     timestamp = read_timestamp(read_text(values), FALSE),
     timestamptz = read_timestamp(read_text(values), TRUE),
     uuid = read_text(values, "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"),
-    interval = present(function(value, row) if (is.list(value)) value else misfit(row, shown(value))),
+    # Microseconds that a double does not hold come as text.
+    interval = present(function(value, row) if (is.list(value) && all(vapply(value, is.numeric, NA))) value else misfit(row, shown(value))),
     array = present(function(value, row) if (is.list(value) && is.null(names(value))) in_row(row, read_column(type$element, value)) else misfit(row, shown(value))),
     range = , composite = present(function(value, row) {
       if (!is.list(value) || is.null(names(value))) misfit(row, shown(value))

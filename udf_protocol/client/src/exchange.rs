@@ -363,6 +363,10 @@ impl Exchange {
 
     /// The reply for all rows of its batch. From now on it is the engine's.
     fn unfold(&mut self, mut reply: Reply) -> Result<Reply> {
+        if self.caching.is_some() {
+            // It may be one of several that are kept until the batch has all of them.
+            reply.release(&self.call.signature.function)?;
+        }
         reply.share = None;
         let rows = reply.columns.num_rows();
         self.folding.note(rows, reply.compute_us);

@@ -2,7 +2,11 @@
 
 use std::sync::{Arc, mpsc as std_mpsc};
 
-use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_array::cast::AsArray;
+use arrow_array::types::Int32Type;
+use arrow_array::{Array, ArrayRef, DictionaryArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_schema::ArrowError;
+use arrow_select::take::take;
 use tokio::sync::Semaphore;
 use udf_codec::lines::{LINES, WANTED, read_field, shown};
 use udf_types::transport_name::TransportName;
@@ -42,6 +46,17 @@ pub struct Reply {
 }
 
 impl Reply {
+    /// Gives back what the reply holds of its exchange's budget, of one that is kept and counted by its columns' bytes. They may be few of a
+    /// large message, all of which lies in memory as long as they do.
+    pub(crate) fn release(&mut self, function: &str) -> Result<()> {
+        let held = self.share.take().map_or(0, |share| share.held());
+        if held / 2 > bytes_of(&self.columns) + SMALL_BYTES {
+            let unreadable = |cause| Error::protocol(function, format!("A reply cannot be kept: {cause}."));
+            self.columns = copied(&self.columns).map_err(unreadable)?;
+        }
+        Ok(())
+    }
+
     /// The whole answer to a batch, of a server that does not say how long it computed.
     pub(crate) fn whole(number: u64, columns: RecordBatch, bytes_sent: usize, bytes_received: usize) -> Reply {
         Reply {
@@ -57,6 +72,23 @@ impl Reply {
             share: None,
         }
     }
+}
+
+/// What is not worth a copy.
+const SMALL_BYTES: usize = 16 << 10;
+
+/// Columns in memory of their own.
+fn copied(columns: &RecordBatch) -> std::result::Result<RecordBatch, ArrowError> {
+    let all = |column: &dyn Array| take(column, &UInt32Array::from_iter_values(0..column.len() as u32), None);
+    let copies = columns.columns().iter().map(|column| match column.as_dictionary_opt::<Int32Type>() {
+        Some(encoded) => {
+            let keys = all(encoded.keys())?.as_primitive::<Int32Type>().clone();
+            Ok(Arc::new(DictionaryArray::try_new(keys, all(encoded.values())?)?) as ArrayRef)
+        }
+        None => all(column),
+    });
+    let options = RecordBatchOptions::new().with_row_count(Some(columns.num_rows()));
+    RecordBatch::try_new_with_options(columns.schema(), copies.collect::<std::result::Result<_, _>>()?, &options)
 }
 
 /// Bytes of a column's values, however much larger the memory is in which they lie.
@@ -196,6 +228,32 @@ impl Inbox {
         // The engine's own thread looks when it has done what it can.
         if !is_in_foreground() {
             self.doorbell.ring();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{Int64Array, StringArray};
+
+    use super::*;
+
+    #[test]
+    fn a_reply_that_is_kept_keeps_no_more_than_its_columns() {
+        let text: ArrayRef = Arc::new(StringArray::from(vec!["x".repeat(1000), "y".repeat(1 << 20)]).slice(0, 1));
+        let encoded: ArrayRef =
+            Arc::new(["a", "b"].repeat(1 << 20).into_iter().collect::<DictionaryArray<Int32Type>>().slice(1, 1));
+        let number: ArrayRef = Arc::new(Int64Array::from(vec![Some(1); 1 << 20]).slice(5, 1));
+        let columns =
+            RecordBatch::try_from_iter_with_nullable([("t", text, true), ("e", encoded, true), ("n", number, true)])
+                .unwrap();
+        for (held, is_copied) in [(bytes_of(&columns), false), (1 << 30, true)] {
+            let mut share = Budget::new(usize::MAX).share(0);
+            share.hold(held);
+            let mut reply = Reply { share: Some(share), ..Reply::whole(0, columns.clone(), 0, 0) };
+            reply.release("f").unwrap();
+            assert!(reply.share.is_none() && reply.columns == columns);
+            assert_eq!(reply.columns.get_array_memory_size() < 10_000, is_copied);
         }
     }
 }

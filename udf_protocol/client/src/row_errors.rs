@@ -178,7 +178,9 @@ impl Splitting<'_> {
             _ => true,
         };
         // Its room is asked for again once the whole answer is there.
-        answer.map(|reply| Reply { share: None, ..reply })
+        let mut answer = answer?;
+        answer.release(&self.plain.function)?;
+        Ok(answer)
     }
 
     /// Some of the rows, as a batch.

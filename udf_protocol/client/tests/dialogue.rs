@@ -575,6 +575,75 @@ fn table_functions_of_the_arrow_udf_family_get_one_batch_per_exchange() {
     assert_eq!(seen, [(0, false, 1), (0, false, 1), (0, true, 0), (1, false, 1), (1, false, 1), (1, true, 0)]);
 }
 
+/// Not even a schema.
+#[test]
+fn a_stream_of_the_arrow_udf_family_that_says_nothing_has_no_results() {
+    let stage = Stage::of(table(), None, |mut calls, answers| {
+        Box::pin(async move {
+            while calls.next().await.is_some() {}
+            drop(answers);
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    exchange.send(batches(&[2]).remove(0));
+    let reply = exchange.receive(&PlainHost).unwrap();
+    let types: Vec<_> = reply.columns.columns().iter().map(|column| column.data_type().clone()).collect();
+    assert_eq!((reply.is_last, reply.columns.num_rows()), (true, 0));
+    assert_eq!(types, [Type::Int4.data_type(), Type::Int8.data_type()]);
+}
+
+#[test]
+fn a_stream_that_is_not_read_keeps_no_other_from_being_answered() {
+    let stage = Stage::of(table(), Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            while let Some((batch, _)) = calls.next().await {
+                let is_large = batch.num_rows() == 1;
+                // 48 MB, more than a stream's window and what waits in the client.
+                for _ in 0..if is_large { 40 } else { 0 } {
+                    let part =
+                        table_reply(&table(), vec![0; 100_000], vec![7; 100_000], r#"{"batch": 0, "more": true}"#);
+                    let _ = answers.send(Ok(part));
+                }
+                let _ = answers.send(Ok(table_reply(&table(), vec![0], vec![7], r#"{"batch": 0}"#)));
+            }
+        })
+    });
+    let open = || stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    let mut large = open();
+    large.send(batches(&[1]).remove(0));
+    assert_eq!(large.receive(&PlainHost).unwrap().columns.num_rows(), 100_000);
+    // Until the window of the first is full.
+    std::thread::sleep(Duration::from_secs(1));
+    let mut small = open();
+    small.send(batches(&[2]).remove(0));
+    assert_eq!(small.receive(&PlainHost).unwrap().columns.num_rows(), 1);
+    let rest: usize = (0..40).map(|_| large.receive(&PlainHost).unwrap().columns.num_rows()).sum();
+    assert_eq!(rest, 3_900_001);
+}
+
+#[test]
+fn a_server_that_never_ends_a_stream_is_left_once_it_has_answered() {
+    let is_left = Arc::new(AtomicBool::new(false));
+    let noted = is_left.clone();
+    let stage = Stage::of(table(), Some(HELLO), move |mut calls, answers| {
+        let noted = noted.clone();
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            while calls.next().await.is_some() {
+                let _ = answers.send(Ok(table_reply(&table(), vec![0], vec![7], r#"{"batch": 0}"#)));
+            }
+            answers.closed().await;
+            noted.store(true, Ordering::Relaxed);
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    exchange.send(batches(&[1]).remove(0));
+    assert_eq!(exchange.receive(&PlainHost).unwrap().columns.num_rows(), 1);
+    drop(exchange);
+    wait_until("the stream is still open", || is_left.load(Ordering::Relaxed));
+}
+
 #[test]
 fn row_numbers_that_are_not_the_batchs_are_refused() {
     for rows in [vec![2], vec![-1], vec![1, 0]] {

@@ -198,7 +198,8 @@ fn encode_value(out: &mut String, ty: &Type, column: &ArrayRef, row: usize) {
         Type::Interval => {
             let value = column.as_primitive::<IntervalMonthDayNanoType>().value(row);
             let (months, days, nanoseconds) = (value.months, value.days, value.nanoseconds);
-            let _ = write!(out, "{{\"months\":{months},\"days\":{days},\"microseconds\":{}", nanoseconds / 1000);
+            let _ = write!(out, "{{\"months\":{months},\"days\":{days},\"microseconds\":");
+            encode_int8(out, nanoseconds / 1000);
             // What an engine cannot hold is for the engine to refuse.
             match nanoseconds % 1000 {
                 0 => write!(out, "}}"),
@@ -583,6 +584,16 @@ mod tests {
         encode_column(&mut written, &Type::Date, &column);
         assert_eq!(written, text);
         assert!(decode_column(&Type::Date, &["+5900000-01-01".into()]).is_err());
+    }
+
+    #[test]
+    fn microseconds_of_an_interval_are_exact() {
+        let text = r#"[{"months":0,"days":0,"microseconds":"9007199254740993"},{"months":-1,"days":2,"microseconds":9007199254740992}]"#;
+        let column = decode_column(&Type::Interval, &serde_json::from_str::<Vec<Value>>(text).unwrap()).unwrap();
+        assert_eq!(column.as_primitive::<IntervalMonthDayNanoType>().value(0).nanoseconds, 9_007_199_254_740_993_000);
+        let mut written = String::new();
+        encode_column(&mut written, &Type::Interval, &column);
+        assert_eq!(written, text);
     }
 
     #[test]

@@ -270,7 +270,7 @@ pub static TABLE: &[TypeEntry] = &[
         name: "interval",
         aliases: &[],
         extension: None,
-        json: "object `{\"months\": 1, \"days\": 2, \"microseconds\": 3}`",
+        json: "object `{\"months\": 1, \"days\": 2, \"microseconds\": 3}`; microseconds outside ±2^53 are a string of digits",
         tsql: "nvarchar(max)",
         examples: &[("'1 mon -2 days 00:00:03.5'", "{\"months\":1,\"days\":-2,\"microseconds\":3500000}")],
     },

@@ -89,6 +89,16 @@ impl DockerCli {
         self.inspect(Object::Image, image)
     }
 
+    /// The id of an image whose description may be too large to be read.
+    pub(super) fn image_id(&self, image: &str) -> Result<Option<String>> {
+        let mut command = self.command(["image", "inspect", "--format", "{{.Id}}", image]);
+        match run(&mut command, Kind::ContainerFailed, &format!("inspect image \"{image}\"")) {
+            Ok(id) => Ok(Some(id.trim().to_string())),
+            Err(error) if says_missing(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn inspect<T: DeserializeOwned>(&self, object: Object, name: &str) -> Result<Option<T>> {
         if let Some(api) = &self.api {
             match api.inspect(object, name)? {

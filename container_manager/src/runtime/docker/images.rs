@@ -56,7 +56,11 @@ impl ImageStore for DockerImages {
                 Ok(Some(inspected)) => Ok(inspected),
                 // It has gone meanwhile.
                 Ok(None) => continue,
-                Err(error) => Err(error),
+                // An engine that says this much is well.
+                Err(error) => {
+                    self.cli.image_id(digest)?;
+                    Err(error)
+                }
             };
             // Whoever made the image wrote the label, and may have made it too large to be read.
             let read = inspected.and_then(|inspected| Ok((inspected.udf_image(digest)?, inspected.repo_tags)));

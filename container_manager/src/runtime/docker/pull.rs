@@ -108,8 +108,10 @@ impl Names {
     fn put_back_taken(&mut self, cli: &DockerCli) -> Result<()> {
         for (name, before) in &self.before {
             let Some(before) = before else { continue };
-            // What cannot be read is another image.
-            let now = cli.find_image(name).ok().flatten().map(|now| now.id);
+            let now = match cli.find_image(name) {
+                Ok(now) => now.map(|now| now.id),
+                Err(_) => cli.image_id(name)?,
+            };
             if now.as_ref() != Some(before) {
                 cli.tag(before, name)?;
                 self.pulled.extend(now);
@@ -122,11 +124,13 @@ impl Names {
     fn remove_new(&self, cli: &DockerCli) -> Result<()> {
         for (name, _) in self.before.iter().filter(|(_, before)| before.is_none()) {
             let is_only_name = |now: &InspectedImage| now.repo_tags.as_ref().is_none_or(|tags| tags.len() <= 1);
-            match cli.find_image(name) {
-                Ok(None) => {}
+            let is_kept = match cli.find_image(name) {
                 // Its last name would take an image along that functions may use by its digest.
-                Ok(Some(now)) if self.images.contains(&hex_of(&now.id)) && is_only_name(&now) => {}
-                _ => remove(cli, name)?,
+                Ok(now) => now.is_none_or(|now| self.images.contains(&hex_of(&now.id)) && is_only_name(&now)),
+                Err(_) => cli.image_id(name)?.is_none_or(|now| self.images.contains(&hex_of(&now))),
+            };
+            if !is_kept {
+                remove(cli, name)?;
             }
         }
         Ok(())

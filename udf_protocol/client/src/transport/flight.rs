@@ -1,7 +1,7 @@
 //! Arrow Flight: one `DoExchange` stream per exchange, over TCP or a Unix socket (`docs/protocol.md` §2 to §5).
 
 use std::collections::{HashMap, VecDeque};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
+use tokio::time::Sleep;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
@@ -49,6 +50,10 @@ use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport};
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+/// All that HTTP/2 has: what a stream may send is bounded by its own window, and one that is not read keeps no other from being read.
+const CONNECTION_WINDOW_BYTES: u32 = i32::MAX as u32;
+/// How long a server that has answered everything may take to end a stream.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Between two questions whether a server is still there, while it is busy. gRPC's servers take a client that asks more often
 /// than every five minutes for a nuisance.
@@ -180,7 +185,7 @@ impl Flight {
             .expect("Endpoint::parse has checked the authority")
             .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
         let channel = match &endpoint {
@@ -437,11 +442,17 @@ impl Flight {
             error => error,
         };
         let (mut is_closing, mut is_parking) = (false, false);
+        let mut end: Option<Pin<Box<Sleep>>> = None;
         loop {
             if is_closing {
                 wire = None;
             }
             let is_idle = stream_for == StreamFor::Now && wire.is_some() && outbox.is_quiet();
+            // Of a map function and a stream for one batch, only the end says that there is no more.
+            let is_answered = wire.is_none() && unsent.is_empty() && outbox.awaited() == 0;
+            if is_answered && signature.kind != FunctionKind::Map && !is_single && end.is_none() {
+                end = Some(Box::pin(tokio::time::sleep(END_PATIENCE)));
+            }
             tokio::select! {
                 // A stream has nothing to do only if there is neither a batch nor a reply.
                 biased;
@@ -491,7 +502,9 @@ impl Flight {
                             return Ok(false);
                         }
                         if is_single && wire.is_none() {
-                            let schema = reply_schema.unwrap_or_else(|| Arc::new(Schema::empty()));
+                            // Whatever types the server's own columns had, none is left to be checked.
+                            let fields = signature.reply_types().into_iter().map(|ty| ty.field(function));
+                            let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
                             let call = outbox.oldest_sent().and_then(|number| outbox.answer(number));
                             let number = call.map(|call| call.number).unwrap_or_default();
                             let columns = RecordBatch::new_empty(schema);
@@ -503,6 +516,7 @@ impl Flight {
                         }
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
+                    check_asides(function, &message)?;
                     let metadata = read_metadata(function, &message)?;
                     if let Some(error) = metadata.error {
                         inbox.deliver_lines(metadata.lines);
@@ -566,6 +580,8 @@ impl Flight {
                     })));
                 }
                 () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
+                // Nobody waits for what it could still say, but its lease would last.
+                () = pass(&mut end), if end.is_some() => return Ok(is_parking),
             }
         }
     }
@@ -597,6 +613,13 @@ pub(super) fn read_columns(
         .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
     let bytes_made = bytes_of(&adapted);
     Ok((adapted, bytes_made))
+}
+
+async fn pass(end: &mut Option<Pin<Box<Sleep>>>) {
+    match end {
+        Some(end) => end.await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A place in the queue of what is sent.
@@ -633,6 +656,17 @@ async fn next_message(
     match replies {
         Some(replies) => replies.message().await,
         None => std::future::pending().await,
+    }
+}
+
+/// Refuses a message that has more beside its columns than anybody counts: the columns keep all of it in memory.
+fn check_asides(function: &str, message: &FlightData) -> Result<()> {
+    let descriptor =
+        message.flight_descriptor.iter().map(|it| it.cmd.len() + it.path.iter().map(String::len).sum::<usize>());
+    let asides = message.app_metadata.len() + descriptor.sum::<usize>();
+    match asides > MAX_ASIDE_BYTES {
+        true => Err(Error::protocol(function, format!("A reply has {asides} bytes beside its columns."))),
+        false => Ok(()),
     }
 }
 

@@ -364,7 +364,7 @@ impl PipelinedCall<'_> {
                 written = write_some(&mut pipeline.writer, &mut sending), if !sending.is_done() => if written.is_err() {
                     // A server that is gone may have answered before: what it said is read to its end first.
                     sending = Sending::default();
-                    is_open = false;
+                    pipeline.is_reusable = false;
                 },
             }
         }
