@@ -71,6 +71,13 @@ impl Balance {
         lost.insert(endpoint.clone(), Loss { times, until: Instant::now() + span });
     }
 
+    /// Endpoints, and the addresses that they were last taken for.
+    pub(crate) fn known(&self, endpoints: &[Endpoint]) -> Vec<Endpoint> {
+        let names = self.names.lock().expect("no holder panics");
+        let addresses = endpoints.iter().filter_map(|endpoint| names.get(endpoint)).flat_map(|(_, found)| found);
+        endpoints.iter().chain(addresses).cloned().collect()
+    }
+
     /// The addresses that a name stands for. Under TLS the name itself is kept, since the server must prove it; its
     /// addresses take turns when a connection is made.
     async fn addresses(&self, endpoint: &Endpoint) -> Vec<Endpoint> {
@@ -114,6 +121,16 @@ mod tests {
 
     fn endpoints(count: usize) -> Vec<Endpoint> {
         (0..count).map(|port| Endpoint::FlightTcp(format!("127.0.0.1:{}", port + 1))).collect()
+    }
+
+    #[test]
+    fn the_addresses_of_a_name_are_known_with_it() {
+        let (balance, servers) = (Balance::default(), endpoints(2));
+        let name = Endpoint::FlightTcp("name:1".into());
+        balance.names.lock().unwrap().insert(name.clone(), (Instant::now(), servers.clone()));
+        let other = Endpoint::FlightTcp("other:1".into());
+        let known = balance.known(&[name.clone(), other.clone()]);
+        assert_eq!(known, [vec![name, other], servers].concat());
     }
 
     #[test]

@@ -228,7 +228,8 @@ impl Connections {
         let left: Vec<_> = match target {
             Target::Image { .. } => Vec::new(),
             Target::Remote { remote, .. } => {
-                let is_there = |way: &Way| remote.endpoints.contains(&way.0.endpoint);
+                let endpoints = self.balance.known(&remote.endpoints);
+                let is_there = |way: &Way| endpoints.contains(&way.0.endpoint);
                 self.transports.lock().expect("no holder panics").extract_if(|way, _| is_there(way)).collect()
             }
         };
