@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from transship_server import exact_json, function, rest, types
+from transship_server import exact_json, function, json_values, rest, types
 
 HANDLER = """
 def n(x): return x
@@ -116,7 +116,7 @@ def test_json_numbers_reach_the_handler_as_their_text():
     entry = types.by_name("json")
     value = exact_json.loads('{"a": 12345678901234567890.12, "b": [1e400]}')
     assert exact_json.dumps(value) == '{"a": 12345678901234567890.12, "b": [1e400]}'
-    assert types.decode_json(entry, [exact_json.dumps(value)]).to_pylist() == [exact_json.dumps(value)]
+    assert json_values.decode(entry, [exact_json.dumps(value)]).to_pylist() == [exact_json.dumps(value)]
     for text in ("[" * 100_000, "NaN", "[Infinity]"):
         with pytest.raises(ValueError):
             exact_json.dumps(exact_json.loads(text))
@@ -143,7 +143,7 @@ def test_decimals_without_room_are_refused(text):
 def test_floats_that_overflow_are_refused():
     for kind, value in [("float4", 1e300), ("float4", -1e39), ("float8", float("inf")), ("float8", "-1e400")]:
         with pytest.raises(ValueError):
-            types.decode_json(types.by_name(kind), [0.5, value])
+            json_values.decode(types.by_name(kind), [0.5, value])
     largest = [3.4028234663852886e38, -3.4028234663852886e38, None, 0.0]
-    assert types.decode_json(types.by_name("float4"), largest).to_pylist() == largest
-    assert types.decode_json(types.by_name("float8"), ["Infinity", "NaN"]).to_pylist()[0] == float("inf")
+    assert json_values.decode(types.by_name("float4"), largest).to_pylist() == largest
+    assert json_values.decode(types.by_name("float8"), ["Infinity", "NaN"]).to_pylist()[0] == float("inf")

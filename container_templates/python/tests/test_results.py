@@ -10,7 +10,7 @@ import pandas
 import pyarrow as pa
 import pytest
 
-from transship_server import columns, databend, dialects, function, types
+from transship_server import columns, databend, dialects, function, json_values, types
 from transship_server.errors import CallError
 
 COMPOSITE = "(a int8, b text)"
@@ -87,7 +87,7 @@ def test_decimals_of_rows_are_digits(value, text):
     assert run(lambda x: (value,), "(n numeric)", rows=1)[1].to_pylist() == [{"n": text}]
     assert run(lambda x: types.Range(value, None), "numrange", rows=1)[1].to_pylist()[0]["lower"] == text
     # As other engines see it.
-    assert types.encode_json(entry.result, column) == [text]
+    assert json_values.encode(entry.result, column) == [text]
     assert databend._to(entry.result, column).to_pylist() == [text]
     for dialect in ("snowflake", "redshift", "bigquery", "mlflow"):
         assert dialects._call(entry, dialect, [[1]]) == [text]
@@ -218,9 +218,9 @@ def test_float4_holds_what_rounds_to_its_largest_value_and_infinite_values(form)
         wanted = value if value in (INF, -INF) else numpy.copysign(LARGEST, value)
         target = (lambda x, value=value: float(value)) if form == "row" else lambda x, value=value: numpy.array([value] * 2)
         assert run(target, "float4", form)[1].to_pylist() == [wanted] * 2
-    assert types.decode_json(types.by_name("float4"), [LAST]).to_pylist() == [LARGEST]
+    assert json_values.decode(types.by_name("float4"), [LAST]).to_pylist() == [LARGEST]
     with pytest.raises(ValueError):
-        types.decode_json(types.by_name("float4"), [BEYOND])
+        json_values.decode(types.by_name("float4"), [BEYOND])
 
 
 NAIVE = datetime.datetime(2024, 2, 29, 12, 30)

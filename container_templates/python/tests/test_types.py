@@ -9,7 +9,7 @@ import uuid
 
 import pyarrow as pa
 import pytest
-from transship_server import types
+from transship_server import json_values, types
 
 GOLDEN = pathlib.Path(__file__).parents[3] / "udf_protocol/codec/tests/golden/call.json"
 
@@ -21,9 +21,9 @@ def test_golden_call_reads_and_writes_back():
     entries = [*types.TYPES.values(), *map(types.by_name, built)]
     assert len(columns) == len(entries)
     for entry, values in zip(entries, columns):
-        array = types.decode_json(entry, values)
+        array = json_values.decode(entry, values)
         assert array.type == entry.arrow
-        assert types.encode_json(entry, array) == values, entry.name
+        assert json_values.encode(entry, array) == values, entry.name
 
 
 def test_table_document_names_the_same_types():
@@ -80,7 +80,7 @@ def test_values_that_do_not_fit_are_refused(name, value):
 )
 def test_json_that_does_not_fit_is_refused(name, values):
     with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
-        types.decode_json(types.by_name(name), values)
+        json_values.decode(types.by_name(name), values)
 
 
 def test_names_and_aliases():
@@ -122,15 +122,15 @@ def test_texts_of_types_are_the_clients():
 )  # fmt: skip
 def test_digits_below_a_microsecond_are_refused(name, text):
     with pytest.raises(ValueError, match="below a microsecond"):
-        types.decode_json(types.by_name(name), [text])
+        json_values.decode(types.by_name(name), [text])
 
 
 def test_zeros_below_a_microsecond_are_no_loss():
     moment = datetime.datetime(2024, 1, 1, 0, 0, 0, 123456)
-    assert types.decode_json(types.by_name("timestamp"), ["2024-01-01T00:00:00.123456000"]).to_pylist() == [moment]
-    aware = types.decode_json(types.by_name("timestamptz"), ["2024-01-01T02:00:00.1234560+02:00"])
+    assert json_values.decode(types.by_name("timestamp"), ["2024-01-01T00:00:00.123456000"]).to_pylist() == [moment]
+    aware = json_values.decode(types.by_name("timestamptz"), ["2024-01-01T02:00:00.1234560+02:00"])
     assert aware.to_pylist() == [moment.replace(tzinfo=datetime.timezone.utc)]
-    assert types.decode_json(types.by_name("time"), ["00:00:00.1234560", "24:00:00.0000000"]).cast(pa.int64()).to_pylist() == [123456, 86_400_000_000]
+    assert json_values.decode(types.by_name("time"), ["00:00:00.1234560", "24:00:00.0000000"]).cast(pa.int64()).to_pylist() == [123456, 86_400_000_000]
 
 
 def test_a_timetz_is_not_cut():
@@ -142,19 +142,19 @@ def test_a_timetz_is_not_cut():
 
 def test_base64_is_read_whole_or_not_at_all():
     entry = types.by_name("bytea")
-    assert types.decode_json(entry, [" AP8=\n", "A P\t8\r\n=", "", None]).to_pylist() == [b"\0\xff", b"\0\xff", b"", None]
+    assert json_values.decode(entry, [" AP8=\n", "A P\t8\r\n=", "", None]).to_pylist() == [b"\0\xff", b"\0\xff", b"", None]
     for wrong in ("AP8!=", "A-_8", "AP8", "AP8=x", "AP8=AP8=", "AP\u00a08=", "é", 5, ["AP8="]):
         with pytest.raises((ValueError, TypeError)):
-            types.decode_json(entry, [wrong])
+            json_values.decode(entry, [wrong])
 
 
 def test_large_parts_of_intervals_are_strings():
     entry = types.by_name("interval")
     for micros, written in [(2**53, 2**53), (2**53 + 1, str(2**53 + 1)), (-(2**53) - 1, str(-(2**53) - 1))]:
         array = pa.array([pa.MonthDayNano([1, 2, micros * 1000])], entry.arrow)
-        assert types.encode_json(entry, array) == [{"months": 1, "days": 2, "microseconds": written}]
+        assert json_values.encode(entry, array) == [{"months": 1, "days": 2, "microseconds": written}]
         for form in (micros, str(micros)):
-            assert types.decode_json(entry, [{"months": "1", "days": 2, "microseconds": form}]).equals(array)
+            assert json_values.decode(entry, [{"months": "1", "days": 2, "microseconds": form}]).equals(array)
 
 
 def test_arrays_are_checked_and_may_have_the_time_24_00():

@@ -13,7 +13,7 @@ import json
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from . import types
+from . import json_values, types
 
 NAME = "databend"
 _HEADER = "x-databend-"
@@ -117,7 +117,7 @@ def _convert(entry, array, arrow_of, convert_text):
 
 
 def _texts_of(entry, array):
-    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in types.encode_json(entry, array)]
+    texts = [v if v is None or isinstance(v, str) else json.dumps(v) for v in json_values.encode(entry, array)]
     return pa.array(texts, pa.large_utf8())
 
 
@@ -125,7 +125,7 @@ def _values_of(entry, array):
     values = array.to_pylist()
     if entry.name == "interval":
         values = [v if v is None else json.loads(v) for v in values]
-    return types.decode_json(entry, values)
+    return json_values.decode(entry, values)
 
 
 def _offsets(lengths):

@@ -9,7 +9,7 @@ import base64
 
 import pyarrow as pa
 
-from . import exact_json, types
+from . import exact_json, json_values, types
 from .errors import CallError
 
 _MLFLOW_INPUTS = ("dataframe_split", "dataframe_records", "inputs", "instances")
@@ -122,7 +122,7 @@ def _call(function, dialect, rows):
     columns = []
     for position, (_, entry) in enumerate(function.arguments):
         try:
-            columns.append(types.decode_json(entry, [_incoming(dialect, entry, row[position]) for row in rows]))
+            columns.append(json_values.decode(entry, [_incoming(dialect, entry, row[position]) for row in rows]))
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
     if columns:
@@ -130,7 +130,7 @@ def _call(function, dialect, rows):
     else:
         batch = pa.RecordBatch.from_arrays([pa.nulls(len(rows))], ["x"]).select([])
     column = function.call(batch)
-    return [_outgoing(dialect, function.result, value) for value in types.encode_json(function.result, column)]
+    return [_outgoing(dialect, function.result, value) for value in json_values.encode(function.result, column)]
 
 
 def _incoming(dialect, entry, value):

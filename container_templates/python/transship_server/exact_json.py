@@ -1,6 +1,6 @@
 """JSON whose numbers stay what they are written as, where a float would round them.
 
-A Number is a float that knows its text: types.decode_json reads decimals and integers from the text. No text takes more memory
+A Number is a float that knows its text: json_values.decode reads decimals and integers from the text. No text takes more memory
 than its length, whatever its exponent says.
 """
 

@@ -6,7 +6,7 @@ Python object for each. Anything else that a request may hold is left to json. o
 
 import pyarrow as pa
 
-from . import constants, types
+from . import constants, json_values, types
 
 # The types that can be read so, and what simdjson calls the numbers that they are made of.
 _NUMBERS = {"int2": "i", "int4": "i", "int8": "i", "float4": "d", "float8": "d"}
@@ -59,7 +59,7 @@ class Reader:
 
 
 def write(reply):
-    """A reply whose columns types.encode_json has made."""
+    """A reply whose columns json_values.encode has made."""
     import orjson
 
     return orjson.dumps(reply)
@@ -82,5 +82,5 @@ def _array(entry, column):
         numbers = pa.py_buffer(column.as_buffer(of_type=kind))
     except TypeError:
         # Something in it is no number, perhaps null.
-        return types.decode_json(entry, column.as_list())
+        return json_values.decode(entry, column.as_list())
     return types.cast(entry, pa.Array.from_buffers(_READ[kind], numbers.size // 8, [None, numbers]))

@@ -18,7 +18,7 @@ import zlib
 
 import pyarrow as pa
 
-from . import columns, constants, dialects, exact_json, http1, json_columns, lines, types
+from . import columns, constants, dialects, exact_json, http1, json_columns, json_values, lines, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -122,7 +122,7 @@ class _Handler(http1.Handler):
             function = function.with_row_errors(body.get("row_errors"))
             reply, micros = self._call(function, body, batch)
             encoded = zip(function.reply_columns, reply.columns)
-            encoded = [types.encode_json(entry, column) for (_, entry), column in encoded]
+            encoded = [json_values.encode(entry, column) for (_, entry), column in encoded]
         except CallError as error:
             return self._fail(error)
         except Cancelled:
@@ -268,7 +268,7 @@ def _digests(body):
 
 
 def _read_request(function, body):
-    is_exact = any(types.needs_exact_numbers(entry) for _, entry in function.call_columns)
+    is_exact = any(json_values.needs_exact_numbers(entry) for _, entry in function.call_columns)
     try:
         request = exact_json.loads(body) if is_exact else json.loads(body)
         if isinstance(request, dict):
@@ -293,7 +293,7 @@ def _read_batch(function, request):
     arrays = []
     for position, ((_, entry), values) in enumerate(zip(function.call_columns, columns)):
         try:
-            array = types.decode_json(entry, values)
+            array = json_values.decode(entry, values)
             arrays.append(constants.repeated(array, rows) if position in constant else array)
         except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
             raise CallError("protocol_violation", f"column {position + 1} is not of type {entry.name}: {cause}") from None
