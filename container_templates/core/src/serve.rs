@@ -22,8 +22,9 @@ use crate::function::Function;
 use crate::http::{Http, Listener};
 
 const WINDOW_BYTES: u32 = 16 << 20;
-/// All that HTTP/2 has, so that a stream which is not read keeps no other of its connection from being read.
-const CONNECTION_WINDOW_BYTES: u32 = i32::MAX as u32;
+/// A few streams that are not read keep no other of their connection from being read. No more than that: h2 bounds the number of small
+/// frames by this window.
+const CONNECTION_WINDOW_BYTES: u32 = 8 * WINDOW_BYTES;
 /// Patience with calls that run when the server is asked to end.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_STEP: Duration = Duration::from_millis(5);

@@ -392,7 +392,7 @@ func parseDate(text string) (time.Time, string, error) {
 	// Month and day are checked in a leap year, then in theirs.
 	day, dayErr := time.Parse("2006-01-02", "2000"+digits[end:end+6])
 	value := time.Date(sign*year, day.Month(), day.Day(), 0, 0, 0, 0, time.UTC)
-	if err != nil || dayErr != nil || value.Day() != day.Day() {
+	if err != nil || dayErr != nil || year > 9_999_999 || value.Day() != day.Day() {
 		return time.Time{}, "", errForm
 	}
 	return value, digits[end+6:], nil

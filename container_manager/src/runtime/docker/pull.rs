@@ -110,7 +110,8 @@ impl Names {
             let Some(before) = before else { continue };
             let now = match cli.find_image(name) {
                 Ok(now) => now.map(|now| now.id),
-                Err(_) => cli.image_id(name)?,
+                // What cannot be read at all is not what was there.
+                Err(_) => cli.image_id(name).unwrap_or_default(),
             };
             if now.as_ref() != Some(before) {
                 cli.tag(before, name)?;

@@ -50,8 +50,8 @@ use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport};
 /// Two batches of the default size fit into a stream's receive window, so that a server can finish writing one reply
 /// while the one before is still being read.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-/// All that HTTP/2 has: what a stream may send is bounded by its own window, and one that is not read keeps no other from being read.
-const CONNECTION_WINDOW_BYTES: u32 = i32::MAX as u32;
+/// A few streams that are not read keep no other from being read. No more than that: h2 bounds the number of small frames by this window.
+const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 /// How long a server that has answered everything may take to end a stream.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -456,6 +456,8 @@ impl Flight {
             tokio::select! {
                 // A stream has nothing to do only if there is neither a batch nor a reply.
                 biased;
+                // Nobody waits for what it could still say, however much, but its lease would last.
+                () = pass(&mut end), if end.is_some() => return Ok(is_parking),
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
                 place = next_place(&wire), if !unsent.is_empty() => {
                     if let Some(message) = unsent.pop_front() {
@@ -580,8 +582,6 @@ impl Flight {
                     })));
                 }
                 () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
-                // Nobody waits for what it could still say, but its lease would last.
-                () = pass(&mut end), if end.is_some() => return Ok(is_parking),
             }
         }
     }
