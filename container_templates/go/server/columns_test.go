@@ -157,6 +157,20 @@ func TestIntervalsAreExact(t *testing.T) {
 	}
 }
 
+func TestDatesBeyondTheirRangeAreRefused(t *testing.T) {
+	for name, refused := range map[string][]string{
+		"date":      {`"+5900000-01-01"`, `"+10000000-01-01"`, `"+584554051153-01-01"`, `"-584554051153-01-01"`},
+		"timestamp": {`"+294277-01-01T00:00:00"`, `"-300000-01-01T00:00:00"`, `"+584554051153-01-01T00:00:00"`},
+	} {
+		kind := typeOf(name)
+		for _, text := range refused {
+			if appendJSON(array.NewBuilder(memory.DefaultAllocator, kind.Arrow()), kind, json.RawMessage(text)) == nil {
+				t.Errorf("%s was taken as %s", text, name)
+			}
+		}
+	}
+}
+
 func TestDamagedColumnsAreRefusedOrRead(t *testing.T) {
 	random := rand.New(rand.NewSource(1))
 	for kind, values := range columnsOf() {
