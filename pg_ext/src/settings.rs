@@ -82,6 +82,7 @@ static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
 static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
 static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
+static FUSION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
 static BATCH_WINDOW: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_WINDOW.in_unit(1)[0]);
@@ -125,6 +126,14 @@ pub fn define() {
         c"Sends calls of container functions in batches where the plan allows it.",
         c"Off, every call is sent by itself.",
         &BATCHING,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"transship.fusion",
+        c"Hands results of container functions to the calls around them as columns.",
+        c"Off, an SQL value is made of each result first.",
+        &FUSION,
         GucContext::Userset,
         GucFlags::default(),
     );
@@ -271,6 +280,11 @@ pub fn cache_use(max_age: Option<Duration>) -> Option<CacheUse> {
         timeout: to_duration(CACHE_TIMEOUT_MS.get()),
         is_forced,
     })
+}
+
+/// Whether calls in arguments of calls are fused with them.
+pub fn is_fusing() -> bool {
+    FUSION.get()
 }
 
 /// Whether calls are batched.

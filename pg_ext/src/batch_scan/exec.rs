@@ -1,35 +1,30 @@
 //! Begin, Exec, ReScan, End of a Container Batch node.
 //!
 //! Exec: emit the next row of the oldest batch. If it has none left, form and send batches, row by row, until the window
-//! is full or the child has no more rows; then wait for the oldest one's results. So the container computes one batch while the
-//! next is formed. Rows leave in the order in which the child gave them.
+//! is full or the child has no more rows; then wait for the oldest one's results (`calls.rs`). So the container computes one
+//! batch while the next is formed. Rows leave in the order in which the child gave them.
 
 use std::collections::VecDeque;
 
 use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
-use udf_client::arena::Writer;
 use udf_client::driver::Driver;
-use udf_client::inbox::Reply;
-use udf_client::outbox::Outgoing;
 use udf_client::pace::Pace;
-use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
+use udf_codec::batch::{BatchBuilder, ColumnBuilder};
+use udf_types::{Error, Kind};
 
-use super::kept::{KeptColumn, KeptRows};
-use super::private::Private;
+use super::calls::{receive_next, send_batch, start_batch};
+use super::kept::KeptColumn;
+use super::private::{Input, Private};
 use super::runs;
-use super::sets::{find_result, part_of};
+use super::sets::find_result;
 use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor, border_of};
 use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
-use crate::datum::result_column::{ResultColumn, results_of};
 use crate::datum::to_arrow;
 use crate::function::Role;
 #[cfg(feature = "lift-ordinary")]
 use crate::ordinary::stream::Stream;
-use crate::pg::memory::OwnedContext;
 use crate::pg::{catalog, list, nodes, raw};
 use crate::report::Border;
-#[cfg(not(feature = "lift-ordinary"))]
-use crate::stream::Stream;
 use crate::{function, report, settings};
 
 /// CreateCustomScanState: allocates the node.
@@ -74,12 +69,18 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             pg_sys::ExecSetTupleBound(bound, (*planstate).lefttree);
         }
         let is_stepwise = private.is_stepwise;
-        for (entry, condition) in entries.into_iter().zip(conditions) {
+        for (number, (entry, condition)) in entries.into_iter().zip(conditions).enumerate() {
+            let inputs = private.inputs_of(number);
+            let is_awaited = |argument: usize| inputs.iter().any(|input: &Input| input.argument == argument);
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
             // As for expressions of other nodes, what they call is checked under EXPLAIN, too.
             catalog::check_execute((*expression).funcid);
+            let arguments = list::elements::<pg_sys::Expr>((*expression).args);
             if is_explained_only {
-                pg_sys::ExecInitExprList((*expression).args, planstate);
+                let own = arguments.iter().enumerate().filter(|(i, _)| !is_awaited(*i));
+                own.for_each(|(_, argument)| {
+                    pg_sys::ExecInitExpr(*argument, planstate);
+                });
                 pg_sys::ExecInitExpr(condition, planstate);
                 continue;
             }
@@ -88,24 +89,30 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 report::raise_error(&function.not_direct(), None);
             }
             let mut expressions = Vec::new();
-            let sources: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
-                .into_iter()
-                .map(|argument| match nodes::outer_column(argument) {
+            let sources: Vec<_> = arguments
+                .iter()
+                .enumerate()
+                .map(|(i, argument)| match nodes::outer_column(*argument) {
+                    _ if is_awaited(i) => None,
                     Some(position) => {
                         looked_at = looked_at.max(position + 1);
-                        Source::column(position)
+                        Some(Source::column(position))
                     }
                     None => {
-                        expressions.push(pg_sys::ExecInitExpr(argument, planstate));
-                        Source::evaluated(expressions.len() - 1)
+                        expressions.push(pg_sys::ExecInitExpr(*argument, planstate));
+                        Some(Source::evaluated(expressions.len() - 1))
                     }
                 })
                 .collect();
-            let are_constant: Vec<_> = list::elements::<pg_sys::Expr>((*expression).args)
-                .into_iter()
-                .map(|it| nodes::is_constant(it))
-                .collect();
+            let are_constant: Vec<_> = arguments.iter().map(|it| nodes::is_constant(*it)).collect();
             let columns = ArgumentColumns::new(&function.arguments, sources, &are_constant);
+            for input in inputs {
+                let takes = function.signature.arguments.get(input.argument).map(|argument| &argument.ty);
+                if takes != calls.get(input.call).map(|call: &Call| &call.function.signature.result) {
+                    let message = format!("container function \"{}\" has changed since it was planned", function.name);
+                    report::raise_error(&Error::new(Kind::SignatureMismatch, message), None);
+                }
+            }
             max_rows = max_rows.min(function.max_batch_rows());
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
@@ -121,6 +128,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 builder,
                 builder_bytes: 0,
                 function,
+                inputs: inputs.to_vec(),
+                is_input: private.is_input(number),
+                is_shown: true,
             });
         }
         if is_explained_only {
@@ -130,10 +140,16 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let nulls = (*(*css).ss.ss_ScanTupleSlot).tts_isnull;
         (0..private.child_columns).for_each(|i| *nulls.add(i) = true);
         let descriptor = PgTupleDesc::from_pg_copy(pg_sys::ExecGetResultType((*planstate).lefttree));
-        let kept: Vec<_> = used_columns(scan, &private)
-            .into_iter()
-            .filter_map(|position| Some(KeptColumn::new(position, descriptor.get(position)?)))
+        let used = used_columns(scan, &private, calls.len());
+        let kept: Vec<_> = used
+            .iter()
+            .filter(|position| **position < private.child_columns)
+            .filter_map(|position| Some(KeptColumn::new(*position, descriptor.get(*position)?)))
             .collect();
+        for (i, call) in calls.iter_mut().enumerate() {
+            // What no other call takes is made an SQL value, and so checked, although nobody looks at it.
+            call.is_shown = !call.is_input || used.contains(&(private.child_columns + i));
+        }
         let deformed = kept.iter().map(|column| column.position() + 1).fold(looked_at, usize::max);
         // The leader is told so by its plan, a worker is what it is.
         let is_parallel = (*(*estate).es_plannedstmt).parallelModeNeeded || pg_sys::ParallelWorkerNumber >= 0;
@@ -153,6 +169,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             is_stepwise_if_stopped: private.is_stepwise_if_stopped,
             is_stepwise,
             queue: VecDeque::new(),
+            awaited: VecDeque::new(),
             forming: None,
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
             is_child_done: false,
@@ -201,14 +218,15 @@ unsafe fn rows_asked_for(planstate: *mut pg_sys::PlanState, bounds: &[*mut pg_sy
     rows[0].saturating_add(rows[1]).max(1)
 }
 
-/// The child's columns that the node's target list or filter refers to, and nobody has said that they are not used.
-unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private) -> Vec<usize> {
+/// The columns, of the child and behind them of the calls, that the node's target list or filter refers to, and nobody has said that
+/// they are not used.
+unsafe fn used_columns(scan: *mut pg_sys::CustomScan, private: &Private, calls: usize) -> Vec<usize> {
     // SAFETY: the caller passes a node of a valid plan, whose target list and filter refer to the scan tuple by INDEX_VAR.
     let used = unsafe {
         let plan = &raw const (*scan).scan.plan;
         nodes::columns_of(&[(*plan).targetlist.cast(), (*plan).qual.cast()], pg_sys::INDEX_VAR)
     };
-    (0..private.child_columns).filter(|i| used.contains(i) && !private.unused.contains(i)).collect()
+    (0..private.child_columns + calls).filter(|i| used.contains(i) && !private.unused.contains(i)).collect()
 }
 
 /// ExecCustomScan: returns the next row that passes the filter.
@@ -384,6 +402,7 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
         while let Some(batch) = inner.queue.pop_front().or_else(|| inner.forming.take()) {
             retire(inner, batch);
         }
+        inner.awaited.clear();
         for (i, call) in inner.calls.iter_mut().enumerate() {
             // Batches are numbered per stream, and a half-formed one is void.
             let is_idle = inner.driver.lane(i).is_some_and(|stream| stream.in_flight() == 0);
@@ -435,7 +454,7 @@ pub unsafe extern "C-unwind" fn end(css: *mut pg_sys::CustomScanState) {
 enum Step {
     /// Read rows of the child, and ask again.
     ReadRows,
-    /// Make the oldest batch's calls, and ask again.
+    /// Make the calls that are awaited next, and ask again.
     #[cfg(feature = "lift-ordinary")]
     Answer,
     /// Emit the next row of the oldest batch.
@@ -459,7 +478,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
             send_batch(inner);
         }
         if let Some(batch) = inner.queue.front()
-            && batch.results.is_some()
+            && batch.is_answered
         {
             let has_more = match inner.set {
                 Some(_) => find_result(inner),
@@ -485,7 +504,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
             if waiting_stream(inner).is_some() {
                 return Step::Answer;
             }
-            receive(inner);
+            receive_next(inner);
         }
     }
 }
@@ -500,119 +519,20 @@ fn heed_run(inner: &mut Inner) {
     inner.run = std::ptr::null();
 }
 
-/// An exchange that has not answered the oldest batch's calls.
+/// The exchange whose answer is awaited next, if it has not answered.
 #[cfg(feature = "lift-ordinary")]
 fn waiting_stream(inner: &mut Inner) -> Option<&mut Stream> {
-    let sent = inner.queue.front().map(|batch| batch.sent.as_slice()).unwrap_or_default();
-    let waits = |driver: &Driver<Stream>, i: usize| driver.lane(i).is_some_and(Stream::waits);
-    let waiting = (0..sent.len()).find(|i| sent[*i].count > 0 && waits(&inner.driver, *i))?;
-    inner.driver.lane_mut(waiting)
+    let (_, call) = *inner.awaited.front()?;
+    inner.driver.lane_mut(call).filter(|stream| stream.waits())
 }
 
-/// Makes the oldest batch's calls, from frames that own nothing.
+/// Makes the calls that are awaited next, from frames that own nothing.
 #[cfg(feature = "lift-ordinary")]
 unsafe fn answer_calls(inner: *mut Inner, context: *mut pg_sys::ExprContext) {
     // SAFETY: as in exec; nobody else looks at the state meanwhile.
     unsafe {
-        while let Some(stream) = waiting_stream(&mut *inner).map(|stream| &raw mut *stream) {
+        if let Some(stream) = waiting_stream(&mut *inner).map(|stream| &raw mut *stream) {
             Stream::answer(stream, context);
-        }
-    }
-}
-
-fn start_batch(inner: &mut Inner) {
-    for (i, call) in inner.calls.iter_mut().enumerate() {
-        let stream = inner.driver.lane(i);
-        let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
-        let takes_constants = stream.is_some_and(Stream::takes_constants);
-        let pace = inner.driver.pace();
-        call.columns.begin(pace.room(), pace.bytes(), takes_constants, arena);
-    }
-    let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
-        // SAFETY: the query's context outlives the node, which drops its batches.
-        unsafe { OwnedContext::new(inner.query_context) }
-    });
-    inner.forming = Some(Batch {
-        context: memory,
-        rows: KeptRows::default(),
-        bytes: 0,
-        first_row: inner.rows_read + 1,
-        sent: inner.calls.iter().map(|_| Sent::default()).collect(),
-        results: None,
-        next_row: 0,
-    });
-}
-
-/// Sends the calls of the batch that was formed.
-fn send_batch(inner: &mut Inner) {
-    let Some(batch) = inner.forming.take() else { return };
-    if batch.rows.count == 0 {
-        inner.spare_contexts.push(batch.context);
-        return;
-    }
-    inner.rows_read += batch.rows.count as u64;
-    let mut bytes = batch.bytes;
-    for (i, (call, sent)) in inner.calls.iter_mut().zip(&batch.sent).enumerate() {
-        if sent.count == 0 {
-            continue;
-        }
-        if inner.driver.lane(i).is_none() {
-            #[cfg(feature = "lift-ordinary")]
-            let stream = Stream::of_call(call.expression, &call.function, inner.query_context);
-            #[cfg(not(feature = "lift-ordinary"))]
-            let stream = {
-                // SAFETY: the plan outlives the node.
-                let oid = unsafe { (*call.expression).funcid };
-                let to_call = report::unwrap(call.function.call(inner.user));
-                Stream::open_with_cache(oid, to_call, call.function.cache_use())
-            };
-            inner.driver.open(i, stream);
-        }
-        bytes += call.columns.bytes() + call.builder_bytes;
-        call.builder_bytes = 0;
-        let (columns, arena) = call.columns.take();
-        let calls = call.builder.finish_batch_with(sent.count, columns);
-        // A set's results are read one by one.
-        let batch = CallBatch { takes_dictionaries: inner.set.is_none(), ..calls };
-        inner.driver.send(i, Outgoing { batch, arena });
-    }
-    inner.driver.finish_batch(bytes);
-    inner.queue.push_back(batch);
-}
-
-/// Waits for the oldest batch's results, of a call that returns a set for their first part.
-fn receive(inner: &mut Inner) {
-    let mut results = Vec::with_capacity(inner.calls.len());
-    for i in 0..inner.calls.len() {
-        let reply = receive_reply(inner, i);
-        let function = &inner.calls[i].function;
-        match &mut inner.set {
-            Some(set) => set.part = reply.map(|reply| part_of(function, &reply)),
-            None => results.push(reply.map(|reply| ResultColumn::new(function, results_of(function, &reply.columns)))),
-        }
-    }
-    if let Some(batch) = inner.queue.front_mut() {
-        batch.results = Some(results);
-    }
-}
-
-/// Waits for one call's next reply to the oldest batch; none if nothing of the batch was sent for it.
-pub(super) fn receive_reply(inner: &mut Inner, i: usize) -> Option<Reply> {
-    match inner.driver.receive(i) {
-        Ok(reply) => reply,
-        Err(error) => {
-            let name = &inner.calls[i].function.name;
-            let place = inner.queue.front().map(|batch| match error.row() {
-                Some(position) => {
-                    let row = batch.first_row + batch.sent[i].row_of(position as usize) as u64;
-                    format!("container function \"{name}\", row {row}")
-                }
-                None => {
-                    let last_row = batch.first_row + batch.rows.count as u64 - 1;
-                    format!("container function \"{name}\", rows {} to {last_row}", batch.first_row)
-                }
-            });
-            report::raise_error(&error, place)
         }
     }
 }
@@ -645,9 +565,9 @@ unsafe fn load_row(inner: *mut Inner, slot: *mut pg_sys::TupleTableSlot, memory:
                 (Some(position), Some(part)) => part.results.datum(position, number),
                 _ => null,
             };
-        } else if let Some(results) = &batch.results {
-            for (i, (result, sent)) in results.iter().zip(&batch.sent).enumerate() {
-                (*values.add(i), *nulls.add(i)) = match (result, sent.position(row)) {
+        } else {
+            for (i, (results, sent)) in batch.results.iter().zip(&batch.sent).enumerate() {
+                (*values.add(i), *nulls.add(i)) = match (results, sent.position(row)) {
                     (Some(results), Some(position)) => results.datum(position, number),
                     _ => null,
                 };

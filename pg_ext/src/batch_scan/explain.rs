@@ -104,7 +104,8 @@ pub unsafe extern "C-unwind" fn explain(
             text::from_c(text)
         };
         let private = Private::from_plan(scan);
-        for (entry, condition) in entries.into_iter().skip(private.child_columns).zip(conditions) {
+        let calls = entries.into_iter().skip(private.child_columns).zip(conditions);
+        for (number, (entry, condition)) in calls.enumerate() {
             let mut line = say((*entry).expr.cast());
             if !condition.is_null() {
                 line.push_str(&format!(" if {}", say(condition)));
@@ -120,6 +121,9 @@ pub unsafe extern "C-unwind" fn explain(
             }
             if private.is_stepwise {
                 line.push_str(" row by row");
+            }
+            if !private.inputs_of(number).is_empty() {
+                line.push_str(" (fused)");
             }
             let line = CString::new(line).unwrap_or_default();
             pg_sys::ExplainPropertyText(c"Container Call".as_ptr(), text::to_server(&line), es);

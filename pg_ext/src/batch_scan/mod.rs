@@ -6,8 +6,12 @@
 //! made only for rows for which it is true. Target list and filter refer to the scan tuple by INDEX_VAR. That is all the
 //! executor needs, and what EXPLAIN prints.
 //!
+//! An argument of a call may be the result of a call before it (`fuse.rs` of the planner): such a call is fused. It stands in
+//! `custom_scan_tlist` with the other call inside, and `custom_private` says which argument that is.
+//!
 //! A node whose call returns a set has no other call, and gives one row per result.
 
+mod calls;
 mod exec;
 mod explain;
 mod kept;
@@ -20,7 +24,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-pub use private::{Private, SetJoin};
+pub use private::{Input, Private, SetJoin};
 
 use self::state::border_of;
 use crate::report;

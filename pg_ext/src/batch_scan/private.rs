@@ -13,8 +13,10 @@ use crate::pg::list;
 pub struct Private {
     /// Columns of the child. In `custom_scan_tlist` they come first; each further entry is a lifted call.
     pub child_columns: usize,
-    /// Those of them, by position, that nobody above looks at.
+    /// The columns, of the child and of calls behind them, that nobody above looks at, by position.
     pub unused: Vec<usize>,
+    /// Per call, the arguments that are results of calls before it. Left out behind the last call that has any.
+    pub inputs: Vec<Vec<Input>>,
     /// Of a call that returns a set, which then is the only one: what becomes of a row without results.
     pub set: Option<SetJoin>,
     /// Whether `custom_exprs` ends with the count and the offset of the first rows that are asked for.
@@ -29,6 +31,15 @@ pub struct Private {
     pub is_stepwise_if_stopped: bool,
 }
 
+/// An argument of a fused call: the result of another call of the node, which does not become an SQL value on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Input {
+    /// Which argument.
+    pub argument: usize,
+    /// Whose result.
+    pub call: usize,
+}
+
 /// How a row of the child meets the results of a call that returns a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetJoin {
@@ -39,6 +50,16 @@ pub enum SetJoin {
 }
 
 impl Private {
+    /// The arguments of one call that are results of others.
+    pub fn inputs_of(&self, call: usize) -> &[Input] {
+        self.inputs.get(call).map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether the results of a call are an argument of another.
+    pub fn is_input(&self, call: usize) -> bool {
+        self.inputs.iter().flatten().any(|input| input.call == call)
+    }
+
     /// As `CustomScan.custom_private`.
     pub fn to_list(&self) -> *mut pg_sys::List {
         let text = serde_json::to_string(self).expect("a number is JSON");

@@ -11,7 +11,7 @@ use arrow_array::cast::AsArray;
 use udf_client::inbox::Reply;
 use udf_types::{Error, Kind};
 
-use super::exec::receive_reply;
+use super::calls::receive_reply;
 use super::private::SetJoin;
 use super::state::{Inner, Part};
 use crate::datum::result_column::ResultColumn;
@@ -53,7 +53,7 @@ pub(super) fn find_result(inner: &mut Inner) -> bool {
                 }
                 // The row, or what is left of the rows, may have results in the next part.
                 None if !part.is_last && (is_done || position.is_some()) => {
-                    let reply = receive_reply(inner, 0);
+                    let reply = receive_reply(inner, 0, 0);
                     let part = reply.map(|reply| part_of(&inner.calls[0].function, &reply));
                     if let Some(set) = &mut inner.set {
                         set.part = part;

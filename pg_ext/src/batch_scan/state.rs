@@ -2,14 +2,16 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use arrow_array::Int32Array;
+use arrow_array::{ArrayRef, BooleanArray, Int32Array};
 use pgrx::pg_sys;
+use udf_client::arena::Arena;
 use udf_client::driver::{Driver, Totals};
-use udf_codec::batch::BatchBuilder;
+use udf_codec::batch::{BatchBuilder, Given};
 
 use super::kept::{KeptColumn, KeptRows};
-use super::private::SetJoin;
+use super::private::{Input, SetJoin};
 use crate::datum::argument_columns::ArgumentColumns;
 use crate::datum::result_column::ResultColumn;
 use crate::function::Function;
@@ -81,6 +83,8 @@ pub struct Inner {
     pub max_rows: usize,
     /// Batches in flight, oldest first; the first one's results may be there already.
     pub queue: VecDeque<Batch>,
+    /// The answers to come, in the order in which they were asked for: the first row of a batch, and a call.
+    pub awaited: VecDeque<(u64, usize)>,
     /// The batch that is being formed.
     pub forming: Option<Batch>,
     /// Where a call that returns a set is among the results of the oldest batch.
@@ -143,6 +147,12 @@ pub struct Call {
     pub builder: BatchBuilder,
     /// Bytes that the builder has.
     pub builder_bytes: usize,
+    /// Its arguments that are results of calls before it.
+    pub inputs: Vec<Input>,
+    /// Whether its results are an argument of another.
+    pub is_input: bool,
+    /// Whether its results become SQL values.
+    pub is_shown: bool,
 }
 
 /// One batch of rows of the child.
@@ -157,10 +167,25 @@ pub struct Batch {
     pub first_row: u64,
     /// Per call, what was sent.
     pub sent: Vec<Sent>,
-    /// Per call, the results; none before they were received.
-    pub results: Option<Vec<Option<ResultColumn>>>,
+    /// Per call, how far it is.
+    pub progress: Vec<Progress>,
+    /// Whether all calls are answered; of a call that returns a set, whether the first part of its answer is there.
+    pub is_answered: bool,
+    /// Per call, the results as SQL values; none if nothing was sent, or nobody looks at them.
+    pub results: Vec<Option<ResultColumn>>,
     /// The next row to emit.
     pub next_row: usize,
+}
+
+/// How far the calls of one function for a batch are.
+#[derive(Debug)]
+pub enum Progress {
+    /// They wait for those in their arguments, and have the other arguments, and what these lie in.
+    Waiting(Vec<Given>, Option<Arc<Arena>>),
+    /// They were sent, in so many batches that are not answered, behind those whose results are here.
+    Out(usize, Vec<ArrayRef>),
+    /// They are answered; of those that others wait for the results are here, if there are any.
+    Answered(Option<ArrayRef>),
 }
 
 /// What one call sent of one batch.
@@ -241,6 +266,24 @@ impl Sent {
         positions.push(None);
     }
 
+    /// Takes back what was noted as sent, but for the positions that are true.
+    pub fn keep(&mut self, rows: usize, kept: &BooleanArray) {
+        let mut count = 0;
+        let mut position_of = |row| {
+            self.position(row).filter(|position| kept.value(*position)).map(|_| {
+                count += 1;
+                count - 1
+            })
+        };
+        self.positions = Some((0..rows).map(&mut position_of).collect());
+        self.count = count as usize;
+    }
+
+    /// The rows of the batch, of so many, that were sent.
+    pub fn rows(&self, rows: usize) -> impl Iterator<Item = usize> {
+        (0..rows).filter(|row| self.position(*row).is_some())
+    }
+
     /// Where row `row` of the batch is among the sent.
     pub fn position(&self, row: usize) -> Option<usize> {
         match &self.positions {
@@ -293,6 +336,19 @@ mod tests {
     fn a_first_row_that_was_left_out_moves_all_others() {
         let sent = sent(&[false, true]);
         assert_eq!((sent.count, sent.position(0), sent.position(1), sent.row_of(0)), (1, None, Some(0), 1));
+    }
+
+    #[test]
+    fn rows_that_are_taken_back_leave_the_others_their_order() {
+        for (rows, expected) in [([true; 4], [None, Some(0), Some(1), None]), ([true, true, false, true], [None, Some(0), None, None])]
+        {
+            let mut sent = sent(&rows);
+            let kept = if sent.count == 4 { vec![false, true, true, false] } else { vec![false, true, false] };
+            sent.keep(4, &BooleanArray::from(kept));
+            assert_eq!((0..4).map(|row| sent.position(row)).collect::<Vec<_>>(), expected);
+            assert_eq!(sent.count, expected.iter().flatten().count());
+            assert_eq!(sent.rows(4).next(), Some(1));
+        }
     }
 
     #[test]

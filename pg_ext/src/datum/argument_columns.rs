@@ -159,6 +159,8 @@ enum Argument {
     Composite(usize, Composite),
     /// A [`udf_codec::batch::ColumnBuilder`] has it.
     Built,
+    /// It is another call's result, which is not there yet.
+    Awaited,
     /// The constant of this number.
     Constant(usize),
 }
@@ -176,7 +178,7 @@ struct Fixed {
 #[derive(Debug)]
 pub struct ArgumentColumns {
     // for the call
-    /// Of each argument.
+    /// Of each argument that a row has.
     sources: Vec<Source>,
     arguments: Vec<Argument>,
     leaves: Vec<Leaf>,
@@ -208,11 +210,13 @@ pub struct ArgumentColumns {
 }
 
 impl ArgumentColumns {
-    /// Empty columns for arguments of these types, which a row has there, and which may be constant.
-    pub fn new(types: &[SqlType], sources: Vec<Source>, are_constant: &[bool]) -> ArgumentColumns {
+    /// Empty columns for arguments of these types, which a row has there, and which may be constant. Those without a place are no
+    /// row's: [`ArgumentColumns::take`] says of them that a builder has them.
+    pub fn new(types: &[SqlType], sources: Vec<Option<Source>>, are_constant: &[bool]) -> ArgumentColumns {
         let (mut leaves, mut built, mut constants, mut attributes) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let arguments = types.iter().zip(&sources).enumerate().map(|(number, (sql_type, &source))| {
             let first = leaves.len();
+            let Some(source) = source else { return Argument::Awaited };
             if are_constant[number] {
                 constants.push((number, source, None));
                 Argument::Constant(constants.len() - 1)
@@ -231,6 +235,7 @@ impl ArgumentColumns {
             }
         });
         let arguments = arguments.collect();
+        let sources = sources.into_iter().flatten().collect();
         let (mut fixed, mut of_bytes) = (Vec::new(), Vec::new());
         for (number, leaf) in leaves.iter().enumerate() {
             match leaf.column {
@@ -479,7 +484,7 @@ impl ArgumentColumns {
                 let array = StructArray::try_new_with_length(fields.clone(), parts, nulls, rows);
                 Given::Column(Arc::new(array.expect("each row has one value of its type for every attribute")))
             }
-            Argument::Built => Given::Built,
+            Argument::Built | Argument::Awaited => Given::Built,
             Argument::Constant(number) => {
                 let (.., value) = &self.constants[*number];
                 Given::Constant(value.clone().expect("a row was pushed"))

@@ -62,6 +62,34 @@ pub fn results_of(function: &Function, reply: &RecordBatch) -> ArrayRef {
     Arc::new(StructArray::from(fields.zip(columns.clone()).collect::<Vec<_>>()))
 }
 
+/// Checks results that go into another call as they came: an error is raised where making SQL values of them would raise it. The types
+/// are those of which each value is the same again when it has been an SQL value (`fuse.rs` of the planner); `numbers` says of which
+/// rows of the scan the results are.
+pub fn check_results(function: &Rc<Function>, column: &ArrayRef, numbers: impl Iterator<Item = u64>) {
+    let texts = |text: &StringArray| !text.values().contains(&0) && are_short(text.offsets());
+    let are_fine = match &function.result.ty {
+        Type::Bool | Type::Int2 | Type::Int4 | Type::Int8 | Type::Float4 | Type::Float8 | Type::Uuid => true,
+        Type::Text => match column.as_dictionary_opt::<Int32Type>() {
+            Some(dictionary) => texts(dictionary.values().as_string()),
+            None => texts(column.as_string()),
+        },
+        Type::Bytea => are_short(column.as_binary::<i32>().offsets()),
+        _ => false,
+    };
+    if are_fine {
+        return;
+    }
+    let reader = ResultReader::new(function, column.clone());
+    for (row, number) in numbers.take(column.len()).enumerate() {
+        reader.datum(row, Some(number));
+    }
+}
+
+/// Whether PostgreSQL can hold a value of each of these lengths.
+fn are_short(offsets: &OffsetBuffer<i32>) -> bool {
+    offsets.lengths().all(|length| length <= LONGEST_TEXT)
+}
+
 impl ResultColumn {
     /// Reads `column`, which the protocol has checked to be of the function's result type.
     pub fn new(function: &Rc<Function>, column: ArrayRef) -> ResultColumn {

@@ -22,6 +22,8 @@
 //! *In place of* a node that calls a function that returns a set for each row of its child: a ProjectSet, or a NestLoop
 //! with a lateral FunctionScan (`lift_sets.rs`).
 //!
+//! At last, nodes that feed each other become one (`fuse.rs`).
+//!
 //! All of this works after set_plan_references: a Var of varno OUTER_VAR or INDEX_VAR names a column by its position in
 //! the child's target list or in custom_scan_tlist, so whatever gets a new child must get new Vars, and a node whose
 //! target list keeps its length and order needs nothing changed above it.
@@ -35,12 +37,14 @@ use super::columns::{Columns, column, distinct_calls, entry_of, fits, position_o
 use super::demand::{self, Demand};
 use super::effects::Watcher;
 use super::find_calls::{CallFinder, FoundCall};
+use super::fuse::fuse;
 use super::plans::{
     children, evaluates_once, goes_back, has_deep_expressions, is_batch_scan, is_recursive, supports_mark,
     takes_every_row, used_by_aggregate,
 };
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{catalog, list, nodes};
+use crate::settings;
 
 /// Lifts the calls in every plan tree of a statement.
 ///
@@ -90,6 +94,10 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
             let demand = lifter.subplan_demands.get(&id).copied().unwrap_or(Demand::Some);
             let cell = (*subplans).elements.add(position);
             (*cell).ptr_value = lifter.lift((*cell).ptr_value.cast(), demand).cast();
+        }
+        if lifter.next_id != first_id && settings::is_fusing() {
+            let plans = list::elements::<pg_sys::Plan>(subplans).into_iter().chain([(*statement).planTree]);
+            plans.for_each(|plan| fuse(plan));
         }
         if lifter.next_id != first_id && !is_still {
             lifter.keep_order_of(statement);

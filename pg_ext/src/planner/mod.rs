@@ -4,6 +4,7 @@ mod columns;
 mod demand;
 mod effects;
 mod find_calls;
+mod fuse;
 mod lift_calls;
 mod lift_joins;
 mod lift_sets;

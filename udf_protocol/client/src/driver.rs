@@ -144,6 +144,8 @@ struct Batch {
     bytes: usize,
     /// Per lane.
     parts: Vec<Part>,
+    /// Whether more of it will be sent, once some of it is answered.
+    is_open: bool,
     /// Whether what it takes says something about batches to come.
     is_typical: bool,
     has_answer: bool,
@@ -157,7 +159,10 @@ struct Batch {
 struct Part {
     rows: usize,
     compute_us: u64,
-    is_awaited: bool,
+    /// Answers that are to come.
+    awaited: usize,
+    /// When it was sent, if others had been answered before.
+    later_at: Option<Instant>,
 }
 
 impl Batch {
@@ -166,6 +171,7 @@ impl Batch {
             sent_at: Instant::now(),
             bytes: 0,
             parts: vec![Part::default(); lanes],
+            is_open: false,
             is_typical: true,
             has_answer: false,
             latency: Duration::ZERO,
@@ -174,18 +180,26 @@ impl Batch {
         }
     }
 
-    /// What the batch has taken. Lanes compute side by side.
+    /// What the batch has taken. Lanes compute side by side, but for those that wait for others.
     fn measured(&self) -> Measured {
         if !self.is_typical {
             return Measured::default();
         }
+        let (later, first): (Vec<&Part>, Vec<&Part>) = self.parts.iter().partition(|part| part.later_at.is_some());
+        let first_us = first.iter().map(|part| part.compute_us).max().unwrap_or(0);
+        let compute_us = later.iter().map(|part| part.compute_us).fold(first_us, u64::saturating_add);
         Measured {
             rows: self.parts.iter().map(|part| part.rows).max().unwrap_or(0),
             reply_bytes: self.reply_bytes,
-            compute: Duration::from_micros(self.parts.iter().map(|part| part.compute_us).max().unwrap_or(0)),
+            compute: Duration::from_micros(compute_us),
             latency: self.latency,
             waited: self.waited,
         }
+    }
+
+    /// Whether there is nothing more to send of it or to wait for.
+    fn is_done(&self) -> bool {
+        !self.is_open && self.parts.iter().all(|part| part.awaited == 0)
     }
 }
 
@@ -264,7 +278,24 @@ impl<L: Lane> Driver<L> {
         let rows = batch.columns.num_rows();
         let count = self.lanes.len();
         let beginning = self.beginning.get_or_insert_with(|| Batch::new(count));
-        beginning.parts[lane] = Part { rows, compute_us: 0, is_awaited: true };
+        beginning.parts[lane] = Part { rows, awaited: 1, ..Part::default() };
+        self.totals.calls += rows as u64;
+        self.lanes[lane].as_mut().expect("batches are sent to open lanes").send(batch);
+    }
+
+    /// Sends more of a batch that is out, which holds so many more bytes, to a lane that has had nothing of it before but by this;
+    /// `position` counts from the oldest.
+    ///
+    /// # Panics
+    /// If the lane is not open, or so many batches are not out.
+    pub fn send_later(&mut self, position: usize, lane: usize, batch: impl Into<Outgoing>, bytes: usize) {
+        let batch = batch.into();
+        let rows = batch.columns.num_rows();
+        let sent = &mut self.out[position];
+        sent.bytes = sent.bytes.saturating_add(bytes);
+        let part = &mut sent.parts[lane];
+        let later_at = part.later_at.or_else(|| Some(Instant::now()));
+        *part = Part { rows: part.rows + rows, awaited: part.awaited + 1, later_at, ..*part };
         self.totals.calls += rows as u64;
         self.lanes[lane].as_mut().expect("batches are sent to open lanes").send(batch);
     }
@@ -276,6 +307,23 @@ impl<L: Lane> Driver<L> {
         self.out.push_back(Batch { bytes, ..batch });
         self.totals.batches += 1;
         self.pace.note_sent();
+    }
+
+    /// The same of a batch of which more will be sent, up to [`Driver::complete`].
+    pub fn finish_open_batch(&mut self, bytes: usize) {
+        self.finish_batch(bytes);
+        if let Some(batch) = self.out.back_mut() {
+            batch.is_open = true;
+        }
+    }
+
+    /// Notes that no more will be sent of a batch that is out; `position` counts from the oldest.
+    pub fn complete(&mut self, position: usize) {
+        let Some(batch) = self.out.get_mut(position).filter(|batch| batch.is_open) else { return };
+        batch.is_open = false;
+        if batch.has_answer && batch.is_done() {
+            self.pace.note_answered(&batch.measured());
+        }
     }
 
     /// The same of a batch that is unlike those to come, from which the pace learns nothing.
@@ -291,8 +339,18 @@ impl<L: Lane> Driver<L> {
     /// # Errors
     /// If the batch failed.
     pub fn receive(&mut self, lane: usize) -> Result<Option<Reply>> {
-        let Some(batch) = self.out.front_mut() else { return Ok(None) };
-        let Some(exchange) = self.lanes[lane].as_mut().filter(|_| batch.parts[lane].is_awaited) else {
+        self.receive_of(0, lane)
+    }
+
+    /// The same of any batch that is out; `position` counts from the oldest. A lane answers batches in their order, so those before
+    /// it have its replies already.
+    ///
+    /// # Errors
+    /// If the batch failed.
+    pub fn receive_of(&mut self, position: usize, lane: usize) -> Result<Option<Reply>> {
+        debug_assert!(self.out.iter().take(position).all(|batch| batch.parts[lane].awaited == 0));
+        let Some(batch) = self.out.get_mut(position) else { return Ok(None) };
+        let Some(exchange) = self.lanes[lane].as_mut().filter(|_| batch.parts[lane].awaited > 0) else {
             return Ok(None);
         };
         let start = Instant::now();
@@ -303,7 +361,8 @@ impl<L: Lane> Driver<L> {
         // The engine's own time between two parts of an answer is not the server's.
         batch.latency = if batch.has_answer { batch.latency + waited } else { batch.sent_at.elapsed() };
         let is_last = outcome.as_ref().is_ok_and(|reply| reply.is_last);
-        exchange.note(&outcome, Taken { waited, latency: is_last.then_some(batch.latency) });
+        let latency = batch.parts[lane].later_at.map_or(batch.latency, |later_at| later_at.elapsed());
+        exchange.note(&outcome, Taken { waited, latency: is_last.then_some(latency) });
         let reply = outcome?;
         self.totals.transports |= exchange.transport().map_or(0, |transport| 1 << transport as u8);
         count(&mut self.totals, &reply);
@@ -313,8 +372,8 @@ impl<L: Lane> Driver<L> {
         // That results were there already says that the next batch may be larger.
         let compute_us = if reply.cached > 0 { reply.compute_us.max(1) } else { reply.compute_us };
         part.compute_us = part.compute_us.saturating_add(compute_us);
-        batch.parts[lane].is_awaited = !is_last;
-        if batch.parts.iter().all(|part| !part.is_awaited) {
+        part.awaited -= usize::from(is_last);
+        if batch.is_done() {
             self.pace.note_answered(&batch.measured());
         }
         Ok(Some(reply))
@@ -504,6 +563,41 @@ mod tests {
         let totals = driver.totals();
         assert_eq!((totals.batches, totals.calls, totals.bytes_sent, totals.bytes_received), (1, 150, 2, 4));
         assert_eq!((totals.compute_us, totals.transports), (501_000, 1 << TransportName::Flight as u8));
+    }
+
+    #[test]
+    fn what_is_sent_later_belongs_to_its_batch() {
+        let mut driver = Driver::new(Pace::new(BOUNDS), 2);
+        driver.open(0, scripted(10, 1));
+        driver.open(1, scripted(1000, 1));
+        driver.send(0, batch(100));
+        driver.finish_open_batch(1);
+        driver.receive(0).unwrap();
+        // More is to come, so that nobody knows yet what a batch takes.
+        assert!(!driver.may_send() && driver.receive(1).unwrap().is_none());
+        driver.send_later(0, 1, batch(60), 10);
+        driver.send_later(0, 1, batch(39), 10);
+        driver.complete(0);
+        for rows in [60, 39] {
+            assert!(!driver.may_send());
+            assert_eq!(driver.receive(1).unwrap().unwrap().columns.num_rows(), rows);
+        }
+        // One after the other they took 1 and 99 ms.
+        assert!(driver.may_send() && driver.receive(1).unwrap().is_none());
+        assert_eq!((driver.pace().rows(), driver.totals().calls, driver.totals().batches), (100, 199, 1));
+        driver.retire();
+        // Two batches, of which the second is given more first; nothing comes later of it.
+        for _ in 0..2 {
+            driver.send(0, batch(1));
+            driver.finish_open_batch(1);
+        }
+        (0..2).for_each(|position| assert!(driver.receive_of(position, 0).unwrap().is_some()));
+        driver.complete(1);
+        driver.send_later(0, 1, batch(1), 1);
+        driver.complete(0);
+        assert!(driver.receive_of(1, 1).unwrap().is_none() && driver.receive(1).unwrap().is_some());
+        (0..2).for_each(|_| driver.retire());
+        assert_eq!(driver.out(), 0);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl CallBatch {
 }
 
 /// What a caller has made of an argument.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub enum Given {
     /// Nothing: a [`ColumnBuilder`] has its values.
     Built,
@@ -365,6 +365,15 @@ impl BatchBuilder {
     /// Bytes of values since the last batch.
     pub fn bytes(&self) -> usize {
         self.columns.iter().map(ColumnBuilder::bytes).sum()
+    }
+
+    /// Takes the builder's columns out for a batch that is cut later; what the caller has made stays.
+    pub fn take_built(&mut self, arguments: Vec<Given>) -> Vec<Given> {
+        let built = self.columns.iter_mut().zip(arguments).map(|(builder, given)| match given {
+            Given::Built => Given::Column(builder.finish()),
+            made => made,
+        });
+        built.collect()
     }
 
     /// Cuts the batch here, which has `rows` rows. What the caller has made takes the place of the builder's columns.
