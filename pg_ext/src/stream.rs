@@ -73,6 +73,10 @@ impl Lane for Stream {
         self.exchange.receive()
     }
 
+    fn is_answered(&mut self) -> bool {
+        self.exchange.is_answered()
+    }
+
     fn transport(&self) -> Option<TransportName> {
         self.exchange.transport()
     }

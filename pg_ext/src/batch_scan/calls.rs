@@ -15,6 +15,7 @@ use arrow_select::concat::concat;
 use arrow_select::filter::filter;
 use arrow_select::take::take;
 use udf_client::arena::{Arena, Writer};
+use udf_client::driver::Lane;
 use udf_client::inbox::{Reply, bytes_of, bytes_of_column};
 use udf_client::outbox::Outgoing;
 use udf_codec::batch::{CallBatch, Given};
@@ -246,9 +247,27 @@ fn spelled_out(column: &ArrayRef, places: Option<&UInt32Array>) -> Result<ArrayR
     }
 }
 
+/// Takes the answers that are there and for which fused calls wait, so that these go out while the engine does something else.
+pub(super) fn forward(inner: &mut Inner) {
+    let mut place = 0;
+    while let Some(&(_, i)) = inner.awaited.get(place) {
+        // A call is answered in the order in which it was sent.
+        let is_next = inner.awaited.iter().take(place).all(|(_, before)| *before != i);
+        if inner.calls[i].is_input && is_next && inner.driver.lane_mut(i).is_some_and(Lane::is_answered) {
+            receive_at(inner, place);
+        } else {
+            place += 1;
+        }
+    }
+}
+
 /// Waits for the next answer that was asked for, of a call that returns a set for its first part.
 pub(super) fn receive_next(inner: &mut Inner) {
-    let Some((first_row, i)) = inner.awaited.pop_front() else { return };
+    receive_at(inner, 0);
+}
+
+fn receive_at(inner: &mut Inner, place: usize) {
+    let Some((first_row, i)) = inner.awaited.remove(place) else { return };
     let Some(position) = inner.queue.iter().position(|batch| batch.first_row == first_row) else { return };
     let Some(reply) = receive_reply(inner, position, i) else { return };
     let function = inner.calls[i].function.clone();

@@ -12,7 +12,7 @@ use udf_client::pace::Pace;
 use udf_codec::batch::{BatchBuilder, ColumnBuilder};
 use udf_types::{Error, Kind};
 
-use super::calls::{receive_next, send_batch, start_batch};
+use super::calls::{forward, receive_next, send_batch, start_batch};
 use super::kept::KeptColumn;
 use super::private::{Input, Private};
 use super::runs;
@@ -471,6 +471,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
         heed_run(inner);
     }
     loop {
+        forward(inner);
         if let Some(forming) = &inner.forming {
             if forming.rows.count == 0 && !inner.is_child_done {
                 return Step::ReadRows;

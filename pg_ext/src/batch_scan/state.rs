@@ -340,7 +340,8 @@ mod tests {
 
     #[test]
     fn rows_that_are_taken_back_leave_the_others_their_order() {
-        for (rows, expected) in [([true; 4], [None, Some(0), Some(1), None]), ([true, true, false, true], [None, Some(0), None, None])]
+        for (rows, expected) in
+            [([true; 4], [None, Some(0), Some(1), None]), ([true, true, false, true], [None, Some(0), None, None])]
         {
             let mut sent = sent(&rows);
             let kept = if sent.count == 4 { vec![false, true, true, false] } else { vec![false, true, false] };

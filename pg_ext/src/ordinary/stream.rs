@@ -152,6 +152,10 @@ impl Lane for Stream {
         Ok(self.answered.pop_front().expect("a batch is answered before it is received"))
     }
 
+    fn is_answered(&mut self) -> bool {
+        !self.answered.is_empty()
+    }
+
     /// None: nothing travels.
     fn transport(&self) -> Option<TransportName> {
         None

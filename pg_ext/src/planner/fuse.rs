@@ -105,9 +105,8 @@ impl Fused {
                         None => {}
                     }
                 }
-                let inner_call = |input: &Input| {
-                    (*inner_entries[below.child_columns + input.call]).expr.cast::<pg_sys::FuncExpr>()
-                };
+                let inner_call =
+                    |input: &Input| (*inner_entries[below.child_columns + input.call]).expr.cast::<pg_sys::FuncExpr>();
                 let may_fuse = |input: &Input| {
                     let inner = inner_call(input);
                     !is_volatile((*inner).funcid) && travels_unchanged((*inner).funcresulttype)
@@ -152,12 +151,8 @@ impl Fused {
             let used: HashSet<usize> = (0..above.child_columns).filter(|i| !is_unused(i)).map(place).collect();
             let unused = above.unused.iter().map(|i| place(*i)).chain(below.unused.iter().copied());
             let unused: HashSet<usize> = unused.filter(|i| !used.contains(i)).collect();
-            let private = Private {
-                child_columns: below.child_columns,
-                unused: unused.into_iter().collect(),
-                inputs,
-                ..above
-            };
+            let private =
+                Private { child_columns: below.child_columns, unused: unused.into_iter().collect(), inputs, ..above };
             Some(Fused { private, entries, expressions, targets, filter, child: (*inner_plan).lefttree })
         }
     }

@@ -36,6 +36,9 @@ pub trait Lane {
     /// If the batch failed. The lane is of no use then.
     fn receive(&mut self) -> Result<Reply>;
 
+    /// Whether the reply to the oldest batch, or the next part of it, is there.
+    fn is_answered(&mut self) -> bool;
+
     /// How batches travel; known once a server was reached.
     fn transport(&self) -> Option<TransportName>;
 
@@ -74,6 +77,10 @@ impl<H: Host> Lane for Hosted<H> {
 
     fn receive(&mut self) -> Result<Reply> {
         self.exchange.receive(&self.host)
+    }
+
+    fn is_answered(&mut self) -> bool {
+        self.exchange.is_answered()
     }
 
     fn transport(&self) -> Option<TransportName> {
@@ -508,6 +515,10 @@ mod tests {
             self.part = if is_last { 0 } else { self.part };
             let compute_us = if is_last { rows as u64 * self.us_per_row } else { 0 };
             Ok(Reply { is_last, compute_us, ..Reply::whole(0, columns(rows), 1, 2) })
+        }
+
+        fn is_answered(&mut self) -> bool {
+            !self.sent.is_empty()
         }
 
         fn transport(&self) -> Option<TransportName> {

@@ -332,6 +332,28 @@ impl Exchange {
         }
     }
 
+    /// Whether the next reply, or a part of it, or what came instead, is there. Does not wait.
+    pub fn is_answered(&mut self) -> bool {
+        if self.failure.is_some() || self.caching.as_ref().is_some_and(|caching| !caching.is_waiting()) {
+            return true;
+        }
+        self.runner.step();
+        while !self.early.contains_key(&self.next_number) {
+            match self.receiver.try_recv() {
+                Ok(Ok(event)) => {
+                    if let Some(reply) = self.note_event(event) {
+                        self.early.insert(self.next_number, Ok(reply));
+                    }
+                }
+                Ok(Err(error)) => {
+                    self.early.insert(self.next_number, Err(error));
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
     /// The same of what was sent.
     fn receive_results(&mut self, host: &dyn Host) -> Result<Reply> {
         if let Some(failure) = &self.failure {
@@ -460,29 +482,39 @@ impl Exchange {
             let deadline =
                 if is_planted(Planted::NoDeadline) { deadline + Duration::from_secs(3600) } else { deadline };
             match self.next_event(host, deadline)?.transpose()? {
-                Some(Event::Reached { transport, directory, takes_constants }) => {
-                    self.note_reached(transport, takes_constants);
-                    self.directory = directory;
-                    self.ready_at = Some(Instant::now());
+                Some(event) => {
+                    if let Some(reply) = self.note_event(event) {
+                        return Ok(reply);
+                    }
                 }
-                // Parts of one answer come one after the other.
-                Some(Event::Reply(reply))
-                    if reply.number == self.next_number || is_planted(Planted::DisorderedReplies) =>
-                {
-                    return Ok(reply);
-                }
-                Some(Event::Reply(reply)) => {
-                    self.early.insert(reply.number, Ok(reply));
-                }
-                Some(Event::Failure(number, error)) => {
-                    self.early.insert(number, Err(error));
-                }
-                Some(Event::TakesConstants) => self.takes_constants = true,
-                Some(Event::Lines(lines)) => self.note_lines(lines),
-                Some(Event::Taken | Event::End) => {}
                 None => return Err(self.timeout()),
             }
         }
+    }
+
+    /// Notes what happened; gives the reply that is the next, or a part of it.
+    fn note_event(&mut self, event: Event) -> Option<Reply> {
+        match event {
+            Event::Reached { transport, directory, takes_constants } => {
+                self.note_reached(transport, takes_constants);
+                self.directory = directory;
+                self.ready_at = Some(Instant::now());
+            }
+            // Parts of one answer come one after the other.
+            Event::Reply(reply) if reply.number == self.next_number || is_planted(Planted::DisorderedReplies) => {
+                return Some(reply);
+            }
+            Event::Reply(reply) => {
+                self.early.insert(reply.number, Ok(reply));
+            }
+            Event::Failure(number, error) => {
+                self.early.insert(number, Err(error));
+            }
+            Event::TakesConstants => self.takes_constants = true,
+            Event::Lines(lines) => self.note_lines(lines),
+            Event::Taken | Event::End => {}
+        }
+        None
     }
 }
 
