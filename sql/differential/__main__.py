@@ -24,7 +24,7 @@ ONE_STATEMENT = {
 }  # fmt: skip
 SEVERAL_STATEMENTS = {
     sessions.prepared: 6, sessions.cursors: 8, sessions.locking_cursors: 3, sessions.changes: 4, sessions.meetings: 6, sessions.effects: 4,
-    sessions.turns: 8, sessions.stops: 6, sessions.roles: 6, logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3, logic.batching: 4,
+    sessions.turns: 8, sessions.stops: 6, sessions.roles: 6, logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3, logic.batching: 4, logic.fusion: 5,
     shapes: 10,
 }  # fmt: skip
 # Of a kind that makes calls in all its questions, some must be batched.

@@ -63,5 +63,15 @@ def batching(queries):
     return Question("batching", (row_by_row, batched), True)
 
 
+def fusion(queries):
+    """The same query with calls in arguments of calls fused and not."""
+    kind = queries.one_of("plain", "plain", "initplans", "grouping_sets", "window_conditions", "lateral_subselects", "composites")
+    query = getattr(queries, kind)()
+    apart, fused = _sides("not fused", query, "fused", query)
+    apart.steps.insert(0, Step("SET transship.fusion = off"))
+    fused.steps.insert(0, Step("SET transship.fusion = on"))
+    return Question("fusion", (apart, fused), True)
+
+
 def _sides(left_name, left, right_name, right):
     return tuple(Side(name, [Step(with_form(query, "c_"))]) for name, query in ((left_name, left), (right_name, right)))
