@@ -570,6 +570,10 @@ impl Flight {
                     let call = outbox.answer_partly().expect("oldest_sent names a sent batch");
                     check_reply(signature, call, &columns)?;
                     if is_last {
+                        // Only the newest batch can be waiting. It would wait for ever, and the exchange with it.
+                        if outbox.awaited() == 1 && is_waiting(&wire, &unsent) {
+                            return Err(Error::protocol(function, "It answered a batch that it did not have yet."));
+                        }
                         outbox.answer(expected);
                     }
                     let bytes_sent = bytes_sent.remove(&expected).unwrap_or_default();
@@ -620,6 +624,12 @@ async fn pass(end: &mut Option<Pin<Box<Sleep>>>) {
         Some(end) => end.await,
         None => std::future::pending().await,
     }
+}
+
+/// Whether a message has not left the queue of what is sent. Servers read whole messages, so one that answers a batch has received all
+/// of it, and the library took it out of the queue before that.
+fn is_waiting(wire: &Option<mpsc::Sender<FlightData>>, unsent: &VecDeque<FlightData>) -> bool {
+    !unsent.is_empty() || wire.as_ref().is_some_and(|wire| wire.capacity() == 0)
 }
 
 /// A place in the queue of what is sent.
