@@ -13,16 +13,18 @@ use serde_json::{Value, json};
 use udf_project::manifest::{MANIFEST_LABEL, Manifest};
 
 /// `images`: labels by digest. `names`: digests. `registry`: what pulling a reference brings, as in `images`. `settings`: those with
-/// which an image came from there, or went there.
+/// which an image came from there, or went there. `broken`: digests of images that cannot be inspected. `down`: whether nothing can.
 const DOCKER: &str = r#"#!/usr/bin/python3 -IS
 import json, os, signal, sys, time
-if sys.argv[1] == "info":
-    print("{}")
-if sys.argv[1] not in ("image", "pull", "push"):
-    sys.exit()
 path = os.path.dirname(sys.argv[0]) + "/state.json"
 with open(path) as file:
     state = json.load(file)
+if sys.argv[1] == "info":
+    print("{}")
+if sys.argv[1] == "version" and state.get("down"):
+    sys.exit("Cannot connect to the Docker daemon")
+if sys.argv[1] not in ("image", "pull", "push"):
+    sys.exit()
 images, names = state["images"], state["names"]
 
 def plain(name):
@@ -40,7 +42,9 @@ def do(verb, *words):
     if verb == "ls":
         print("\n".join(images))
     elif verb == "inspect":
-        digest = find(words[0])
+        digest = find(words[-1])
+        if state.get("down") or digest in state.get("broken", []):
+            fail("Error response from daemon: layer does not exist")
         tags = [name for name, named in names.items() if named == digest]
         labels, pushed = images[digest], state.get("pushed", [])
         print(json.dumps([{"Id": digest, "RepoTags": tags, "RepoDigests": pushed, "Config": {"Labels": labels}}]))
@@ -105,11 +109,14 @@ fn labels(name: &str, content: &str) -> Value {
 impl Stage {
     /// With these images, names, and references of a registry.
     fn new(images: Value, names: Value, registry: Value) -> Stage {
+        Stage::of(json!({"images": images, "names": names, "registry": registry, "said": []}))
+    }
+
+    fn of(state: Value) -> Stage {
         let folder = tempfile::Builder::new().prefix("ts").tempdir_in("/tmp").unwrap();
         let docker = folder.path().join("docker");
         std::fs::write(&docker, DOCKER).unwrap();
         std::fs::set_permissions(&docker, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let state = json!({"images": images, "names": names, "registry": registry, "said": []});
         std::fs::write(folder.path().join("state.json"), state.to_string()).unwrap();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
         let mut daemon = command(&folder, env!("CARGO_BIN_EXE_transshipd")).stderr(log).spawn().unwrap();
@@ -294,6 +301,27 @@ fn what_is_refused_leaves_no_name() {
     // With another name, it keeps that alone.
     let stage = Stage::new(images, json!({"old:1": digest(1)}), json!({OURS: [digest(1), {}]}));
     stage.is_refused(&[OURS], "is not a UDF image");
+}
+
+#[test]
+fn an_image_that_cannot_be_inspected_is_left_out() {
+    let images = json!({digest(9): {}, digest(1): labels("transship-inline:1", "one")});
+    let names = json!({"hostile:1": digest(9), "transship-inline:1": digest(1)});
+    let stage = Stage::of(json!({
+        "images": images, "names": names, "registry": {OURS: [digest(8), {}]}, "said": [], "broken": [digest(8), digest(9)]
+    }));
+    let left = format!("left image {} alone", digest(9));
+    assert!(stage.log().contains(&left) && stage.log().contains("layer does not exist"), "{}", stage.log());
+    let prune = || outcome(&mut stage.transship(&["prune", "--older-than", "0"]));
+    // The first time, the image is seen, and counts from then.
+    prune().unwrap();
+    assert_eq!(prune().unwrap(), "transship-inline:1\n", "{}", stage.log());
+    // Nothing is left of one that was pulled.
+    stage.is_refused(&[OURS], "could not inspect image");
+    // An engine that is down is told from it.
+    stage.set("down", json!(true));
+    let error = prune().unwrap_err();
+    assert!(error.contains("could not reach docker"), "{error}");
 }
 
 #[test]

@@ -83,6 +83,17 @@ pub fn flight_reply(input: &[u8]) {
         if let (Some(expected), false, FunctionKind::Scalar) = (expected, is_changed, signature.kind) {
             assert_eq!(read.expect("a right reply is read").columns(), expected.columns());
         }
+        let [_, message] = messages;
+        let mut bytes = fuzzing::flight_bytes(message.clone());
+        let is_changed = change(u, &mut bytes, 4)?;
+        let read = within(LIMIT, || fuzzing::flight_message(&bytes));
+        if let Some((read, asides)) = &read {
+            let columns = if read.data_header.is_empty() { 0 } else { read.data_header.len() + read.data_body.len() };
+            assert_eq!((columns + asides, &read.flight_descriptor), (bytes.len(), &None));
+        }
+        if !is_changed {
+            assert_eq!(read.expect("what is as it was written is read").0, message);
+        }
         Ok(())
     })());
 }

@@ -52,11 +52,21 @@ impl Stage {
         hello: Option<&str>,
         script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Stage {
+        Stage::within(None, signature, hello, script)
+    }
+
+    /// With a server that takes so many bytes of a stream before it reads them.
+    fn within(
+        window: Option<u32>,
+        signature: Signature,
+        hello: Option<&str>,
+        script: impl Fn(Calls, Answers) -> futures_util::future::BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Stage {
         let folder = tempfile::tempdir().unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let script: Script = Arc::new(script);
         let mock = MockContainer { hello: hello.map(str::to_string), signature, script };
-        let path: PathBuf = runtime.block_on(async { mock.start(folder.path()) });
+        let path: PathBuf = runtime.block_on(async { mock.start_within(folder.path(), window) });
         Stage { client: Client::start().unwrap(), endpoint: Endpoint::FlightUnix(path), runtime, _folder: folder }
     }
 
@@ -642,6 +652,33 @@ fn a_server_that_never_ends_a_stream_is_left_once_it_has_answered() {
     assert_eq!(exchange.receive(&PlainHost).unwrap().columns.num_rows(), 1);
     drop(exchange);
     wait_until("the stream is still open", || is_left.load(Ordering::Relaxed));
+}
+
+/// The exchange would hold its lease for ever: it ends once the last batch has left, and the server takes none.
+#[test]
+fn an_answer_to_a_batch_that_the_server_has_not_read_is_refused() {
+    // Enough for the greeting. After that, two messages leave the client's queue: the schema and the first batch.
+    let stage = Stage::within(Some(64), table(), Some(HELLO), |calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            for number in 0..2 {
+                // Until the client has queued it.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+                let metadata = format!(r#"{{"batch": {number}}}"#);
+                let _ = answers.send(Ok(table_reply(&table(), vec![], vec![], &metadata)));
+            }
+            answers.closed().await;
+            drop(calls);
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    for batch in batches(&[1, 1]) {
+        exchange.send(batch);
+    }
+    assert_eq!(exchange.receive(&PlainHost).unwrap().number, 0);
+    let error = exchange.receive(&PlainHost).unwrap_err();
+    assert_eq!(error.kind(), Kind::ProtocolViolation);
+    assert!(error.detail().unwrap_or_default().contains("did not have yet"), "{error:?}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use arrow_array::{
     ArrayRef, Int32Array, Int64Array, LargeStringArray, ListArray, RecordBatch, StringArray, StructArray,
 };
 use arrow_buffer::{Buffer, OffsetBuffer};
-use arrow_flight::FlightData;
+use arrow_flight::{FlightData, FlightDescriptor};
 use arrow_schema::{DataType, Field, Schema};
 use peak_alloc::PeakAlloc;
 use support::{MockContainer, Script, Verb};
@@ -82,6 +82,7 @@ const PUT: Answer = Answer { name: "put", messages: || vec![message(vec![large_t
 const PUT_MORE: Answer =
     Answer { name: "put more", messages: || vec![message(vec![large_text(4 * MB, 1)]); 9], ..PUT_GET };
 const PUT_VIEWS: Answer = Answer { name: "put views", messages: || vec![message(vec![views(800)])], ..PUT_GET };
+const DESCRIPTOR: Answer = Answer { name: "descriptor", messages: || vec![of_many_names()], ..NATIVE };
 const SEVERAL: Answer = Answer { name: "several", messages: || vec![of_text(30 * MB)], ..NATIVE };
 const PARTS: Answer = Answer {
     name: "parts",
@@ -89,7 +90,7 @@ const PARTS: Answer = Answer {
     messages: || vec![message(vec![Arc::new(Int32Array::from(vec![0, 1])), text(30 * MB)]); 12],
     ..NATIVE
 };
-const ANSWERS: [Answer; 12] = [
+const ANSWERS: [Answer; 13] = [
     TEXT,
     LARGER_TEXT,
     NUMBERS,
@@ -100,6 +101,7 @@ const ANSWERS: [Answer; 12] = [
     PUT,
     PUT_MORE,
     PUT_VIEWS,
+    DESCRIPTOR,
     SEVERAL,
     PARTS,
 ];
@@ -158,6 +160,11 @@ fn of_same_numbers() -> FlightData {
     }
     message.data_header = patched.into();
     message
+}
+
+/// Two texts, beside 10 MB of names that are empty, of which each takes 24 bytes of memory and two of the message.
+fn of_many_names() -> FlightData {
+    of_text(100_000).with_descriptor(FlightDescriptor::new_path(vec![String::new(); 5 * MB]))
 }
 
 /// Texts of 1 MB that are all the same bytes.
@@ -324,6 +331,7 @@ fn replies_over_flight_cost_what_their_rows_need() {
         (DICTIONARY, Kind::BadResult, 10 * MB),
         (PUT_MORE, Kind::OutOfMemory, 16 * MB + READ_AHEAD),
         (PUT_VIEWS, Kind::OutOfMemory, 20 * MB),
+        (DESCRIPTOR, Kind::ProtocolViolation, 10 * MB + READ_AHEAD),
     ] {
         let stage = Stage::new(answer);
         let (outcome, peak) = stage.ask();

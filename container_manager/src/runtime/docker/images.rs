@@ -56,9 +56,9 @@ impl ImageStore for DockerImages {
                 Ok(Some(inspected)) => Ok(inspected),
                 // It has gone meanwhile.
                 Ok(None) => continue,
-                // An engine that says this much is well.
+                // While the engine is well, this is the image's fault.
                 Err(error) => {
-                    self.cli.image_id(digest)?;
+                    self.cli.check()?;
                     Err(error)
                 }
             };

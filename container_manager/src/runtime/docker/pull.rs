@@ -128,7 +128,14 @@ impl Names {
             let is_kept = match cli.find_image(name) {
                 // Its last name would take an image along that functions may use by its digest.
                 Ok(now) => now.is_none_or(|now| self.images.contains(&hex_of(&now.id)) && is_only_name(&now)),
-                Err(_) => cli.image_id(name)?.is_none_or(|now| self.images.contains(&hex_of(&now))),
+                Err(_) => match cli.image_id(name) {
+                    Ok(now) => now.is_none_or(|now| self.images.contains(&hex_of(&now))),
+                    // While the engine is well, this is the fault of the image, which no function can use.
+                    Err(_) => {
+                        cli.check()?;
+                        false
+                    }
+                },
             };
             if !is_kept {
                 remove(cli, name)?;

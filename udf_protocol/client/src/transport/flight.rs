@@ -11,12 +11,14 @@ use arrow_flight::{Action, FlightData, FlightDescriptor};
 use arrow_schema::{Schema, SchemaRef};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::stream;
+use futures_util::stream::{self, Stream};
+use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OnceCell, mpsc};
 use tokio::time::Sleep;
+use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
@@ -35,6 +37,7 @@ use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::transport::check::{check_reply, check_types};
 use crate::transport::credentials::Credentials;
+use crate::transport::flight_messages::{Fields, Messages, Received, fields_of, opening_fields};
 use crate::transport::foreign::{
     adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs,
 };
@@ -54,6 +57,8 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 /// How long a server that has answered everything may take to end a stream.
 const END_PATIENCE: Duration = Duration::from_secs(5);
+
+const DO_EXCHANGE: &str = "/arrow.flight.protocol.FlightService/DoExchange";
 
 /// Between two questions whether a server is still there, while it is busy. gRPC's servers take a client that asks more often
 /// than every five minutes for a nuisance.
@@ -236,6 +241,22 @@ impl Flight {
         client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip)
     }
 
+    /// Opens a stream of the method with this path, whose replies are messages of columns of at most so many bytes.
+    pub(super) async fn stream(
+        &self,
+        path: &'static str,
+        calls: Request<impl Stream<Item = Fields> + Send + 'static>,
+        most: usize,
+    ) -> std::result::Result<Streaming<Received>, Status> {
+        let service = InterceptedService::new(self.channel.clone(), self.secrets.clone());
+        let mut client = Grpc::new(service).max_decoding_message_size(most).max_encoding_message_size(usize::MAX);
+        if self.compression {
+            client = client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
+        }
+        client.ready().await.map_err(|cause| Status::from_error(cause.into()))?;
+        Ok(client.streaming(calls, PathAndQuery::from_static(path), Messages).await?.into_inner())
+    }
+
     pub(super) async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
         let action = Action { r#type: name.to_string(), body: Default::default() };
         let mut results = self.client(MAX_ASIDE_BYTES).do_action(action).await?.into_inner();
@@ -393,8 +414,7 @@ impl Flight {
         let function = signature.function.as_str();
         let is_single = stream_for == StreamFor::Batch;
         // A server that does not read leaves the batches in the engine, not in this queue.
-        let (wire, mut queue) = mpsc::channel::<FlightData>(1);
-        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
+        let (wire, mut queue) = mpsc::channel::<Fields>(1);
         let call_schema = foreign.map_or_else(|| signature.call_schema(), |foreign| foreign.arguments.clone());
         let call_schema = match signature.row_errors {
             None => call_schema,
@@ -411,17 +431,15 @@ impl Flight {
             }
             _ => Vec::new(),
         };
-        let (mut encoder, opening) = CallEncoder::new(call_schema, constants);
-        let opening = opening.with_descriptor(descriptor);
+        let (mut encoder, schema) = CallEncoder::new(call_schema, constants);
         let first = if is_single { outbox.next().await } else { None };
         if is_single && first.is_none() {
             return Ok(false);
         }
         // The receiver is in scope and the queue empty, so sending cannot fail.
-        let _ = wire.try_send(opening);
+        let _ = wire.try_send(opening_fields(function, schema));
         let mut wire = Some(wire);
         let most = inbox.budget().share_of_message(0).limit();
-        let mut client = self.client(most);
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut calls = Request::new(stream::poll_fn(move |context| queue.poll_recv(context)));
         for (name, value) in inbox.asides().fields(None) {
@@ -429,8 +447,8 @@ impl Flight {
                 calls.metadata_mut().insert(name, value);
             }
         }
-        let mut opened = pin!(client.do_exchange(calls).fuse());
-        let mut replies: Option<Streaming<FlightData>> = None;
+        let mut opened = pin!(self.stream(DO_EXCHANGE, calls, most).fuse());
+        let mut replies: Option<Streaming<Received>> = None;
         // The messages of the last batch that wait for a place.
         let mut unsent = VecDeque::new();
         let mut reply_schema: Option<SchemaRef> = None;
@@ -458,7 +476,7 @@ impl Flight {
                 biased;
                 // Nobody waits for what it could still say, however much, but its lease would last.
                 () = pass(&mut end), if end.is_some() => return Ok(is_parking),
-                stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?.into_inner()),
+                stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?),
                 place = next_place(&wire), if !unsent.is_empty() => {
                     if let Some(message) = unsent.pop_front() {
                         place.send(message);
@@ -487,7 +505,7 @@ impl Flight {
                         let bytes = messages.iter().map(|message| message.data_body.len() + message.data_header.len()).sum();
                         let metadata = serde_json::to_vec(&metadata).expect("a number is JSON");
                         messages.last_mut().expect("the batch is a message").app_metadata = metadata.into();
-                        unsent.extend(messages);
+                        unsent.extend(messages.into_iter().map(fields_of));
                         if signature.kind == FunctionKind::Map {
                             outbox.answer(batch.number);
                             inbox.deliver(Ok(Event::Taken));
@@ -498,7 +516,7 @@ impl Flight {
                     None => is_closing = true,
                 },
                 message = next_message(&mut replies, inbox), if replies.is_some() => {
-                    let Some(message) = message.map_err(lost)? else {
+                    let Some(received) = message.map_err(lost)? else {
                         if signature.kind == FunctionKind::Map && wire.is_none() {
                             inbox.deliver(Ok(Event::End));
                             return Ok(false);
@@ -518,7 +536,8 @@ impl Flight {
                         }
                         return Err(Error::connection_lost(function, "The server ended the exchange early"));
                     };
-                    check_asides(function, &message)?;
+                    check_asides(function, &received)?;
+                    let (column_bytes, Received { message, bytes }) = (received.column_bytes(), received);
                     let metadata = read_metadata(function, &message)?;
                     if let Some(error) = metadata.error {
                         inbox.deliver_lines(metadata.lines);
@@ -535,24 +554,23 @@ impl Flight {
                     };
                     // Nobody bounds how many messages say nothing else, so lines come with a reply alone.
                     inbox.deliver_lines(metadata.lines);
-                    let bytes_received = message.data_body.len() + message.data_header.len();
                     let number = match signature.kind {
                         // All of its results have the number 0, and none is waited for before the others.
                         FunctionKind::Map => u64::MAX,
                         _ => outbox.oldest_sent().unwrap_or_default(),
                     };
                     let mut share = inbox.budget().share_of_message(number);
-                    share.grow(function, bytes_received).await?;
-                    share.make_room(2 * bytes_received).await;
+                    share.grow(function, bytes).await?;
+                    share.make_room(2 * bytes).await;
                     // Only now: an error says more than the schema that comes before it.
                     let (columns, bytes_made) =
                         read_columns(signature, foreign.is_some(), schema, &message, share.left(), most)?;
-                    share.hold(bytes_received.max(bytes_made));
-                    let bytes_needed = bytes_received + bytes_made;
+                    share.hold(bytes.max(bytes_made));
+                    let bytes_needed = bytes + bytes_made;
                     if signature.kind == FunctionKind::Map {
                         let call = CallBatch::new(0, RecordBatch::new_empty(signature.call_schema()));
                         check_reply(signature, &call, &columns)?;
-                        inbox.deliver(Ok(Event::Reply(Reply { is_last: false, bytes_needed, compute_us: metadata.micros, share: Some(share), ..Reply::whole(0, columns, 0, bytes_received) })));
+                        inbox.deliver(Ok(Event::Reply(Reply { is_last: false, bytes_needed, compute_us: metadata.micros, share: Some(share), ..Reply::whole(0, columns, 0, column_bytes) })));
                         continue;
                     }
                     // docs/protocol.md §4: "replies come in the order of the calls, and repeat their numbers".
@@ -570,6 +588,10 @@ impl Flight {
                     let call = outbox.answer_partly().expect("oldest_sent names a sent batch");
                     check_reply(signature, call, &columns)?;
                     if is_last {
+                        // Only the newest batch can be waiting. It would wait for ever, and the exchange with it.
+                        if outbox.awaited() == 1 && is_waiting(&wire, &unsent) {
+                            return Err(Error::protocol(function, "It answered a batch that it did not have yet."));
+                        }
                         outbox.answer(expected);
                     }
                     let bytes_sent = bytes_sent.remove(&expected).unwrap_or_default();
@@ -578,7 +600,7 @@ impl Flight {
                         bytes_needed,
                         compute_us: metadata.micros,
                         share: Some(share),
-                        ..Reply::whole(expected, columns, bytes_sent, bytes_received)
+                        ..Reply::whole(expected, columns, bytes_sent, column_bytes)
                     })));
                 }
                 () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
@@ -622,8 +644,14 @@ async fn pass(end: &mut Option<Pin<Box<Sleep>>>) {
     }
 }
 
+/// Whether a message has not left the queue of what is sent. Servers read whole messages, so one that answers a batch has received all
+/// of it, and the library took it out of the queue before that.
+fn is_waiting(wire: &Option<mpsc::Sender<Fields>>, unsent: &VecDeque<Fields>) -> bool {
+    !unsent.is_empty() || wire.as_ref().is_some_and(|wire| wire.capacity() == 0)
+}
+
 /// A place in the queue of what is sent.
-async fn next_place(wire: &Option<mpsc::Sender<FlightData>>) -> mpsc::Permit<'_, FlightData> {
+async fn next_place(wire: &Option<mpsc::Sender<Fields>>) -> mpsc::Permit<'_, Fields> {
     // The queue is gone only if the server ended the stream; reading its end says why.
     match wire.as_ref().map(mpsc::Sender::reserve) {
         Some(place) => match place.await {
@@ -636,7 +664,7 @@ async fn next_place(wire: &Option<mpsc::Sender<FlightData>>) -> mpsc::Permit<'_,
 
 /// The next batch to send, once there is a place in the queue.
 async fn next_batch(
-    wire: &Option<mpsc::Sender<FlightData>>,
+    wire: &Option<mpsc::Sender<Fields>>,
     first: &mut Option<Outgoing>,
     outbox: &mut Outbox,
     is_single: bool,
@@ -649,9 +677,9 @@ async fn next_batch(
 }
 
 async fn next_message(
-    replies: &mut Option<Streaming<FlightData>>,
+    replies: &mut Option<Streaming<Received>>,
     inbox: &Inbox,
-) -> std::result::Result<Option<FlightData>, Status> {
+) -> std::result::Result<Option<Received>, Status> {
     inbox.wait_for_room().await;
     match replies {
         Some(replies) => replies.message().await,
@@ -659,15 +687,13 @@ async fn next_message(
     }
 }
 
-/// Refuses a message that has more beside its columns than anybody counts: the columns keep all of it in memory.
-fn check_asides(function: &str, message: &FlightData) -> Result<()> {
-    let descriptor =
-        message.flight_descriptor.iter().map(|it| it.cmd.len() + it.path.iter().map(String::len).sum::<usize>());
-    let asides = message.app_metadata.len() + descriptor.sum::<usize>();
-    match asides > MAX_ASIDE_BYTES {
-        true => Err(Error::protocol(function, format!("A reply has {asides} bytes beside its columns."))),
-        false => Ok(()),
+/// Refuses a message that has more beside its columns than metadata needs.
+fn check_asides(function: &str, received: &Received) -> Result<()> {
+    let asides = received.asides();
+    if asides > MAX_ASIDE_BYTES {
+        return Err(Error::protocol(function, format!("A reply has {asides} bytes beside its columns.")));
     }
+    Ok(())
 }
 
 fn read_metadata(function: &str, message: &FlightData) -> Result<ReplyMetadata> {

@@ -15,7 +15,7 @@ use udf_project::dialect::Dialect;
 use udf_types::signature::Signature;
 use udf_types::{Error, Result};
 
-use super::{check, envelope, flight, foreign, status};
+use super::{check, envelope, flight, flight_messages, foreign, status};
 
 /// What a Flight server says of a function that has `total` inputs, by its own count.
 pub fn flight_signature(schema: &Schema, total: i64, is_foreign: bool) -> Result<(Signature, usize)> {
@@ -40,6 +40,20 @@ pub fn flight_reply(
     let (columns, _) = flight::read_columns(signature, is_foreign, &schema, &messages[1], most, most)?;
     check::check_reply(signature, call, &columns)?;
     Ok(columns)
+}
+
+/// A message of columns as it goes over the wire.
+pub fn flight_bytes(message: FlightData) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    flight_messages::write(&flight_messages::fields_of(message), &mut bytes);
+    bytes
+}
+
+/// A message of columns from the wire, and how many of its bytes are none of columns; none if it is not protobuf.
+pub fn flight_message(mut bytes: &[u8]) -> Option<(FlightData, usize)> {
+    let received = flight_messages::read(&mut bytes)?;
+    let asides = received.asides();
+    Some((received.message, asides))
 }
 
 /// Calls as a foreign server's schema wants them.

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arrow_array::RecordBatch;
-use arrow_flight::{Action, FlightData, FlightDescriptor, Ticket};
+use arrow_flight::{Action, FlightData, FlightDescriptor};
 use futures_util::future::BoxFuture;
 use futures_util::stream;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 use tokio::sync::oneshot;
-use tonic::{Status, Streaming};
+use tonic::{Request, Status, Streaming};
 use udf_codec::arrow_ipc::{BatchEncoder, decode_batch_within, decode_schema, encode_schema};
 use udf_codec::batch::CallBatch;
 use udf_codec::unreadable::Unreadable;
@@ -38,8 +38,11 @@ use crate::transport::check::check_reply;
 use crate::transport::credentials::Credentials;
 use crate::transport::envelope::{check_scalar, no_greeting, no_signature};
 use crate::transport::flight::{Flight, FlightClient};
+use crate::transport::flight_messages::{Received, ticket_fields};
 use crate::transport::foreign::{adapt_reply, check_foreign_types};
 use crate::transport::grpc_status::{is_from_server, is_unsent, reply_error};
+
+const DO_GET: &str = "/arrow.flight.protocol.FlightService/DoGet";
 
 /// Between two looks at whether another caller is done.
 const LOCK_INTERVAL: Duration = Duration::from_millis(5);
@@ -217,13 +220,12 @@ impl PutGet {
         let lost = |status: Status| reply_error(function, &status, most).with_doubt();
         let malformed =
             |cause: &dyn std::fmt::Display| Error::protocol(function, format!("Its reply cannot be read: {cause}."));
-        let mut client = self.flight.client(most);
         let descriptor = FlightDescriptor::new_path(vec!["scoreit".to_string()]);
         let opening = encode_schema(&signature.call_schema()).with_descriptor(descriptor);
         let message = BatchEncoder::default().encode(&batch.columns).map_err(|cause| malformed(&cause))?;
         let bytes_sent = message.data_body.len() + message.data_header.len();
         let scoring = Scoring {
-            client: client.clone(),
+            client: self.flight.client(most),
             lock: self.lock.clone(),
             function: function.to_string(),
             messages: [opening, message],
@@ -235,12 +237,11 @@ impl PutGet {
         tokio::spawn(scoring.run(caller));
         // Until the results are read.
         let _turn = scored.await.map_err(|_| Error::cancelled())??;
-        let ticket = Ticket { ticket: "scored".into() };
-        let mut results: Streaming<FlightData> = client.do_get(ticket).await.map_err(lost)?.into_inner();
+        let results = Request::new(stream::iter([ticket_fields("scored")]));
+        let mut results = self.flight.stream(DO_GET, results, most).await.map_err(lost)?;
         let (mut schema, mut batches, mut bytes_received) = (None, Vec::new(), 0);
         let unreadable = |unreadable: Unreadable| unreadable.into_error(function, most, |fact| malformed(&fact));
-        while let Some(message) = results.message().await.map_err(lost)? {
-            let bytes = message.data_body.len() + message.data_header.len();
+        while let Some(Received { message, bytes }) = results.message().await.map_err(lost)? {
             share.grow(function, bytes).await?;
             bytes_received += bytes;
             match &schema {

@@ -140,9 +140,15 @@ impl MockContainer {
 
     /// Serves on a Unix socket in `folder` until the runtime ends.
     pub fn start(self, folder: &std::path::Path) -> PathBuf {
+        self.start_within(folder, None)
+    }
+
+    /// The same, taking so many bytes of a stream before it reads them; none for the default.
+    pub fn start_within(self, folder: &std::path::Path, window: Option<u32>) -> PathBuf {
         let path = folder.join("flight.sock");
         let listener = UnixListener::bind(&path).unwrap();
         let server = tonic::transport::Server::builder()
+            .initial_stream_window_size(window)
             .add_service(FlightServiceServer::new(self))
             .serve_with_incoming(UnixListenerStream::new(listener));
         tokio::spawn(server);
