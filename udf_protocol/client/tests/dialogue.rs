@@ -193,6 +193,47 @@ fn flight_works_over_tcp_as_over_a_unix_socket() {
 }
 
 /// Sends one batch to a container that answers it as `answer` says, and gives the error.
+#[test]
+fn an_engine_learns_whether_an_answer_is_there_without_waiting() {
+    let may_answer = Arc::new(AtomicBool::new(false));
+    let scripted = may_answer.clone();
+    let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
+        let may_answer = scripted.clone();
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            while let Some((batch, metadata)) = calls.next().await {
+                while !may_answer.load(Ordering::SeqCst) {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                if batch.num_rows() == 3 {
+                    let _ = answers.send(Err(Status::internal("no")));
+                    return;
+                }
+                let _ = answers.send(Ok(reply(&signature(), values_of(&batch), &metadata)));
+            }
+        })
+    });
+    let mut exchange = stage.open(Volatility::Volatile, Duration::from_secs(10));
+    assert!(!exchange.is_answered());
+    for batch in batches(&[1, 2, 3]) {
+        exchange.send(batch);
+    }
+    assert!(!exchange.is_answered());
+    may_answer.store(true, Ordering::SeqCst);
+    let exchange = std::cell::RefCell::new(exchange);
+    let is_answered = || exchange.borrow_mut().is_answered();
+    for rows in [1, 2] {
+        wait_until("there is an answer", is_answered);
+        // Asking again changes nothing.
+        assert!(is_answered());
+        assert_eq!(exchange.borrow_mut().receive(&PlainHost).unwrap().columns.num_rows(), rows);
+    }
+    wait_until("there is an error", is_answered);
+    let error = exchange.borrow_mut().receive(&PlainHost).unwrap_err();
+    assert!(is_answered());
+    assert_eq!(exchange.borrow_mut().receive(&PlainHost).unwrap_err(), error);
+}
+
 fn error_after(answer: impl Fn(Vec<Option<i64>>, &Answers) + Send + Sync + Clone + 'static) -> Error {
     let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
         let answer = answer.clone();
