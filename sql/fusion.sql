@@ -121,6 +121,42 @@ SELECT * FROM fused('SELECT x, length_of(times(t, 1000)) FROM numbers WHERE x <=
 SELECT * FROM fused('SELECT x, length_of(times(shout(t), 1000)), md5(shout(times(t, 1000))) FROM numbers WHERE x <= 600');
 SELECT code, message, context FROM failure($$SELECT length_of(times(CASE x WHEN 123 THEN 'bad' ELSE t END, 1000)) FROM numbers$$);
 RESET transship.batch_size;
+-- So are those that came as a dictionary: equal texts, which are sent once, are spelled out in pieces.
+CREATE FUNCTION page(n bigint) RETURNS text LANGUAGE container IMMUTABLE STRICT PARALLEL SAFE COST 1000 AS $$
+template = "python"
+source = '''
+import time
+
+def page(n):
+    time.sleep(0.001)
+    return str(n) * 100000
+'''
+$$;
+SET transship.batch_size = '1MB';
+SELECT * FROM fused('SELECT x, length_of(page(x % 4)) FROM numbers WHERE x <= 1000');
+SELECT * FROM fused('SELECT x, md5(shout(shout(page(x % 4)))) FROM numbers WHERE x <= 600');
+RESET transship.batch_size;
+-- A bound of rows of the outer function's own.
+CREATE FUNCTION add_one_by_ten(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS 'image = "regress:1.0" function = "add_one" max_batch_rows = 10';
+SELECT * FROM fused('SELECT x, add_one_by_ten(odd_or_null(x)), odd_or_null(add_one_by_ten(x)) FROM numbers WHERE x <= 1000');
+-- A call that takes results of two nodes is made once per row, with all of it in one batch.
+CREATE FUNCTION calls_made(query text) RETURNS SETOF text LANGUAGE plpgsql AS $$
+DECLARE
+  line text;
+BEGIN
+  FOR line IN EXECUTE 'EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) ' || query LOOP
+    IF line ~ '^ *(Calls|Container Call):' THEN
+      RETURN NEXT trim(line);
+    END IF;
+  END LOOP;
+END
+$$;
+SET enable_sort = off;
+SELECT * FROM calls_made('SELECT add_one(y), sum(add(add_one(y), odd_or_null(x))) FROM numbers WHERE x <= 100 GROUP BY add_one(y)');
+SELECT * FROM fused('SELECT add_one(y) AS g, sum(add(add_one(y), odd_or_null(x))) FROM numbers GROUP BY add_one(y) ORDER BY 1');
+RESET enable_sort;
+SELECT * FROM calls_made('SELECT add(s, add_one(n.y)) FROM numbers n, LATERAL odd_or_null(n.x) AS s WHERE n.x <= 100');
+SELECT * FROM fused('SELECT n.x, add(s, add_one(n.y)) FROM numbers n, LATERAL odd_or_null(n.x) AS s');
 -- Errors name the function and the row of the scan, whichever rows were left out.
 SELECT code, message, context FROM failure('SELECT fail_at(odd_or_null(x), 20001) FROM numbers');
 SELECT code, message, context FROM failure('SELECT fail_at(add_one(x), 20001) FROM numbers WHERE y <> 3');

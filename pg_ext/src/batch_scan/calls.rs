@@ -4,17 +4,18 @@
 //! and no SQL value is made of what nobody else looks at. Replies are taken in the order in which batches were sent, of whichever call
 //! they are: a container that serves several calls computes in that order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int32Type;
-use arrow_array::{Array, ArrayRef, BooleanArray, UInt32Array, new_null_array};
+use arrow_array::{Array, ArrayRef, BooleanArray, DictionaryArray, Int32Array, UInt32Array, new_null_array};
 use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use arrow_select::concat::concat;
 use arrow_select::filter::filter;
 use arrow_select::take::take;
-use udf_client::arena::{Arena, Writer};
+use udf_client::arena::Writer;
 use udf_client::driver::Lane;
 use udf_client::inbox::{Reply, bytes_of, bytes_of_column};
 use udf_client::outbox::Outgoing;
@@ -23,11 +24,12 @@ use udf_types::{Error, Kind};
 
 use super::kept::KeptRows;
 use super::sets::part_of;
-use super::state::{Batch, Call, Inner, Progress, Sent};
+use super::state::{Batch, Call, Inner, Progress, Rest, Sent};
 use crate::datum::result_column::{ResultColumn, check_results, results_of};
 #[cfg(feature = "lift-ordinary")]
 use crate::ordinary::stream::Stream;
-use crate::pg::memory::OwnedContext;
+use crate::pg::memory::{OwnedContext, within};
+use crate::pg::reserve;
 use crate::report;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
@@ -73,21 +75,23 @@ pub(super) fn send_batch(inner: &mut Inner) {
             batch.progress.push(Progress::Answered(None));
             continue;
         }
-        open_lane(inner, i);
         let call = &mut inner.calls[i];
-        bytes += call.columns.bytes() + call.builder_bytes;
-        call.builder_bytes = 0;
+        let own_bytes = call.columns.bytes() + std::mem::take(&mut call.builder_bytes);
         let (arguments, arena) = call.columns.take();
         if !call.inputs.is_empty() {
-            batch.progress.push(Progress::Waiting(call.builder.take_built(arguments), arena));
+            let arguments = call.builder.take_built(arguments);
+            batch.progress.push(Progress::Waiting(Rest { arguments, arena, sent: 0 }));
             continue;
         }
+        bytes += own_bytes;
+        open_lane(inner, i);
+        let call = &mut inner.calls[i];
         let calls = call.builder.finish_batch_with(count, arguments);
         // A set's results are read one by one.
         let batch_of_calls = CallBatch { takes_dictionaries: inner.set.is_none(), ..calls };
         inner.driver.send(i, Outgoing { batch: batch_of_calls, arena });
         inner.awaited.push_back((batch.first_row, i));
-        batch.progress.push(Progress::Out(1, Vec::new()));
+        batch.progress.push(Progress::Out(1, Vec::new(), None));
     }
     match batch.progress.iter().any(|progress| matches!(progress, Progress::Waiting(..))) {
         true => inner.driver.finish_open_batch(bytes),
@@ -126,7 +130,8 @@ fn settle(inner: &mut Inner, position: usize) {
         }
     }
     let batch = &mut inner.queue[position];
-    if !batch.progress.iter().any(|progress| matches!(progress, Progress::Waiting(..))) {
+    let is_to_be_sent = |progress: &Progress| matches!(progress, Progress::Waiting(_) | Progress::Out(_, _, Some(_)));
+    if !batch.progress.iter().any(is_to_be_sent) {
         inner.driver.complete(position);
     }
     if batch.progress.iter().all(|progress| matches!(progress, Progress::Answered(_))) {
@@ -135,27 +140,50 @@ fn settle(inner: &mut Inner, position: usize) {
     }
 }
 
-/// Sends a fused call: its own arguments, and the results that it has waited for.
+/// Begins to send a fused call: its own arguments, and the results that it has waited for.
 fn send_waiting(inner: &mut Inner, position: usize, i: usize) {
     let batch = &mut inner.queue[position];
-    let call = &mut inner.calls[i];
     let waiting = std::mem::replace(&mut batch.progress[i], Progress::Answered(None));
-    let Progress::Waiting(arguments, arena) = waiting else { return };
-    let most = inner.driver.pace().bytes();
-    let pieces = with_results(call, batch, i, arguments)
-        .and_then(|(arguments, is_whole)| cut(arguments, arena.filter(|_| is_whole), batch.sent[i].count, most))
-        .unwrap_or_else(|cause| report_large(call, &cause));
-    if pieces.is_empty() {
-        return;
+    let Progress::Waiting(Rest { arguments, arena, .. }) = waiting else { return };
+    let call = &inner.calls[i];
+    let (arguments, is_whole) =
+        with_results(call, batch, i, arguments).unwrap_or_else(|cause| report_large(call, &cause));
+    if batch.sent[i].count > 0 {
+        let rest = Rest { arguments, arena: arena.filter(|_| is_whole), sent: 0 };
+        batch.progress[i] = Progress::Out(0, Vec::new(), Some(rest));
+        open_lane(inner, i);
+        send_rest(inner, position, i);
     }
-    batch.progress[i] = Progress::Out(pieces.len(), Vec::new());
-    for (rows, arguments, arena) in pieces {
+}
+
+/// Sends more of a fused call's rest. Results may be much larger than what they were made of, so it goes in several batches where it is
+/// larger than one may be, and few of them are out at a time.
+fn send_rest(inner: &mut Inner, position: usize, i: usize) {
+    let (most_bytes, window) = (inner.driver.pace().bytes(), inner.driver.pace().first_window());
+    let batch = &mut inner.queue[position];
+    let call = &mut inner.calls[i];
+    let count = batch.sent[i].count;
+    let Progress::Out(awaited, _, rest) = &mut batch.progress[i] else { return };
+    while let Some(part) = rest.as_mut().filter(|_| *awaited < window) {
+        let (rows, bytes) = rows_that_fit(&part.arguments, part.sent..count, most_bytes);
+        report::unwrap(reserve::check_room(bytes));
+        let rows = rows.min(call.function.max_batch_rows()).max(1);
+        let range = part.sent..part.sent + rows;
+        let (arguments, arena) = match rows == count {
+            true => (spelled_out(&part.arguments, None), part.arena.take()),
+            false => (spelled_out(&part.arguments, Some(range.clone())), None),
+        };
+        let arguments = arguments.unwrap_or_else(|cause| report_large(call, &cause));
+        part.sent = range.end;
+        if range.end == count {
+            *rest = None;
+        }
         let calls = call.builder.finish_batch_with(rows, arguments);
         let bytes = bytes_of(&calls.columns);
-        // Several answers become one column.
-        let batch_of_calls = CallBatch { takes_dictionaries: rows == batch.sent[i].count, ..calls };
+        let batch_of_calls = CallBatch { takes_dictionaries: true, ..calls };
         inner.driver.send_later(position, i, Outgoing { batch: batch_of_calls, arena }, bytes);
         inner.awaited.push_back((batch.first_row, i));
+        *awaited += 1;
     }
 }
 
@@ -203,48 +231,63 @@ fn arguments_of(results: &ArrayRef, sent: &Sent, takes: &Sent, rows: usize) -> R
     take(results, &places.collect::<UInt32Array>(), None)
 }
 
-/// What is sent at a time: a number of rows and their arguments.
-type Piece = (usize, Vec<Given>, Option<Arc<Arena>>);
+/// How many rows from the first of these on have arguments of so many bytes at most, texts of dictionaries spelled out, and their bytes;
+/// one at least.
+fn rows_that_fit(arguments: &[Given], rows: Range<usize>, most: usize) -> (usize, usize) {
+    let columns: Vec<&ArrayRef> = arguments
+        .iter()
+        .filter_map(|given| match given {
+            Given::Column(column) => Some(column),
+            _ => None,
+        })
+        .collect();
+    let is_plain = columns.iter().all(|column| column.as_dictionary_opt::<Int32Type>().is_none());
+    let all_bytes = columns.iter().map(|column| bytes_of_column(column)).fold(0, usize::saturating_add);
+    if is_plain && rows.start == 0 && all_bytes <= most {
+        return (rows.len(), all_bytes);
+    }
+    let sizes: Vec<_> = columns.into_iter().map(size_of_value).collect();
+    let (mut fit, mut bytes) = (0, 0_usize);
+    for row in rows {
+        let with_row = sizes.iter().fold(bytes, |sum, size| sum.saturating_add(size(row)));
+        if fit > 0 && with_row > most {
+            break;
+        }
+        (fit, bytes) = (fit + 1, with_row);
+    }
+    (fit, bytes)
+}
 
-/// Cuts the arguments of so many rows into pieces of about `most` bytes: results may be much larger than what they were made of, also
-/// those that came as dictionaries, which are spelled out here.
-fn cut(arguments: Vec<Given>, arena: Option<Arc<Arena>>, rows: usize, most: usize) -> Result<Vec<Piece>, ArrowError> {
-    let columns = arguments.iter().filter_map(|given| match given {
-        Given::Column(column) => Some(bytes_spelled_out(column)),
-        _ => None,
+/// How many bytes a row of a column takes.
+fn size_of_value(column: &ArrayRef) -> Box<dyn Fn(usize) -> usize + '_> {
+    if let Some(texts) = column.as_string_opt::<i32>() {
+        return Box::new(|row| size_of::<i32>() + texts.value_length(row) as usize);
+    }
+    if let Some(values) = column.as_binary_opt::<i32>() {
+        return Box::new(|row| size_of::<i32>() + values.value_length(row) as usize);
+    }
+    if let Some(dictionary) = column.as_dictionary_opt::<Int32Type>()
+        && let Some(texts) = dictionary.values().as_string_opt::<i32>()
+    {
+        let length = |key: usize| texts.value_length(key) as usize;
+        return Box::new(move |row| size_of::<i32>() + dictionary.key(row).map_or(0, length));
+    }
+    let average = bytes_of_column(column).div_ceil(column.len().max(1));
+    Box::new(move |_| average)
+}
+
+/// Arguments of these rows, or of all, with texts of dictionaries spelled out.
+fn spelled_out(arguments: &[Given], rows: Option<Range<usize>>) -> Result<Vec<Given>, ArrowError> {
+    let places = rows.map(|rows| UInt32Array::from_iter_values(rows.start as u32..rows.end as u32));
+    let part = arguments.iter().map(|given| {
+        let Given::Column(column) = given else { return Ok(given.clone()) };
+        let part = places.as_ref().map_or_else(|| Ok(column.clone()), |places| take(column, places, None))?;
+        Ok(Given::Column(match part.as_dictionary_opt::<Int32Type>() {
+            Some(dictionary) => take(dictionary.values(), dictionary.keys(), None)?,
+            None => part,
+        }))
     });
-    let bytes = columns.fold(0, usize::saturating_add);
-    let pieces = bytes.div_ceil(most.max(1)).clamp(1, rows.max(1));
-    let rows_at_a_time = rows.div_ceil(pieces).max(1);
-    let mut cut = Vec::with_capacity(pieces);
-    for start in (0..rows).step_by(rows_at_a_time) {
-        let end = (start + rows_at_a_time).min(rows);
-        let places = (end - start < rows).then(|| UInt32Array::from_iter_values(start as u32..end as u32));
-        let part = arguments.iter().map(|given| match given {
-            Given::Column(column) => Ok(Given::Column(spelled_out(column, places.as_ref())?)),
-            other => Ok(other.clone()),
-        });
-        let part = part.collect::<Result<_, ArrowError>>()?;
-        cut.push((end - start, part, arena.clone().filter(|_| places.is_none())));
-    }
-    Ok(cut)
-}
-
-/// Bytes of a column whose texts are spelled out.
-fn bytes_spelled_out(column: &ArrayRef) -> usize {
-    let Some(dictionary) = column.as_dictionary_opt::<Int32Type>() else { return bytes_of_column(column) };
-    let Some(texts) = dictionary.values().as_string_opt::<i32>() else { return bytes_of_column(column) };
-    let lengths = dictionary.keys().iter().flatten().map(|key| texts.value_length(key as usize) as usize);
-    lengths.fold(dictionary.len() * size_of::<i32>(), usize::saturating_add)
-}
-
-/// Rows of a column, or all of them, with its texts spelled out.
-fn spelled_out(column: &ArrayRef, places: Option<&UInt32Array>) -> Result<ArrayRef, ArrowError> {
-    let rows = places.map_or_else(|| Ok(column.clone()), |places| take(column, places, None))?;
-    match rows.as_dictionary_opt::<Int32Type>() {
-        Some(dictionary) => take(dictionary.values(), dictionary.keys(), None),
-        None => Ok(rows),
-    }
+    part.collect()
 }
 
 /// Takes the answers that are there and for which fused calls wait, so that these go out while the engine does something else.
@@ -277,9 +320,13 @@ fn receive_at(inner: &mut Inner, place: usize) {
         batch.is_answered = true;
         return;
     }
-    let Progress::Out(awaited, results) = &mut batch.progress[i] else { return };
+    let Progress::Out(awaited, results, rest) = &mut batch.progress[i] else { return };
     *awaited -= 1;
     results.push(results_of(&function, &reply.columns));
+    if rest.is_some() {
+        send_rest(inner, position, i);
+        return settle(inner, position);
+    }
     if *awaited > 0 {
         return;
     }
@@ -288,7 +335,8 @@ fn receive_at(inner: &mut Inner, place: usize) {
     if call.is_input {
         let first_row = batch.first_row;
         let numbers = batch.sent[i].rows(batch.rows.count).map(|row| first_row + row as u64);
-        check_results(&function, &results, numbers);
+        // SAFETY: the batch's context is valid as long as the batch.
+        unsafe { within(batch.context.as_ptr(), || check_results(&function, &results, numbers)) };
     }
     if call.is_shown {
         batch.results[i] = Some(ResultColumn::new(&function, results.clone()));
@@ -297,19 +345,27 @@ fn receive_at(inner: &mut Inner, place: usize) {
     settle(inner, position);
 }
 
-/// The results that came in pieces.
+/// The results that came in pieces. Dictionaries stay what they are: spelled out, they could be any number of times as long.
 fn joined(pieces: &mut Vec<ArrayRef>) -> Result<ArrayRef, ArrowError> {
     if pieces.len() == 1 {
         return Ok(pieces.remove(0));
     }
-    let pieces: Vec<_> = pieces.drain(..).map(|piece| spelled_out(&piece, None)).collect::<Result<_, _>>()?;
+    let mut pieces = std::mem::take(pieces);
+    report::unwrap(reserve::check_room(pieces.iter().map(bytes_of_column).fold(0, usize::saturating_add)));
+    if pieces.iter().any(|piece| piece.as_dictionary_opt::<Int32Type>().is_some()) {
+        for piece in pieces.iter_mut().filter(|piece| piece.as_dictionary_opt::<Int32Type>().is_none()) {
+            let keys: Int32Array = (0..piece.len()).map(|row| piece.is_valid(row).then_some(row as i32)).collect();
+            *piece = Arc::new(DictionaryArray::try_new(keys, piece.clone())?);
+        }
+    }
     concat(&pieces.iter().map(ArrayRef::as_ref).collect::<Vec<_>>())
 }
 
 /// Raises the error for columns that cannot be put together.
 fn report_large(call: &Call, cause: &ArrowError) -> ! {
     let message = format!("results of container function \"{}\" are too large", call.function.name);
-    report::raise_error(&Error::new(Kind::OutOfMemory, message).with_detail(format!("{cause}.")), None)
+    let error = Error::new(Kind::OutOfMemory, message).with_detail(format!("{cause}."));
+    report::raise_error(&error.with_hint("Lower transship.batch_rows, or switch transship.fusion off."), None)
 }
 
 /// Waits for one call's next reply to a batch, whose place in the queue is `position`; none if there is no more.
@@ -322,7 +378,7 @@ pub(super) fn receive_reply(inner: &mut Inner, position: usize, i: usize) -> Opt
                 Some(row) => {
                     // It counts within a piece of what was sent.
                     let before = match batch.progress.get(i) {
-                        Some(Progress::Out(_, answered)) => answered.iter().map(|results| results.len()).sum(),
+                        Some(Progress::Out(_, answered, _)) => answered.iter().map(|results| results.len()).sum(),
                         _ => 0,
                     };
                     let row = batch.first_row + batch.sent[i].row_of(before + row as usize) as u64;

@@ -113,7 +113,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                     report::raise_error(&Error::new(Kind::SignatureMismatch, message), None);
                 }
             }
-            max_rows = max_rows.min(function.max_batch_rows());
+            // Those of fused calls are cut again.
+            if inputs.is_empty() {
+                max_rows = max_rows.min(function.max_batch_rows());
+            }
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);

@@ -180,12 +180,23 @@ pub struct Batch {
 /// How far the calls of one function for a batch are.
 #[derive(Debug)]
 pub enum Progress {
-    /// They wait for those in their arguments, and have the other arguments, and what these lie in.
-    Waiting(Vec<Given>, Option<Arc<Arena>>),
-    /// They were sent, in so many batches that are not answered, behind those whose results are here.
-    Out(usize, Vec<ArrayRef>),
+    /// They wait for those in their arguments.
+    Waiting(Rest),
+    /// They were sent, in so many batches that are not answered; behind those whose results are here, and before the rest.
+    Out(usize, Vec<ArrayRef>, Option<Rest>),
     /// They are answered; of those that others wait for the results are here, if there are any.
     Answered(Option<ArrayRef>),
+}
+
+/// Calls that are to be sent.
+#[derive(Debug)]
+pub struct Rest {
+    /// Their arguments; those that are results of other calls are left out until these are there.
+    pub arguments: Vec<Given>,
+    /// What some of these lie in.
+    pub arena: Option<Arc<Arena>>,
+    /// Calls that were sent already.
+    pub sent: usize,
 }
 
 /// What one call sent of one batch.

@@ -96,10 +96,14 @@ impl Fused {
             }
             let mut inputs = below.inputs;
             inputs.resize(inner_calls, Vec::new());
-            for call in &calls {
+            let mut takes_results = false;
+            for (number, call) in calls.iter().enumerate() {
+                // Results of calls that the outer node has taken over before.
+                let own = above.inputs_of(number);
                 let mut found = Vec::new();
                 for (argument, expression) in list::elements::<pg_sys::Node>((**call).args).into_iter().enumerate() {
                     match result_of(expression) {
+                        _ if own.iter().any(|input| input.argument == argument) => {}
                         Some(result) => found.push(Input { argument, call: result }),
                         None if has_results(&[expression]) => return None,
                         None => {}
@@ -114,9 +118,11 @@ impl Fused {
                 if !found.is_empty() && (is_volatile((**call).funcid) || !found.iter().all(may_fuse)) {
                     return None;
                 }
+                takes_results |= !found.is_empty();
+                found.extend(own.iter().map(|input| Input { call: inner_calls + input.call, ..*input }));
                 inputs.push(found);
             }
-            if inputs[inner_calls..].iter().all(Vec::is_empty) {
+            if !takes_results {
                 return None;
             }
             // What was over the inner node's columns is over its child's, with the inner calls inside.

@@ -334,10 +334,19 @@ impl Exchange {
 
     /// Whether the next reply, or a part of it, or what came instead, is there. Does not wait.
     pub fn is_answered(&mut self) -> bool {
-        if self.failure.is_some() || self.caching.as_ref().is_some_and(|caching| !caching.is_waiting()) {
+        let awaited = self.caching.as_ref().map_or(1, |caching| caching.awaited());
+        if self.failure.is_some() || awaited == 0 {
             return true;
         }
+        let was_here = self.runner.is_here();
         self.runner.step();
+        if was_here && !self.runner.is_here() {
+            self.note_looked();
+        }
+        // Of several batches for one of the engine's, all must be answered.
+        if awaited > 1 {
+            return false;
+        }
         while !self.early.contains_key(&self.next_number) {
             match self.receiver.try_recv() {
                 Ok(Ok(event)) => {

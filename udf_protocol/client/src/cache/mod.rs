@@ -241,6 +241,11 @@ impl Caching {
         self.planned.front().is_none_or(|planned| !planned.awaited.is_empty())
     }
 
+    /// How many batches that were sent must be answered before the oldest of the engine's has all its results.
+    pub(crate) fn awaited(&self) -> usize {
+        self.planned.front().map_or(1, |planned| planned.awaited.len())
+    }
+
     /// Batches of the engine's whose results it does not have yet.
     pub(crate) fn in_flight(&self) -> usize {
         self.planned.len()
