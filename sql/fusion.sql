@@ -136,9 +136,26 @@ SET transship.batch_size = '1MB';
 SELECT * FROM fused('SELECT x, length_of(page(x % 4)) FROM numbers WHERE x <= 1000');
 SELECT * FROM fused('SELECT x, md5(shout(shout(page(x % 4)))) FROM numbers WHERE x <= 600');
 RESET transship.batch_size;
--- A bound of rows of the outer function's own.
+-- Functions with bounds of rows of their own are not fused with others.
 CREATE FUNCTION add_one_by_ten(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS 'image = "regress:1.0" function = "add_one" max_batch_rows = 10';
 SELECT * FROM fused('SELECT x, add_one_by_ten(odd_or_null(x)), odd_or_null(add_one_by_ten(x)) FROM numbers WHERE x <= 1000');
+SELECT * FROM fused('SELECT x, add_one_by_ten(add_one_by_ten(x)) FROM numbers WHERE x <= 100');
+-- The results of one batch, which came in pieces, are bounded together.
+CREATE FUNCTION longer(t text) RETURNS text LANGUAGE container IMMUTABLE STRICT AS $$
+template = "python"
+source = '''
+def longer(t):
+    return t * 8
+'''
+$$;
+SET transship.batch_size = '1MB';
+SET transship.max_reply_size = '16MB';
+SELECT code, message, detail, hint FROM failure('SELECT max(longer(times(t, 4000))) FROM numbers WHERE x > 20000');
+SET transship.fusion = off;
+SELECT length(max(longer(times(t, 4000)))) FROM numbers WHERE x > 20000;
+RESET transship.fusion;
+RESET transship.max_reply_size;
+RESET transship.batch_size;
 -- A call that takes results of two nodes is made once per row, with all of it in one batch.
 CREATE FUNCTION calls_made(query text) RETURNS SETOF text LANGUAGE plpgsql AS $$
 DECLARE

@@ -40,7 +40,8 @@ def find(name):
 
 def do(verb, *words):
     if verb == "ls":
-        print("\n".join(images))
+        named = [word.removeprefix("reference=") for word in words if word.startswith("reference=")]
+        print("\n".join([names[plain(name)] for name in named if plain(name) in names] if named else images))
     elif verb == "inspect":
         digest = find(words[-1])
         if state.get("down") or digest in state.get("broken", []):

@@ -17,22 +17,22 @@ use arrow_select::filter::filter;
 use arrow_select::take::take;
 use udf_client::arena::Writer;
 use udf_client::driver::Lane;
-use udf_client::inbox::{Reply, bytes_of, bytes_of_column};
+use udf_client::inbox::{Reply, bytes_of, bytes_of_column, copied};
 use udf_client::outbox::Outgoing;
 use udf_codec::batch::{CallBatch, Given};
 use udf_types::{Error, Kind};
 
 use super::kept::KeptRows;
 use super::sets::part_of;
-use super::state::{Batch, Call, Inner, Progress, Rest, Sent};
+use super::state::{Batch, Call, Inner, Out, Progress, Rest, Sent};
 use crate::datum::result_column::{ResultColumn, check_results, results_of};
 #[cfg(feature = "lift-ordinary")]
 use crate::ordinary::stream::Stream;
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::reserve;
-use crate::report;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
+use crate::{report, settings};
 
 /// Begins to form a batch.
 pub(super) fn start_batch(inner: &mut Inner) {
@@ -76,14 +76,13 @@ pub(super) fn send_batch(inner: &mut Inner) {
             continue;
         }
         let call = &mut inner.calls[i];
-        let own_bytes = call.columns.bytes() + std::mem::take(&mut call.builder_bytes);
+        bytes += call.columns.bytes() + std::mem::take(&mut call.builder_bytes);
         let (arguments, arena) = call.columns.take();
         if !call.inputs.is_empty() {
             let arguments = call.builder.take_built(arguments);
             batch.progress.push(Progress::Waiting(Rest { arguments, arena, sent: 0 }));
             continue;
         }
-        bytes += own_bytes;
         open_lane(inner, i);
         let call = &mut inner.calls[i];
         let calls = call.builder.finish_batch_with(count, arguments);
@@ -91,7 +90,7 @@ pub(super) fn send_batch(inner: &mut Inner) {
         let batch_of_calls = CallBatch { takes_dictionaries: inner.set.is_none(), ..calls };
         inner.driver.send(i, Outgoing { batch: batch_of_calls, arena });
         inner.awaited.push_back((batch.first_row, i));
-        batch.progress.push(Progress::Out(1, Vec::new(), None));
+        batch.progress.push(Progress::Out(Out { awaited: 1, ..Out::default() }));
     }
     match batch.progress.iter().any(|progress| matches!(progress, Progress::Waiting(..))) {
         true => inner.driver.finish_open_batch(bytes),
@@ -130,7 +129,8 @@ fn settle(inner: &mut Inner, position: usize) {
         }
     }
     let batch = &mut inner.queue[position];
-    let is_to_be_sent = |progress: &Progress| matches!(progress, Progress::Waiting(_) | Progress::Out(_, _, Some(_)));
+    let is_to_be_sent =
+        |progress: &Progress| matches!(progress, Progress::Waiting(_) | Progress::Out(Out { rest: Some(_), .. }));
     if !batch.progress.iter().any(is_to_be_sent) {
         inner.driver.complete(position);
     }
@@ -146,11 +146,18 @@ fn send_waiting(inner: &mut Inner, position: usize, i: usize) {
     let waiting = std::mem::replace(&mut batch.progress[i], Progress::Answered(None));
     let Progress::Waiting(Rest { arguments, arena, .. }) = waiting else { return };
     let call = &inner.calls[i];
+    let taken = call.inputs.iter().map(|input| match &batch.progress[input.call] {
+        Progress::Answered(Some(results)) => bytes_of_column(results),
+        _ => 0,
+    });
+    let taken = taken.fold(0, usize::saturating_add);
+    report::unwrap(reserve::check_room(taken));
     let (arguments, is_whole) =
-        with_results(call, batch, i, arguments).unwrap_or_else(|cause| report_large(call, &cause));
+        with_results(call, batch, i, arguments).unwrap_or_else(|cause| report_unfit(call, &cause));
     if batch.sent[i].count > 0 {
         let rest = Rest { arguments, arena: arena.filter(|_| is_whole), sent: 0 };
-        batch.progress[i] = Progress::Out(0, Vec::new(), Some(rest));
+        batch.progress[i] = Progress::Out(Out { rest: Some(rest), ..Out::default() });
+        inner.driver.hold(position, taken);
         open_lane(inner, i);
         send_rest(inner, position, i);
     }
@@ -163,27 +170,25 @@ fn send_rest(inner: &mut Inner, position: usize, i: usize) {
     let batch = &mut inner.queue[position];
     let call = &mut inner.calls[i];
     let count = batch.sent[i].count;
-    let Progress::Out(awaited, _, rest) = &mut batch.progress[i] else { return };
-    while let Some(part) = rest.as_mut().filter(|_| *awaited < window) {
+    let Progress::Out(out) = &mut batch.progress[i] else { return };
+    while let Some(part) = out.rest.as_mut().filter(|_| out.awaited < window) {
         let (rows, bytes) = rows_that_fit(&part.arguments, part.sent..count, most_bytes);
         report::unwrap(reserve::check_room(bytes));
-        let rows = rows.min(call.function.max_batch_rows()).max(1);
         let range = part.sent..part.sent + rows;
         let (arguments, arena) = match rows == count {
             true => (spelled_out(&part.arguments, None), part.arena.take()),
             false => (spelled_out(&part.arguments, Some(range.clone())), None),
         };
-        let arguments = arguments.unwrap_or_else(|cause| report_large(call, &cause));
+        let arguments = arguments.unwrap_or_else(|cause| report_unfit(call, &cause));
         part.sent = range.end;
         if range.end == count {
-            *rest = None;
+            out.rest = None;
         }
         let calls = call.builder.finish_batch_with(rows, arguments);
-        let bytes = bytes_of(&calls.columns);
         let batch_of_calls = CallBatch { takes_dictionaries: true, ..calls };
-        inner.driver.send_later(position, i, Outgoing { batch: batch_of_calls, arena }, bytes);
+        inner.driver.send_later(position, i, Outgoing { batch: batch_of_calls, arena });
         inner.awaited.push_back((batch.first_row, i));
-        *awaited += 1;
+        out.awaited += 1;
     }
 }
 
@@ -320,18 +325,32 @@ fn receive_at(inner: &mut Inner, place: usize) {
         batch.is_answered = true;
         return;
     }
-    let Progress::Out(awaited, results, rest) = &mut batch.progress[i] else { return };
-    *awaited -= 1;
-    results.push(results_of(&function, &reply.columns));
-    if rest.is_some() {
+    let call = &inner.calls[i];
+    let Progress::Out(out) = &mut batch.progress[i] else { return };
+    out.awaited -= 1;
+    let is_whole = out.awaited == 0 && out.rest.is_none() && out.results.is_empty();
+    if is_whole {
+        out.results.push(results_of(&function, &reply.columns));
+    } else {
+        // They stay until the others are here, and may be few of a large message.
+        let bytes = bytes_of(&reply.columns);
+        out.bytes = out.bytes.saturating_add(bytes);
+        let most = settings::max_reply_bytes();
+        if out.bytes > most {
+            report::raise_error(&Error::reply_too_large(&function.name, most).with_hint(NOT_FUSED), None);
+        }
+        report::unwrap(reserve::check_room(bytes));
+        let kept = copied(&reply.columns).unwrap_or_else(|cause| report_unfit(call, &cause));
+        out.results.push(results_of(&function, &kept));
+    }
+    if out.rest.is_some() {
         send_rest(inner, position, i);
         return settle(inner, position);
     }
-    if *awaited > 0 {
+    if out.awaited > 0 {
         return;
     }
-    let results = joined(results).unwrap_or_else(|cause| report_large(&inner.calls[i], &cause));
-    let call = &inner.calls[i];
+    let results = joined(&mut out.results).unwrap_or_else(|cause| report_unfit(call, &cause));
     if call.is_input {
         let first_row = batch.first_row;
         let numbers = batch.sent[i].rows(batch.rows.count).map(|row| first_row + row as u64);
@@ -353,19 +372,28 @@ fn joined(pieces: &mut Vec<ArrayRef>) -> Result<ArrayRef, ArrowError> {
     let mut pieces = std::mem::take(pieces);
     report::unwrap(reserve::check_room(pieces.iter().map(bytes_of_column).fold(0, usize::saturating_add)));
     if pieces.iter().any(|piece| piece.as_dictionary_opt::<Int32Type>().is_some()) {
-        for piece in pieces.iter_mut().filter(|piece| piece.as_dictionary_opt::<Int32Type>().is_none()) {
-            let keys: Int32Array = (0..piece.len()).map(|row| piece.is_valid(row).then_some(row as i32)).collect();
-            *piece = Arc::new(DictionaryArray::try_new(keys, piece.clone())?);
+        for piece in &mut pieces {
+            let (keys, texts): (Int32Array, _) = match piece.as_dictionary_opt::<Int32Type>() {
+                // What a NULL refers to has no meaning.
+                Some(dictionary) => (dictionary.keys().iter().collect(), dictionary.values().clone()),
+                None => {
+                    ((0..piece.len()).map(|row| piece.is_valid(row).then_some(row as i32)).collect(), piece.clone())
+                }
+            };
+            *piece = Arc::new(DictionaryArray::try_new(keys, texts)?);
         }
     }
     concat(&pieces.iter().map(ArrayRef::as_ref).collect::<Vec<_>>())
 }
 
-/// Raises the error for columns that cannot be put together.
-fn report_large(call: &Call, cause: &ArrowError) -> ! {
-    let message = format!("results of container function \"{}\" are too large", call.function.name);
+/// What helps where a batch is too large, or its pieces do not fit each other.
+const NOT_FUSED: &str = "Lower transship.batch_rows, or switch transship.fusion off.";
+
+/// Raises the error for columns that cannot be put together: they are too large, or of different types.
+fn report_unfit(call: &Call, cause: &ArrowError) -> ! {
+    let message = format!("results of container function \"{}\" cannot be put together", call.function.name);
     let error = Error::new(Kind::OutOfMemory, message).with_detail(format!("{cause}."));
-    report::raise_error(&error.with_hint("Lower transship.batch_rows, or switch transship.fusion off."), None)
+    report::raise_error(&error.with_hint(NOT_FUSED), None)
 }
 
 /// Waits for one call's next reply to a batch, whose place in the queue is `position`; none if there is no more.
@@ -378,10 +406,11 @@ pub(super) fn receive_reply(inner: &mut Inner, position: usize, i: usize) -> Opt
                 Some(row) => {
                     // It counts within a piece of what was sent.
                     let before = match batch.progress.get(i) {
-                        Some(Progress::Out(_, answered, _)) => answered.iter().map(|results| results.len()).sum(),
+                        Some(Progress::Out(out)) => out.results.iter().map(|results| results.len() as u64).sum(),
                         _ => 0,
                     };
-                    let row = batch.first_row + batch.sent[i].row_of(before + row as usize) as u64;
+                    let position = usize::try_from(row.saturating_add(before)).unwrap_or(usize::MAX);
+                    let row = batch.first_row.saturating_add(batch.sent[i].row_of(position) as u64);
                     format!("container function \"{name}\", row {row}")
                 }
                 None => {

@@ -113,10 +113,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                     report::raise_error(&Error::new(Kind::SignatureMismatch, message), None);
                 }
             }
-            // Those of fused calls are cut again.
-            if inputs.is_empty() {
-                max_rows = max_rows.min(function.max_batch_rows());
-            }
+            max_rows = max_rows.min(function.max_batch_rows());
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
@@ -156,13 +153,18 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let deformed = kept.iter().map(|column| column.position() + 1).fold(looked_at, usize::max);
         // The leader is told so by its plan, a worker is what it is.
         let is_parallel = (*(*estate).es_plannedstmt).parallelModeNeeded || pg_sys::ParallelWorkerNumber >= 0;
+        let depth = private.depth();
         let inner = Inner {
             child_columns: private.child_columns,
             kept,
             deformed: deformed as i16,
             query_context: (*estate).es_query_cxt,
             user: catalog::current_user(),
-            driver: Driver::new(first_pace(max_rows, first_rows, is_stepwise, is_parallel), calls.len()),
+            driver: Driver::new(
+                first_pace(max_rows, first_rows, is_stepwise, is_parallel).with_depth(depth),
+                calls.len(),
+            ),
+            depth,
             calls,
             max_rows,
             is_parallel,
@@ -196,7 +198,7 @@ fn first_pace(max_rows: usize, first_rows: usize, is_stepwise: bool, is_parallel
 impl Inner {
     /// The pace of a scan that begins again.
     fn first_pace(&self) -> Pace {
-        first_pace(self.max_rows, self.first_rows, self.is_stepwise, self.is_parallel)
+        first_pace(self.max_rows, self.first_rows, self.is_stepwise, self.is_parallel).with_depth(self.depth)
     }
 }
 

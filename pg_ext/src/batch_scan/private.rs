@@ -60,6 +60,16 @@ impl Private {
         self.inputs.iter().flatten().any(|input| input.call == call)
     }
 
+    /// Of how many calls, each the argument of the next, the longest row is.
+    pub fn depth(&self) -> usize {
+        let mut depths: Vec<usize> = Vec::with_capacity(self.inputs.len());
+        for inputs in &self.inputs {
+            let below = inputs.iter().filter_map(|input| depths.get(input.call)).max();
+            depths.push(1 + below.copied().unwrap_or(0));
+        }
+        depths.into_iter().max().unwrap_or(1)
+    }
+
     /// As `CustomScan.custom_private`.
     pub fn to_list(&self) -> *mut pg_sys::List {
         let text = serde_json::to_string(self).expect("a number is JSON");
@@ -86,6 +96,19 @@ impl Private {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn calls_are_as_deep_as_those_in_their_arguments() {
+        let inputs = |calls: &[usize]| calls.iter().map(|call| Input { argument: 0, call: *call }).collect::<Vec<_>>();
+        for (all, depth) in [
+            (vec![], 1),
+            (vec![inputs(&[]), inputs(&[0])], 2),
+            (vec![inputs(&[]), inputs(&[]), inputs(&[0, 1]), inputs(&[1])], 2),
+            (vec![inputs(&[]), inputs(&[0]), inputs(&[1, 0]), inputs(&[])], 3),
+        ] {
+            assert_eq!(Private { inputs: all, ..Private::default() }.depth(), depth);
+        }
+    }
 
     #[test]
     fn what_the_planner_says_comes_back_from_its_text() {

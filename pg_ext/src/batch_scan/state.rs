@@ -75,6 +75,8 @@ pub struct Inner {
     pub user: pg_sys::Oid,
     /// The lifted calls.
     pub calls: Vec<Call>,
+    /// Of how many calls, each the argument of the next, the longest row is.
+    pub depth: usize,
     /// Sends batches to the calls' exchanges, a lane for each. A lane is closed before the first batch.
     pub driver: Driver<Stream>,
 
@@ -182,10 +184,23 @@ pub struct Batch {
 pub enum Progress {
     /// They wait for those in their arguments.
     Waiting(Rest),
-    /// They were sent, in so many batches that are not answered; behind those whose results are here, and before the rest.
-    Out(usize, Vec<ArrayRef>, Option<Rest>),
+    /// They were sent.
+    Out(Out),
     /// They are answered; of those that others wait for the results are here, if there are any.
     Answered(Option<ArrayRef>),
+}
+
+/// Calls that were sent, as far as their results are not all here.
+#[derive(Debug, Default)]
+pub struct Out {
+    /// Batches that are not answered.
+    pub awaited: usize,
+    /// The results of those that are.
+    pub results: Vec<ArrayRef>,
+    /// Bytes of these.
+    pub bytes: usize,
+    /// What is not sent yet.
+    pub rest: Option<Rest>,
 }
 
 /// Calls that are to be sent.

@@ -22,6 +22,7 @@ use super::columns::{column, entry_of, fits};
 use super::find_calls::is_volatile;
 use super::plans::{children, is_batch_scan};
 use crate::batch_scan::{Input, Private};
+use crate::function;
 use crate::pg::text::is_utf8;
 use crate::pg::{list, nodes};
 
@@ -122,7 +123,11 @@ impl Fused {
                 found.extend(own.iter().map(|input| Input { call: inner_calls + input.call, ..*input }));
                 inputs.push(found);
             }
-            if !takes_results {
+            let inner_functions = inner_entries[below.child_columns..]
+                .iter()
+                .map(|entry| (*(**entry).expr.cast::<pg_sys::FuncExpr>()).funcid);
+            let functions = inner_functions.chain(calls.iter().map(|call| (**call).funcid));
+            if !takes_results || !have_one_bound(functions) {
                 return None;
             }
             // What was over the inner node's columns is over its child's, with the inner calls inside.
@@ -175,6 +180,13 @@ impl Fused {
             (*outer).scan.plan.lefttree = self.child;
         }
     }
+}
+
+/// Whether no function has smaller batches than another by its body: its calls would make those of the others as small.
+fn have_one_bound(functions: impl Iterator<Item = pg_sys::Oid>) -> bool {
+    let bounds: Option<HashSet<_>> =
+        functions.map(|oid| function::lookup(oid).ok().map(|function| function.body.max_batch_rows)).collect();
+    bounds.is_some_and(|bounds| bounds.len() == 1)
 }
 
 /// Whether two nodes read their rows alike, each of them in batches.

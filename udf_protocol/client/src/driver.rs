@@ -162,14 +162,15 @@ struct Batch {
 }
 
 /// What one lane has of a batch.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct Part {
     rows: usize,
     compute_us: u64,
     /// Answers that are to come.
     awaited: usize,
-    /// When it was sent, if others had been answered before.
-    later_at: Option<Instant>,
+    /// Whether it was sent when others had been answered; then, when those of which the answer is to come were sent.
+    is_later: bool,
+    sent_at: VecDeque<Instant>,
 }
 
 impl Batch {
@@ -192,7 +193,7 @@ impl Batch {
         if !self.is_typical {
             return Measured::default();
         }
-        let (later, first): (Vec<&Part>, Vec<&Part>) = self.parts.iter().partition(|part| part.later_at.is_some());
+        let (later, first): (Vec<&Part>, Vec<&Part>) = self.parts.iter().partition(|part| part.is_later);
         let first_us = first.iter().map(|part| part.compute_us).max().unwrap_or(0);
         let compute_us = later.iter().map(|part| part.compute_us).fold(first_us, u64::saturating_add);
         Measured {
@@ -290,19 +291,23 @@ impl<L: Lane> Driver<L> {
         self.lanes[lane].as_mut().expect("batches are sent to open lanes").send(batch);
     }
 
-    /// Sends more of a batch that is out, which holds so many more bytes, to a lane that has had nothing of it before but by this;
-    /// `position` counts from the oldest.
+    /// Notes that a batch that is out holds so many more bytes; `position` counts from the oldest.
+    pub fn hold(&mut self, position: usize, bytes: usize) {
+        if let Some(batch) = self.out.get_mut(position) {
+            batch.bytes = batch.bytes.saturating_add(bytes);
+        }
+    }
+
+    /// Sends more of a batch that is out, to a lane that has had nothing of it before but by this; `position` counts from the oldest.
     ///
     /// # Panics
     /// If the lane is not open, or so many batches are not out.
-    pub fn send_later(&mut self, position: usize, lane: usize, batch: impl Into<Outgoing>, bytes: usize) {
+    pub fn send_later(&mut self, position: usize, lane: usize, batch: impl Into<Outgoing>) {
         let batch = batch.into();
         let rows = batch.columns.num_rows();
-        let sent = &mut self.out[position];
-        sent.bytes = sent.bytes.saturating_add(bytes);
-        let part = &mut sent.parts[lane];
-        let later_at = part.later_at.or_else(|| Some(Instant::now()));
-        *part = Part { rows: part.rows + rows, awaited: part.awaited + 1, later_at, ..*part };
+        let part = &mut self.out[position].parts[lane];
+        (part.rows, part.awaited, part.is_later) = (part.rows + rows, part.awaited + 1, true);
+        part.sent_at.push_back(Instant::now());
         self.totals.calls += rows as u64;
         self.lanes[lane].as_mut().expect("batches are sent to open lanes").send(batch);
     }
@@ -367,7 +372,11 @@ impl<L: Lane> Driver<L> {
         // The engine's own time between two parts of an answer is not the server's.
         batch.latency = if batch.has_answer { batch.latency + waited } else { batch.sent_at.elapsed() };
         let is_last = outcome.as_ref().is_ok_and(|reply| reply.is_last);
-        let latency = batch.parts[lane].later_at.map_or(batch.latency, |later_at| later_at.elapsed());
+        let sent_at = &mut batch.parts[lane].sent_at;
+        let latency = sent_at.front().map_or(batch.latency, Instant::elapsed);
+        if is_last {
+            sent_at.pop_front();
+        }
         exchange.note(&outcome, Taken { waited, latency: is_last.then_some(latency) });
         let reply = outcome?;
         self.totals.transports |= exchange.transport().map_or(0, |transport| 1 << transport as u8);
@@ -585,8 +594,9 @@ mod tests {
         driver.receive(0).unwrap();
         // More is to come, so that nobody knows yet what a batch takes.
         assert!(!driver.may_send() && driver.receive(1).unwrap().is_none());
-        driver.send_later(0, 1, batch(60), 10);
-        driver.send_later(0, 1, batch(39), 10);
+        driver.hold(0, 20);
+        driver.send_later(0, 1, batch(60));
+        driver.send_later(0, 1, batch(39));
         driver.complete(0);
         for rows in [60, 39] {
             assert!(!driver.may_send());
@@ -603,7 +613,7 @@ mod tests {
         }
         (0..2).for_each(|position| assert!(driver.receive_of(position, 0).unwrap().is_some()));
         driver.complete(1);
-        driver.send_later(0, 1, batch(1), 1);
+        driver.send_later(0, 1, batch(1));
         driver.complete(0);
         assert!(driver.receive(1).unwrap().is_some() && driver.receive_of(1, 1).unwrap().is_none());
         (0..2).for_each(|_| driver.retire());

@@ -78,7 +78,10 @@ impl Reply {
 const SMALL_BYTES: usize = 16 << 10;
 
 /// Columns in memory of their own.
-fn copied(columns: &RecordBatch) -> std::result::Result<RecordBatch, ArrowError> {
+///
+/// # Errors
+/// If a column is larger than Arrow's offsets can say.
+pub fn copied(columns: &RecordBatch) -> std::result::Result<RecordBatch, ArrowError> {
     let all = |column: &dyn Array| take(column, &UInt32Array::from_iter_values(0..column.len() as u32), None);
     let copies = columns.columns().iter().map(|column| match column.as_dictionary_opt::<Int32Type>() {
         Some(encoded) => {

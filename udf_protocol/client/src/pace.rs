@@ -64,6 +64,8 @@ pub struct Pace {
     /// Most rows whose reply needs the bound of bytes.
     rows_in_reply: usize,
     window: usize,
+    /// How many servers a batch passes, one after the other.
+    depth: usize,
     is_answered: bool,
     /// How many of the next batches wait for the one before, since few rows may be wanted.
     waiting: usize,
@@ -90,6 +92,7 @@ impl Pace {
             rows_in_time: bounds.rows,
             rows_in_reply: bounds.rows,
             window: Pace::FIRST_WINDOW.min(bounds.window),
+            depth: 1,
             is_answered: false,
             waiting: 0,
         }
@@ -101,6 +104,13 @@ impl Pace {
     pub fn with_first_rows(self, rows: usize) -> Pace {
         let waiting = if rows < Pace::FIRST_ROWS { Pace::WAITING_BATCHES } else { 0 };
         Pace { rows: self.rows.min(rows.max(1)), waiting, ..self }
+    }
+
+    /// For batches that pass so many servers one after the other: one more is out for each, so that all of them have something to do.
+    #[must_use]
+    pub fn with_depth(self, depth: usize) -> Pace {
+        let pace = Pace { depth: depth.max(1), ..self };
+        Pace { window: pace.window.max(pace.first_window()), ..pace }
     }
 
     /// Most rows that the next batch may have.
@@ -143,7 +153,7 @@ impl Pace {
 
     /// Batches that may be out before it is known how long the way is.
     pub fn first_window(&self) -> usize {
-        Pace::FIRST_WINDOW.min(self.bounds.window)
+        (Pace::FIRST_WINDOW + self.depth - 1).min(self.bounds.window)
     }
 
     /// Notes that a batch was sent: the next one may be larger.
@@ -294,6 +304,16 @@ mod tests {
         let mut pace = Pace::new(Bounds { window: 1, ..BOUNDS });
         pace.note_answered(&answer(128, 1, 1, 0));
         assert!(!pace.may_send(1, 0));
+    }
+
+    #[test]
+    fn batches_that_pass_several_servers_have_a_larger_window() {
+        for (depth, window) in [(0, 3), (1, 3), (2, 4), (3, 5), (9, 5)] {
+            let mut pace = Pace::new(BOUNDS).with_depth(depth);
+            assert!(pace.may_send(0, 0) && !pace.may_send(1, 0));
+            pace.note_answered(&answer(128, 1, 1, 0));
+            assert!(pace.may_send(window - 1, 0) && !pace.may_send(window, 0), "{depth}");
+        }
     }
 
     #[test]

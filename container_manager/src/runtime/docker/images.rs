@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use udf_client::control::ImageInfo;
 use udf_project::manifest::{MANIFEST_LABEL, Manifest};
@@ -15,7 +16,7 @@ use super::{pull, registry};
 use crate::config::HostConfig;
 use crate::log;
 use crate::runtime::image_store::{BuildOptions, ImageStore, TransferOptions};
-use crate::runtime::program::run;
+use crate::runtime::program::{TIMEOUT, run};
 use crate::template::Template;
 
 /// The images of docker or podman.
@@ -52,12 +53,16 @@ impl ImageStore for DockerImages {
             if images.iter().any(|image| image.digest == digest) {
                 continue;
             }
+            let start = Instant::now();
             let inspected = match self.cli.find_image(digest) {
                 Ok(Some(inspected)) => Ok(inspected),
                 // It has gone meanwhile.
                 Ok(None) => continue,
-                // While the engine is well, this is the image's fault.
+                // While the engine is well, this is the image's fault. One that does not answer is not well.
                 Err(error) => {
+                    if start.elapsed() >= TIMEOUT {
+                        return Err(error);
+                    }
                     self.cli.check()?;
                     Err(error)
                 }

@@ -130,10 +130,10 @@ impl Names {
                 Ok(now) => now.is_none_or(|now| self.images.contains(&hex_of(&now.id)) && is_only_name(&now)),
                 Err(_) => match cli.image_id(name) {
                     Ok(now) => now.is_none_or(|now| self.images.contains(&hex_of(&now))),
-                    // While the engine is well, this is the fault of the image, which no function can use.
+                    // The list says what has the name, also where that cannot be read, and no function can use it.
                     Err(_) => {
-                        cli.check()?;
-                        false
+                        let ids = ids_named(cli, name)?;
+                        ids.is_empty() || ids.iter().any(|id| self.images.contains(&hex_of(id)))
                     }
                 },
             };
@@ -156,6 +156,14 @@ impl Names {
         }
         error
     }
+}
+
+/// The images that the list shows under a name.
+fn ids_named(cli: &DockerCli, name: &str) -> Result<Vec<String>> {
+    let filter = format!("reference={name}");
+    let mut command = cli.command(["image", "ls", "--quiet", "--no-trunc", "--filter", &filter]);
+    let text = run(&mut command, Kind::ContainerFailed, "list images")?;
+    Ok(text.split_whitespace().map(str::to_string).collect())
 }
 
 fn remove(cli: &DockerCli, image: &str) -> Result<()> {

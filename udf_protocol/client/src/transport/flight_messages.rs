@@ -98,7 +98,8 @@ fn write_number(mut number: u64, to: &mut impl BufMut) {
     to.put_u8(number as u8);
 }
 
-/// Reads a whole message; none if it is not protobuf. Of a field that is repeated, the last one counts.
+/// Reads a whole message; none if it is not protobuf, or has a group, of which proto3 has none. Of a field that is repeated, the last
+/// one counts.
 pub(super) fn read(from: &mut impl Buf) -> Option<Received> {
     let mut received = Received { message: FlightData::default(), bytes: from.remaining() };
     while from.has_remaining() {
