@@ -1,4 +1,4 @@
-"""What does a call in an argument of a call cost, fused and not?  run.py [ROWS [ROUNDS]]
+"""How much does a call inside another call cost, fused and not?  run.py [ROWS [ROUNDS]]
 
 Contenders take turns as bench/paired.py says; the first calls one function. The results replace the part of bench/README.md
 between the markers.

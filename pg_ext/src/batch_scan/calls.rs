@@ -392,7 +392,11 @@ const NOT_FUSED: &str = "Lower transship.batch_rows, or switch transship.fusion 
 /// Raises the error for columns that cannot be put together: they are too large, or of different types.
 fn report_unfit(call: &Call, cause: &ArrowError) -> ! {
     let message = format!("results of container function \"{}\" cannot be put together", call.function.name);
-    let error = Error::new(Kind::OutOfMemory, message).with_detail(format!("{cause}."));
+    let kind = match cause {
+        ArrowError::OffsetOverflowError(_) | ArrowError::DictionaryKeyOverflowError => Kind::OutOfMemory,
+        _ => Kind::BadResult,
+    };
+    let error = Error::new(kind, message).with_detail(format!("{cause}."));
     report::raise_error(&error.with_hint(NOT_FUSED), None)
 }
 
