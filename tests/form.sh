@@ -22,7 +22,7 @@ fi
 compgen -G "pg_ext/transship--*--$version.sql" > /dev/null || { echo "No script updates the extension to $version." >&2; exit 1; }
 
 say "Checking that no modules of the protocol's crates, the server core and the manager import each other in a circle"
-crates=(container_manager container_templates/core)
+crates=(container_manager container_templates/core shared_tables)
 for manifest in udf_protocol/*/Cargo.toml; do [ ! -e "$manifest" ] || crates+=("$(dirname "$manifest")"); done
 tests/cycles.py "${crates[@]}"
 

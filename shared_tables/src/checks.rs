@@ -1,0 +1,45 @@
+//! What no segment may be, whether it is written or read.
+
+use arrow_schema::{DataType, Schema};
+use udf_types::error::Result;
+
+use crate::bounds::MOST_BYTES;
+use crate::error;
+use crate::keys::{MOST_COLUMNS, check_key_field};
+
+/// Refuses a segment that is longer than any may be.
+pub(crate) fn check_bytes(bytes: u64) -> Result<()> {
+    if bytes > MOST_BYTES { Err(error::too_large(bytes)) } else { Ok(()) }
+}
+
+/// Refuses types that no segment holds: those with dictionaries, views, maps, unions or runs, and those without any bytes.
+pub(crate) fn check_type(ty: &DataType) -> Result<()> {
+    match ty {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => Ok(()),
+        DataType::FixedSizeBinary(1..=0x00ff_ffff) => Ok(()),
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, 1..) => {
+            check_type(item.data_type())
+        }
+        DataType::Struct(parts) if !parts.is_empty() => parts.iter().try_for_each(|part| check_type(part.data_type())),
+        DataType::Boolean => Ok(()),
+        other if other.is_primitive() => Ok(()),
+        other => Err(error::unsupported_column(other)),
+    }
+}
+
+/// Checks that columns at these positions can be a key.
+pub(crate) fn check_key(schema: &Schema, key: &[usize]) -> Result<()> {
+    if key.len() > MOST_COLUMNS {
+        return Err(error::invalid_key(format!("has {} columns, of which {MOST_COLUMNS} are possible", key.len())));
+    }
+    for (place, position) in key.iter().enumerate() {
+        let Some(field) = schema.fields().get(*position) else {
+            return Err(error::invalid_key(format!("has column {position}, which the table does not have")));
+        };
+        if key[..place].contains(position) {
+            return Err(error::invalid_key(format!("has column {position} twice")));
+        }
+        check_key_field(field)?;
+    }
+    Ok(())
+}
