@@ -28,14 +28,104 @@ LANGUAGE c STRICT ROWS 1000 COST 1000 AS 'MODULE_PATHNAME', 'transship_map';
 
 COMMENT ON FUNCTION map(regproc, text) IS 'the results of a map function for the rows of a query';
 
--- Servers that run elsewhere, with their credentials
+-- Servers that run elsewhere, with their credentials, and shared tables
+
+CREATE FUNCTION fdw_handler() RETURNS fdw_handler
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_fdw_handler';
 
 CREATE FUNCTION fdw_validator(text[], oid) RETURNS void
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_fdw_validator';
 
-CREATE FOREIGN DATA WRAPPER transship NO HANDLER VALIDATOR fdw_validator;
+CREATE FOREIGN DATA WRAPPER transship HANDLER fdw_handler VALIDATOR fdw_validator;
 
-COMMENT ON FOREIGN DATA WRAPPER transship IS 'servers of container functions';
+COMMENT ON FOREIGN DATA WRAPPER transship IS 'servers of container functions, and shared tables';
+
+-- Shared tables: which segments each has, and their bytes. What a snapshot sees of them is a version of the table.
+
+CREATE SERVER transship_tables FOREIGN DATA WRAPPER transship;
+
+COMMENT ON SERVER transship_tables IS 'shared tables of this database';
+
+GRANT USAGE ON FOREIGN SERVER transship_tables TO PUBLIC;
+
+CREATE TABLE table_segments (
+  relation regclass NOT NULL, id uuid NOT NULL, digest bytea NOT NULL, rows bigint NOT NULL, keys bigint NOT NULL, bytes bigint NOT NULL,
+  PRIMARY KEY (relation, id)
+);
+
+CREATE TABLE table_chunks (segment uuid NOT NULL, part int NOT NULL, data bytea NOT NULL, PRIMARY KEY (segment, part));
+
+-- They would not become smaller, and are read as a whole.
+ALTER TABLE table_chunks ALTER COLUMN data SET STORAGE EXTERNAL;
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_segments', 'WHERE relation IN (SELECT oid FROM pg_catalog.pg_class WHERE relkind = ''f'')');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_chunks', 'WHERE segment IN (SELECT id FROM @extschema@.table_segments WHERE relation IN (SELECT oid FROM pg_catalog.pg_class WHERE relkind = ''f''))');
+
+CREATE FUNCTION forget_table(relation oid) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_forget_table';
+
+REVOKE EXECUTE ON FUNCTION forget_table(oid) FROM PUBLIC;
+
+CREATE FUNCTION forget_dropped_tables() RETURNS event_trigger
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM transship.forget_table(objid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table';
+END
+$$;
+
+CREATE EVENT TRIGGER transship_forget_dropped_tables ON sql_drop EXECUTE FUNCTION forget_dropped_tables();
+ALTER EVENT TRIGGER transship_forget_dropped_tables ENABLE ALWAYS;
+
+CREATE FUNCTION share(name text, source text, key text DEFAULT NULL) RETURNS bigint
+LANGUAGE c AS 'MODULE_PATHNAME', 'transship_share';
+
+COMMENT ON FUNCTION share(text, text, text) IS 'makes a shared table of the rows of a query, or replaces the rows of one';
+
+CREATE FUNCTION append(name regclass, source text) RETURNS bigint
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_append';
+
+COMMENT ON FUNCTION append(regclass, text) IS 'adds the rows of a query to a shared table';
+
+CREATE FUNCTION unshare(name regclass) RETURNS void
+LANGUAGE plpgsql STRICT SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_foreign_table t
+    JOIN pg_foreign_server s ON s.oid = t.ftserver
+    JOIN pg_foreign_data_wrapper w ON w.oid = s.srvfdw AND w.fdwname = 'transship'
+    WHERE t.ftrelid = name
+  ) THEN
+    RAISE EXCEPTION '"%" is not a shared table', name USING ERRCODE = 'wrong_object_type';
+  END IF;
+  EXECUTE format('DROP FOREIGN TABLE %s', name);
+END
+$$;
+
+COMMENT ON FUNCTION unshare(regclass) IS 'drops a shared table';
+
+CREATE FUNCTION lookup(name regclass, VARIADIC key "any") RETURNS SETOF record
+LANGUAGE c STABLE STRICT PARALLEL SAFE ROWS 1 AS 'MODULE_PATHNAME', 'transship_lookup';
+
+COMMENT ON FUNCTION lookup(regclass, "any") IS 'the rows of a key of a shared table';
+
+CREATE VIEW shared_tables WITH (security_barrier) AS
+SELECT c.oid AS relid, n.nspname AS schema, c.relname AS name, pg_catalog.pg_get_userbyid(c.relowner) AS owner,
+  (SELECT o.option_value FROM pg_catalog.pg_options_to_table(t.ftoptions) o WHERE o.option_name = 'key') AS key,
+  s.segments, s.rows, s.bytes
+FROM pg_catalog.pg_foreign_table t
+JOIN pg_catalog.pg_foreign_server f ON f.oid = t.ftserver
+JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = f.srvfdw AND w.fdwname = 'transship'
+JOIN pg_catalog.pg_class c ON c.oid = t.ftrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (
+  SELECT count(*) AS segments, coalesce(sum(g.rows), 0)::bigint AS rows, coalesce(sum(g.bytes), 0)::bigint AS bytes
+  FROM @extschema@.table_segments g WHERE g.relation = c.oid
+) s
+WHERE pg_catalog.has_table_privilege(c.oid, 'SELECT');
+
+COMMENT ON VIEW shared_tables IS 'the shared tables that the user may read, and the bytes of their segments';
+
+GRANT SELECT ON shared_tables TO PUBLIC;
 
 -- Images
 

@@ -4,19 +4,21 @@ source "$(dirname "$0")/../scripts/environment.sh"
 say "Dumping, restoring and comparing"
 question="SELECT add_one(1), shout('a'), (span(5, 3)).high, (SELECT mean(x) FROM numbers WHERE x <= 9), (SELECT count(*) FROM divisors(12)), mine(1),
   (SELECT count(*) FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint)),
+  (SELECT sum(s.x) || ' ' || count(s.t) FROM numbers n JOIN dumped_numbers s USING (x) WHERE n.x <= 5), (SELECT rows FROM transship.shared_tables),
   (SELECT md5(string_agg(prosrc, '' ORDER BY proname, oidvectortypes(proargtypes))) FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE lanname = 'container')"
 ask() { psql --no-psqlrc --no-align --tuples-only --set=ON_ERROR_STOP=1 --dbname="$1" --command="$question"; }
 run() { PGOPTIONS='-c client_min_messages=warning' psql --no-psqlrc --quiet --set=ON_ERROR_STOP=1 --output=/dev/null "$@"; }
 
 from=transship_regression to=transship_restored
 run --dbname=$from --command="CREATE SERVER dumped FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'unix:$PRIVATE/m/misbehaving.sock')" \
+  --command="SELECT transship.share('dumped_numbers', 'SELECT x, t FROM numbers', 'x')" \
   --command="CREATE USER MAPPING FOR postgres SERVER dumped OPTIONS (token 'secret')" --command="SET check_function_bodies = off" \
   --command="CREATE FUNCTION mine(x bigint) RETURNS bigint LANGUAGE container AS E'server = \"dumped\"\nfunction = \"token_length\"'"
 run --dbname=postgres --command="DROP DATABASE IF EXISTS $to WITH (FORCE)" --command="CREATE DATABASE $to"
 pg_dump --dbname=$from | run --dbname=$to --file=-
 before=$(ask $from) after=$(ask $to)
 run --dbname=postgres --command="DROP DATABASE $to WITH (FORCE)"
-run --dbname=$from --command="DROP SERVER dumped CASCADE" --command="DROP FUNCTION mine"
+run --dbname=$from --command="DROP SERVER dumped CASCADE" --command="DROP FUNCTION mine" --command="SELECT transship.unshare('dumped_numbers')"
 if [ "$before" != "$after" ]; then
   printf 'before: %s\nafter:  %s\n' "$before" "$after" >&2
   exit 1

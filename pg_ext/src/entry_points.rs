@@ -3,6 +3,7 @@
 
 use pgrx::pg_sys;
 
+use crate::tables::{fdw, lookup, share};
 use crate::{cache, images, language, map, report, server, statistics};
 
 static CALLING_CONVENTION: pg_sys::Pg_finfo_record = pg_sys::Pg_finfo_record { api_version: 1 };
@@ -26,6 +27,11 @@ entry_point!(transship_call_handler, pg_finfo_transship_call_handler, language::
 entry_point!(transship_validator, pg_finfo_transship_validator, language::validate);
 entry_point!(transship_map, pg_finfo_transship_map, map::map);
 entry_point!(transship_fdw_validator, pg_finfo_transship_fdw_validator, server::validate_options);
+entry_point!(transship_fdw_handler, pg_finfo_transship_fdw_handler, fdw::handler);
+entry_point!(transship_share, pg_finfo_transship_share, share::share);
+entry_point!(transship_append, pg_finfo_transship_append, share::append);
+entry_point!(transship_forget_table, pg_finfo_transship_forget_table, share::forget);
+entry_point!(transship_lookup, pg_finfo_transship_lookup, lookup::lookup);
 entry_point!(transship_image_ddl, pg_finfo_transship_image_ddl, images::image_ddl);
 entry_point!(transship_image_info, pg_finfo_transship_image_info, images::image_info);
 entry_point!(transship_function_body, pg_finfo_transship_function_body, images::function_body);

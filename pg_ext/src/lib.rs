@@ -22,6 +22,7 @@ mod observed;
 mod ordinary;
 mod pg;
 mod planner;
+mod query;
 mod report;
 mod result_set;
 mod server;
@@ -30,6 +31,7 @@ mod settings;
 mod single_call;
 mod statistics;
 mod stream;
+mod tables;
 
 pgrx::pg_module_magic!();
 
@@ -39,6 +41,7 @@ extern "C-unwind" fn _PG_init() {
     settings::define();
     settings::define_observation();
     report::install();
+    tables::memory::install();
     batch_scan::register();
     planner::install();
 }

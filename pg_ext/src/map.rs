@@ -10,10 +10,9 @@ use udf_codec::batch::BatchBuilder;
 use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
-use crate::datum::{SqlType, to_arrow};
 use crate::function::{self, Function, Role};
-use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{catalog, text};
+use crate::query::{Query, QueryColumn};
 use crate::result_set::ResultSet;
 use crate::stream::Stream;
 use crate::{report, settings};
@@ -52,7 +51,7 @@ pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys:
                 }
             }
         }
-        rows.close();
+        rows.query.close();
         (*fcinfo).isnull = true;
         pg_sys::Datum::from(0usize)
     }
@@ -98,95 +97,39 @@ unsafe fn check_columns(fcinfo: pg_sys::FunctionCallInfo, function: &Function) {
     }
 }
 
-/// The query's rows.
+/// The query's rows, in batches of calls.
 struct Rows {
-    portal: pg_sys::Portal,
-    columns: Vec<SqlType>,
+    query: Query,
     builder: BatchBuilder,
-    values_context: OwnedContext,
 }
 
 impl Rows {
     unsafe fn open(query: *mut std::ffi::c_char, function: &Function) -> Rows {
-        // SAFETY: the query ends in NUL. SPI's state is cleaned up by PostgreSQL if an error ends the statement.
-        unsafe {
-            let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
-            pg_sys::SPI_connect();
-            let plan = pg_sys::SPI_prepare(query, 0, std::ptr::null_mut());
-            if plan.is_null() || !pg_sys::SPI_is_cursor_plan(plan) {
-                let error = Error::new(Kind::InvalidDefinition, "transship.map needs a query that returns rows");
-                report::raise_error(&error, None);
-            }
-            let nothing = std::ptr::null_mut();
-            let portal = pg_sys::SPI_cursor_open(std::ptr::null(), plan, nothing, std::ptr::null(), false);
-            let descriptor = PgTupleDesc::from_pg_copy((*portal).tupDesc);
-            let mut columns = Vec::new();
-            for column in descriptor.iter() {
-                let name = text::from_c(column.attname.data.as_ptr());
-                columns.push((name, report::unwrap(SqlType::new(column.atttypid))));
-            }
-            check_query(function, &columns);
-            Rows {
-                portal,
-                columns: columns.into_iter().map(|(_, sql_type)| sql_type).collect(),
-                builder: BatchBuilder::new(&function.signature),
-                values_context,
-            }
-        }
+        // SAFETY: the text ends in NUL.
+        let query = unsafe { Query::open(query, "transship.map") };
+        check_query(function, query.columns());
+        Rows { query, builder: BatchBuilder::new(&function.signature) }
     }
 
     /// Sends the next batch; false if there are no more rows.
     unsafe fn send_batch(&mut self, driver: &mut Driver<Stream>) -> bool {
-        // SAFETY: the portal is open; rows are read before they are freed, and have the columns that were checked.
-        unsafe {
-            loop {
-                // Few at a time, so that wide rows are not held in number.
-                pg_sys::SPI_cursor_fetch(self.portal, true, 64);
-                let count = usize::try_from(pg_sys::SPI_processed).unwrap_or(0);
-                let table = pg_sys::SPI_tuptable;
-                for i in 0..count {
-                    self.add_row(*(*table).vals.add(i), (*table).tupdesc);
-                }
-                pg_sys::SPI_freetuptable(table);
-                let is_full = driver.pace().is_full(self.builder.rows(), self.builder.bytes());
-                if is_full || (count == 0 && self.builder.rows() > 0) {
-                    driver.feed(self.builder.finish_batch());
-                    return true;
-                }
-                if count == 0 {
-                    return false;
-                }
+        loop {
+            // SAFETY: the columns are of the types of the function's arguments, which was checked.
+            let count = unsafe { self.query.fetch(&mut self.builder) };
+            let is_full = driver.pace().is_full(self.builder.rows(), self.builder.bytes());
+            if is_full || (count == 0 && self.builder.rows() > 0) {
+                driver.feed(self.builder.finish_batch());
+                return true;
             }
-        }
-    }
-
-    unsafe fn add_row(&mut self, tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc) {
-        // SAFETY: the caller passes a row of the query.
-        unsafe {
-            within(self.values_context.as_ptr(), || {
-                for (i, sql_type) in self.columns.iter().enumerate() {
-                    let mut is_null = false;
-                    let number = i32::try_from(i + 1).unwrap_or(i32::MAX);
-                    let datum = pg_sys::SPI_getbinval(tuple, descriptor, number, &mut is_null);
-                    to_arrow::append(self.builder.column(i), sql_type, datum, is_null);
-                }
-            });
-        }
-        self.values_context.reset();
-        self.builder.finish_row();
-    }
-
-    fn close(self) {
-        // SAFETY: the portal is open, and SPI connected.
-        unsafe {
-            pg_sys::SPI_cursor_close(self.portal);
-            pg_sys::SPI_finish();
+            if count == 0 {
+                return false;
+            }
         }
     }
 }
 
 /// Raises an error unless the query's columns are the function's arguments.
-fn check_query(function: &Function, columns: &[(String, SqlType)]) {
+fn check_query(function: &Function, columns: &[QueryColumn]) {
     let message = format!("the query does not match the arguments of map function \"{}\"", function.name);
     let error = |detail: String| {
         report::raise_error(&Error::new(Kind::SignatureMismatch, message.clone()).with_detail(detail), None)
@@ -195,9 +138,10 @@ fn check_query(function: &Function, columns: &[(String, SqlType)]) {
     if columns.len() != arguments.len() {
         error(format!("The query has {} columns, the function {} arguments.", columns.len(), arguments.len()))
     }
-    for ((name, column), argument) in columns.iter().zip(arguments) {
-        if column.ty != argument.ty {
-            error(format!("Column \"{name}\" is {}, not {}; cast it in the query.", column.ty, argument.ty))
+    for (column, argument) in columns.iter().zip(arguments) {
+        let (name, ty) = (&column.name, &column.sql_type.ty);
+        if *ty != argument.ty {
+            error(format!("Column \"{name}\" is {ty}, not {}; cast it in the query.", argument.ty))
         }
     }
 }

@@ -25,6 +25,19 @@ impl ResultSet {
     /// # Safety
     /// `fcinfo` is that of a call of a function whose result is `result`.
     pub unsafe fn new(fcinfo: pg_sys::FunctionCallInfo, result: &SqlType) -> ResultSet {
+        let is_composite = matches!(result.form, Form::Composite { .. });
+        // SAFETY: the caller says so.
+        ResultSet { is_composite, ..unsafe { ResultSet::of_rows(fcinfo, || result.descriptor()) } }
+    }
+
+    /// An empty set of rows of a descriptor, which is made in the query's memory context.
+    ///
+    /// # Safety
+    /// `fcinfo` is that of a call of a function that returns such rows.
+    pub unsafe fn of_rows(
+        fcinfo: pg_sys::FunctionCallInfo,
+        descriptor: impl FnOnce() -> pg_sys::TupleDesc,
+    ) -> ResultSet {
         // SAFETY: the caller says so; what PostgreSQL keeps is made in the query's memory context.
         unsafe {
             let info = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
@@ -38,17 +51,31 @@ impl ResultSet {
             }
             let context = (*(*info).econtext).ecxt_per_query_memory;
             let is_random = (*info).allowedModes as u32 & pg_sys::SetFunctionReturnMode::SFRM_Materialize_Random != 0;
-            let is_composite = matches!(result.form, Form::Composite { .. });
             let (store, descriptor) = within(context, || {
                 let store = pg_sys::tuplestore_begin_heap(is_random, false, pg_sys::work_mem);
-                (store, result.descriptor())
+                (store, descriptor())
             });
             (*info).returnMode = modes;
             (*info).setResult = store;
             (*info).setDesc = descriptor;
             let row_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
-            ResultSet { store, descriptor, is_composite, row_context }
+            ResultSet { store, descriptor, is_composite: true, row_context }
         }
+    }
+
+    /// Where a row's values are to be made; it is emptied when the row was added.
+    pub fn row_context(&self) -> pg_sys::MemoryContext {
+        self.row_context.as_ptr()
+    }
+
+    /// Adds a row of values, one for each column of the descriptor.
+    pub fn add_row(&mut self, values: &mut [pg_sys::Datum], nulls: &mut [bool]) {
+        pg_sys::check_for_interrupts!();
+        // SAFETY: the values are of the columns' types; the tuplestore copies them.
+        unsafe {
+            pg_sys::tuplestore_putvalues(self.store, self.descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+        }
+        self.row_context.reset();
     }
 
     /// Adds row `row` of a column of results.

@@ -19,6 +19,8 @@ use crate::report;
 
 /// The option that lets secrets cross networks as plain text.
 const PLAINTEXT_SECRETS: &str = "plaintext_secrets";
+/// The option of a shared table that names its key columns.
+pub const TABLE_KEY: &str = "key";
 /// The foreign-data wrapper's name.
 const WRAPPER: &CStr = c"transship";
 
@@ -31,6 +33,38 @@ pub fn remote(name: &str) -> Result<Remote> {
             .ok_or_else(|| Error::invalid_definition(format!("server \"{name}\" has no option \"endpoint\"")))?;
         let dialect = option((*server).options, "dialect").map(|name| Dialect::from_name(&name)).transpose()?;
         Remote::parse(&endpoint, dialect.unwrap_or_default())
+    }
+}
+
+/// The key columns of a shared table, by name; none if the relation is no foreign table of the wrapper.
+pub fn table_key(relation: pg_sys::Oid) -> Option<Vec<String>> {
+    // SAFETY: lookups in the catalogs; what they return is palloc'd.
+    unsafe {
+        if pg_sys::get_rel_relkind(relation) as u8 != pg_sys::RELKIND_FOREIGN_TABLE {
+            return None;
+        }
+        let table = pg_sys::GetForeignTable(relation);
+        let server = pg_sys::GetForeignServer((*table).serverid);
+        let wrapper = pg_sys::GetForeignDataWrapper((*server).fdwid);
+        if CStr::from_ptr((*wrapper).fdwname) != WRAPPER {
+            return None;
+        }
+        Some(option((*table).options, TABLE_KEY).map_or(Vec::new(), |names| report::unwrap(column_names(&names))))
+    }
+}
+
+/// The columns that a key names, separated by commas, as SQL writes names.
+pub fn column_names(names: &str) -> Result<Vec<String>> {
+    let malformed = || Error::invalid_definition(format!("\"{names}\" is not a list of columns"));
+    let text = CString::new(names).map_err(|_| malformed())?;
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the function changes the copy that it is given, to which the list's elements point.
+    unsafe {
+        let copy = pg_sys::pstrdup(text::to_server(&text));
+        if !pg_sys::SplitIdentifierString(copy, b',' as std::ffi::c_char, &mut found) {
+            return Err(malformed().with_hint("Write names of columns, separated by commas."));
+        }
+        Ok(list::elements::<std::ffi::c_char>(found).into_iter().map(|name| text::from_c(name)).collect())
     }
 }
 
@@ -180,6 +214,7 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
             pg_sys::ForeignServerRelationId => {
                 &["endpoint", "dialect", "ca", "proxy", "compression", PLAINTEXT_SECRETS]
             }
+            pg_sys::ForeignTableRelationId => &[TABLE_KEY],
             pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key", "proxy"],
             _ => &[],
         };
@@ -206,6 +241,7 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
                 "proxy" => Proxy::new(&value).map(drop),
                 "compression" => compression(&value).map(drop),
                 PLAINTEXT_SECRETS => switch(&value).map(drop),
+                TABLE_KEY if catalog == pg_sys::ForeignTableRelationId => column_names(&value).map(drop),
                 // A key is looked at together with its certificate, when it is used.
                 "key" => Ok(()),
                 _ => Authorities::from_pem(&value).map(drop),

@@ -82,6 +82,7 @@ static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
 static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
 static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
+static TABLES_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static FUSION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
@@ -136,6 +137,16 @@ pub fn define() {
         &FUSION,
         GucContext::Userset,
         GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"transship.tables_size",
+        c"Most memory for shared tables, of all servers of this user together.",
+        c"What was not used for the longest time is read again from the database when it is next used.",
+        &TABLES_SIZE_MB,
+        1,
+        1 << 24,
+        GucContext::Suset,
+        GucFlags::UNIT_MB,
     );
     let define_int = |name, sentence, setting, [_, min, max]: [i32; 3], flags| {
         GucRegistry::define_int_guc(name, sentence, c"", setting, min, max, GucContext::Userset, flags);
@@ -280,6 +291,11 @@ pub fn cache_use(max_age: Option<Duration>) -> Option<CacheUse> {
         timeout: to_duration(CACHE_TIMEOUT_MS.get()),
         is_forced,
     })
+}
+
+/// Bytes of memory for shared tables.
+pub fn tables_bytes() -> u64 {
+    u64::try_from(TABLES_SIZE_MB.get()).unwrap_or(1) << 20
 }
 
 /// Whether calls in arguments of calls are fused with them.

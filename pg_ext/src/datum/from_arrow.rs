@@ -111,6 +111,15 @@ impl ResultReader {
     }
 }
 
+/// A value of a column of the type, in the current memory context; none is NULL. An error says what it is that PostgreSQL cannot hold.
+pub fn datum(
+    sql_type: &SqlType,
+    column: &ArrayRef,
+    row: usize,
+) -> std::result::Result<Option<pg_sys::Datum>, &'static str> {
+    value(sql_type, column, row).map_err(|Misfit(what)| what)
+}
+
 /// One value of a column that was checked to be of the type.
 fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Result<Option<pg_sys::Datum>, Misfit> {
     let mut datum = match column.is_null(row) {

@@ -90,6 +90,20 @@ impl SqlType {
         self.domain.is_none() && self.typmod < 0
     }
 
+    /// Whether a value stays the same, whatever happens to other types and settings: none is of a domain, whose constraints change,
+    /// has attributes, is known by a label, or is read as a setting says.
+    pub fn is_self_contained(&self) -> bool {
+        self.domain.is_none()
+            && match &self.form {
+                Form::Plain => true,
+                Form::Text => self.oid != pg_sys::XMLOID,
+                // SAFETY: a lookup of a type that exists.
+                Form::Output(_) => unsafe { !pg_sys::type_is_enum(self.oid) },
+                Form::Array(form) => form.element.is_self_contained(),
+                Form::Vector(_) | Form::Composite { .. } | Form::Range(_) => false,
+            }
+    }
+
     /// Of a type `(value T, error text)` the type T.
     pub fn reported(&self) -> Option<&SqlType> {
         let Form::Composite { attributes, .. } = &self.form else { return None };

@@ -4,6 +4,7 @@ use arrow_buffer::IntervalMonthDayNano;
 use pgrx::pg_sys;
 use pgrx::varlena::varlena_to_byte_slice;
 use udf_codec::batch::{ArrayColumn, ColumnBuilder, CompositeColumn};
+use udf_types::types::Type;
 use udf_types::{Error, Kind};
 
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
@@ -73,6 +74,37 @@ pub unsafe fn append(column: &mut ColumnBuilder, sql_type: &SqlType, datum: pg_s
     }
 }
 
+/// Appends the bytes of a value as the key of a shared table has them (`shared_tables::keys`); false if no column can hold it.
+///
+/// # Safety
+/// `datum` is a value of `sql_type`, which is one that keys may have.
+pub unsafe fn append_key(out: &mut Vec<u8>, sql_type: &SqlType, datum: pg_sys::Datum) -> bool {
+    let bits = datum.value();
+    match &sql_type.ty {
+        Type::Bool => out.push(u8::from(bits as u8 != 0)),
+        Type::Int2 => out.extend((bits as i16).to_le_bytes()),
+        Type::Int4 => out.extend((bits as i32).to_le_bytes()),
+        Type::Int8 | Type::Time => out.extend((bits as i64).to_le_bytes()),
+        Type::Date => out.extend(days_since_1970(bits as i32).to_le_bytes()),
+        Type::Timestamp | Type::TimestampTz => match arrow_micros(bits as i64) {
+            Some(micros) => out.extend(micros.to_le_bytes()),
+            None => return false,
+        },
+        // SAFETY: a uuid points to 16 bytes.
+        Type::Uuid => unsafe { out.extend(std::slice::from_raw_parts(datum.cast_mut_ptr::<u8>(), 16)) },
+        // SAFETY: the other types of keys point to what their type says; detoasting copies if need be.
+        ty => unsafe {
+            let value = pg_sys::pg_detoast_datum_packed(datum.cast_mut_ptr());
+            let bytes = checked(varlena_to_byte_slice(value));
+            match ty {
+                Type::Bytea => out.extend(bytes),
+                _ => out.extend(to_utf8(bytes).as_bytes()),
+            }
+        },
+    }
+    true
+}
+
 /// A value's bytes; raises an error if there is no memory for copies of them.
 fn checked(bytes: &[u8]) -> &[u8] {
     report::unwrap(reserve::check_room(bytes.len()));
@@ -90,15 +122,20 @@ pub(super) fn days_since_1970(days: i32) -> i32 {
 
 /// A timestamp of PostgreSQL's as Arrow's; raises an error if Arrow cannot hold it.
 pub(super) fn micros_since_1970(micros: i64) -> i64 {
+    arrow_micros(micros).unwrap_or_else(|| {
+        refuse(
+            "timestamp out of range for a container function",
+            "Timestamps travel as microseconds since 1970 and end with the year 294247.",
+        )
+    })
+}
+
+/// A timestamp of PostgreSQL's as Arrow's, if that can hold it.
+fn arrow_micros(micros: i64) -> Option<i64> {
     match micros {
-        infinity @ (i64::MIN | i64::MAX) => infinity,
+        infinity @ (i64::MIN | i64::MAX) => Some(infinity),
         // PostgreSQL's range ends above Arrow's: 294276-12-31 against 294247-01-10.
-        micros => micros.checked_add(EPOCH_MICROS).filter(|micros| *micros != i64::MAX).unwrap_or_else(|| {
-            refuse(
-                "timestamp out of range for a container function",
-                "Timestamps travel as microseconds since 1970 and end with the year 294247.",
-            )
-        }),
+        micros => micros.checked_add(EPOCH_MICROS).filter(|micros| *micros != i64::MAX),
     }
 }
 

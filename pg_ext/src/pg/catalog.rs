@@ -368,6 +368,59 @@ pub fn check_owner(oid: pg_sys::Oid) {
     }
 }
 
+/// Raises an error unless the current user owns the relation.
+pub fn check_relation_owner(oid: pg_sys::Oid) {
+    let user = current_user();
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let is_owner = pg_sys::pg_class_ownercheck(oid, user);
+        #[cfg(not(feature = "pg15"))]
+        let is_owner = pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, user);
+        if !is_owner {
+            raise_about_relation(pg_sys::AclResult::ACLCHECK_NOT_OWNER, oid);
+        }
+    }
+}
+
+/// Raises an error unless the current user has a privilege on the relation.
+pub fn check_relation(oid: pg_sys::Oid, privilege: u32) {
+    // SAFETY: as in check_relation_owner.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let result = pg_sys::pg_class_aclcheck(oid, current_user(), privilege);
+        #[cfg(not(feature = "pg15"))]
+        let result = pg_sys::pg_class_aclcheck(oid, current_user(), privilege.into());
+        if result != pg_sys::AclResult::ACLCHECK_OK {
+            raise_about_relation(result, oid);
+        }
+    }
+}
+
+unsafe fn raise_about_relation(result: pg_sys::AclResult::Type, oid: pg_sys::Oid) {
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
+        let kind = pg_sys::get_relkind_objtype(pg_sys::get_rel_relkind(oid));
+        pg_sys::aclcheck_error(result, kind, pg_sys::get_rel_name(oid));
+    }
+}
+
+/// Schema and name of a collation.
+pub fn collation_name(oid: pg_sys::Oid) -> (String, String) {
+    // SAFETY: a tuple of the cache COLLOID holds a FormData_pg_collation, and stays valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::COLLOID as i32, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return (String::new(), String::new());
+        }
+        let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_collation>();
+        let schema = pg_sys::get_namespace_name((*row).collnamespace);
+        let found = (text::from_c(schema), text::from_c((*row).collname.data.as_ptr()));
+        pg_sys::ReleaseSysCache(tuple);
+        found
+    }
+}
+
 /// Replaces a function's body, in the transaction that created the function.
 pub fn update_source(oid: pg_sys::Oid, source: &str) {
     let source = CString::new(source).unwrap_or_default();

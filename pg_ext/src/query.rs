@@ -1,0 +1,119 @@
+//! The rows of a query that is given as text, as Arrow columns: fetched through a cursor, with the caller's rights.
+
+use std::ffi::c_char;
+
+use pgrx::{PgTupleDesc, pg_sys};
+use udf_codec::batch::BatchBuilder;
+use udf_types::{Error, Kind};
+
+use crate::datum::{SqlType, to_arrow};
+use crate::pg::memory::{OwnedContext, within};
+use crate::pg::text;
+use crate::report;
+
+/// Most rows that are fetched at a time.
+const MOST_ROWS: usize = 64;
+/// Bytes of the rows that should be fetched at a time.
+const FETCH_BYTES: usize = 1 << 20;
+
+/// A query that runs.
+pub struct Query {
+    portal: pg_sys::Portal,
+    columns: Vec<QueryColumn>,
+    values_context: OwnedContext,
+    /// Rows to fetch next: few of wide ones, which are all in memory at a time.
+    next_rows: usize,
+}
+
+/// A column of its rows.
+#[derive(Debug)]
+pub struct QueryColumn {
+    pub name: String,
+    /// Its declared type, which may be a domain.
+    pub declared: pg_sys::Oid,
+    pub typmod: i32,
+    pub collation: pg_sys::Oid,
+    pub sql_type: SqlType,
+}
+
+impl Query {
+    /// Starts a query, and connects SPI for it. Raises an error unless the text is one statement that returns rows, of types that
+    /// can be mapped; `caller` is the SQL function that needs it.
+    ///
+    /// # Safety
+    /// The text ends in NUL. SPI's state is cleaned up by PostgreSQL if an error ends the statement.
+    pub unsafe fn open(query: *const c_char, caller: &str) -> Query {
+        // SAFETY: the caller says so.
+        unsafe {
+            let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
+            pg_sys::SPI_connect();
+            let plan = pg_sys::SPI_prepare(query, 0, std::ptr::null_mut());
+            if plan.is_null() || !pg_sys::SPI_is_cursor_plan(plan) {
+                let message = format!("{caller} needs a query that returns rows");
+                report::raise_error(&Error::new(Kind::InvalidDefinition, message), None);
+            }
+            let nothing = std::ptr::null_mut();
+            let portal = pg_sys::SPI_cursor_open(std::ptr::null(), plan, nothing, std::ptr::null(), false);
+            let descriptor = PgTupleDesc::from_pg_copy((*portal).tupDesc);
+            let columns = descriptor.iter().map(|column| QueryColumn {
+                name: text::from_c(column.attname.data.as_ptr()),
+                declared: column.atttypid,
+                typmod: column.atttypmod,
+                collation: column.attcollation,
+                sql_type: report::unwrap(SqlType::new(column.atttypid)),
+            });
+            Query { portal, columns: columns.collect(), values_context, next_rows: 1 }
+        }
+    }
+
+    /// The columns.
+    pub fn columns(&self) -> &[QueryColumn] {
+        &self.columns
+    }
+
+    /// Adds the next rows to a builder that was made for the columns' types; how many.
+    ///
+    /// # Safety
+    /// SPI is connected as [`Query::open`] has left it.
+    pub unsafe fn fetch(&mut self, builder: &mut BatchBuilder) -> usize {
+        // SAFETY: the portal is open; rows are read before they are freed.
+        unsafe {
+            let before = builder.bytes();
+            pg_sys::SPI_cursor_fetch(self.portal, true, self.next_rows as i64);
+            let count = usize::try_from(pg_sys::SPI_processed).unwrap_or(0);
+            let table = pg_sys::SPI_tuptable;
+            for i in 0..count {
+                self.add_row(*(*table).vals.add(i), (*table).tupdesc, builder);
+            }
+            pg_sys::SPI_freetuptable(table);
+            let row_bytes = (builder.bytes() - before) / count.max(1);
+            self.next_rows = (FETCH_BYTES / row_bytes.max(1)).min(2 * self.next_rows).clamp(1, MOST_ROWS);
+            count
+        }
+    }
+
+    unsafe fn add_row(&self, tuple: pg_sys::HeapTuple, descriptor: pg_sys::TupleDesc, builder: &mut BatchBuilder) {
+        // SAFETY: the caller passes a row of the query, and a builder of its columns' types.
+        unsafe {
+            within(self.values_context.as_ptr(), || {
+                for (i, column) in self.columns.iter().enumerate() {
+                    let mut is_null = false;
+                    let number = i32::try_from(i + 1).unwrap_or(i32::MAX);
+                    let datum = pg_sys::SPI_getbinval(tuple, descriptor, number, &mut is_null);
+                    to_arrow::append(builder.column(i), &column.sql_type, datum, is_null);
+                }
+            });
+        }
+        self.values_context.reset();
+        builder.finish_row();
+    }
+
+    /// Ends the query, and SPI's connection.
+    pub fn close(self) {
+        // SAFETY: the portal is open, and SPI connected.
+        unsafe {
+            pg_sys::SPI_cursor_close(self.portal);
+            pg_sys::SPI_finish();
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Few segments instead of many: a key is looked for in each.
+//!
+//! After an append, the newest segments become one, as long as the one before is not much larger: so a table has about as many segments
+//! as its number of rows has bits, and each row is written about as often. Transactions that began before see the segments that
+//! were there.
+
+use std::ops::Range;
+
+use pgrx::pg_sys;
+use udf_types::Result;
+
+use super::new_segment::NewSegment;
+use super::rows::{self, Row};
+use super::{Table, memory};
+use crate::report;
+
+/// A segment of more bytes stays as it is, and what is merged has twice as many at most, so that no append waits for long.
+const LARGE_BYTES: u64 = 16 << 20;
+/// Most segments that are merged at a time.
+const MOST_MERGED: usize = 64;
+/// With more segments, those are merged that are smallest together: transactions that saw an older version have left them.
+const MANY: usize = 128;
+
+/// Merges segments of a table to which the transaction has just added one, if nobody else does, and it sees what there is.
+///
+/// # Safety
+/// The table is open, and locked for writing.
+pub(super) unsafe fn compact(table: &Table) {
+    let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
+    unsafe {
+        if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
+            return;
+        }
+        let Some(found) = rows::list_latest(table.relation) else { return };
+        let merged = &found[to_merge(&found)];
+        let Some(first) = merged.first() else { return };
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let opened: Result<Vec<_>> = merged.iter().map(|row| memory::open(row, table, snapshot)).collect();
+        // Without memory for them, they stay as they are.
+        if let Ok(opened) = opened {
+            let ids: Vec<_> = merged.iter().map(|row| row.id).collect();
+            rows::delete(table.relation, &ids, snapshot);
+            // In the place of the oldest: rows keep their order.
+            let mut segment = NewSegment::new(table, first.id);
+            for (row, opened) in merged.iter().zip(&opened) {
+                report::unwrap(table.check(opened));
+                for batch in opened.batches() {
+                    pgrx::check_for_interrupts!();
+                    let share = batch.num_rows() as u64 * row.bytes / row.rows.max(1);
+                    segment.add(batch, usize::try_from(share).unwrap_or(usize::MAX));
+                }
+            }
+            rows::insert_segments(table.relation, &[segment.finish()]);
+            merged.iter().for_each(|row| memory::remove(&row.digest));
+        }
+        pg_sys::UnregisterSnapshot(snapshot);
+    }
+}
+
+/// Which of a table's segments, oldest first, are to become one; none if there is nothing to do.
+fn to_merge(segments: &[Row]) -> Range<usize> {
+    let bytes = |range: Range<usize>| segments[range].iter().map(|segment| segment.bytes).sum::<u64>();
+    if segments.len() > MANY {
+        let starts = 0..=segments.len() - MOST_MERGED;
+        let ranges = starts.map(|start| start..start + MOST_MERGED);
+        let smallest = ranges.min_by_key(|range| bytes(range.clone())).unwrap_or(0..0);
+        return if bytes(smallest.clone()) <= 2 * LARGE_BYTES { smallest } else { 0..0 };
+    }
+    let (mut start, mut rows) = (segments.len(), 0);
+    while let Some(segment) = start.checked_sub(1).map(|previous| &segments[previous]) {
+        let is_much_larger = segment.rows > 2 * rows && start < segments.len();
+        let is_large = segment.bytes > LARGE_BYTES || bytes(start - 1..segments.len()) > 2 * LARGE_BYTES;
+        if is_much_larger || is_large || segments.len() - start == MOST_MERGED {
+            break;
+        }
+        (start, rows) = (start - 1, rows + segment.rows);
+    }
+    if segments.len() - start > 1 { start..segments.len() } else { 0..0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_tables::segment::Digest;
+
+    use super::*;
+
+    fn segment(rows: u64) -> Row {
+        Row { id: [0; 16], digest: Digest::from([0; 32]), rows, keys: 0, bytes: rows * 100 }
+    }
+
+    #[test]
+    fn appended_rows_are_in_few_segments_and_seldom_written() {
+        let (mut segments, mut written) = (vec![segment(100_000)], 0);
+        for _ in 0..10_000 {
+            segments.push(segment(1));
+            written += 1;
+            let range = to_merge(&segments);
+            if !range.is_empty() {
+                let merged: Vec<Row> = segments.drain(range).collect();
+                let rows = merged.iter().map(|segment| segment.rows).sum();
+                segments.push(segment(rows));
+                written += rows;
+            }
+            assert!(segments.len() <= 14, "{}", segments.len());
+        }
+        assert_eq!(segments.iter().map(|segment| segment.rows).sum::<u64>(), 110_000);
+        assert!(written < 10_000 * 14, "{written}");
+    }
+
+    #[test]
+    fn large_segments_stay_as_they_are() {
+        let of = |rows: &[u64]| to_merge(&rows.iter().map(|rows| segment(*rows)).collect::<Vec<_>>());
+        assert_eq!((of(&[200_000, 200_000]), of(&[200_000, 100_000, 100_000])), (0..0, 1..3));
+        assert_eq!((of(&[]), of(&[1])), (0..0, 0..0));
+        // Not more than twice as many bytes together.
+        assert_eq!(of(&[160_000; 10]), 8..10);
+    }
+
+    #[test]
+    fn very_many_segments_become_fewer() {
+        let mut segments = vec![segment(100_000)];
+        segments.extend((0..10_000).map(|_| segment(1)));
+        for _ in 0..1000 {
+            let range = to_merge(&segments);
+            let rows = segments[range.clone()].iter().map(|segment| segment.rows).sum();
+            segments.splice(range.clone(), (!range.is_empty()).then(|| segment(rows)));
+        }
+        assert!(segments.len() <= MANY, "{}", segments.len());
+        assert_eq!(segments[0].rows, 100_000);
+    }
+}

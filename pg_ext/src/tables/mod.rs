@@ -1,0 +1,201 @@
+//! Shared tables: foreign tables of the wrapper `transship`, whose rows lie in sealed Arrow segments that every process of the host
+//! maps.
+//!
+//! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
+//! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
+//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, [`compact`] keeps them few, [`scan`] and [`lookup`] read
+//! them, and [`fdw`] tells the planner.
+
+mod compact;
+pub mod fdw;
+pub mod lookup;
+pub mod memory;
+mod new_segment;
+mod rows;
+mod scan;
+pub mod share;
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use arrow_schema::{Field, Schema, SchemaRef};
+use pgrx::{PgTupleDesc, pg_sys};
+use shared_tables::segment::Segment;
+use udf_types::{Error, Kind, Result};
+
+use crate::datum::SqlType;
+use crate::pg::{catalog, text};
+use crate::{report, server};
+
+/// A shared table as it is declared.
+pub(crate) struct Table {
+    relation: pg_sys::Oid,
+    name: String,
+    columns: Vec<Column>,
+    /// Of which columns the key is, in the key's order; none if the table has no key.
+    key: Vec<usize>,
+}
+
+/// One of its columns.
+struct Column {
+    name: String,
+    number: i16,
+    declared: pg_sys::Oid,
+    typmod: i32,
+    collation: pg_sys::Oid,
+    sql_type: SqlType,
+}
+
+impl Table {
+    /// The table that is open, and locked. Raises an error if it is none that is shared, or has columns of types that cannot be.
+    ///
+    /// # Safety
+    /// The relation is open.
+    unsafe fn of(relation: pg_sys::Relation) -> Table {
+        // SAFETY: the caller says so.
+        unsafe {
+            let oid = (*relation).rd_id;
+            let name = text::from_c((*(*relation).rd_rel).relname.data.as_ptr());
+            let Some(key) = server::table_key(oid) else {
+                let message = format!("\"{name}\" is not a shared table");
+                report::raise_error(&Error::new(Kind::InvalidDefinition, message), None);
+            };
+            if (*(*relation).rd_rel).relpersistence as u8 != pg_sys::RELPERSISTENCE_PERMANENT {
+                report::raise_error(&temporary(), None);
+            }
+            let mut columns = Vec::new();
+            for attribute in PgTupleDesc::from_pg_copy((*relation).rd_att).iter() {
+                if !attribute.attisdropped {
+                    let name = text::from_c(attribute.attname.data.as_ptr());
+                    columns.push(Column {
+                        sql_type: report::unwrap(storable(&name, attribute.atttypid)),
+                        name,
+                        number: attribute.attnum,
+                        declared: attribute.atttypid,
+                        typmod: attribute.atttypmod,
+                        collation: attribute.attcollation,
+                    });
+                }
+            }
+            let names = columns.iter().map(|column| column.name.as_str());
+            let key = report::unwrap(key_columns(&key, &names.collect::<Vec<_>>()));
+            for position in &key {
+                let column = &columns[*position];
+                report::unwrap(may_be_key(&column.name, column.declared, column.collation));
+            }
+            Table { relation: oid, name, columns, key }
+        }
+    }
+
+    /// The schema of its segments.
+    fn schema(&self) -> SchemaRef {
+        let fields: Vec<Field> = self.columns.iter().map(|column| column.sql_type.ty.field(&column.name)).collect();
+        Arc::new(Schema::new(fields))
+    }
+
+    /// An error unless a segment has this table's columns and key.
+    fn check(&self, segment: &Segment) -> Result<()> {
+        let (own, found) = (self.schema(), segment.schema());
+        let is_same = |(own, found): (&Arc<Field>, &Arc<Field>)| {
+            own.name() == found.name() && own.data_type() == found.data_type()
+        };
+        let are_same =
+            own.fields().len() == found.fields().len() && own.fields().iter().zip(found.fields()).all(is_same);
+        if are_same && segment.key() == self.key {
+            return Ok(());
+        }
+        let what = if are_same { "key columns" } else { "columns" };
+        let message = format!("shared table \"{}\" has other {what} than when its rows were shared", self.name);
+        Err(Error::new(Kind::SignatureMismatch, message)
+            .with_hint("Drop the table with transship.unshare, and share its rows again."))
+    }
+}
+
+/// The error of a table that would leave its rows behind when its session ends.
+fn temporary() -> Error {
+    Error::new(Kind::InvalidDefinition, "a shared table cannot be temporary")
+}
+
+/// A type whose values can be in segments.
+fn storable(column: &str, declared: pg_sys::Oid) -> Result<SqlType> {
+    if let Ok(sql_type) = SqlType::new(declared)
+        && sql_type.is_self_contained()
+    {
+        return Ok(sql_type);
+    }
+    let message = format!("column \"{column}\" of type {} cannot be shared", catalog::type_name(declared));
+    Err(Error::new(Kind::UnsupportedType, message).with_hint(
+        "Cast it: a domain to its base type, an enum or xml to text, a composite type, range or vector to its parts or jsonb.",
+    ))
+}
+
+/// Which columns a key names, separated by commas.
+fn key_columns(key: &[String], columns: &[&str]) -> Result<Vec<usize>> {
+    let mut positions = Vec::new();
+    for name in key {
+        let position = columns.iter().position(|column| column == name).ok_or_else(|| {
+            Error::invalid_definition(format!("key column \"{name}\" does not exist"))
+                .with_hint(format!("The columns are {}.", columns.join(", ")))
+        })?;
+        if positions.contains(&position) {
+            return Err(Error::invalid_definition(format!("key column \"{name}\" is named twice")));
+        }
+        positions.push(position);
+    }
+    Ok(positions)
+}
+
+/// An error unless a column may be in a key: values of its type are equal, as SQL has it, only if their bytes are.
+fn may_be_key(column: &str, declared: pg_sys::Oid, collation: pg_sys::Oid) -> Result<()> {
+    let has_bytes = matches!(
+        declared,
+        pg_sys::BOOLOID
+            | pg_sys::INT2OID
+            | pg_sys::INT4OID
+            | pg_sys::INT8OID
+            | pg_sys::TEXTOID
+            | pg_sys::VARCHAROID
+            | pg_sys::BYTEAOID
+            | pg_sys::UUIDOID
+            | pg_sys::DATEOID
+            | pg_sys::TIMEOID
+            | pg_sys::TIMESTAMPOID
+            | pg_sys::TIMESTAMPTZOID
+    );
+    if has_bytes && is_deterministic(collation) {
+        return Ok(());
+    }
+    let what = match has_bytes {
+        true => "has a collation in which different texts are equal".to_string(),
+        false => format!("is of type {}", catalog::type_name(declared)),
+    };
+    Err(Error::new(Kind::UnsupportedType, format!("column \"{column}\" cannot be in a key: it {what}")).with_hint(
+        "Keys are of the types boolean, smallint, integer, bigint, text, varchar, bytea, uuid, date, time, timestamp and timestamptz.",
+    ))
+}
+
+/// Whether texts are equal in a collation only if their bytes are.
+fn is_deterministic(collation: pg_sys::Oid) -> bool {
+    // SAFETY: a lookup of a collation that exists.
+    collation == pg_sys::InvalidOid || unsafe { pg_sys::get_collation_isdeterministic(collation) }
+}
+
+/// The segments that a snapshot sees of a table, mapped, oldest first. Raises an error if they cannot be, or are not this table's.
+///
+/// # Safety
+/// The snapshot is registered, or active.
+unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Vec<Rc<Segment>> {
+    // SAFETY: the caller says so.
+    let found = unsafe { rows::list(table.relation, snapshot) };
+    report::unwrap(memory::check_room(&found, table));
+    memory::forget_removed();
+    let mut segments = Vec::with_capacity(found.len());
+    for row in &found {
+        pgrx::check_for_interrupts!();
+        // SAFETY: as above.
+        let segment = report::unwrap(unsafe { memory::open(row, table, snapshot) });
+        report::unwrap(table.check(&segment));
+        segments.push(segment);
+    }
+    segments
+}

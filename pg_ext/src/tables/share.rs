@@ -1,0 +1,244 @@
+//! `transship.share` and `transship.append`: the rows of a query become segments.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::pg_sys::errcodes::PgSqlErrorCode;
+use pgrx::{pg_guard, pg_sys};
+use shared_tables::segment::ROWS_PER_BATCH;
+use udf_codec::batch::BatchBuilder;
+use udf_types::signature::{Argument, Signature};
+use udf_types::types::Type;
+use udf_types::{Error, Kind};
+
+use super::new_segment::NewSegment;
+use super::rows::{self, Row};
+use super::{Table, compact, may_be_key, memory, storable};
+use crate::pg::{catalog, text};
+use crate::query::{Query, QueryColumn};
+use crate::{report, server};
+
+/// Bytes of values after which a builder's rows are written.
+const BUILDER_BYTES: usize = 8 << 20;
+
+/// `transship.share(name text, source text, key text) RETURNS bigint`: makes a shared table of a query's rows, or replaces the rows
+/// of one; how many there are.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with three arguments.
+    unsafe {
+        let arguments = (*fcinfo).args.as_slice(3);
+        if arguments[0].isnull || arguments[1].isnull {
+            let message = "transship.share needs a name and a query";
+            report::raise_error(&Error::invalid_definition(message), None);
+        }
+        forbid_where_nothing_is_written(c"transship.share()");
+        let names = pg_sys::textToQualifiedNameList(arguments[0].value.cast_mut_ptr());
+        let range = pg_sys::makeRangeVarFromNameList(names);
+        let key =
+            (!arguments[2].isnull).then(|| text::from_c(pg_sys::text_to_cstring(arguments[2].value.cast_mut_ptr())));
+        let key = key.map_or(Vec::new(), |names| report::unwrap(server::column_names(&names)));
+        let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
+        let no_lock = pg_sys::NoLock as i32;
+        let missing_ok = pg_sys::RVROption::RVR_MISSING_OK;
+        let known = pg_sys::RangeVarGetRelidExtended(range, no_lock, missing_ok, None, std::ptr::null_mut());
+        let lock = |oid| {
+            // Others may read, and nobody append.
+            let relation = pg_sys::table_open(oid, pg_sys::ShareRowExclusiveLock as i32);
+            catalog::check_relation_owner(oid);
+            relation
+        };
+        // Before the query begins, which may read the table, and so sees what was appended meanwhile.
+        let mut relation = std::ptr::null_mut();
+        if known != pg_sys::InvalidOid {
+            catalog::check_relation_owner(known);
+            relation = lock(known);
+        }
+        let mut query = Query::open(source, "transship.share");
+        if known == pg_sys::InvalidOid {
+            relation = lock(create(range, query.columns(), &key));
+        }
+        let table = Table::of(relation);
+        check_columns(&table, query.columns());
+        check_key(&table, &key);
+        let (written, count) = write(&table, &mut query);
+        query.close();
+        // The query has read what there was.
+        if rows::list_latest(table.relation).is_none() {
+            raise_changed(&table);
+        }
+        rows::delete_all(table.relation);
+        rows::insert_segments(table.relation, &written);
+        report::unwrap(memory::check_room(&written, &table));
+        pg_sys::table_close(relation, no_lock);
+        pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Raises the error of a transaction that would change what it does not see.
+fn raise_changed(table: &Table) {
+    let message = format!("could not serialize access to shared table \"{}\" due to concurrent update", table.name);
+    pgrx::ereport!(ERROR, PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE, message);
+}
+
+/// Raises an error unless the table has that key.
+fn check_key(table: &Table, key: &[String]) {
+    let names: Vec<&str> = table.key.iter().map(|position| table.columns[*position].name.as_str()).collect();
+    if names == key {
+        return;
+    }
+    let message = format!("shared table \"{}\" has another key", table.name);
+    let hint = match names.as_slice() {
+        [] => "It has none.".to_string(),
+        names => format!("Its key is {}.", names.join(", ")),
+    };
+    report::raise_error(&Error::new(Kind::SignatureMismatch, message).with_hint(hint), None);
+}
+
+/// `transship.append(name regclass, source text) RETURNS bigint`: adds the rows of a query to a shared table; how many.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with two arguments, which are not NULL, since the function is STRICT.
+    unsafe {
+        let arguments = (*fcinfo).args.as_slice(2);
+        forbid_where_nothing_is_written(c"transship.append()");
+        let oid = pg_sys::Oid::from(arguments[0].value.value() as u32);
+        catalog::check_relation(oid, pg_sys::ACL_INSERT);
+        let relation = pg_sys::table_open(oid, pg_sys::RowExclusiveLock as i32);
+        let table = Table::of(relation);
+        let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
+        let mut query = Query::open(source, "transship.append");
+        check_columns(&table, query.columns());
+        let (written, count) = write(&table, &mut query);
+        query.close();
+        rows::insert_segments(oid, &written);
+        compact::compact(&table);
+        pg_sys::table_close(relation, pg_sys::NoLock as i32);
+        pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Raises an error where a transaction may not write.
+unsafe fn forbid_where_nothing_is_written(function: &'static CStr) {
+    // SAFETY: the name is static.
+    unsafe {
+        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        pg_sys::PreventCommandIfParallelMode(function.as_ptr());
+        pg_sys::PreventCommandDuringRecovery(function.as_ptr());
+    }
+}
+
+/// Creates the foreign table, as its user would.
+unsafe fn create(range: *mut pg_sys::RangeVar, columns: &[QueryColumn], key: &[String]) -> pg_sys::Oid {
+    let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
+    for column in columns {
+        report::unwrap(storable(&column.name, column.declared));
+    }
+    for position in report::unwrap(super::key_columns(key, &names)) {
+        let column = &columns[position];
+        report::unwrap(may_be_key(&column.name, column.declared, column.collation));
+    }
+    // SAFETY: lookups in the catalogs; what PostgreSQL returns is palloc'd.
+    unsafe {
+        let schema = pg_sys::RangeVarGetCreationNamespace(range);
+        if pg_sys::isTempNamespace(schema) {
+            report::raise_error(&super::temporary(), None);
+        }
+        let schema = pg_sys::get_namespace_name(schema);
+        let name = pg_sys::quote_qualified_identifier(schema, (*range).relname);
+        let quoted = |name: &str| {
+            let name = CString::new(name).unwrap_or_default();
+            text::from_c(pg_sys::quote_identifier(text::to_server(&name)))
+        };
+        let declared = columns.iter().map(|column| {
+            let flags = (pg_sys::FORMAT_TYPE_TYPEMOD_GIVEN | pg_sys::FORMAT_TYPE_FORCE_QUALIFY) as u16;
+            let ty = text::from_c(pg_sys::format_type_extended(column.declared, column.typmod, flags));
+            let collation = match column.collation {
+                pg_sys::InvalidOid => String::new(),
+                collation => {
+                    let (schema, name) = catalog::collation_name(collation);
+                    format!(" COLLATE {}.{}", quoted(&schema), quoted(&name))
+                }
+            };
+            format!("{} {ty}{collation}", quoted(&column.name))
+        });
+        let declared: Vec<String> = declared.collect();
+        let options = match key {
+            [] => String::new(),
+            key => {
+                let names: Vec<String> = key.iter().map(|name| quoted(name)).collect();
+                let list = CString::new(names.join(", ")).unwrap_or_default();
+                let literal = pg_sys::quote_literal_cstr(text::to_server(&list));
+                format!(" OPTIONS ({} {})", server::TABLE_KEY, text::from_c(literal))
+            }
+        };
+        let statement = format!(
+            "CREATE FOREIGN TABLE {} ({}) SERVER transship_tables{options}",
+            text::from_c(name),
+            declared.join(", ")
+        );
+        let statement = CString::new(statement).unwrap_or_default();
+        pg_sys::SPI_execute(text::to_server(&statement), false, 0);
+        let found = pg_sys::get_relname_relid((*range).relname, pg_sys::get_namespace_oid(schema, false));
+        // Nothing is left of a table that was dropped, unless nobody was told of that.
+        rows::delete_all(found);
+        found
+    }
+}
+
+/// Raises an error unless the query's columns are the table's.
+fn check_columns(table: &Table, columns: &[QueryColumn]) {
+    let message = format!("the query does not match the columns of shared table \"{}\"", table.name);
+    let error = |detail: String| {
+        report::raise_error(&Error::new(Kind::SignatureMismatch, message.clone()).with_detail(detail), None)
+    };
+    if columns.len() != table.columns.len() {
+        error(format!("The query has {} columns, the table {}.", columns.len(), table.columns.len()))
+    }
+    for (column, own) in columns.iter().zip(&table.columns) {
+        let is_same = column.declared == own.declared && (own.typmod < 0 || column.typmod == own.typmod);
+        if !is_same || column.name != own.name {
+            // SAFETY: lookups of types that exist.
+            let type_of = |ty, typmod| unsafe { text::from_c(pg_sys::format_type_with_typemod(ty, typmod)) };
+            let (found, wanted) = (type_of(column.declared, column.typmod), type_of(own.declared, own.typmod));
+            error(format!("Column \"{}\" is {found}, the table has \"{}\" {wanted}.", column.name, own.name))
+        }
+    }
+}
+
+/// Writes a query's rows as segments that are not yet the table's, and how many rows there are.
+unsafe fn write(table: &Table, query: &mut Query) -> (Vec<Row>, u64) {
+    let arguments =
+        query.columns().iter().map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
+    let mut builder = BatchBuilder::new(&Signature::scalar("", arguments.collect(), Type::Bool));
+    let (mut written, mut total, mut is_done) = (Vec::new(), 0, false);
+    while !is_done {
+        let mut segment: Option<NewSegment> = None;
+        loop {
+            // SAFETY: the builder was made for the columns.
+            is_done = unsafe { query.fetch(&mut builder) } == 0;
+            let is_full = builder.rows() >= ROWS_PER_BATCH || builder.bytes() >= BUILDER_BYTES;
+            if (is_full || is_done) && builder.rows() > 0 {
+                let bytes = builder.bytes();
+                let batch = builder.finish_batch().columns;
+                total += batch.num_rows() as u64;
+                segment.get_or_insert_with(|| NewSegment::new(table, rows::new_id())).add(&batch, bytes);
+            }
+            if is_done || segment.as_ref().is_some_and(NewSegment::is_full) {
+                break;
+            }
+        }
+        if let Some(segment) = segment {
+            written.push(segment.finish());
+        }
+    }
+    (written, total)
+}
+
+/// `transship.forget_table(relation oid) RETURNS void`: deletes what a table had that was dropped. The extension's trigger calls it.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn forget(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with one argument, which is not NULL, since the function is STRICT.
+    let oid = unsafe { pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32) };
+    rows::delete_all(oid);
+    pg_sys::Datum::from(0usize)
+}

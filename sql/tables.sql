@@ -1,0 +1,353 @@
+-- Shared tables: rows that every process of the host maps, found by key.
+CREATE TABLE planes (tailnum text PRIMARY KEY, year int, seats int, weight float8, made date);
+INSERT INTO planes SELECT 'N' || i, CASE WHEN i % 7 > 0 THEN 1950 + i % 70 END, i % 300, i / 3.0, date '1950-01-01' + i FROM generate_series(1, 3000) i;
+SELECT transship.share('shared_planes', 'SELECT * FROM planes', key => 'tailnum');
+\d shared_planes
+SELECT schema, name, owner = current_user AS own, key, segments, rows, bytes > 100000 AS bytes FROM transship.shared_tables;
+-- The same rows.
+SELECT count(*), sum(year), sum(seats), sum(weight), min(made), max(made) FROM shared_planes;
+SELECT count(*) FROM (TABLE planes EXCEPT ALL TABLE shared_planes) d;
+SELECT count(*) FROM (TABLE shared_planes EXCEPT ALL TABLE planes) d;
+-- Rows come in the order in which they were shared.
+SELECT * FROM shared_planes LIMIT 3;
+SELECT * FROM shared_planes WHERE tailnum = 'N2500';
+SELECT * FROM shared_planes WHERE tailnum = 'N2500' AND seats = 1;
+SELECT * FROM shared_planes WHERE 'N14' = tailnum;
+SELECT * FROM shared_planes WHERE tailnum = NULL;
+SELECT * FROM shared_planes WHERE tailnum = 'none';
+SELECT p, p.seats FROM shared_planes p WHERE tailnum = 'N3';
+SELECT tableoid::regclass, seats FROM shared_planes WHERE tailnum = 'N3';
+SELECT count(*) FROM shared_planes WHERE tailnum > 'N2';
+SELECT count(*) FROM shared_planes WHERE tailnum IN ('N1', 'N2', 'none');
+EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N2500';
+EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum > 'N2';
+EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N' || random();
+EXPLAIN (COSTS OFF, ANALYZE, TIMING OFF, SUMMARY OFF) SELECT seats FROM shared_planes WHERE tailnum = 'N2500';
+-- Joins: by key, or whole.
+CREATE TABLE flights AS SELECT i AS id, CASE WHEN i % 11 > 0 THEN 'N' || (i * 7) % 4000 END AS tailnum FROM generate_series(1, 5000) i;
+ANALYZE flights;
+EXPLAIN (COSTS OFF) SELECT f.id, p.seats FROM flights f JOIN shared_planes p USING (tailnum) WHERE f.id <= 10;
+SELECT count(*), sum(p.seats) FROM flights f JOIN planes p USING (tailnum);
+SELECT count(*), sum(p.seats) FROM flights f JOIN shared_planes p USING (tailnum);
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+EXPLAIN (COSTS OFF) SELECT count(*), sum(p.seats) FROM flights f JOIN shared_planes p USING (tailnum);
+SELECT count(*), sum(p.seats) FROM flights f JOIN shared_planes p USING (tailnum);
+SELECT count(*), count(p.tailnum), sum(p.seats) FROM flights f LEFT JOIN shared_planes p USING (tailnum);
+SELECT count(*), count(p.tailnum), sum(p.seats) FROM flights f LEFT JOIN planes p USING (tailnum);
+SELECT count(*), count(p.tailnum) FROM flights f LEFT JOIN shared_planes p ON p.tailnum = f.tailnum AND p.seats > f.id % 100;
+SELECT count(*), count(p.tailnum) FROM flights f LEFT JOIN planes p ON p.tailnum = f.tailnum AND p.seats > f.id % 100;
+SELECT count(*) FROM flights f WHERE NOT EXISTS (SELECT FROM shared_planes p WHERE p.tailnum = f.tailnum);
+SELECT count(*) FROM flights f WHERE f.id < 100 AND (SELECT p.seats FROM shared_planes p WHERE p.tailnum = f.tailnum) > 50;
+SELECT count(*) FROM flights f WHERE f.id < 100 AND (SELECT p.seats FROM planes p WHERE p.tailnum = f.tailnum) > 50;
+RESET enable_hashjoin;
+RESET enable_mergejoin;
+-- Look-ups.
+SELECT f.id, p.* FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date) WHERE f.id BETWEEN 10 AND 13;
+SELECT count(*), sum(p.seats) FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date);
+SELECT count(*), count(p.tailnum) FROM flights f LEFT JOIN LATERAL transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+SELECT * FROM transship.lookup('shared_planes', 'N12') AS p (tailnum text, year int, seats int, weight float8, made date);
+SELECT * FROM transship.lookup('shared_planes', 'N12'::varchar) AS p (a text, b int, c int, d float8, e date);
+SELECT * FROM transship.lookup('shared_planes', NULL::text) AS p (tailnum text, year int, seats int, weight float8, made date);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', 'N12') AS p (tailnum text, year int)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', 12) AS p (tailnum text, year int, seats int, weight float8, made date)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', 'N12', 1) AS p (tailnum text, year int, seats int, weight float8, made date)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', VARIADIC ARRAY['N12']) AS p (tailnum text, year int, seats int, weight float8, made date)$$);
+SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('planes', 'N12') AS p (tailnum text)$$);
+-- Keys that are not unique, of several columns, and NULL.
+SELECT transship.share('"Odd Table"', $$SELECT i % 10 AS a, CASE WHEN i % 5 > 0 THEN 'k''' || i % 3 END AS "b, c", i AS "V" FROM generate_series(1, 1000) i$$, key => '"b, c", a');
+SELECT count(*), sum("V") FROM "Odd Table" WHERE a = 7 AND "b, c" = 'k''1';
+SELECT count(*), sum(i) FROM generate_series(1, 1000) i WHERE i % 10 = 7 AND i % 5 > 0 AND i % 3 = 1;
+SELECT count(*), sum(o."V") FROM transship.lookup('"Odd Table"', 'k''1', 7) AS o (a int, "b, c" text, "V" int);
+SELECT count(*), sum(o."V") FROM transship.lookup('"Odd Table"', 'k''1', 7::smallint) AS o (a int, "b, c" text, "V" int);
+SELECT count(*) FROM "Odd Table" WHERE "b, c" IS NULL;
+EXPLAIN (COSTS OFF) SELECT * FROM "Odd Table" WHERE a = 7 AND "b, c" = 'k1';
+EXPLAIN (COSTS OFF) SELECT * FROM "Odd Table" WHERE "b, c" = 'k1';
+EXPLAIN (COSTS OFF) SELECT * FROM flights f, "Odd Table" o WHERE o.a = f.id AND o."b, c" = 'k1' AND f.id < 10;
+SELECT count(*), sum(o."V") FROM flights f, "Odd Table" o WHERE o.a = f.id AND o."b, c" = 'k''1' AND f.id < 10;
+-- Each type of key.
+CREATE TABLE keyed AS SELECT i AS id, i % 2 = 0 AS bool, i::smallint AS int2, i * 100000 AS int4, i * 10000000000 AS int8, 'ü' || i AS text,
+  ('v' || i)::varchar(10) AS varchar, decode(lpad(to_hex(i), 4, '0'), 'hex') AS bytea, md5(i::text)::uuid AS uuid, date 'epoch' - i AS date,
+  time '00:00' + i * interval '1 second' AS time, timestamp 'epoch' - i * interval '1 microsecond' AS timestamp,
+  timestamptz 'epoch' + i * interval '1 day' AS timestamptz
+FROM generate_series(1, 1000) i;
+INSERT INTO keyed (id) VALUES (1001);
+INSERT INTO keyed VALUES (1002, true, -32768, -2147483648, -9223372036854775808, '', '', '', '00000000-0000-0000-0000-000000000000', '-infinity', '00:00', '-infinity', '-infinity'),
+  (1003, true, 32767, 2147483647, 9223372036854775807, repeat('x', 10000), 'v', '\x00', 'ffffffff-ffff-ffff-ffff-ffffffffffff', 'infinity', '24:00', 'infinity', 'infinity');
+DO $$
+DECLARE
+  k text;
+  same bigint;
+  wrong bigint;
+BEGIN
+  FOREACH k IN ARRAY ARRAY['bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'bytea', 'uuid', 'date', 'time', 'timestamp', 'timestamptz'] LOOP
+    EXECUTE format('SELECT transship.share(%L, %L, %L)', 'shared_' || k, 'TABLE keyed', k);
+    SET LOCAL enable_hashjoin = off;
+    SET LOCAL enable_mergejoin = off;
+    SET LOCAL enable_material = off;
+    EXECUTE format('SELECT count(*), count(*) FILTER (WHERE a IS DISTINCT FROM b) FROM keyed k JOIN shared_%1$s b ON b.%1$I = k.%1$I JOIN keyed a ON a.id = b.id', k) INTO same, wrong;
+    RAISE NOTICE '%: %, %', k, same, wrong;
+    RESET enable_hashjoin;
+    EXECUTE format('SELECT count(*) FROM keyed k JOIN keyed b USING (%1$I)', k) INTO wrong;
+    IF same <> wrong THEN
+      RAISE EXCEPTION '% instead of %', same, wrong;
+    END IF;
+    EXECUTE format('SELECT transship.unshare(%L)', 'shared_' || k);
+  END LOOP;
+END
+$$;
+-- Other types of columns.
+CREATE TABLE typed AS SELECT i AS id, i::float4 / 3 AS f4, i::numeric / 7 AS n, (i / 8.0)::numeric(10, 2) AS n2, i * interval '1 month 3 days 0.000001 s' AS iv,
+  jsonb_build_object('i', i) AS jb, json_build_object('i', i) AS j, ('c' || i)::char(8) AS bp, ARRAY[i, NULL, i + 1] AS ia, ARRAY['a', NULL, 'b' || i] AS ta,
+  ('10.0.0.' || i)::inet AS ip, '12:00+02'::timetz AS tz, 'n'::name AS nm
+FROM generate_series(1, 200) i;
+INSERT INTO typed (id, n, f4) VALUES (201, 'NaN', 'NaN'), (202, 'Infinity', '-Infinity');
+SELECT transship.share('shared_typed', 'TABLE typed', 'id');
+SELECT count(*) FROM typed t JOIN shared_typed s USING (id)
+WHERE (t.f4, t.n, t.n2, t.iv, t.jb, t.j::text, t.bp, t.ia, t.ta, t.ip, t.tz, t.nm) IS NOT DISTINCT FROM (s.f4, s.n, s.n2, s.iv, s.jb, s.j::text, s.bp, s.ia, s.ta, s.ip, s.tz, s.nm);
+SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'shared_typed'::regclass AND attnum > 0 ORDER BY attnum;
+-- Types whose values change with something else.
+CREATE TYPE mood AS ENUM ('sad', 'glad');
+CREATE DOMAIN positive AS int CHECK (VALUE > 0);
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT ''sad''::mood AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT ARRAY[''sad''::mood] AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT 1::positive AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT ''<a/>''::xml AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT int4range(1, 2) AS v')$$);
+-- Appended rows are seen when the transaction says so.
+SELECT transship.append('shared_planes', $$SELECT 'N2500'::text AS tailnum, 2020 AS year, 7 AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made$$);
+SELECT * FROM shared_planes WHERE tailnum = 'N2500';
+BEGIN;
+SELECT transship.append('shared_planes', $$SELECT 'X'::text AS tailnum, 2020 AS year, i AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made FROM generate_series(1, 3) i$$);
+SELECT seats FROM shared_planes WHERE tailnum = 'X';
+SAVEPOINT s;
+SELECT transship.append('shared_planes', $$SELECT 'X'::text AS tailnum, 2020 AS year, i AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made FROM generate_series(4, 5) i$$);
+SELECT count(*) FROM shared_planes WHERE tailnum = 'X';
+ROLLBACK TO s;
+SELECT count(*) FROM shared_planes WHERE tailnum = 'X';
+DECLARE before CURSOR FOR SELECT count(*) FROM shared_planes WHERE tailnum = 'X';
+SELECT transship.append('shared_planes', $$SELECT 'X'::text AS tailnum, 2020 AS year, i AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made FROM generate_series(6, 8) i$$);
+FETCH before;
+SELECT count(*) FROM shared_planes WHERE tailnum = 'X';
+ROLLBACK;
+SELECT count(*) FROM shared_planes WHERE tailnum = 'X';
+SELECT transship.append('shared_planes', $$SELECT * FROM planes WHERE false$$);
+SELECT segments, rows FROM transship.shared_tables WHERE name = 'shared_planes';
+-- Prepared statements see them.
+SET plan_cache_mode = force_generic_plan;
+PREPARE of_plane(text) AS SELECT count(*), sum(seats) FROM shared_planes WHERE tailnum = $1;
+EXECUTE of_plane('Y');
+SELECT transship.append('shared_planes', $$SELECT 'Y'::text AS tailnum, 2020 AS year, 9 AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made$$);
+EXECUTE of_plane('Y');
+EXECUTE of_plane(NULL);
+RESET plan_cache_mode;
+-- Shared again: other rows, at once. The query may read the table itself.
+SELECT transship.share('shared_planes', $$SELECT * FROM shared_planes WHERE tailnum IN ('Y', 'N2500')$$, 'tailnum');
+SELECT * FROM shared_planes ORDER BY tailnum, seats;
+SELECT segments, rows FROM transship.shared_tables WHERE name = 'shared_planes';
+-- Whenever the query reads it.
+CREATE TABLE staging AS SELECT 2 AS id;
+SELECT transship.share('kept_rows', 'SELECT 1 AS id', 'id');
+SELECT transship.share('kept_rows', 'WITH m AS (DELETE FROM staging RETURNING id) SELECT id FROM kept_rows UNION ALL SELECT id FROM m', 'id');
+TABLE kept_rows;
+CREATE FUNCTION more_rows() RETURNS SETOF int LANGUAGE plpgsql AS $$ BEGIN RETURN QUERY SELECT id + 10 FROM kept_rows; END $$;
+SELECT transship.share('kept_rows', 'SELECT more_rows AS id FROM more_rows()', 'id');
+TABLE kept_rows;
+SELECT transship.unshare('kept_rows');
+DROP TABLE staging;
+DROP FUNCTION more_rows;
+SELECT code, message, detail FROM failure($$SELECT transship.share('shared_planes', 'SELECT tailnum FROM planes', 'tailnum')$$);
+SELECT code, message, hint FROM failure($$SELECT transship.share('shared_planes', 'SELECT * FROM planes')$$);
+SELECT code, message, hint FROM failure($$SELECT transship.share('shared_planes', 'SELECT * FROM planes', 'tailnum, year')$$);
+-- What fails leaves nothing.
+SELECT code, message, detail FROM failure($$SELECT transship.append('shared_planes', 'SELECT tailnum, seats FROM planes')$$);
+SELECT code, message, detail FROM failure($$SELECT transship.append('shared_planes', 'SELECT tailnum, year, seats::bigint, weight, made FROM planes')$$);
+SELECT code, message, detail FROM failure($$SELECT transship.append('shared_planes', 'SELECT tailnum, seats, year, weight, made FROM planes')$$);
+SELECT code, message FROM failure($$SELECT transship.append('shared_planes', 'SELECT tailnum, year, seats / (seats - 299) AS seats, weight, made FROM planes')$$);
+SELECT code, message FROM failure($$SELECT transship.share('shared_planes', 'SELECT tailnum, year, seats / (seats - 299) AS seats, weight, made FROM planes', 'tailnum')$$);
+SELECT code, message FROM failure($$SELECT transship.append('shared_planes', 'DELETE FROM planes')$$);
+SELECT code, message FROM failure($$SELECT transship.append('planes', 'TABLE planes')$$);
+SELECT count(*) FROM shared_planes;
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'TABLE planes', 'tail')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'TABLE planes', 'tailnum, tailnum')$$);
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'TABLE planes', 'tailnum,')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'TABLE planes', 'weight')$$);
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT ROW(1, 2) AS r')$$);
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT p AS r FROM planes p')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT 1 AS a, 2 AS a')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT 1; SELECT 2')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'CREATE TABLE x ()')$$);
+SELECT code, message FROM failure($$SELECT transship.share('a.b.c.d', 'TABLE planes')$$);
+SELECT code, message FROM failure($$SELECT transship.share('nowhere.t', 'TABLE planes')$$);
+SELECT code, message FROM failure($$SELECT transship.share('planes', 'TABLE planes')$$);
+SELECT code, message FROM failure($$SELECT transship.share(NULL, 'TABLE planes')$$);
+SELECT code, message FROM failure($$SELECT transship.share('pg_temp.t', 'TABLE planes')$$);
+CREATE TEMP TABLE in_temp (a int);
+CREATE FOREIGN TABLE pg_temp.by_hand (a int) SERVER transship_tables;
+SELECT code, message FROM failure('SELECT * FROM pg_temp.by_hand');
+DROP FOREIGN TABLE pg_temp.by_hand;
+SELECT code, message FROM failure($$SELECT transship.unshare('planes')$$);
+SELECT count(*) FROM pg_class WHERE relname = 't';
+CREATE COLLATION caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT tailnum COLLATE caseless AS tailnum FROM planes', 'tailnum')$$);
+SELECT transship.share('caseless', 'SELECT tailnum COLLATE caseless AS tailnum FROM planes WHERE seats < 3');
+SELECT count(*) FROM caseless WHERE tailnum = 'n1';
+-- Another equality than the key's.
+SELECT count(*) FROM shared_planes WHERE tailnum = 'n2500' COLLATE caseless;
+EXPLAIN (COSTS OFF) SELECT count(*) FROM shared_planes WHERE tailnum = 'n2500' COLLATE caseless;
+BEGIN READ ONLY;
+SELECT transship.append('shared_planes', 'TABLE planes');
+ROLLBACK;
+-- Altered tables.
+ALTER FOREIGN TABLE shared_planes RENAME COLUMN year TO built;
+SELECT code, message, hint FROM failure('SELECT count(*) FROM shared_planes');
+ALTER FOREIGN TABLE shared_planes RENAME COLUMN built TO year;
+SELECT count(*) FROM shared_planes;
+ALTER FOREIGN TABLE shared_planes OPTIONS (SET key 'tailnum, year');
+SELECT code, message FROM failure('SELECT count(*) FROM shared_planes');
+ALTER FOREIGN TABLE shared_planes OPTIONS (SET key 'tail');
+SELECT code, message FROM failure('SELECT count(*) FROM shared_planes');
+ALTER FOREIGN TABLE shared_planes OPTIONS (SET key 'tailnum');
+ALTER FOREIGN TABLE shared_planes ADD COLUMN note text;
+SELECT code, message FROM failure('SELECT count(*) FROM shared_planes');
+ALTER FOREIGN TABLE shared_planes DROP COLUMN note;
+SELECT count(*) FROM shared_planes;
+INSERT INTO shared_planes VALUES ('Z');
+ALTER FOREIGN TABLE shared_planes OPTIONS (ADD size '1');
+-- A table that is declared by hand has no rows before they are appended. Columns that were dropped are no columns.
+CREATE FOREIGN TABLE by_hand (gone text, a int, b varchar(5)) SERVER transship_tables OPTIONS (key 'a');
+ALTER FOREIGN TABLE by_hand DROP COLUMN gone;
+SELECT * FROM by_hand WHERE a = 1;
+SELECT transship.append('by_hand', $$SELECT i AS a, ('b' || i)::varchar(5) AS b FROM generate_series(1, 3) i$$);
+SELECT * FROM by_hand WHERE a = 2;
+SELECT * FROM by_hand;
+SELECT * FROM transship.lookup('by_hand', 2) AS h (a int, b varchar);
+CREATE FOREIGN TABLE unfit (a int, b regclass) SERVER transship_tables;
+SELECT code, message FROM failure('SELECT * FROM unfit');
+DROP FOREIGN TABLE unfit;
+-- Rights.
+CREATE ROLE regress_sharer;
+CREATE ROLE regress_reader;
+CREATE SCHEMA sharer AUTHORIZATION regress_sharer;
+SET ROLE regress_sharer;
+SELECT code, message FROM failure($$SELECT transship.share('sharer.t', 'TABLE planes', 'tailnum')$$);
+SELECT transship.share('sharer.t', 'SELECT 1 AS a, 2 AS b', 'a');
+SELECT code, message FROM failure('SELECT * FROM transship.table_segments');
+SELECT code, message FROM failure('SELECT * FROM transship.table_chunks');
+SELECT code, message FROM failure('SELECT transship.forget_table(''shared_planes''::regclass)');
+SELECT code, message FROM failure($$SELECT * FROM transship.lookup('shared_planes', 'Y') AS p (tailnum text, year int, seats int, weight float8, made date)$$);
+SELECT code, message FROM failure($$SELECT transship.append('shared_planes', 'SELECT 1')$$);
+SELECT code, message FROM failure($$SELECT transship.share('shared_planes', 'SELECT 1')$$);
+SELECT code, message FROM failure($$SELECT transship.unshare('shared_planes')$$);
+SELECT code, message FROM failure('SELECT * FROM shared_planes');
+SELECT name, rows FROM transship.shared_tables;
+GRANT USAGE ON SCHEMA sharer TO regress_reader;
+GRANT SELECT, INSERT ON sharer.t TO regress_reader;
+SET ROLE regress_reader;
+SELECT transship.append('sharer.t', 'SELECT 3 AS a, 4 AS b');
+SELECT * FROM sharer.t;
+SELECT * FROM transship.lookup('sharer.t', 3) AS p (a int, b int);
+SELECT code, message FROM failure($$SELECT transship.share('sharer.t', 'SELECT 3 AS a, 4 AS b', 'a')$$);
+RESET ROLE;
+-- Row-level security is that of whoever shares.
+CREATE TABLE guarded (owner name, value int);
+INSERT INTO guarded VALUES ('regress_sharer', 1), ('regress_reader', 2);
+ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
+CREATE POLICY own ON guarded USING (owner = current_user);
+GRANT SELECT ON guarded TO regress_sharer;
+SET ROLE regress_sharer;
+SELECT transship.share('sharer.guarded', 'SELECT value FROM guarded');
+TABLE sharer.guarded;
+RESET ROLE;
+-- Dropped with all that was theirs.
+SELECT count(*) > 0 AS has_chunks FROM transship.table_chunks;
+DROP SCHEMA sharer CASCADE;
+DROP TABLE guarded;
+DROP ROLE regress_sharer, regress_reader;
+SELECT count(*) FROM transship.table_segments s WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = s.relation);
+SELECT count(*) FROM transship.table_chunks c WHERE NOT EXISTS (SELECT FROM transship.table_segments s WHERE s.id = c.segment);
+-- Partitions, and functions of containers beside them.
+CREATE TABLE parts (a int, b varchar(5)) PARTITION BY RANGE (a);
+CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (100) TO (200);
+INSERT INTO parts VALUES (150, 'p');
+ALTER TABLE parts ATTACH PARTITION by_hand FOR VALUES FROM (0) TO (100);
+SELECT * FROM parts ORDER BY a;
+SELECT n.x, p.b FROM numbers n JOIN parts p ON p.a = n.x AND n.x IN (2, 150) ORDER BY 1;
+SELECT s.tailnum, add_one(s.seats), shout(s.tailnum) FROM shared_planes s WHERE add_one(s.seats) > 5 ORDER BY 1, 2;
+SELECT s.seats FROM shared_planes s WHERE s.tailnum = shout('y');
+DROP TABLE parts;
+-- In parallel workers.
+SELECT transship.share('shared_numbers', 'SELECT x, t FROM numbers', 'x');
+SET parallel_setup_cost = 0;
+SET parallel_tuple_cost = 0;
+SET min_parallel_table_scan_size = 0;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+EXPLAIN (COSTS OFF) SELECT count(*), sum(length(s.t)) FROM numbers n JOIN shared_numbers s USING (x);
+SELECT count(*), sum(length(s.t)) FROM numbers n JOIN shared_numbers s USING (x);
+-- A key that parallel workers find, which say something while the scan goes on.
+RESET ALL;
+SET parallel_setup_cost = 0;
+SET parallel_tuple_cost = 0;
+SET min_parallel_table_scan_size = 0;
+SET parallel_leader_participation = off;
+SET client_min_messages = warning;
+SET log_min_messages = notice;
+CREATE FUNCTION noisy(x bigint) RETURNS boolean LANGUAGE plpgsql PARALLEL SAFE COST 1000 AS $$
+BEGIN
+  IF x % 50 = 0 THEN
+    RAISE NOTICE 'row %', x;
+  END IF;
+  RETURN x = 7;
+END
+$$;
+EXPLAIN (COSTS OFF) SELECT g, s.t FROM generate_series(1, 3) g LEFT JOIN shared_numbers s ON s.x = (SELECT x FROM numbers WHERE noisy(x) LIMIT 1);
+SELECT g, s.t FROM generate_series(1, 3) g LEFT JOIN shared_numbers s ON s.x = (SELECT x FROM numbers WHERE noisy(x) LIMIT 1), pg_sleep(0.05);
+DROP FUNCTION noisy;
+RESET ALL;
+-- Many appends, few segments.
+SELECT transship.share('appended', 'SELECT 0 AS id', 'id');
+DO $$
+BEGIN
+  FOR i IN 1..300 LOOP
+    PERFORM transship.append('appended', format('SELECT %s AS id', i));
+  END LOOP;
+END
+$$;
+SELECT segments < 12 AS few, rows FROM transship.shared_tables WHERE name = 'appended';
+SELECT count(*), count(DISTINCT id), sum(id) FROM appended;
+SELECT array_agg(id) = array_agg(id ORDER BY id) AS in_order FROM appended;
+SELECT count(*) FROM generate_series(0, 300) i JOIN appended a ON a.id = i;
+SELECT transship.unshare('appended');
+SELECT count(*) FROM transship.table_chunks c WHERE NOT EXISTS (SELECT FROM transship.table_segments s WHERE s.id = c.segment);
+-- Memory: what does not fit is an error, and what was removed is read again.
+SELECT transship.share('large', $$SELECT i AS id, md5(i::text) || md5(i::text) AS t FROM generate_series(1, 30000) i$$, 'id');
+SELECT count(*), count(DISTINCT t) FROM large;
+SET transship.tables_size = '1MB';
+SELECT code, message, detail, hint FROM failure($$SELECT transship.share('large', $q$SELECT i AS id, md5(random()::text) || md5(i::text) AS t FROM generate_series(1, 30000) i$q$, 'id')$$);
+SELECT code, message, detail, hint FROM failure('SELECT count(*) FROM large');
+SET transship.tables_size = '4MB';
+SELECT transship.share('large2', $$SELECT i AS id, md5(random()::text) AS t FROM generate_series(1, 30000) i$$, 'id');
+SELECT code, message, hint FROM failure('SELECT (SELECT count(*) FROM large), (SELECT count(*) FROM large2)');
+SELECT (SELECT count(*) FROM large), (SELECT count(*) FROM shared_planes);
+SELECT count(*) FROM large2;
+SELECT count(*) FROM large;
+SELECT transship.unshare('large2');
+RESET transship.tables_size;
+SELECT count(*), count(DISTINCT t) FROM large;
+-- Bytes that are damaged, as in a dump that somebody has edited.
+SELECT transship.share('large', 'SELECT 1 AS id, repeat(''a'', 100) AS t', 'id');
+UPDATE transship.table_chunks SET data = set_byte(data, length(data) / 2, get_byte(data, length(data) / 2) # 1)
+WHERE segment IN (SELECT id FROM transship.table_segments WHERE relation = 'large'::regclass);
+SELECT code, message, hint FROM failure('SELECT * FROM large');
+UPDATE transship.table_chunks SET data = 'ARROW1' WHERE segment IN (SELECT id FROM transship.table_segments WHERE relation = 'large'::regclass);
+SELECT code, message FROM failure('SELECT * FROM large');
+UPDATE transship.table_segments SET digest = 'x' WHERE relation = 'large'::regclass;
+SELECT code, message, detail FROM failure('SELECT * FROM large');
+DELETE FROM transship.table_segments WHERE relation = 'large'::regclass;
+SELECT * FROM large;
+SELECT transship.unshare(c.oid) FROM pg_class c WHERE relkind = 'f';
+SELECT count(*) FROM transship.shared_tables;
+DROP TABLE planes, flights, keyed, typed;
+DROP TYPE mood;
+DROP DOMAIN positive;
