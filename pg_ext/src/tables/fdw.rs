@@ -10,6 +10,7 @@ use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 
 use super::scan::Scan;
 use super::{Column, Table, is_deterministic, rows};
+use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{list, nodes};
 use crate::report::{self, Border};
 
@@ -32,6 +33,7 @@ pub unsafe extern "C-unwind" fn handler(_call: pg_sys::FunctionCallInfo) -> pg_s
         (*routine).ReScanForeignScan = Some(restart);
         (*routine).EndForeignScan = Some(end);
         (*routine).ExplainForeignScan = Some(explain);
+        (*routine).AnalyzeForeignTable = Some(analyze);
         (*routine).IsForeignScanParallelSafe = Some(is_parallel_safe);
         pg_sys::Datum::from(routine)
     }
@@ -67,6 +69,19 @@ unsafe extern "C-unwind" fn iterate(node: *mut pg_sys::ForeignScanState) -> *mut
         report::with_context_of(border, || next_row(node))
     }
 }
+callback!(analyze, begin_analyze, (
+    relation: pg_sys::Relation,
+    acquire: *mut pg_sys::AcquireSampleRowsFunc,
+    pages: *mut pg_sys::BlockNumber
+) -> bool);
+callback!(acquire, sample_rows, (
+    relation: pg_sys::Relation,
+    level: c_int,
+    rows: *mut pg_sys::HeapTuple,
+    wanted: c_int,
+    total: *mut f64,
+    dead: *mut f64
+) -> c_int);
 callback!(explain, explain_scan, (node: *mut pg_sys::ForeignScanState, state: *mut pg_sys::ExplainState));
 
 /// What the planner knows of a table.
@@ -105,11 +120,7 @@ impl Known {
         // SAFETY: the table is locked. A statement is planned with a snapshot, unless nobody needs one.
         unsafe {
             let table = read_table(oid);
-            let is_set = pg_sys::ActiveSnapshotSet();
-            let snapshot = if is_set { pg_sys::GetActiveSnapshot() } else { pg_sys::GetLatestSnapshot() };
-            let snapshot = pg_sys::RegisterSnapshot(snapshot);
-            let found = rows::list(oid, snapshot);
-            pg_sys::UnregisterSnapshot(snapshot);
+            let found = with_snapshot(|snapshot| rows::list(oid, snapshot));
             let rows = float(found.iter().map(|row| row.rows).sum());
             // An append may bring keys that are known, or new ones.
             let keys = float(found.iter().map(|row| row.keys).max().unwrap_or(0)).max(1.0);
@@ -146,7 +157,8 @@ unsafe fn read_table(oid: pg_sys::Oid) -> Table {
     }
 }
 
-/// What a condition compares a column of the table with, if it does, by the equality that the index has: that of the column's type.
+/// What a condition compares a column of the table with, if it does, by the equality that the index has: that of the column's type, or
+/// of an integer with another integer.
 unsafe fn operand_of(
     root: *mut pg_sys::PlannerInfo,
     rel: *mut pg_sys::RelOptInfo,
@@ -161,16 +173,44 @@ unsafe fn operand_of(
         let operator = clause.cast::<pg_sys::OpExpr>();
         let sides = list::elements::<pg_sys::Expr>((*operator).args);
         let cache = pg_sys::lookup_type_cache(column.declared, pg_sys::TYPECACHE_EQ_OPR as c_int);
-        if sides.len() != 2 || (*operator).opno != (*cache).eq_opr || !is_deterministic((*operator).inputcollid) {
+        if sides.len() != 2 || !is_deterministic((*operator).inputcollid) {
             return None;
         }
+        let is_equality = |own, other| {
+            let equality = pg_sys::BTEqualStrategyNumber as i16;
+            (*operator).opno == (*cache).eq_opr
+                || (is_integer(own) && is_integer(other))
+                    && [(own, other), (other, own)].into_iter().any(|(left, right)| {
+                        let family = pg_sys::INTEGER_BTREE_FAM_OID;
+                        pg_sys::get_opfamily_member(family, left, right, equality) == (*operator).opno
+                    })
+        };
         [(sides[0], sides[1]), (sides[1], sides[0])].into_iter().find_map(|(own, other)| {
             let is_known = is_column(own, (*rel).relid, column)
+                && is_equality(column.declared, pg_sys::exprType(other.cast()))
                 && !pg_sys::bms_is_member((*rel).relid as c_int, pg_sys::pull_varnos(root, other.cast()))
                 && !pg_sys::contain_volatile_functions(other.cast());
             is_known.then_some(other)
         })
     }
+}
+
+fn is_integer(oid: pg_sys::Oid) -> bool {
+    matches!(oid, pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID)
+}
+
+/// An integer as one of another type; none if that cannot hold it.
+fn to_integer(value: pg_sys::Datum, given: pg_sys::Oid, wanted: pg_sys::Oid) -> Option<pg_sys::Datum> {
+    let value = match given {
+        pg_sys::INT2OID => i64::from(value.value() as i16),
+        pg_sys::INT4OID => i64::from(value.value() as i32),
+        _ => value.value() as i64,
+    };
+    Some(match wanted {
+        pg_sys::INT2OID => pg_sys::Datum::from(i16::try_from(value).ok()?),
+        pg_sys::INT4OID => pg_sys::Datum::from(i32::try_from(value).ok()?),
+        _ => pg_sys::Datum::from(value),
+    })
 }
 
 /// Whether an expression is a column of the table, perhaps relabelled.
@@ -328,9 +368,16 @@ unsafe extern "C-unwind" fn make_plan(
 struct Running {
     scan: Scan,
     /// What the key columns' values are made of; nothing to read all rows.
-    operands: Vec<*mut pg_sys::ExprState>,
+    operands: Vec<Operand>,
     /// Where errors that pass the node's calls get their context.
     border: Border,
+}
+
+/// What a key column's value is made of.
+struct Operand {
+    state: *mut pg_sys::ExprState,
+    /// Its type and the column's, if both are integers.
+    integers: Option<(pg_sys::Oid, pg_sys::Oid)>,
 }
 
 #[pg_guard]
@@ -342,8 +389,13 @@ unsafe extern "C-unwind" fn begin_scan(node: *mut pg_sys::ForeignScanState, flag
         }
         let plan = (*node).ss.ps.plan.cast::<pg_sys::ForeignScan>();
         let table = Table::of((*node).ss.ss_currentRelation);
-        let operands = pg_sys::ExecInitExprList((*plan).fdw_exprs, &raw mut (*node).ss.ps);
-        let operands = list::elements::<pg_sys::ExprState>(operands);
+        let expressions = list::elements::<pg_sys::Expr>((*plan).fdw_exprs);
+        let operands = expressions.iter().zip(&table.key).map(|(expression, position)| {
+            let types = (pg_sys::exprType(expression.cast()), table.columns[*position].declared);
+            let integers = (is_integer(types.0) && is_integer(types.1)).then_some(types);
+            Operand { state: pg_sys::ExecInitExpr(*expression, &raw mut (*node).ss.ps), integers }
+        });
+        let operands = operands.collect();
         let numbers = list::integers((*plan).fdw_private);
         let columns = table.columns.iter().enumerate();
         let wanted = columns.filter(|(_, column)| numbers.contains(&i32::from(column.number)));
@@ -367,7 +419,7 @@ unsafe extern "C-unwind" fn next_row(node: *mut pg_sys::ForeignScanState) -> *mu
                 running.scan.begin_all();
             } else {
                 let context = (*node).ss.ps.ps_ExprContext;
-                let values: Vec<_> = running.operands.iter().map(|operand| evaluate(*operand, context)).collect();
+                let values: Vec<_> = running.operands.iter().map(|operand| evaluate(operand, context)).collect();
                 running.scan.begin_key(&values);
             }
         }
@@ -386,15 +438,19 @@ unsafe extern "C-unwind" fn next_row(node: *mut pg_sys::ForeignScanState) -> *mu
     }
 }
 
-/// An operand's value; none is NULL.
-unsafe fn evaluate(operand: *mut pg_sys::ExprState, context: *mut pg_sys::ExprContext) -> Option<pg_sys::Datum> {
-    let mut is_null = false;
+/// The value of a key column; none if no row has it, as no row has NULL.
+unsafe fn evaluate(operand: &Operand, context: *mut pg_sys::ExprContext) -> Option<pg_sys::Datum> {
+    let (mut is_null, state) = (false, operand.state);
     // SAFETY: the executor has made the expression ready.
     unsafe {
-        let value = (*operand)
+        let value = (*state)
             .evalfunc
-            .map(|evaluate| pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(operand, context, &raw mut is_null)));
-        value.filter(|_| !is_null)
+            .map(|evaluate| pg_sys::ffi::pg_guard_ffi_boundary(|| evaluate(state, context, &raw mut is_null)));
+        let value = value.filter(|_| !is_null)?;
+        match operand.integers {
+            Some((given, wanted)) => to_integer(value, given, wanted),
+            None => Some(value),
+        }
     }
 }
 
@@ -426,8 +482,83 @@ unsafe extern "C-unwind" fn explain_scan(node: *mut pg_sys::ForeignScanState, st
             pg_sys::ExplainPropertyText(c"Key".as_ptr(), crate::pg::text::to_server(&names), state);
         }
         if (*state).analyze && !(*node).fdw_state.is_null() {
-            let segments = (*(*node).fdw_state.cast::<Running>()).scan.segments();
+            let segments = (*(*node).fdw_state.cast::<Running>()).scan.rows().len();
             pg_sys::ExplainPropertyInteger(c"Segments".as_ptr(), std::ptr::null(), segments as i64, state);
         }
+    }
+}
+
+/// Bytes of a page, for estimates.
+const PAGE_BYTES: u64 = pg_sys::BLCKSZ as u64;
+
+#[pg_guard]
+unsafe extern "C-unwind" fn begin_analyze(
+    relation: pg_sys::Relation,
+    sampler: *mut pg_sys::AcquireSampleRowsFunc,
+    pages: *mut pg_sys::BlockNumber,
+) -> bool {
+    // SAFETY: PostgreSQL passes a table that it has opened, and room for the answers.
+    unsafe {
+        let found = with_snapshot(|snapshot| rows::list((*relation).rd_id, snapshot));
+        let bytes: u64 = found.iter().map(|row| row.bytes).sum();
+        *pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX).max(1);
+        *sampler = Some(acquire);
+    }
+    true
+}
+
+/// Every so manieth row, so that equal tables have equal statistics.
+#[pg_guard]
+unsafe extern "C-unwind" fn sample_rows(
+    relation: pg_sys::Relation,
+    _level: c_int,
+    sample: *mut pg_sys::HeapTuple,
+    wanted: c_int,
+    total: *mut f64,
+    dead: *mut f64,
+) -> c_int {
+    // SAFETY: PostgreSQL passes a table that it has opened, and room for so many rows, which are made in its memory.
+    unsafe {
+        let table = Table::of(relation);
+        let descriptor = (*relation).rd_att;
+        let count = usize::try_from((*descriptor).natts).unwrap_or(0);
+        let columns = table.columns.iter().enumerate();
+        let columns = columns.map(|(position, column)| (position, usize::try_from(column.number - 1).unwrap_or(0)));
+        let columns = columns.collect();
+        let scan = with_snapshot(|snapshot| Scan::new(table, columns, snapshot));
+        let rows: usize = scan.rows().sum();
+        let wanted = usize::try_from(wanted).unwrap_or(0).min(rows);
+        let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
+        let (mut values, mut nulls) = (vec![pg_sys::Datum::from(0usize); count], vec![true; count]);
+        let (mut segments, mut before) = (scan.rows().enumerate().peekable(), 0);
+        for number in 0..wanted {
+            pgrx::check_for_interrupts!();
+            let row = (2 * number + 1) * rows / (2 * wanted);
+            while let Some((_, of_segment)) = segments.next_if(|(_, of_segment)| row >= before + of_segment) {
+                before += of_segment;
+            }
+            let Some((segment, _)) = segments.peek() else { break };
+            let row = u32::try_from(row - before).unwrap_or(0);
+            within(values_context.as_ptr(), || scan.read(*segment, row, &mut values, &mut nulls));
+            *sample.add(number) = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            values_context.reset();
+        }
+        #[expect(clippy::cast_precision_loss, reason = "PostgreSQL counts rows in floats")]
+        let rows = rows as f64;
+        (*total, *dead) = (rows, 0.0);
+        c_int::try_from(wanted).unwrap_or(0)
+    }
+}
+
+/// Calls `work` with the snapshot of the statement, or a new one where there is none.
+unsafe fn with_snapshot<T>(work: impl FnOnce(pg_sys::Snapshot) -> T) -> T {
+    // SAFETY: a snapshot is registered while it is used.
+    unsafe {
+        let is_set = pg_sys::ActiveSnapshotSet();
+        let snapshot = if is_set { pg_sys::GetActiveSnapshot() } else { pg_sys::GetLatestSnapshot() };
+        let snapshot = pg_sys::RegisterSnapshot(snapshot);
+        let result = work(snapshot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        result
     }
 }

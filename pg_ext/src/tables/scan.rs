@@ -53,9 +53,9 @@ impl Scan {
         &self.table
     }
 
-    /// How many segments the version has.
-    pub(super) fn segments(&self) -> usize {
-        self.segments.len()
+    /// How many rows each segment of the version has.
+    pub(super) fn rows(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.segments.iter().map(|segment| segment.rows())
     }
 
     /// Back to before the first row.
@@ -126,6 +126,12 @@ impl Scan {
     /// Writes the wanted columns of the next row, as values in the current memory context; false if there is none.
     pub(super) fn next(&mut self, values: &mut [pg_sys::Datum], nulls: &mut [bool]) -> bool {
         let Some((segment, row)) = self.advance() else { return false };
+        self.read(segment, row, values, nulls);
+        true
+    }
+
+    /// The same of any row: how many there are in each segment says [`Scan::rows`].
+    pub(super) fn read(&self, segment: usize, row: u32, values: &mut [pg_sys::Datum], nulls: &mut [bool]) {
         let segment = &self.segments[segment];
         let (batch, row) = segment.place(row);
         let batch = &segment.batches()[batch];
@@ -143,6 +149,5 @@ impl Scan {
                 }
             }
         }
-        true
     }
 }

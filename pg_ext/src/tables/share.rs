@@ -70,7 +70,21 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         rows::insert_segments(table.relation, &written);
         report::unwrap(memory::check_room(&written, &table));
         pg_sys::table_close(relation, no_lock);
+        analyze(table.relation);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Has PostgreSQL gather the statistics of a table, which nothing else does for foreign tables.
+unsafe fn analyze(table: pg_sys::Oid) {
+    // SAFETY: the table exists; what PostgreSQL returns is palloc'd.
+    unsafe {
+        let schema = pg_sys::get_namespace_name(pg_sys::get_rel_namespace(table));
+        let name = text::from_c(pg_sys::quote_qualified_identifier(schema, pg_sys::get_rel_name(table)));
+        let statement = CString::new(format!("ANALYZE {name}")).unwrap_or_default();
+        pg_sys::SPI_connect();
+        pg_sys::SPI_execute(text::to_server(&statement), false, 0);
+        pg_sys::SPI_finish();
     }
 }
 
