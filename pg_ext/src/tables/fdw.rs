@@ -15,9 +15,9 @@ use crate::pg::{list, nodes};
 use crate::report::{self, Border};
 
 /// What reading a row costs beside its conditions, in units of cpu_operator_cost.
-const ROW_OPERATORS: f64 = 4.0;
+const ROW_OPERATORS: f64 = 1.0;
 /// What finding a key in one segment costs.
-const FIND_OPERATORS: f64 = 8.0;
+const FIND_OPERATORS: f64 = 3.0;
 
 /// `transship.fdw_handler() RETURNS fdw_handler`.
 #[pg_guard]
