@@ -81,7 +81,7 @@ run "$ROOT/scripts/install.sh"
 finish environments
 RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway && scripts/mssql.sh'
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted "$ROOT/tests/lifted_regression.sh"
-crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package fuzz_cases)
+crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package shared_tables --package fuzz_cases)
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
