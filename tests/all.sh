@@ -94,6 +94,7 @@ run "$ROOT/tests/installcheck.sh"
 run "$ROOT/tests/mssqlcheck.sh"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/small_shm.sh"
+run "$ROOT/tests/tables.sh"
 run "$ROOT/tests/observability.sh"
 finish images lifted
 begin form bash -c 'tests/form.sh && exec "$@"' form cargo test --quiet --no-run "${crates[@]}"
