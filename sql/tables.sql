@@ -119,8 +119,34 @@ SELECT id FROM shared_ints WHERE int2 = 500;
 SELECT id FROM shared_ints WHERE int2 = 66036;
 SELECT id FROM shared_ints WHERE int2 = 32768::bigint;
 SELECT id FROM shared_ints WHERE int2 = -32768;
+SELECT l.id FROM transship.lookup('shared_ints', 500::bigint) AS l (int2 smallint, int4 int, int8 bigint, id int);
+SELECT l.id FROM transship.lookup('shared_ints', 66036) AS l (int2 smallint, int4 int, int8 bigint, id int);
 SELECT transship.unshare('shared_ints');
--- Statistics.
+-- A boolean, of which the planner leaves no comparison.
+SELECT transship.share('shared_flags', 'SELECT bool AS flag, id % 3 AS k, id FROM keyed', 'flag, k');
+EXPLAIN (COSTS OFF) SELECT count(*) FROM shared_flags WHERE flag = true AND k = 1;
+SELECT count(*) FROM shared_flags WHERE flag = true AND k = 1;
+EXPLAIN (COSTS OFF) SELECT count(*) FROM shared_flags WHERE flag = false AND k = 1;
+SELECT count(*) FROM shared_flags WHERE flag = false AND k = 1;
+SELECT count(*) FROM shared_flags WHERE NOT flag AND k = 1;
+SELECT count(*) FROM shared_flags WHERE flag IS NOT TRUE AND k = 1;
+SELECT count(*) FILTER (WHERE bool), count(*) FILTER (WHERE NOT bool) FROM keyed WHERE id % 3 = 1;
+SELECT transship.unshare('shared_flags');
+-- Wide rows behind narrow ones.
+SELECT transship.share('wide', $$SELECT i AS id, CASE WHEN i > 200 THEN repeat('x', 3000000) END AS body FROM generate_series(1, 264) i$$, 'id');
+SELECT segments > 1 AS many, rows FROM transship.shared_tables WHERE name = 'wide';
+SELECT code, message FROM failure('SELECT count(body), sum(length(body)) FROM wide WHERE id = 250');
+SELECT transship.unshare('wide');
+-- Very many narrow rows, which do not become one segment.
+SELECT transship.share('narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
+SELECT transship.append('narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
+SELECT segments, rows FROM transship.shared_tables WHERE name = 'narrow';
+SELECT flag, count(*) FROM narrow GROUP BY 1 ORDER BY 1;
+SELECT transship.unshare('narrow');
+-- Statistics, also of what repeats.
+SELECT transship.share('periodic', 'SELECT i AS id, i % 100 AS g FROM generate_series(1, 60000) i');
+SELECT n_distinct FROM pg_stats WHERE tablename = 'periodic' AND attname = 'g';
+SELECT transship.unshare('periodic');
 SELECT reltuples, relpages > 0 AS has_pages FROM pg_class WHERE oid = 'shared_planes'::regclass;
 SELECT attname, n_distinct, null_frac > 0 AS has_nulls FROM pg_stats WHERE tablename = 'shared_planes' ORDER BY 1;
 ANALYZE shared_planes;
@@ -135,11 +161,11 @@ SELECT count(*) FROM typed t JOIN shared_typed s USING (id)
 WHERE (t.f4, t.n, t.n2, t.iv, t.jb, t.j::text, t.bp, t.ia, t.ta, t.ip, t.tz, t.nm) IS NOT DISTINCT FROM (s.f4, s.n, s.n2, s.iv, s.jb, s.j::text, s.bp, s.ia, s.ta, s.ip, s.tz, s.nm);
 SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = 'shared_typed'::regclass AND attnum > 0 ORDER BY attnum;
 -- Types whose values change with something else.
-CREATE TYPE mood AS ENUM ('sad', 'glad');
-CREATE DOMAIN positive AS int CHECK (VALUE > 0);
-SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT ''sad''::mood AS v')$$);
-SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT ARRAY[''sad''::mood] AS v')$$);
-SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT 1::positive AS v')$$);
+CREATE TYPE shared_mood AS ENUM ('sad', 'glad');
+CREATE DOMAIN shared_positive AS int CHECK (VALUE > 0);
+SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT ''sad''::shared_mood AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT ARRAY[''sad''::shared_mood] AS v')$$);
+SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT 1::shared_positive AS v')$$);
 SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT ''<a/>''::xml AS v')$$);
 SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT int4range(1, 2) AS v')$$);
 -- Appended rows are seen when the transaction says so.
@@ -229,6 +255,7 @@ ROLLBACK;
 -- Altered tables.
 ALTER FOREIGN TABLE shared_planes RENAME COLUMN year TO built;
 SELECT code, message, hint FROM failure('SELECT count(*) FROM shared_planes');
+SELECT code, message, hint FROM failure($$SELECT transship.append('shared_planes', 'SELECT tailnum, year AS built, seats, weight, made FROM planes')$$);
 ALTER FOREIGN TABLE shared_planes RENAME COLUMN built TO year;
 SELECT count(*) FROM shared_planes;
 ALTER FOREIGN TABLE shared_planes OPTIONS (SET key 'tailnum, year');
@@ -360,6 +387,19 @@ SELECT code, message, hint FROM failure('SELECT (SELECT count(*) FROM large), (S
 SELECT (SELECT count(*) FROM large), (SELECT count(*) FROM shared_planes);
 SELECT count(*) FROM large2;
 SELECT count(*) FROM large;
+-- Room is for each segment once, whatever was read before.
+SELECT count(*) FROM large a, (SELECT FROM shared_planes LIMIT 1) b, large c WHERE a.id = 1 AND c.id = 2;
+-- Without room for a sample, a table has no statistics.
+BEGIN;
+DECLARE holder CURSOR FOR SELECT * FROM large;
+FETCH 1 FROM holder;
+SELECT transship.share('large3', $$SELECT i AS id, md5(random()::text) AS t FROM generate_series(1, 30000) i$$, 'id');
+COMMIT;
+SELECT count(*) FROM large3;
+SELECT transship.unshare('large3');
+-- Nor is a table appended to that could not be read.
+SELECT code, message, detail FROM failure($$SELECT transship.append('large', $q$SELECT i AS id, md5(random()::text) || md5(i::text) AS t FROM generate_series(1, 30000) i$q$)$$);
+SELECT count(*) FROM large;
 SELECT transship.unshare('large2');
 RESET transship.tables_size;
 SELECT count(*), count(DISTINCT t) FROM large;
@@ -377,5 +417,5 @@ SELECT * FROM large;
 SELECT transship.unshare(c.oid) FROM pg_class c WHERE relkind = 'f';
 SELECT count(*) FROM transship.shared_tables;
 DROP TABLE planes, flights, keyed, typed;
-DROP TYPE mood;
-DROP DOMAIN positive;
+DROP TYPE shared_mood;
+DROP DOMAIN shared_positive;

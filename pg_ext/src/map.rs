@@ -115,7 +115,7 @@ impl Rows {
     unsafe fn send_batch(&mut self, driver: &mut Driver<Stream>) -> bool {
         loop {
             // SAFETY: the columns are of the types of the function's arguments, which was checked.
-            let count = unsafe { self.query.fetch(&mut self.builder) };
+            let count = unsafe { self.query.fetch(&mut self.builder, |_| {}) };
             let is_full = driver.pace().is_full(self.builder.rows(), self.builder.bytes());
             if is_full || (count == 0 && self.builder.rows() > 0) {
                 driver.feed(self.builder.finish_batch());

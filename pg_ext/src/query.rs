@@ -71,22 +71,25 @@ impl Query {
         &self.columns
     }
 
-    /// Adds the next rows to a builder that was made for the columns' types; how many.
+    /// Adds the next rows to a builder that was made for the columns' types, and calls `after` after each; how many.
     ///
     /// # Safety
     /// SPI is connected as [`Query::open`] has left it.
-    pub unsafe fn fetch(&mut self, builder: &mut BatchBuilder) -> usize {
+    pub unsafe fn fetch(&mut self, builder: &mut BatchBuilder, mut after: impl FnMut(&mut BatchBuilder)) -> usize {
         // SAFETY: the portal is open; rows are read before they are freed.
         unsafe {
-            let before = builder.bytes();
+            let mut bytes = 0;
             pg_sys::SPI_cursor_fetch(self.portal, true, self.next_rows as i64);
             let count = usize::try_from(pg_sys::SPI_processed).unwrap_or(0);
             let table = pg_sys::SPI_tuptable;
             for i in 0..count {
+                let before = builder.bytes();
                 self.add_row(*(*table).vals.add(i), (*table).tupdesc, builder);
+                bytes += builder.bytes().saturating_sub(before);
+                after(builder);
             }
             pg_sys::SPI_freetuptable(table);
-            let row_bytes = (builder.bytes() - before) / count.max(1);
+            let row_bytes = bytes / count.max(1);
             self.next_rows = (FETCH_BYTES / row_bytes.max(1)).min(2 * self.next_rows).clamp(1, MOST_ROWS);
             count
         }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use pgrx::pg_sys;
+use shared_tables::segment::MOST_ROWS;
 use udf_types::Result;
 
 use super::new_segment::NewSegment;
@@ -18,8 +19,11 @@ use crate::report;
 const LARGE_BYTES: u64 = 16 << 20;
 /// Most segments that are merged at a time.
 const MOST_MERGED: usize = 64;
-/// With more segments, those are merged that are smallest together: transactions that saw an older version have left them.
-const MANY: usize = 128;
+/// With more segments, some are merged that are smallest together: appends at the same time, and transactions that saw an older version,
+/// have left them.
+const MANY: usize = 32;
+/// How many of them.
+const SOME: usize = 16;
 
 /// Merges segments of a table to which the transaction has just added one, if nobody else does, and it sees what there is.
 ///
@@ -27,6 +31,11 @@ const MANY: usize = 128;
 /// The table is open, and locked for writing.
 pub(super) unsafe fn compact(table: &Table) {
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+    // There, what one transaction reads of all tables and another writes would be a conflict.
+    // SAFETY: reads a variable of the process.
+    if unsafe { (&raw const pg_sys::XactIsoLevel).read() } >= pg_sys::XACT_SERIALIZABLE as i32 {
+        return;
+    }
     // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
     unsafe {
         if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
@@ -52,7 +61,7 @@ pub(super) unsafe fn compact(table: &Table) {
                 }
             }
             rows::insert_segments(table.relation, &[segment.finish()]);
-            merged.iter().for_each(|row| memory::remove(&row.digest));
+            memory::remove(merged);
         }
         pg_sys::UnregisterSnapshot(snapshot);
     }
@@ -60,23 +69,32 @@ pub(super) unsafe fn compact(table: &Table) {
 
 /// Which of a table's segments, oldest first, are to become one; none if there is nothing to do.
 fn to_merge(segments: &[Row]) -> Range<usize> {
-    let bytes = |range: Range<usize>| segments[range].iter().map(|segment| segment.bytes).sum::<u64>();
+    let may_be_one = |range: Range<usize>| {
+        let (bytes, rows) = sums(&segments[range]);
+        bytes <= 2 * LARGE_BYTES && rows <= MOST_ROWS as u64
+    };
     if segments.len() > MANY {
-        let starts = 0..=segments.len() - MOST_MERGED;
-        let ranges = starts.map(|start| start..start + MOST_MERGED);
-        let smallest = ranges.min_by_key(|range| bytes(range.clone())).unwrap_or(0..0);
-        return if bytes(smallest.clone()) <= 2 * LARGE_BYTES { smallest } else { 0..0 };
+        let ranges = (0..=segments.len() - SOME).map(|start| start..start + SOME);
+        let smallest = ranges.min_by_key(|range| sums(&segments[range.clone()])).unwrap_or(0..0);
+        if may_be_one(smallest.clone()) {
+            return smallest;
+        }
     }
     let (mut start, mut rows) = (segments.len(), 0);
     while let Some(segment) = start.checked_sub(1).map(|previous| &segments[previous]) {
         let is_much_larger = segment.rows > 2 * rows && start < segments.len();
-        let is_large = segment.bytes > LARGE_BYTES || bytes(start - 1..segments.len()) > 2 * LARGE_BYTES;
+        let is_large = segment.bytes > LARGE_BYTES || !may_be_one(start - 1..segments.len());
         if is_much_larger || is_large || segments.len() - start == MOST_MERGED {
             break;
         }
         (start, rows) = (start - 1, rows + segment.rows);
     }
     if segments.len() - start > 1 { start..segments.len() } else { 0..0 }
+}
+
+/// Bytes and rows of some segments.
+fn sums(segments: &[Row]) -> (u64, u64) {
+    segments.iter().fold((0, 0), |(bytes, rows), segment| (bytes + segment.bytes, rows + segment.rows))
 }
 
 #[cfg(test)]
@@ -128,5 +146,13 @@ mod tests {
         }
         assert!(segments.len() <= MANY, "{}", segments.len());
         assert_eq!(segments[0].rows, 100_000);
+        // Many that are large do not keep small ones apart.
+        let mut segments = vec![segment(200_000); 100];
+        segments.extend([segment(1), segment(1)]);
+        assert_eq!(to_merge(&segments), 100..102);
+        // Nor do small ones become one of more rows than a segment may have.
+        let narrow = Row { bytes: 1, ..segment(2_200_000) };
+        assert_eq!(to_merge(&[narrow.clone(), narrow.clone()]), 0..0);
+        assert_eq!(to_merge(&vec![narrow; 100]), 0..0);
     }
 }

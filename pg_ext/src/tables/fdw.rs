@@ -9,7 +9,7 @@ use std::ffi::{CString, c_int, c_void};
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 
 use super::scan::Scan;
-use super::{Column, Table, is_deterministic, rows};
+use super::{Column, Table, is_deterministic, is_integer, rows, to_integer};
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{list, nodes};
 use crate::report::{self, Border};
@@ -167,6 +167,19 @@ unsafe fn operand_of(
 ) -> Option<*mut pg_sys::Expr> {
     // SAFETY: the planner passes an expression; the tag says which struct it is.
     unsafe {
+        // `flag = true` and `flag = false` as the planner has them.
+        if column.declared == pg_sys::BOOLOID {
+            if is_column(clause, (*rel).relid, column) {
+                return Some(pg_sys::makeBoolConst(true, false).cast());
+            }
+            let negation = clause.cast::<pg_sys::BoolExpr>();
+            if nodes::tag(clause) == pg_sys::NodeTag::T_BoolExpr
+                && (*negation).boolop == pg_sys::BoolExprType::NOT_EXPR
+                && list::elements::<pg_sys::Expr>((*negation).args).iter().all(|own| is_column(*own, (*rel).relid, column))
+            {
+                return Some(pg_sys::makeBoolConst(false, false).cast());
+            }
+        }
         if nodes::tag(clause) != pg_sys::NodeTag::T_OpExpr {
             return None;
         }
@@ -193,24 +206,6 @@ unsafe fn operand_of(
             is_known.then_some(other)
         })
     }
-}
-
-fn is_integer(oid: pg_sys::Oid) -> bool {
-    matches!(oid, pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID)
-}
-
-/// An integer as one of another type; none if that cannot hold it.
-fn to_integer(value: pg_sys::Datum, given: pg_sys::Oid, wanted: pg_sys::Oid) -> Option<pg_sys::Datum> {
-    let value = match given {
-        pg_sys::INT2OID => i64::from(value.value() as i16),
-        pg_sys::INT4OID => i64::from(value.value() as i32),
-        _ => value.value() as i64,
-    };
-    Some(match wanted {
-        pg_sys::INT2OID => pg_sys::Datum::from(i16::try_from(value).ok()?),
-        pg_sys::INT4OID => pg_sys::Datum::from(i32::try_from(value).ok()?),
-        _ => pg_sys::Datum::from(value),
-    })
 }
 
 /// Whether an expression is a column of the table, perhaps relabelled.
@@ -402,7 +397,7 @@ unsafe extern "C-unwind" fn begin_scan(node: *mut pg_sys::ForeignScanState, flag
         let wanted = wanted.map(|(position, column)| (position, usize::try_from(column.number - 1).unwrap_or(0)));
         let wanted = wanted.collect();
         let state = (*node).ss.ps.state;
-        let scan = Scan::new(table, wanted, (*state).es_snapshot);
+        let scan = report::unwrap(Scan::new(table, wanted, (*state).es_snapshot));
         let mut memory = PgMemoryContexts::For((*state).es_query_cxt);
         (*node).fdw_state =
             memory.leak_and_drop_on_delete(Running { scan, operands, border: Border::default() }).cast();
@@ -488,6 +483,10 @@ unsafe extern "C-unwind" fn explain_scan(node: *mut pg_sys::ForeignScanState, st
     }
 }
 
+/// Bytes of the rows of a sample, which are in memory together.
+const SAMPLE_BYTES: u64 = 64 << 20;
+/// A multiplier that spreads numbers (Knuth, The Art of Computer Programming, 6.4).
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Bytes of a page, for estimates.
 const PAGE_BYTES: u64 = pg_sys::BLCKSZ as u64;
 
@@ -507,7 +506,7 @@ unsafe extern "C-unwind" fn begin_analyze(
     true
 }
 
-/// Every so manieth row, so that equal tables have equal statistics.
+/// Rows from all parts of the table, equal ones of equal tables. A table that cannot be read keeps the statistics that it has.
 #[pg_guard]
 unsafe extern "C-unwind" fn sample_rows(
     relation: pg_sys::Relation,
@@ -520,20 +519,34 @@ unsafe extern "C-unwind" fn sample_rows(
     // SAFETY: PostgreSQL passes a table that it has opened, and room for so many rows, which are made in its memory.
     unsafe {
         let table = Table::of(relation);
+        let found = with_snapshot(|snapshot| rows::list(table.relation, snapshot));
+        let (all_rows, all_bytes) = found.iter().fold((0, 0), |(rows, bytes), row| (rows + row.rows, bytes + row.bytes));
+        #[expect(clippy::cast_precision_loss, reason = "PostgreSQL counts rows in floats")]
+        let float_rows = all_rows as f64;
+        (*total, *dead) = (float_rows, 0.0);
         let descriptor = (*relation).rd_att;
         let count = usize::try_from((*descriptor).natts).unwrap_or(0);
         let columns = table.columns.iter().enumerate();
         let columns = columns.map(|(position, column)| (position, usize::try_from(column.number - 1).unwrap_or(0)));
         let columns = columns.collect();
-        let scan = with_snapshot(|snapshot| Scan::new(table, columns, snapshot));
+        let scan = match with_snapshot(|snapshot| Scan::new(table, columns, snapshot)) {
+            Ok(scan) => scan,
+            Err(error) => {
+                report::warn(&error);
+                return 0;
+            }
+        };
         let rows: usize = scan.rows().sum();
-        let wanted = usize::try_from(wanted).unwrap_or(0).min(rows);
+        let affordable = SAMPLE_BYTES / (all_bytes / all_rows.max(1)).max(1);
+        let wanted = usize::try_from(wanted).unwrap_or(0).min(rows).min(usize::try_from(affordable).unwrap_or(0).max(1));
         let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
         let (mut values, mut nulls) = (vec![pg_sys::Datum::from(0usize); count], vec![true; count]);
         let (mut segments, mut before) = (scan.rows().enumerate().peekable(), 0);
         for number in 0..wanted {
             pgrx::check_for_interrupts!();
-            let row = (2 * number + 1) * rows / (2 * wanted);
+            let (start, end) = (number * rows / wanted, (number + 1) * rows / wanted);
+            // Somewhere in this part, since a constant step would see one phase of what repeats.
+            let row = start + (number as u64).wrapping_mul(GOLDEN).rotate_left(32) as usize % (end - start).max(1);
             while let Some((_, of_segment)) = segments.next_if(|(_, of_segment)| row >= before + of_segment) {
                 before += of_segment;
             }
@@ -543,9 +556,6 @@ unsafe extern "C-unwind" fn sample_rows(
             *sample.add(number) = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
             values_context.reset();
         }
-        #[expect(clippy::cast_precision_loss, reason = "PostgreSQL counts rows in floats")]
-        let rows = rows as f64;
-        (*total, *dead) = (rows, 0.0);
         c_int::try_from(wanted).unwrap_or(0)
     }
 }

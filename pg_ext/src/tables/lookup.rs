@@ -6,7 +6,7 @@ use pgrx::{PgMemoryContexts, PgTupleDesc, pg_guard, pg_sys};
 use udf_types::{Error, Kind};
 
 use super::scan::Scan;
-use super::{Column, Table};
+use super::{Column, Table, is_integer, to_integer};
 use crate::pg::memory::within;
 use crate::pg::{catalog, text};
 use crate::report;
@@ -22,6 +22,8 @@ struct Lookup {
 enum Cast {
     /// It is one.
     None,
+    /// It is an integer of this type, and is to be one of that.
+    Integer(pg_sys::Oid, pg_sys::Oid),
     /// By a function of one argument.
     Function(pg_sys::Oid),
     /// It is a literal without a type.
@@ -46,7 +48,7 @@ pub unsafe extern "C-unwind" fn lookup(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         let mut results = ResultSet::of_rows(fcinfo, || lookup.scan.table().descriptor());
         let context = results.row_context();
         let key: Vec<_> = within(context, || {
-            arguments[1..].iter().zip(&lookup.casts).map(|(argument, cast)| Some(cast.apply(argument.value))).collect()
+            arguments[1..].iter().zip(&lookup.casts).map(|(argument, cast)| cast.apply(argument.value)).collect()
         });
         lookup.scan.begin_key(&key);
         let columns = lookup.scan.table().columns.len();
@@ -88,7 +90,7 @@ impl Lookup {
             });
             let casts = casts.collect();
             let wanted = (0..table.columns.len()).map(|position| (position, position)).collect();
-            Lookup { scan: Scan::new(table, wanted, pg_sys::GetActiveSnapshot()), casts }
+            Lookup { scan: report::unwrap(Scan::new(table, wanted, pg_sys::GetActiveSnapshot())), casts }
         }
     }
 }
@@ -98,6 +100,9 @@ impl Cast {
         let wanted = column.declared;
         if given == wanted {
             return Cast::None;
+        }
+        if is_integer(given) && is_integer(wanted) {
+            return Cast::Integer(given, wanted);
         }
         // SAFETY: lookups of types that exist.
         unsafe {
@@ -125,17 +130,20 @@ impl Cast {
         report::raise_error(&Error::new(Kind::SignatureMismatch, message).with_hint(hint), None)
     }
 
-    unsafe fn apply(&self, value: pg_sys::Datum) -> pg_sys::Datum {
+    /// The key column's value; none if no row has it.
+    unsafe fn apply(&self, value: pg_sys::Datum) -> Option<pg_sys::Datum> {
         // SAFETY: the value is of the type for which the cast was found.
-        unsafe {
+        let value = unsafe {
             match self {
                 Cast::None => value,
+                Cast::Integer(given, wanted) => return to_integer(value, *given, *wanted),
                 Cast::Function(function) => pg_sys::OidFunctionCall1Coll(*function, pg_sys::InvalidOid, value),
                 Cast::Input(input, parameter) => {
                     pg_sys::OidInputFunctionCall(*input, value.cast_mut_ptr(), *parameter, -1)
                 }
             }
-        }
+        };
+        Some(value)
     }
 }
 

@@ -31,13 +31,13 @@ struct Mapped {
     /// With their bytes.
     segments: HashMap<Digest, (u64, Rc<Segment>)>,
     /// All that are mapped, with those that scans alone hold; and what they take with their indexes, at most.
-    live: Vec<(u64, Weak<Segment>)>,
+    live: HashMap<Digest, (u64, Weak<Segment>)>,
 }
 
 impl Mapped {
     fn live_bytes(&mut self) -> u64 {
-        self.live.retain(|(_, segment)| segment.strong_count() > 0);
-        self.live.iter().map(|(bytes, _)| bytes).sum()
+        self.live.retain(|_, (_, segment)| segment.strong_count() > 0);
+        self.live.values().map(|(bytes, _)| bytes).sum()
     }
 
     /// Whether so many bytes more fit, if need be without what no scan holds.
@@ -126,6 +126,11 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
         return Ok(segment);
     }
     let (bytes, store) = (bytes_of(row, table), store()?);
+    // A scan may hold one that was let go of otherwise.
+    let live = MAPPED.with_borrow(|mapped| mapped.live.get(&row.digest).and_then(|(_, segment)| segment.upgrade()));
+    if let Some(segment) = live.filter(|segment| store.is_current(segment)) {
+        return Ok(segment);
+    }
     if !MAPPED.with_borrow_mut(|mapped| mapped.has_room(bytes, store.capacity())) {
         let message = "the shared tables of the query do not fit into the memory for shared tables together";
         return Err(Error::new(Kind::OutOfMemory, message).with_hint(ROOM_HINT));
@@ -145,7 +150,7 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
     })?;
     let segment = Rc::new(segment);
     MAPPED.with_borrow_mut(|mapped| {
-        mapped.live.push((bytes, Rc::downgrade(&segment)));
+        mapped.live.insert(row.digest, (bytes, Rc::downgrade(&segment)));
         mapped.segments.insert(row.digest, (bytes, segment.clone()));
     });
     Ok(segment)
@@ -170,13 +175,13 @@ unsafe fn get_or_load(store: &Store, row: &Row, snapshot: pg_sys::Snapshot) -> R
     }
 }
 
-/// Takes a segment that no new transaction will read out of memory. Whoever maps it goes on reading it; for others it is read again.
-pub(super) fn remove(digest: &Digest) {
-    MAPPED.with_borrow_mut(|mapped| {
-        mapped.segments.remove(digest);
-        if let Some((_, store)) = &mapped.store {
-            // Memory is let go of sooner or later in any case.
-            let _ = store.remove(digest);
-        }
+/// Takes segments that no new transaction will read out of memory. Whoever maps them goes on reading; for others they are read again.
+pub(super) fn remove(segments: &[Row]) {
+    let store = MAPPED.with_borrow_mut(|mapped| {
+        segments.iter().for_each(|row| drop(mapped.segments.remove(&row.digest)));
+        mapped.store.clone()
     });
+    let Some((_, store)) = store else { return };
+    // Memory is let go of sooner or later in any case, so nobody waits for a lock again and again.
+    let _ = segments.iter().try_for_each(|row| store.remove(&row.digest));
 }

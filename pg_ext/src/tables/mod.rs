@@ -180,22 +180,43 @@ fn is_deterministic(collation: pg_sys::Oid) -> bool {
     collation == pg_sys::InvalidOid || unsafe { pg_sys::get_collation_isdeterministic(collation) }
 }
 
-/// The segments that a snapshot sees of a table, mapped, oldest first. Raises an error if they cannot be, or are not this table's.
+/// The segments that a snapshot sees of a table, mapped, oldest first.
+///
+/// # Errors
+/// They cannot be mapped, or are not this table's.
 ///
 /// # Safety
 /// The snapshot is registered, or active.
-unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Vec<Rc<Segment>> {
+unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Rc<Segment>>> {
     // SAFETY: the caller says so.
     let found = unsafe { rows::list(table.relation, snapshot) };
-    report::unwrap(memory::check_room(&found, table));
+    memory::check_room(&found, table)?;
     memory::forget_removed();
     let mut segments = Vec::with_capacity(found.len());
     for row in &found {
         pgrx::check_for_interrupts!();
         // SAFETY: as above.
-        let segment = report::unwrap(unsafe { memory::open(row, table, snapshot) });
-        report::unwrap(table.check(&segment));
+        let segment = unsafe { memory::open(row, table, snapshot)? };
+        table.check(&segment)?;
         segments.push(segment);
     }
-    segments
+    Ok(segments)
+}
+
+fn is_integer(oid: pg_sys::Oid) -> bool {
+    matches!(oid, pg_sys::INT2OID | pg_sys::INT4OID | pg_sys::INT8OID)
+}
+
+/// An integer as one of another type; none if that cannot hold it.
+fn to_integer(value: pg_sys::Datum, given: pg_sys::Oid, wanted: pg_sys::Oid) -> Option<pg_sys::Datum> {
+    let value = match given {
+        pg_sys::INT2OID => i64::from(value.value() as i16),
+        pg_sys::INT4OID => i64::from(value.value() as i32),
+        _ => value.value() as i64,
+    };
+    Some(match wanted {
+        pg_sys::INT2OID => pg_sys::Datum::from(i16::try_from(value).ok()?),
+        pg_sys::INT4OID => pg_sys::Datum::from(i32::try_from(value).ok()?),
+        _ => pg_sys::Datum::from(value),
+    })
 }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use pgrx::pg_sys;
 use shared_tables::keys::Probe;
 use shared_tables::segment::Segment;
-use udf_types::{Error, Kind};
+use udf_types::{Error, Kind, Result};
 
 use super::Table;
 use crate::datum::{from_arrow, to_arrow};
@@ -41,12 +41,15 @@ enum Position {
 }
 
 impl Scan {
+    /// # Errors
+    /// There is no room for the table's segments, or they are damaged, or not this table's.
+    ///
     /// # Safety
     /// The snapshot is registered or active.
-    pub(super) unsafe fn new(table: Table, wanted: Vec<(usize, usize)>, snapshot: pg_sys::Snapshot) -> Scan {
+    pub(super) unsafe fn new(table: Table, wanted: Vec<(usize, usize)>, snapshot: pg_sys::Snapshot) -> Result<Scan> {
         // SAFETY: the caller says so.
-        let segments = unsafe { super::open_segments(&table, snapshot) };
-        Scan { table, segments, wanted, key: Probe::default(), found: Vec::new(), position: Position::Start }
+        let segments = unsafe { super::open_segments(&table, snapshot)? };
+        Ok(Scan { table, segments, wanted, key: Probe::default(), found: Vec::new(), position: Position::Start })
     }
 
     pub(super) fn table(&self) -> &Table {

@@ -40,23 +40,17 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let no_lock = pg_sys::NoLock as i32;
         let missing_ok = pg_sys::RVROption::RVR_MISSING_OK;
-        let known = pg_sys::RangeVarGetRelidExtended(range, no_lock, missing_ok, None, std::ptr::null_mut());
-        let lock = |oid| {
-            // Others may read, and nobody append.
-            let relation = pg_sys::table_open(oid, pg_sys::ShareRowExclusiveLock as i32);
-            catalog::check_relation_owner(oid);
-            relation
-        };
-        // Before the query begins, which may read the table, and so sees what was appended meanwhile.
-        let mut relation = std::ptr::null_mut();
-        if known != pg_sys::InvalidOid {
-            catalog::check_relation_owner(known);
-            relation = lock(known);
-        }
+        // Others may read, and nobody append; from before the query begins, which may read the table, and so sees what was appended
+        // meanwhile.
+        let lock = pg_sys::ShareRowExclusiveLock as i32;
+        let nothing = std::ptr::null_mut();
+        let known = pg_sys::RangeVarGetRelidExtended(range, lock, missing_ok, Some(check_owner), nothing);
         let mut query = Query::open(source, "transship.share");
-        if known == pg_sys::InvalidOid {
-            relation = lock(create(range, query.columns(), &key));
-        }
+        let oid = match known {
+            pg_sys::InvalidOid => create(range, query.columns(), &key),
+            known => known,
+        };
+        let relation = pg_sys::table_open(oid, lock);
         let table = Table::of(relation);
         check_columns(&table, query.columns());
         check_key(&table, &key);
@@ -72,6 +66,19 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         pg_sys::table_close(relation, no_lock);
         analyze(table.relation);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Raises an error unless the user owns the table that is about to be locked.
+#[pg_guard]
+unsafe extern "C-unwind" fn check_owner(
+    _name: *const pg_sys::RangeVar,
+    found: pg_sys::Oid,
+    _before: pg_sys::Oid,
+    _argument: *mut std::ffi::c_void,
+) {
+    if found != pg_sys::InvalidOid {
+        catalog::check_relation_owner(found);
     }
 }
 
@@ -125,9 +132,26 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         let (written, count) = write(&table, &mut query);
         query.close();
         rows::insert_segments(oid, &written);
+        check_version(&table, &written);
         compact::compact(&table);
         pg_sys::table_close(relation, pg_sys::NoLock as i32);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Raises an error if the table's segments, those that were just written among them, do not fit each other, or not into memory together.
+unsafe fn check_version(table: &Table, written: &[Row]) {
+    // SAFETY: the snapshot is registered while it is used.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let found = rows::list(table.relation, snapshot);
+        report::unwrap(memory::check_room(&found, table));
+        // The columns of one that was there are those of all. Without room for it, somebody else will see.
+        let smallest = found.iter().filter(|row| !written.contains(row)).min_by_key(|row| row.bytes);
+        if let Some(Ok(segment)) = smallest.map(|row| memory::open(row, table, snapshot)) {
+            report::unwrap(table.check(&segment));
+        }
+        pg_sys::UnregisterSnapshot(snapshot);
     }
 }
 
@@ -221,31 +245,50 @@ fn check_columns(table: &Table, columns: &[QueryColumn]) {
 
 /// Writes a query's rows as segments that are not yet the table's, and how many rows there are.
 unsafe fn write(table: &Table, query: &mut Query) -> (Vec<Row>, u64) {
-    let arguments =
-        query.columns().iter().map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
+    let arguments = query
+        .columns()
+        .iter()
+        .map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
     let mut builder = BatchBuilder::new(&Signature::scalar("", arguments.collect(), Type::Bool));
-    let (mut written, mut total, mut is_done) = (Vec::new(), 0, false);
-    while !is_done {
-        let mut segment: Option<NewSegment> = None;
-        loop {
-            // SAFETY: the builder was made for the columns.
-            is_done = unsafe { query.fetch(&mut builder) } == 0;
-            let is_full = builder.rows() >= ROWS_PER_BATCH || builder.bytes() >= BUILDER_BYTES;
-            if (is_full || is_done) && builder.rows() > 0 {
-                let bytes = builder.bytes();
-                let batch = builder.finish_batch().columns;
-                total += batch.num_rows() as u64;
-                segment.get_or_insert_with(|| NewSegment::new(table, rows::new_id())).add(&batch, bytes);
-            }
-            if is_done || segment.as_ref().is_some_and(NewSegment::is_full) {
-                break;
-            }
+    let mut writing = Writing { table, segment: None, written: Vec::new() };
+    let flush_if_full = |builder: &mut BatchBuilder, writing: &mut Writing| {
+        if builder.rows() >= ROWS_PER_BATCH || builder.bytes() >= BUILDER_BYTES {
+            writing.flush(builder);
         }
-        if let Some(segment) = segment {
-            written.push(segment.finish());
+    };
+    // SAFETY: the builder was made for the columns.
+    while unsafe { query.fetch(&mut builder, |builder| flush_if_full(builder, &mut writing)) } > 0 {}
+    writing.flush(&mut builder);
+    let written = writing.finish();
+    let total = written.iter().map(|row| row.rows).sum();
+    (written, total)
+}
+
+/// Segments that are being written, one after the other.
+struct Writing<'a> {
+    table: &'a Table,
+    segment: Option<NewSegment>,
+    written: Vec<Row>,
+}
+
+impl Writing<'_> {
+    fn flush(&mut self, builder: &mut BatchBuilder) {
+        let bytes = builder.bytes();
+        let batch = builder.finish_batch().columns;
+        if batch.num_rows() == 0 {
+            return;
+        }
+        let segment = self.segment.get_or_insert_with(|| NewSegment::new(self.table, rows::new_id()));
+        segment.add(&batch, bytes);
+        if segment.is_full() {
+            self.written.extend(self.segment.take().map(NewSegment::finish));
         }
     }
-    (written, total)
+
+    fn finish(mut self) -> Vec<Row> {
+        self.written.extend(self.segment.take().map(NewSegment::finish));
+        self.written
+    }
 }
 
 /// `transship.forget_table(relation oid) RETURNS void`: deletes what a table had that was dropped. The extension's trigger calls it.
