@@ -16,6 +16,7 @@ import time
 import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import flights  # noqa: E402
 from paired import seconds_of, table  # noqa: E402
 from readme import write_section  # noqa: E402
 
@@ -141,6 +142,7 @@ def main():
             parts.append(table(f"{keys:,} keys", [name for name, _, _ in contenders], columns))
             parts.append(f"Sharing took {shared:.2f} s, and the first read {loaded:.2f} s. {memory(connection, keys)}")
         parts.append(appends(connection))
+        parts.append(flights.measure(connection, ROUNDS))
         connection.execute("SELECT transship.unshare('tables_shared')")
         connection.execute("DROP TABLE tables_probes, tables_few, tables_dims")
     head = (
