@@ -9,8 +9,7 @@ use std::ffi::{CString, c_int, c_void};
 use pgrx::{PgMemoryContexts, pg_guard, pg_sys};
 
 use super::scan::Scan;
-use super::{Column, Table, is_deterministic, is_integer, rows, to_integer};
-use crate::pg::memory::{OwnedContext, within};
+use super::{Column, Table, callback, is_deterministic, is_integer, rows, sample, to_integer, with_snapshot};
 use crate::pg::{list, nodes};
 use crate::report::{self, Border};
 
@@ -33,19 +32,10 @@ pub unsafe extern "C-unwind" fn handler(_call: pg_sys::FunctionCallInfo) -> pg_s
         (*routine).ReScanForeignScan = Some(restart);
         (*routine).EndForeignScan = Some(end);
         (*routine).ExplainForeignScan = Some(explain);
-        (*routine).AnalyzeForeignTable = Some(analyze);
+        (*routine).AnalyzeForeignTable = Some(sample::begin);
         (*routine).IsForeignScanParallelSafe = Some(is_parallel_safe);
         pg_sys::Datum::from(routine)
     }
-}
-
-macro_rules! callback {
-    ($name:ident, $work:ident, ($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
-        unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $result)? {
-            // SAFETY: PostgreSQL calls this, and the function is guarded.
-            unsafe { report::with_context(|| $work($($argument),*)) }
-        }
-    };
 }
 
 callback!(size, estimate_size, (root: *mut pg_sys::PlannerInfo, rel: *mut pg_sys::RelOptInfo, table: pg_sys::Oid));
@@ -69,19 +59,7 @@ unsafe extern "C-unwind" fn iterate(node: *mut pg_sys::ForeignScanState) -> *mut
         report::with_context_of(border, || next_row(node))
     }
 }
-callback!(analyze, begin_analyze, (
-    relation: pg_sys::Relation,
-    acquire: *mut pg_sys::AcquireSampleRowsFunc,
-    pages: *mut pg_sys::BlockNumber
-) -> bool);
-callback!(acquire, sample_rows, (
-    relation: pg_sys::Relation,
-    level: c_int,
-    rows: *mut pg_sys::HeapTuple,
-    wanted: c_int,
-    total: *mut f64,
-    dead: *mut f64
-) -> c_int);
+
 callback!(explain, explain_scan, (node: *mut pg_sys::ForeignScanState, state: *mut pg_sys::ExplainState));
 
 /// What the planner knows of a table.
@@ -175,7 +153,9 @@ unsafe fn operand_of(
             let negation = clause.cast::<pg_sys::BoolExpr>();
             if nodes::tag(clause) == pg_sys::NodeTag::T_BoolExpr
                 && (*negation).boolop == pg_sys::BoolExprType::NOT_EXPR
-                && list::elements::<pg_sys::Expr>((*negation).args).iter().all(|own| is_column(*own, (*rel).relid, column))
+                && list::elements::<pg_sys::Expr>((*negation).args)
+                    .iter()
+                    .all(|own| is_column(*own, (*rel).relid, column))
             {
                 return Some(pg_sys::makeBoolConst(false, false).cast());
             }
@@ -480,95 +460,5 @@ unsafe extern "C-unwind" fn explain_scan(node: *mut pg_sys::ForeignScanState, st
             let segments = (*(*node).fdw_state.cast::<Running>()).scan.rows().len();
             pg_sys::ExplainPropertyInteger(c"Segments".as_ptr(), std::ptr::null(), segments as i64, state);
         }
-    }
-}
-
-/// Bytes of the rows of a sample, which are in memory together.
-const SAMPLE_BYTES: u64 = 64 << 20;
-/// A multiplier that spreads numbers (Knuth, The Art of Computer Programming, 6.4).
-const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Bytes of a page, for estimates.
-const PAGE_BYTES: u64 = pg_sys::BLCKSZ as u64;
-
-#[pg_guard]
-unsafe extern "C-unwind" fn begin_analyze(
-    relation: pg_sys::Relation,
-    sampler: *mut pg_sys::AcquireSampleRowsFunc,
-    pages: *mut pg_sys::BlockNumber,
-) -> bool {
-    // SAFETY: PostgreSQL passes a table that it has opened, and room for the answers.
-    unsafe {
-        let found = with_snapshot(|snapshot| rows::list((*relation).rd_id, snapshot));
-        let bytes: u64 = found.iter().map(|row| row.bytes).sum();
-        *pages = u32::try_from(bytes.div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX).max(1);
-        *sampler = Some(acquire);
-    }
-    true
-}
-
-/// Rows from all parts of the table, equal ones of equal tables. A table that cannot be read keeps the statistics that it has.
-#[pg_guard]
-unsafe extern "C-unwind" fn sample_rows(
-    relation: pg_sys::Relation,
-    _level: c_int,
-    sample: *mut pg_sys::HeapTuple,
-    wanted: c_int,
-    total: *mut f64,
-    dead: *mut f64,
-) -> c_int {
-    // SAFETY: PostgreSQL passes a table that it has opened, and room for so many rows, which are made in its memory.
-    unsafe {
-        let table = Table::of(relation);
-        let found = with_snapshot(|snapshot| rows::list(table.relation, snapshot));
-        let (all_rows, all_bytes) = found.iter().fold((0, 0), |(rows, bytes), row| (rows + row.rows, bytes + row.bytes));
-        #[expect(clippy::cast_precision_loss, reason = "PostgreSQL counts rows in floats")]
-        let float_rows = all_rows as f64;
-        (*total, *dead) = (float_rows, 0.0);
-        let descriptor = (*relation).rd_att;
-        let count = usize::try_from((*descriptor).natts).unwrap_or(0);
-        let columns = table.columns.iter().enumerate();
-        let columns = columns.map(|(position, column)| (position, usize::try_from(column.number - 1).unwrap_or(0)));
-        let columns = columns.collect();
-        let scan = match with_snapshot(|snapshot| Scan::new(table, columns, snapshot)) {
-            Ok(scan) => scan,
-            Err(error) => {
-                report::warn(&error);
-                return 0;
-            }
-        };
-        let rows: usize = scan.rows().sum();
-        let affordable = SAMPLE_BYTES / (all_bytes / all_rows.max(1)).max(1);
-        let wanted = usize::try_from(wanted).unwrap_or(0).min(rows).min(usize::try_from(affordable).unwrap_or(0).max(1));
-        let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
-        let (mut values, mut nulls) = (vec![pg_sys::Datum::from(0usize); count], vec![true; count]);
-        let (mut segments, mut before) = (scan.rows().enumerate().peekable(), 0);
-        for number in 0..wanted {
-            pgrx::check_for_interrupts!();
-            let (start, end) = (number * rows / wanted, (number + 1) * rows / wanted);
-            // Somewhere in this part, since a constant step would see one phase of what repeats.
-            let row = start + (number as u64).wrapping_mul(GOLDEN).rotate_left(32) as usize % (end - start).max(1);
-            while let Some((_, of_segment)) = segments.next_if(|(_, of_segment)| row >= before + of_segment) {
-                before += of_segment;
-            }
-            let Some((segment, _)) = segments.peek() else { break };
-            let row = u32::try_from(row - before).unwrap_or(0);
-            within(values_context.as_ptr(), || scan.read(*segment, row, &mut values, &mut nulls));
-            *sample.add(number) = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            values_context.reset();
-        }
-        c_int::try_from(wanted).unwrap_or(0)
-    }
-}
-
-/// Calls `work` with the snapshot of the statement, or a new one where there is none.
-unsafe fn with_snapshot<T>(work: impl FnOnce(pg_sys::Snapshot) -> T) -> T {
-    // SAFETY: a snapshot is registered while it is used.
-    unsafe {
-        let is_set = pg_sys::ActiveSnapshotSet();
-        let snapshot = if is_set { pg_sys::GetActiveSnapshot() } else { pg_sys::GetLatestSnapshot() };
-        let snapshot = pg_sys::RegisterSnapshot(snapshot);
-        let result = work(snapshot);
-        pg_sys::UnregisterSnapshot(snapshot);
-        result
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
 //! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
-//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, [`compact`] keeps them few, [`scan`] and [`lookup`] read
-//! them, and [`fdw`] tells the planner.
+//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few;
+//! [`scan`] reads them, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`].
 
 mod compact;
 pub mod fdw;
@@ -12,6 +12,7 @@ pub mod lookup;
 pub mod memory;
 mod new_segment;
 mod rows;
+mod sample;
 mod scan;
 pub mod share;
 
@@ -26,6 +27,17 @@ use udf_types::{Error, Kind, Result};
 use crate::datum::SqlType;
 use crate::pg::{catalog, text};
 use crate::{report, server};
+
+/// A callback of PostgreSQL's that has the context of errors around a guarded function.
+macro_rules! callback {
+    ($visibility:vis $name:ident, $work:ident, ($($argument:ident: $type:ty),*) $(-> $result:ty)?) => {
+        $visibility unsafe extern "C-unwind" fn $name($($argument: $type),*) $(-> $result)? {
+            // SAFETY: PostgreSQL calls this, and the function is guarded.
+            unsafe { report::with_context(|| $work($($argument),*)) }
+        }
+    };
+}
+use callback;
 
 /// A shared table as it is declared.
 pub(crate) struct Table {
@@ -219,4 +231,17 @@ fn to_integer(value: pg_sys::Datum, given: pg_sys::Oid, wanted: pg_sys::Oid) -> 
         pg_sys::INT4OID => pg_sys::Datum::from(i32::try_from(value).ok()?),
         _ => pg_sys::Datum::from(value),
     })
+}
+
+/// Calls `work` with the snapshot of the statement, or a new one where there is none.
+unsafe fn with_snapshot<T>(work: impl FnOnce(pg_sys::Snapshot) -> T) -> T {
+    // SAFETY: a snapshot is registered while it is used.
+    unsafe {
+        let is_set = pg_sys::ActiveSnapshotSet();
+        let snapshot = if is_set { pg_sys::GetActiveSnapshot() } else { pg_sys::GetLatestSnapshot() };
+        let snapshot = pg_sys::RegisterSnapshot(snapshot);
+        let result = work(snapshot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        result
+    }
 }

@@ -245,10 +245,8 @@ fn check_columns(table: &Table, columns: &[QueryColumn]) {
 
 /// Writes a query's rows as segments that are not yet the table's, and how many rows there are.
 unsafe fn write(table: &Table, query: &mut Query) -> (Vec<Row>, u64) {
-    let arguments = query
-        .columns()
-        .iter()
-        .map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
+    let arguments =
+        query.columns().iter().map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
     let mut builder = BatchBuilder::new(&Signature::scalar("", arguments.collect(), Type::Bool));
     let mut writing = Writing { table, segment: None, written: Vec::new() };
     let flush_if_full = |builder: &mut BatchBuilder, writing: &mut Writing| {
