@@ -133,20 +133,20 @@ SELECT count(*) FROM shared_flags WHERE flag IS NOT TRUE AND k = 1;
 SELECT count(*) FILTER (WHERE bool), count(*) FILTER (WHERE NOT bool) FROM keyed WHERE id % 3 = 1;
 SELECT transship.unshare('shared_flags');
 -- Wide rows behind narrow ones.
-SELECT transship.share('wide', $$SELECT i AS id, CASE WHEN i > 200 THEN repeat('x', 3000000) END AS body FROM generate_series(1, 264) i$$, 'id');
-SELECT segments > 1 AS many, rows FROM transship.shared_tables WHERE name = 'wide';
-SELECT code, message FROM failure('SELECT count(body), sum(length(body)) FROM wide WHERE id = 250');
-SELECT transship.unshare('wide');
+SELECT transship.share('shared_wide', $$SELECT i AS id, CASE WHEN i > 200 THEN repeat('x', 3000000) END AS body FROM generate_series(1, 264) i$$, 'id');
+SELECT segments > 1 AS many, rows FROM transship.shared_tables WHERE name = 'shared_wide';
+SELECT code, message FROM failure('SELECT count(body), sum(length(body)) FROM shared_wide WHERE id = 250');
+SELECT transship.unshare('shared_wide');
 -- Very many narrow rows, which do not become one segment.
-SELECT transship.share('narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
-SELECT transship.append('narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
-SELECT segments, rows FROM transship.shared_tables WHERE name = 'narrow';
-SELECT flag, count(*) FROM narrow GROUP BY 1 ORDER BY 1;
-SELECT transship.unshare('narrow');
+SELECT transship.share('shared_narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
+SELECT transship.append('shared_narrow', 'SELECT i % 2 = 0 AS flag FROM generate_series(1, 2200000) i');
+SELECT segments, rows FROM transship.shared_tables WHERE name = 'shared_narrow';
+SELECT flag, count(*) FROM shared_narrow GROUP BY 1 ORDER BY 1;
+SELECT transship.unshare('shared_narrow');
 -- Statistics, also of what repeats.
-SELECT transship.share('periodic', 'SELECT i AS id, i % 100 AS g FROM generate_series(1, 60000) i');
-SELECT n_distinct FROM pg_stats WHERE tablename = 'periodic' AND attname = 'g';
-SELECT transship.unshare('periodic');
+SELECT transship.share('shared_periodic', 'SELECT i AS id, i % 100 AS g FROM generate_series(1, 60000) i');
+SELECT n_distinct FROM pg_stats WHERE tablename = 'shared_periodic' AND attname = 'g';
+SELECT transship.unshare('shared_periodic');
 SELECT reltuples, relpages > 0 AS has_pages FROM pg_class WHERE oid = 'shared_planes'::regclass;
 SELECT attname, n_distinct, null_frac > 0 AS has_nulls FROM pg_stats WHERE tablename = 'shared_planes' ORDER BY 1;
 ANALYZE shared_planes;
