@@ -13,10 +13,11 @@ use super::{Column, Table, callback, is_deterministic, is_integer, rows, sample,
 use crate::pg::{list, nodes};
 use crate::report::{self, Border};
 
-/// What reading a row costs beside its conditions, in units of cpu_operator_cost.
+/// What reading a row costs beside its conditions, in units of cpu_operator_cost: the next one, or one that a key has, which lies anywhere.
 const ROW_OPERATORS: f64 = 1.0;
+const ROW_OF_KEY_OPERATORS: f64 = 3.0;
 /// What finding a key in one segment costs.
-const FIND_OPERATORS: f64 = 3.0;
+const FIND_OPERATORS: f64 = 1.0;
 
 /// `transship.fdw_handler() RETURNS fdw_handler`.
 #[pg_guard]
@@ -277,8 +278,11 @@ impl Known {
         let (operator, tuple, conditions) =
             unsafe { (pg_sys::cpu_operator_cost, pg_sys::cpu_tuple_cost, (*rel).baserestrictcost.per_tuple) };
         let read = if is_keyed { rows.max(self.rows_of_key) } else { self.rows };
-        let find = if is_keyed { FIND_OPERATORS * self.segments * operator } else { 0.0 };
-        find + read * (ROW_OPERATORS * operator + tuple + conditions)
+        let (find, row) = match is_keyed {
+            true => (FIND_OPERATORS * self.segments, ROW_OF_KEY_OPERATORS),
+            false => (0.0, ROW_OPERATORS),
+        };
+        find * operator + read * (row * operator + tuple + conditions)
     }
 }
 
