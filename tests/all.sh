@@ -113,13 +113,14 @@ say "Testing the packaged extension, which is linked otherwise"
 EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 run "$ROOT/tests/differential.sh" 500
 finish form
+begin judge "$ROOT/tests/conformance_faults.sh"
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
 say "Running the simulation"
 run cargo test --quiet --package simulation
 # Only root can start the daemon that this needs.
 [ "$(id -u)" != 0 ] || run "$ROOT/tests/userns.sh"
-run "$ROOT/tests/conformance_faults.sh"
+finish judge
 run "$ROOT/tests/faults.sh" --short
 say "Running the demo on Docker"
 run "$ROOT/scripts/demo.sh"

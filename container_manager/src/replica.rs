@@ -190,6 +190,7 @@ impl Replica {
             constants: self.server.constants,
             keep_alive: self.server.keep_alive,
             row_errors: self.server.row_errors,
+            tables: self.server.tables.then(|| self.socket_dir.join("tables.sock")),
             user: self.user,
             prefix: String::new(),
             segments: self.segment_dir.clone().filter(|_| self.server.offers(TransportName::Shm)),

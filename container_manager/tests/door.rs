@@ -96,6 +96,7 @@ impl Stage {
             volatility: Volatility::Volatile,
             batch_timeout: Duration::from_secs(1),
             start_timeout: Duration::from_secs(1),
+            tables: Vec::new(),
         }));
         exchange.send(builder.finish_batch());
         exchange.receive(&PlainHost).map(drop)

@@ -134,6 +134,7 @@ impl Stage {
             volatility: Volatility::Volatile,
             batch_timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(60),
+            tables: Vec::new(),
         }));
         exchange.send(builder.finish_batch());
         let reply = exchange.receive(&PlainHost)?;

@@ -197,6 +197,7 @@ impl Stage {
             volatility: Volatility::Volatile,
             batch_timeout,
             start_timeout: Duration::from_secs(20),
+            tables: Vec::new(),
         };
         let mut builder = BatchBuilder::new(&signature);
         builder.column(0).append_null();

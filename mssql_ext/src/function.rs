@@ -208,6 +208,7 @@ impl Function {
             volatility: self.volatility,
             batch_timeout: script.body.timeout_ms.map_or(settings.batch_timeout, Duration::from_millis),
             start_timeout: settings.start_timeout,
+            tables: Vec::new(),
         }
     }
 }

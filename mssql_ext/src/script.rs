@@ -86,6 +86,10 @@ impl Script {
             return Err(Error::invalid_definition("SQL Server knows no servers by name")
                 .with_hint("Name the server's address with the key \"endpoint\"."));
         }
+        if !body.tables.is_empty() {
+            return Err(Error::invalid_definition("SQL Server knows no key \"tables\"")
+                .with_detail("Shared tables are in PostgreSQL."));
+        }
         if body.on_error != OnError::Fail {
             return Err(Error::invalid_definition("SQL Server knows no key \"on_error\"")
                 .with_hint("Have the function return NULL, or a text, for what it cannot answer."));
@@ -209,6 +213,7 @@ mod tests {
             ("image = 'x'\nresult_columns = ['xml']", "xml"),
             ("server = 'x'", "endpoint"),
             ("image = 'x'\non_error = 'null'", "on_error"),
+            ("image = 'x'\ntables = ['t']", "tables"),
             ("image = 'x' 'y'", "not valid"),
             ("SELECT 1", "not valid"),
         ] {

@@ -24,6 +24,7 @@ use udf_types::{Error, Kind, Result};
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow, type_name};
+use crate::tables::given::{self, TableVersion};
 use crate::{allowed, server, session, settings};
 
 /// A container function.
@@ -365,7 +366,22 @@ impl Function {
         Ok(Some(namespace_of(&target, &self.signature)))
     }
 
+    /// Refuses to let a function that never changes read tables, which do.
+    pub fn check_tables(&self) -> Result<()> {
+        if self.body.tables.is_empty() || self.volatility != Volatility::Immutable {
+            return Ok(());
+        }
+        Err(Error::invalid_definition("the key \"tables\" is not for IMMUTABLE functions")
+            .with_hint("Declare the function STABLE: its results depend on the tables."))
+    }
+
+    /// The versions of the tables that its body names, as the current statement sees them.
+    pub fn table_versions(&self, user: pg_sys::Oid) -> Vec<TableVersion> {
+        given::versions(&self.body.tables, user)
+    }
+
     fn call_of(&self, signature: Signature, user: pg_sys::Oid) -> Result<Arc<Call>> {
+        self.check_tables()?;
         Ok(Arc::new(Call {
             target: self.target(user)?,
             transport: self.wanted_transport(),
@@ -373,6 +389,7 @@ impl Function {
             volatility: self.volatility,
             batch_timeout: self.body.timeout_ms.map_or_else(settings::batch_timeout, Duration::from_millis),
             start_timeout: settings::start_timeout(),
+            tables: given::open(&self.body.tables, user)?,
         }))
     }
 

@@ -70,6 +70,7 @@ pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg
     let source = row.source.clone();
     let function = report::unwrap(Function::from_row(row));
     report::unwrap(function.check_cache());
+    report::unwrap(function.check_tables());
     let digest = report::unwrap(function.check());
     if may_change {
         warn_of_calls(&function, digest.as_deref());

@@ -19,6 +19,7 @@ use crate::datum::to_arrow;
 use crate::function::Function;
 use crate::pg::catalog;
 use crate::stream::Stream;
+use crate::tables::given::TableVersion;
 use crate::{report, server, settings};
 
 /// A function and who calls it.
@@ -31,6 +32,8 @@ struct OpenCall {
     changes: u64,
     /// How it uses kept results, as settings said then.
     usage: Option<CacheUse>,
+    /// The tables that the container was given.
+    tables: Vec<TableVersion>,
     builder: BatchBuilder,
     driver: Driver<Stream>,
 }
@@ -83,12 +86,16 @@ pub unsafe fn call_set(
 /// Taken out of the kept ones while in use: after an error the exchange is dropped, and the next call opens a new one.
 unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::NullableDatum]) -> OpenCall {
     let (caller, changes, usage) = ((oid, catalog::current_user()), server::changes(), function.cache_use());
-    let kept = OPEN_CALLS
-        .with_borrow_mut(|calls| calls.remove(&caller))
-        .filter(|call| Rc::ptr_eq(&call.function, function) && (call.changes, &call.usage) == (changes, &usage));
+    let tables = function.table_versions(caller.1);
+    let is_usable = |call: &OpenCall| {
+        Rc::ptr_eq(&call.function, function)
+            && (call.changes, &call.usage, &call.tables) == (changes, &usage, &tables)
+    };
+    let kept = OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&caller)).filter(is_usable);
     let mut open = kept.unwrap_or_else(|| OpenCall {
         caller,
         changes,
+        tables,
         builder: BatchBuilder::new(&function.signature),
         driver: Driver::of_lane(
             settings::stepwise_pace(),

@@ -1,24 +1,6 @@
 //! The hash index over the keys of one segment: a flat file that is mapped and read in place.
 //!
-//! Keys are numbered in the order in which they first come up in the segment. All numbers are little-endian:
-//!
-//! | bytes | part |
-//! |---|---|
-//! | 8 | magic, `TSHPIDX1` |
-//! | 4 | version, 2 |
-//! | 4 | zero |
-//! | 8 | rows of the segment |
-//! | 8 | `distinct`, the number of different keys |
-//! | 8 | `slots`, the number of slots: a power of two, and at least twice `distinct` |
-//! | 8 | `entries`, the number of rows whose key has no NULL |
-//! | 8 | seed of the [hashes](crate::keys): the first 8 bytes of the segment's digest |
-//! | 8 | zero |
-//! | 8 × `slots` | slots: the high 32 bits of the key's hash above the key's number + 1, or 0 if the slot is empty |
-//! | 4 × (`distinct` + 1) | where each key's rows begin among the rows; missing if `entries` = `distinct` |
-//! | 4 × `entries` | rows, counted from 0: key by key, ascending within a key; missing if each row has a key that no other has, and whose number is thus the row's |
-//!
-//! A key lies in the first slot that was empty when it was inserted, in the order of the numbers, from the slot that the low bits
-//! of its hash give, and from the last slot on to the first. So a lookup ends at an empty slot. Equal segments have equal indexes.
+//! `docs/protocol.md` §10.5 gives the format. Equal segments have equal indexes.
 
 use std::ops::{Deref, Range};
 

@@ -1,12 +1,6 @@
 //! Keys of rows: which types they may have, how they hash, and when two are equal.
 //!
-//! The hash of a row's key is a part of the format of an [`index`](crate::index), which programs in other languages may write
-//! and read. Every index has a seed of 64 bits, and XXH3-64 takes it for each hash below:
-//!
-//! - One column: the hash of the value's bytes. Integers, dates, times and timestamps are their 2, 4 or 8 bytes in
-//!   little-endian order; a boolean is one byte, 0 or 1; texts, byte strings and UUIDs are their own bytes.
-//! - Several columns: the hash of the 8-byte hashes of the columns, in little-endian order, one after another.
-//! - A key with a NULL in any column has no hash: it equals nothing.
+//! `docs/protocol.md` §10.6 gives the hash of a row's key, which is a part of the format of an [`index`](crate::index).
 //!
 //! The seed of a segment's index follows from the digest of all its bytes. A user who chooses keys for their hashes changes the
 //! seed with every choice.
@@ -67,7 +61,7 @@ impl Probe {
         self.ends.iter().map(move |end| &self.bytes[std::mem::replace(&mut start, *end)..*end])
     }
 
-    /// The hash of the key with the seed of an index, in the format that the head of this file gives.
+    /// The hash of the key with the seed of an index, in the format of an index.
     pub fn hash(&self, seed: u64) -> u64 {
         if self.ends.len() == 1 {
             return XxHash3_64::oneshot_with_seed(seed, &self.bytes);
@@ -223,7 +217,7 @@ impl Keys {
         kinds(self) == kinds(other)
     }
 
-    /// The hash of a row's key with the seed of an index, in the format that the head of this file gives; `None` if a part of the
+    /// The hash of a row's key with the seed of an index, in the format of an index; `None` if a part of the
     /// key is NULL.
     ///
     /// # Panics

@@ -134,6 +134,17 @@ impl Store {
         Ok(segment)
     }
 
+    /// Opens the files of a segment for reading: its rows, and its index if it has a key. `None` if they are not there.
+    ///
+    /// # Errors
+    /// The system fails.
+    pub fn files(&self, digest: &Digest) -> Result<Option<(File, Option<File>)>> {
+        let open = |suffix| self.directory.existing(&format!("{digest}{suffix}")).map_err(reading);
+        // The segment goes first: while it is there, so is its index.
+        let index = open(INDEX)?;
+        Ok(open(SEGMENT)?.map(|file| (file, index)))
+    }
+
     /// Makes room for a segment of `bytes` bytes and for its index, unless somebody else loads it or has published it. Removes other
     /// segments if need be. The index counts as half of `bytes` until it is built.
     ///

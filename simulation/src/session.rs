@@ -148,6 +148,7 @@ impl Query {
             volatility: self.volatility,
             batch_timeout: self.batch_timeout,
             start_timeout: self.start_timeout,
+            tables: Vec::new(),
         }
     }
 

@@ -39,10 +39,21 @@ pub(super) async fn greet(socket_dir: &Path, users: &ServerUsers) -> Result<(Ser
         functions: _,
         transports: _,
         lines,
+        tables,
     } = info;
     let (server, functions) = Default::default();
-    let kept =
-        ServerInfo { protocol, server, functions, transports, pipelining, constants, keep_alive, row_errors, lines };
+    let kept = ServerInfo {
+        protocol,
+        server,
+        functions,
+        transports,
+        pipelining,
+        constants,
+        keep_alive,
+        row_errors,
+        lines,
+        tables,
+    };
     Ok((kept, user))
 }
 

@@ -267,6 +267,46 @@ transship_status transship_work_answer(transship_work *work, struct ArrowArray *
  * whatever the status. */
 transship_status transship_work_fail(transship_work *work, const char *kind, const char *message, const char *traceback, int64_t row);
 
+/* A shared table (docs/protocol.md §4.13, §10), as an offer has it, which never changes. Any thread may use it. */
+typedef struct transship_table transship_table;
+
+/* Opens a table that the caller of the work has given to it. The caller of this ends it with transship_table_close; it may outlive the
+ * work. TRANSSHIP_FAILED if there is no such table. */
+transship_status transship_work_table(const transship_work *work, const char *name, transship_table **table);
+
+/* For servers that answer the protocol without this library: takes offers of tables on a Unix socket that listens, until the process ends.
+ * It returns with TRANSSHIP_FAILED if that is impossible. A server of transship_server_start takes offers by itself. */
+transship_status transship_tables_serve(int listener);
+
+/* The same servers open a table by the name of its offer, which came with the call. */
+transship_status transship_table_open(const char *offer, const char *name, transship_table **table);
+
+/* The number of rows; 0 if `table` is NULL. */
+int64_t transship_table_rows(const transship_table *table);
+
+/* The number of record batches; 0 if `table` is NULL. */
+size_t transship_table_batches(const transship_table *table);
+
+/* Gives the schema of the rows. Its metadata "transship:key" has the positions of the key's columns, such as "1,2", or is empty. The caller
+ * releases it. */
+transship_status transship_table_schema(const transship_table *table, struct ArrowSchema *schema);
+
+/* Gives a record batch as an array of structs, whose buffers lie in the memory of all processes that read the table. Nobody writes to
+ * them. The caller releases it; it may outlive the table. */
+transship_status transship_table_batch(const transship_table *table, size_t number, struct ArrowArray *rows);
+
+/* Looks for keys: an array of structs with a column for each column of the key, in the key's order, of the column's type. The library
+ * releases `keys` and `schema`.
+ *
+ * If `positions` is NULL, `rows` has one row per key, in the order of the keys; it is NULL, with all its columns, where the table has no row
+ * with the key, or a part of the key is NULL. A key of several rows is an error that names the first such key.
+ * Otherwise `rows` has all rows of all keys, and `positions` (int32) for each of them the number of its key, counted from 0; both in the order
+ * of the keys, and of the table. The caller releases what is given. */
+transship_status transship_table_lookup(const transship_table *table, struct ArrowArray *keys, struct ArrowSchema *schema, struct ArrowArray *positions, struct ArrowArray *rows);
+
+/* Ends the use of a table. NULL is ignored. */
+void transship_table_close(transship_table *table);
+
 #ifdef __cplusplus
 }
 #endif

@@ -385,12 +385,17 @@ pub fn check_relation_owner(oid: pg_sys::Oid) {
 
 /// Raises an error unless the current user has a privilege on the relation.
 pub fn check_relation(oid: pg_sys::Oid, privilege: u32) {
+    check_relation_for(current_user(), oid, privilege);
+}
+
+/// The same of another user.
+pub fn check_relation_for(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) {
     // SAFETY: as in check_relation_owner.
     unsafe {
         #[cfg(feature = "pg15")]
-        let result = pg_sys::pg_class_aclcheck(oid, current_user(), privilege);
+        let result = pg_sys::pg_class_aclcheck(oid, user, privilege);
         #[cfg(not(feature = "pg15"))]
-        let result = pg_sys::pg_class_aclcheck(oid, current_user(), privilege.into());
+        let result = pg_sys::pg_class_aclcheck(oid, user, privilege.into());
         if result != pg_sys::AclResult::ACLCHECK_OK {
             raise_about_relation(result, oid);
         }

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -112,7 +113,7 @@ pub(super) fn check_room(segments: &[Row], table: &Table) -> Result<()> {
     Err(Error::new(Kind::OutOfMemory, message).with_detail(detail).with_hint(ROOM_HINT))
 }
 
-const ROOM_HINT: &str = "Raise transship.tables_size, or share fewer rows.";
+pub(super) const ROOM_HINT: &str = "Raise transship.tables_size, or share fewer rows.";
 
 /// A segment, put into memory if it is not there.
 ///
@@ -154,6 +155,12 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
         mapped.segments.insert(row.digest, (bytes, segment.clone()));
     });
     Ok(segment)
+}
+
+/// The files of a segment that is in memory, for reading: its rows, and its index if it has a key; none if it was removed.
+pub(super) fn files(row: &Row) -> Result<Option<Vec<OwnedFd>>> {
+    let Some((file, index)) = store()?.files(&row.digest)? else { return Ok(None) };
+    Ok(Some([Some(file), index].into_iter().flatten().map(OwnedFd::from).collect()))
 }
 
 unsafe fn get_or_load(store: &Store, row: &Row, snapshot: pg_sys::Snapshot) -> Result<Segment> {

@@ -4,10 +4,12 @@
 //! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
 //! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
 //! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few;
-//! [`scan`] reads them, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`].
+//! [`scan`] reads them, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`]. [`given`] has the tables that functions read in
+//! their containers.
 
 mod compact;
 pub mod fdw;
+pub(crate) mod given;
 pub mod lookup;
 pub mod memory;
 mod new_segment;

@@ -73,6 +73,7 @@ fn milliseconds(
         volatility: Volatility::Volatile,
         batch_timeout: TIMEOUT,
         start_timeout: TIMEOUT,
+        tables: Vec::new(),
     }));
     let (mut sent, mut received) = (0, 0);
     let mut start = Instant::now();

@@ -145,7 +145,7 @@ impl Client {
     pub fn open_observed(&self, call: Arc<Call>, observation: Observation) -> Exchange {
         let Observation { trace, wants_lines } = observation;
         let spans = trace.map(|(parent, manager)| (parent, parent.child(), manager));
-        let asides = Asides { trace: spans.as_ref().map(|(_, span, _)| *span), wants_lines };
+        let asides = Asides { trace: spans.as_ref().map(|(_, span, _)| *span), wants_lines, offer: None };
         let recorder = spans.filter(|(parent, ..)| parent.is_sampled).map(|(parent, span, manager)| {
             let report = self.reporter(manager);
             Box::new(Recorder::new(span, parent.span_id, &call.signature.function, report))

@@ -23,6 +23,8 @@ use crate::trace::{MAX_SPANS, Span};
 
 /// Most descriptors that come with a response: those of the folders of a replica's sockets and segments.
 const MOST_DESCRIPTORS: usize = 2;
+/// Most descriptors that are sent at once. Linux takes 253.
+const MOST_SENT: usize = 250;
 
 /// Longest line either side accepts; inline sources and logs are far below it.
 pub const MAX_LINE_BYTES: u64 = 16 << 20;
@@ -273,6 +275,9 @@ pub struct LeaseInfo {
     /// Whether it goes on after a row on which the handler raises an error.
     #[serde(default)]
     pub row_errors: bool,
+    /// Where it takes offers of shared tables, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables: Option<PathBuf>,
     /// The user that its server runs as. No other is taken for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<u32>,
@@ -461,7 +466,7 @@ fn receive(socket: impl AsFd, bytes: &mut Vec<u8>, descriptors: &mut Vec<OwnedFd
 
 /// Sends bytes, the first of them with descriptors; how many were sent.
 pub fn send(socket: impl AsFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<usize> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_SENT))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(std::io::ErrorKind::InvalidInput.into());

@@ -18,13 +18,14 @@ use udf_types::{Error, Kind, Result};
 
 use crate::balance::Balance;
 use crate::control;
-use crate::inbox::{Event, Inbox};
+use crate::inbox::{Asides, Event, Inbox};
 use crate::lease::Lease;
 use crate::names::random_part;
 use crate::outbox::Outbox;
 use crate::planted::{Planted, is_planted};
 use crate::route::{Encoding, Protocol, Route, Server};
 use crate::row_errors;
+use crate::tables::{Offer, SharedTable};
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
@@ -86,6 +87,8 @@ pub struct Call {
     pub batch_timeout: Duration,
     /// Longest wait for a replica to start.
     pub start_timeout: Duration,
+    /// Tables that the handler reads.
+    pub tables: Vec<SharedTable>,
 }
 
 /// The way to a server elsewhere, and the credentials that are shown there.
@@ -166,7 +169,9 @@ impl Connections {
         call.signature.kind == FunctionKind::Scalar
             && leases.get(&call.target).is_some_and(|Held { lease, .. }| {
                 let protocol = Protocol::choose(Server::Replica(&lease.info), call.transport, FunctionKind::Scalar);
-                matches!(protocol, Protocol::Columns { encoding: Encoding::Buffers, .. }) && !lease.is_lost()
+                matches!(protocol, Protocol::Columns { encoding: Encoding::Buffers, .. })
+                    && !lease.is_lost()
+                    && (call.tables.is_empty() || lease.known_offer(&call.tables).is_some())
             })
     }
 
@@ -369,11 +374,17 @@ impl Connections {
         let takes_constants =
             name != TransportName::Parquet && lease.as_ref().is_some_and(|lease| lease.info.constants);
         inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
-        let result = match self.must_split(call, &endpoint, transport.as_ref(), lease.as_deref()).await {
-            Ok(false) => transport.exchange(&call.signature, outbox, inbox).await,
-            Ok(true) => row_errors::exchange(transport.as_ref(), &call.signature, outbox, inbox).await,
-            Err(error) => Err(error),
+        let exchanging = async {
+            // The server knows the tables as long as this lives.
+            let offer = offer_of(call, lease.as_deref()).await?;
+            let asides = Asides { offer: offer.as_ref().map(|offer| offer.name.clone()), ..inbox.asides().clone() };
+            let inbox = &inbox.clone().asking(asides);
+            match self.must_split(call, &endpoint, transport.as_ref(), lease.as_deref()).await? {
+                false => transport.exchange(&call.signature, outbox, inbox).await,
+                true => row_errors::exchange(transport.as_ref(), &call.signature, outbox, inbox).await,
+            }
         };
+        let result = exchanging.await;
         let Err(error) = result else {
             self.balance.note_answer(&endpoint);
             return Ok(());
@@ -391,6 +402,23 @@ impl Connections {
             None => Err(error),
         }
     }
+}
+
+/// The tables of a call as its server knows them; none if it has none.
+async fn offer_of(call: &Call, lease: Option<&Lease>) -> Result<Option<Arc<Offer>>> {
+    if call.tables.is_empty() {
+        return Ok(None);
+    }
+    let function = &call.signature.function;
+    let Some(lease) = lease else {
+        let message = format!("function \"{function}\" cannot read shared tables");
+        return Err(Error::new(Kind::InvalidDefinition, message).with_detail(
+            "Only containers that the container manager starts are given tables, and its server runs elsewhere.",
+        ));
+    };
+    let what = format!("the container of function \"{function}\"");
+    let offering = tokio::time::timeout(call.batch_timeout, lease.offer(function, &call.tables));
+    offering.await.map_err(|_| Error::timeout(&what, call.batch_timeout.as_millis()))?.map(Some)
 }
 
 impl std::fmt::Debug for Connections {

@@ -17,6 +17,7 @@ use crate::doorbell::Doorbell;
 use crate::folder::Folder;
 use crate::foreground::is_in_foreground;
 use crate::planted::{Planted, is_planted};
+use crate::tables::TABLES;
 use crate::trace::{TRACEPARENT, TraceContext};
 
 /// One reply on its way to the engine.
@@ -131,12 +132,14 @@ pub enum Event {
 }
 
 /// What an engine asks of a server beside the results.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Asides {
     /// The span of the exchange, which servers are told.
     pub(crate) trace: Option<TraceContext>,
     /// Whether lines are wanted that the handler writes.
     pub(crate) wants_lines: bool,
+    /// Under which name the server knows the tables of the exchange's calls.
+    pub(crate) offer: Option<Arc<str>>,
 }
 
 impl Asides {
@@ -144,7 +147,9 @@ impl Asides {
     pub(crate) fn fields(&self, batch: Option<u64>) -> impl Iterator<Item = (&'static str, String)> {
         let traced = self.trace.map(|trace| batch.map_or(trace, |number| trace.of_batch(number)));
         let trace = traced.map(|trace| (TRACEPARENT, trace.to_string()));
-        trace.into_iter().chain(self.wants_lines.then(|| (LINES, WANTED.to_string())))
+        let lines = self.wants_lines.then(|| (LINES, WANTED.to_string()));
+        let tables = self.offer.as_ref().map(|name| (TABLES, name.to_string()));
+        trace.into_iter().chain(lines).chain(tables)
     }
 }
 

@@ -12,6 +12,7 @@ use udf_types::Result;
 use crate::control::{Connection, LeaseInfo, Request, Response, unexpected};
 use crate::folder::Folder;
 use crate::route::{Protocol, Route};
+use crate::tables::{MOST_OFFERS, Offer, SharedTable};
 use crate::transport::credentials::Credentials;
 use crate::transport::unix::UnixSocket;
 use crate::transport::{Takes, Transport, connect};
@@ -28,6 +29,8 @@ pub struct Lease {
     transports: Mutex<HashMap<Protocol, Arc<dyn Transport>>>,
     connection: tokio::sync::Mutex<Connection>,
     is_of_another_user: OnceLock<bool>,
+    /// The shared tables that its server knows, those that were used last at the end.
+    offers: Mutex<Vec<Arc<Offer>>>,
 }
 
 impl Lease {
@@ -47,8 +50,8 @@ impl Lease {
                 let segments =
                     info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
                 let connection = tokio::sync::Mutex::new(connection);
-                let (transports, is_of_another_user) = Default::default();
-                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user })
+                let (transports, is_of_another_user, offers) = Default::default();
+                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user, offers })
             }
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
         }
@@ -85,6 +88,29 @@ impl Lease {
             connect::along(route, self.segments.as_ref(), Some(takes), &self.credentials())
         };
         transports.entry(route.protocol).or_insert_with(make).clone()
+    }
+
+    /// Tables as its server knows them, if it does.
+    pub(crate) fn known_offer(&self, tables: &[SharedTable]) -> Option<Arc<Offer>> {
+        let mut offers = self.offers.lock().expect("no holder panics");
+        let place = offers.iter().position(|offer| offer.has(tables))?;
+        let offer = offers.remove(place);
+        offers.push(offer.clone());
+        Some(offer)
+    }
+
+    /// Tables as its server knows them, which gets them now if it does not.
+    pub(crate) async fn offer(&self, function: &str, tables: &[SharedTable]) -> Result<Arc<Offer>> {
+        if let Some(offer) = self.known_offer(tables) {
+            return Ok(offer);
+        }
+        let offer = Arc::new(Offer::make(self, function, tables).await?);
+        let mut offers = self.offers.lock().expect("no holder panics");
+        if offers.len() >= MOST_OFFERS {
+            offers.remove(0);
+        }
+        offers.push(offer.clone());
+        Ok(offer)
     }
 
     /// Closes the connections that no exchange is using, unless the server has said that they may be kept.

@@ -35,6 +35,7 @@
 //!     volatility: Volatility::Immutable,
 //!     batch_timeout: timeout,
 //!     start_timeout: timeout,
+//!     tables: Vec::new(),
 //! }));
 //! for values in [[1, 2], [3, 4]] {
 //!     for value in values {
@@ -77,6 +78,7 @@ pub mod route;
 mod row_errors;
 mod segment;
 mod spin;
+pub mod tables;
 mod threads;
 pub mod trace;
 pub mod transport;

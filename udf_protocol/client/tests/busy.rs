@@ -50,6 +50,7 @@ fn open_for(
         volatility,
         batch_timeout,
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }))
 }
 
@@ -394,6 +395,7 @@ fn what_was_sent_behind_a_busy_call_over_tcp_may_have_been_run() {
             volatility,
             batch_timeout: Duration::from_secs(20),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         }));
         let mut builder = BatchBuilder::new(&signature());
         send(&mut exchange, &mut builder, 1);

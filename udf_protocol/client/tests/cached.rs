@@ -142,6 +142,7 @@ impl Stage {
             volatility,
             batch_timeout: Duration::from_secs(20),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         };
         self.client.open_with_cache(Arc::new(call), Observation::default(), Some(usage))
     }

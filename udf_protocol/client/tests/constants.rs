@@ -100,6 +100,7 @@ impl Server {
             volatility: Volatility::Stable,
             batch_timeout: Duration::from_secs(10),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         };
         Server { client: Client::start().unwrap(), call: Arc::new(call), asked, _folder: folder }
     }

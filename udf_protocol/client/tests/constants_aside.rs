@@ -152,6 +152,7 @@ impl Caller {
             volatility: Volatility::Stable,
             batch_timeout: Duration::from_secs(10),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         };
         Caller { client: Client::start().unwrap(), call: Arc::new(call), _folder: folder }
     }

@@ -91,6 +91,7 @@ impl Stage {
             volatility,
             batch_timeout,
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         }))
     }
 }
@@ -514,6 +515,7 @@ fn http_exchange(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static)
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(10),
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     (client, exchange)
 }

@@ -267,6 +267,7 @@ impl Stage {
             volatility: Volatility::Volatile,
             batch_timeout: Duration::from_secs(120),
             start_timeout: Duration::from_secs(20),
+            tables: Vec::new(),
         }))
     }
 

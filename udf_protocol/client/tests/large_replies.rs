@@ -118,6 +118,7 @@ fn query(remote: Remote, transport: TransportName, result: &str) -> Result<usize
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(60),
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     let bounds = Bounds {
         rows: 10_000,

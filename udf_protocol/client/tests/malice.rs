@@ -78,6 +78,7 @@ fn open_within(
         volatility: Volatility::Volatile,
         batch_timeout,
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }))
 }
 

@@ -166,6 +166,7 @@ impl Stage {
             volatility: Volatility::Volatile,
             batch_timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         }))
     }
 }

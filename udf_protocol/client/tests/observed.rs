@@ -84,6 +84,7 @@ fn open(client: &Client, endpoint: &Endpoint, observation: Observation) -> Excha
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(20),
         start_timeout: Duration::from_secs(20),
+        tables: Vec::new(),
     };
     client.open_observed(Arc::new(call), observation)
 }

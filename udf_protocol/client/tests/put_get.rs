@@ -131,6 +131,7 @@ fn send(client: &Client, folder: &Path, value: i64, timeout: Duration) -> Exchan
         volatility: Volatility::Volatile,
         batch_timeout: timeout,
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     let mut builder = BatchBuilder::new(&signature());
     let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };

@@ -80,6 +80,7 @@ fn open(client: &Client, endpoint: &str, volatility: Volatility, batch_timeout: 
         volatility,
         batch_timeout,
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     let mut builder = BatchBuilder::new(&signature);
     let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };

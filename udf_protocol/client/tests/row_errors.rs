@@ -111,6 +111,7 @@ impl Stage {
             volatility,
             batch_timeout: Duration::from_secs(20),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         }))
     }
 

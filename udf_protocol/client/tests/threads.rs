@@ -59,6 +59,7 @@ fn open(client: &Client, authority: String) -> Exchange {
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(10),
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     let mut builder = BatchBuilder::new(&signature());
     for x in 0..ROWS {

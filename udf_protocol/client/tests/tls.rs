@@ -174,6 +174,7 @@ fn call(endpoint: &str, credentials: Credentials) -> Result<i64, Error> {
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(10),
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }));
     let mut builder = BatchBuilder::new(&signature());
     let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };
@@ -296,6 +297,7 @@ fn a_server_that_reads_late_gets_all() {
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(60),
         start_timeout: Duration::from_secs(60),
+        tables: Vec::new(),
     });
     // Some of these fill what the kernel holds on the way, and leave a rest in what TLS holds.
     for length in (50..=140).map(|count| count * (48 << 10)) {

@@ -54,6 +54,7 @@ fn open_to(client: &Client, target: Target, transport: TransportName, volatility
         volatility,
         batch_timeout: Duration::from_secs(10),
         start_timeout: Duration::from_secs(10),
+        tables: Vec::new(),
     }))
 }
 

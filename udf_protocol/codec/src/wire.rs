@@ -43,6 +43,9 @@ pub struct ServerInfo {
     /// Whether a reply has the lines that the handler wrote meanwhile, where a client asks for them (§4.11).
     #[serde(default)]
     pub lines: bool,
+    /// Whether handlers can read shared tables that a client offers (§10).
+    #[serde(default)]
+    pub tables: bool,
 }
 
 impl ServerInfo {

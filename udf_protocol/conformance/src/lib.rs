@@ -265,6 +265,7 @@ impl Judge {
             volatility: Volatility::Volatile,
             batch_timeout: ANSWER_TIMEOUT,
             start_timeout: ANSWER_TIMEOUT,
+            tables: Vec::new(),
         })
     }
 

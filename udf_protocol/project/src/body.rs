@@ -22,6 +22,9 @@ use crate::remote::Remote;
 
 /// Pairs of a function body that may stand on the line of another. There are fewer keys.
 const MAX_SHARED_LINES: usize = 100;
+/// Most shared tables of a function, and most bytes of such a name: two identifiers of PostgreSQL's, all of them quoted.
+const MAX_TABLES: usize = 64;
+const MAX_TABLE_NAME_BYTES: usize = 512;
 
 /// The body of a function: which container answers it, and how it is called.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -84,6 +87,9 @@ pub struct FunctionBody {
     /// For how long results are kept at most, in seconds; 1 to 31,536,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_ttl: Option<u64>,
+    /// Shared tables that the handler reads, by the names that it has for them; at most 64.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<String>,
 }
 
 /// What becomes of a row on which the handler raises an error.
@@ -187,7 +193,27 @@ impl FunctionBody {
             )
             .with_detail("Nothing says when such a server begins to give other results."));
         }
+        body.check_tables()?;
         Ok(body)
+    }
+
+    fn check_tables(&self) -> Result<()> {
+        if !self.tables.is_empty() && (self.endpoint.is_some() || self.server.is_some()) {
+            return Err(Error::invalid_definition("the key \"tables\" needs the key \"image\" or \"source\"")
+                .with_detail("A server that runs elsewhere cannot read the host's memory."));
+        }
+        if self.tables.len() > MAX_TABLES {
+            return Err(Error::invalid_definition(format!("the key \"tables\" names more than {MAX_TABLES} tables")));
+        }
+        for (position, name) in self.tables.iter().enumerate() {
+            if name.is_empty() || name.len() > MAX_TABLE_NAME_BYTES || name.contains('\0') {
+                return Err(bad_value("tables", name, "names of shared tables"));
+            }
+            if self.tables[..position].contains(name) {
+                return Err(Error::invalid_definition(format!("the key \"tables\" names \"{name}\" twice")));
+            }
+        }
+        Ok(())
     }
 
     /// The server at the endpoint, if the body names one.
@@ -267,6 +293,22 @@ mod tests {
             let error = parse(&format!("on_error = {wrong}")).unwrap_err();
             assert!(error.to_string().contains("on_error") || error.to_string().contains("report"), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn tables_are_named_once_and_only_for_containers_of_this_host() {
+        let parse = |text: &str| FunctionBody::parse(text).map(|body| body.tables);
+        assert_eq!(parse("image = 'a:1'"), Ok(Vec::new()));
+        assert_eq!(parse("image = 'a:1' tables = ['t', 's.\"T\"']").unwrap(), ["t", "s.\"T\""]);
+        assert_eq!(parse("template = 'python' source = 'x' tables = ['t']").unwrap(), ["t"]);
+        for wrong in ["['t', 't']", "['']", "['a\\u0000']", "'t'", "[1]"] {
+            let error = parse(&format!("image = 'a:1' tables = {}", wrong.replace("'a\\u0000'", "\"a\\u0000\""))).unwrap_err();
+            assert!(error.to_string().contains("tables"), "{wrong}: {error}");
+        }
+        let many: Vec<_> = (0..=MAX_TABLES).map(|i| format!("'t{i}'")).collect();
+        assert!(parse(&format!("image = 'a:1' tables = [{}]", many.join(","))).is_err());
+        assert!(parse("endpoint = 'grpc://a:1' tables = ['t']").unwrap_err().detail().unwrap().contains("memory"));
+        assert!(parse("server = 's' tables = ['t']").is_err());
     }
 
     #[test]

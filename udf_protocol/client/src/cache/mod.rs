@@ -520,7 +520,15 @@ mod tests {
         let signature = Signature::scalar("f", vec![Argument { name: "x".into(), ty: Type::Int8 }], Type::Int8);
         let target = Target::Image { manager: "/nowhere/m".into(), digest: "sha256:00".into() };
         let (transport, volatility, timeout) = (TransportName::Auto, Volatility::Immutable, Duration::from_secs(1));
-        let call = Call { target, transport, signature, volatility, batch_timeout: timeout, start_timeout: timeout };
+        let call = Call {
+            target,
+            transport,
+            signature,
+            volatility,
+            batch_timeout: timeout,
+            start_timeout: timeout,
+            tables: Vec::new(),
+        };
         let usage = CacheUse { socket: "/nowhere/m.cache".into(), max_age: None, timeout, is_forced: true };
         let mut caching = Caching::new(Arc::default(), usage, &call).unwrap();
 

@@ -146,7 +146,7 @@ impl Pipelines {
             takes_constants: self.encoding == Encoding::Buffers && takes.constants,
             keeps_connection: matches!(http.endpoint(), Endpoint::JsonUnix(_)),
             encoding: self.encoding,
-            asides: *inbox.asides(),
+            asides: inbox.asides().clone(),
         };
         if call.takes_constants {
             // Of a server elsewhere, nobody knew it before.

@@ -121,7 +121,7 @@ fn a_connection_on_which_a_request_was_answered_too_early_is_not_used_again() {
             // Far less than the request, the rest of which does not fit into the socket.
             peer.reader.read_exact(&mut [0; 100]).unwrap();
             let values = vec![0; ROWS as usize];
-            peer.answer(&Asked { header: json!({"batch": 0}), values }, json!({}));
+            peer.answer(&Asked { header: json!({"batch": 0}), values, offer: None }, json!({}));
             // It takes for that rest what comes next.
             std::thread::sleep(Duration::from_secs(5));
         }

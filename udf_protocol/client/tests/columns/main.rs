@@ -5,3 +5,4 @@ mod connections;
 mod leases;
 mod segments;
 mod stage;
+mod tables;

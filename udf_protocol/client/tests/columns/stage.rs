@@ -48,17 +48,22 @@ pub struct Peer {
 pub struct Asked {
     pub header: Value,
     pub values: Vec<i64>,
+    /// The tables that came with it.
+    pub offer: Option<String>,
 }
 
 impl Peer {
     /// The next request; none at the end of the connection.
     pub fn read(&mut self) -> Option<Asked> {
         let mut line = String::new();
-        let mut length = 0;
+        let (mut length, mut offer) = (0, None);
         while self.reader.read_line(&mut line).ok()? > 2 {
             let lower = line.to_ascii_lowercase();
             if let Some(value) = lower.strip_prefix("content-length:") {
                 length = value.trim().parse().unwrap();
+            }
+            if let Some(value) = lower.strip_prefix("transship-tables:") {
+                offer = Some(value.trim().to_string());
             }
             if let Some(value) = lower.strip_prefix("content-type:") {
                 assert_eq!(value.trim(), "application/vnd.transship.columns");
@@ -79,7 +84,7 @@ impl Peer {
         let place = |i: usize| header["buffers"][i].as_u64().unwrap() as usize;
         let values = data[place(2)..place(2) + place(3)].chunks(8);
         let values = values.map(|bytes| i64::from_le_bytes(bytes.try_into().unwrap())).collect();
-        Some(Asked { header, values })
+        Some(Asked { header, values, offer })
     }
 
     pub fn write(&mut self, status: &str, content_type: &str, body: &[u8]) {
@@ -164,10 +169,11 @@ impl Stage {
         });
         let manager = UnixListener::bind(folder.path().join("manager.sock")).unwrap();
         let json = format!("http+unix:{}", folder.path().join("http.sock").display());
-        let counted = counts.clone();
+        let (counted, tables) = (counts.clone(), folder.path().join("tables.sock"));
         std::thread::spawn(move || {
             for stream in manager.incoming() {
                 let (mut stream, json, segments) = (stream.unwrap(), json.clone(), segments.clone());
+                let tables = Some(tables.clone()).filter(|tables| tables.exists());
                 let counted = counted.clone();
                 std::thread::spawn(move || {
                     let lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -180,7 +186,7 @@ impl Stage {
                                 wait_until(|| counted[2].load(Relaxed) == counted[0].load(Relaxed));
                             }
                             counted[0].fetch_add(1, Relaxed);
-                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true, "keep_alive": keep_alive})
+                            json!({"response": "lease", "replica": "r", "image": "i:1", "json": json, "columns": true, "segments": segments, "pipelining": true, "keep_alive": keep_alive, "tables": tables})
                         };
                         writeln!(stream, "{response}").unwrap();
                     }
@@ -244,6 +250,7 @@ impl Stage {
             volatility,
             batch_timeout: Duration::from_secs(10),
             start_timeout: Duration::from_secs(10),
+            tables: Vec::new(),
         }
     }
 }

@@ -1,0 +1,188 @@
+//! Shared tables that calls have (`docs/protocol.md` §10): a replica's server gets their files before it is called.
+//!
+//! In: the open files of each table. Out: an [`Offer`], whose name each call carries. It lasts as long as its connection, and a lease
+//! keeps it for later calls with the same files. A server that runs as this process's user gets none: it could write to them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::fs::fstat;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::net::UnixStream;
+use udf_codec::wire::WireError;
+use udf_types::{Error, Kind, Result};
+
+use crate::control::send;
+use crate::lease::Lease;
+use crate::names::random_name;
+use crate::transport::unix;
+
+/// The field of a call that names its offer.
+pub const TABLES: &str = "transship-tables";
+/// Most tables of one call.
+pub const MOST_TABLES: usize = 64;
+/// Most files of one table.
+pub const MOST_FILES: usize = 240;
+/// Offers that a lease keeps: for functions of one image with different tables.
+pub(crate) const MOST_OFFERS: usize = 4;
+/// Longest answer to an offer, in bytes.
+const MOST_ANSWER_BYTES: usize = 64 << 10;
+
+/// A table that handlers read by its name. Clones share the files, which are closed with the last of them.
+#[derive(Debug, Clone)]
+pub struct SharedTable(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    segments: Vec<Vec<OwnedFd>>,
+    numbers: Vec<(u64, u64)>,
+}
+
+impl SharedTable {
+    /// A table with the files of its segments, oldest first: the rows, and the index if there is one. They are open for reading only.
+    ///
+    /// # Errors
+    /// There are more than [`MOST_FILES`], or none of a segment (of kind `OutOfRange`), or the system fails.
+    pub fn new(name: impl Into<String>, segments: Vec<Vec<OwnedFd>>) -> Result<SharedTable> {
+        let name = name.into();
+        let count = segments.iter().map(Vec::len).sum::<usize>();
+        if count > MOST_FILES || segments.iter().any(|files| !(1..=2).contains(&files.len())) {
+            let message = format!("shared table \"{name}\" has more parts than a container can be given");
+            return Err(Error::new(Kind::OutOfRange, message)
+                .with_detail(format!("It has {count} files, of which {MOST_FILES} are possible.")));
+        }
+        let number = |file: &OwnedFd| fstat(file).map(|found| (found.st_dev, found.st_ino));
+        let numbers = segments.iter().flatten().map(number).collect::<std::result::Result<_, _>>();
+        let numbers = numbers.map_err(|cause| {
+            let message = format!("could not look at the files of shared table \"{name}\": {cause}");
+            Error::new(Kind::Unreachable, message)
+        })?;
+        Ok(SharedTable(Arc::new(Inner { name, segments, numbers })))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+}
+
+impl PartialEq for SharedTable {
+    /// Whether both have the same name and files.
+    fn eq(&self, other: &SharedTable) -> bool {
+        (&self.0.name, &self.0.numbers) == (&other.0.name, &other.0.numbers)
+    }
+}
+
+/// Tables that a replica's server knows, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Offer {
+    pub(crate) name: Arc<str>,
+    tables: Vec<SharedTable>,
+    connection: UnixStream,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    offer: &'a str,
+    table: &'a str,
+    files: Vec<usize>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    error: Option<WireError>,
+}
+
+impl Offer {
+    /// Gives tables to the server of a leased replica, for calls of `function`.
+    ///
+    /// # Errors
+    /// The server takes no tables, or must not be given any (of kind `NotAllowed`), or does not want these; or the replica is lost,
+    /// which another try may mend.
+    pub(crate) async fn make(lease: &Lease, function: &str, tables: &[SharedTable]) -> Result<Offer> {
+        let Some(path) = &lease.info.tables else {
+            let message = format!("the container of function \"{function}\" cannot read shared tables");
+            return Err(Error::new(Kind::InvalidDefinition, message)
+                .with_detail(format!("The server of image \"{}\" does not offer it.", lease.info.image))
+                .with_hint(
+                    "Build the image again, from a template whose documentation says that it reads shared tables.",
+                ));
+        };
+        if !lease.is_of_another_user() {
+            let message = format!("the container of function \"{function}\" must not read shared tables");
+            return Err(Error::new(Kind::NotAllowed, message)
+                .with_detail("It runs as this process's own user, who could change them.")
+                .with_hint("Run the container manager as root, so that replicas run as another user."));
+        }
+        let lost = |cause: std::io::Error| match cause.kind() {
+            std::io::ErrorKind::InvalidData => {
+                Error::protocol(function, format!("Its answer to an offer of tables cannot be read: {cause}."))
+            }
+            _ => Error::connection_lost(function, cause),
+        };
+        let connection = connect(lease, path).await.map_err(lost)?;
+        let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection };
+        for table in tables {
+            match offer.add(table).await.map_err(lost)? {
+                None => {}
+                Some(refusal) => return Err(refusal.into_error(function)),
+            }
+        }
+        Ok(offer)
+    }
+
+    /// Offers one more table; gives what the server has against it, if it has.
+    async fn add(&mut self, table: &SharedTable) -> std::io::Result<Option<WireError>> {
+        let Inner { name, segments, .. } = &*table.0;
+        let files = segments.iter().map(Vec::len).collect();
+        let line = Line { offer: &self.name, table: name, files };
+        let mut line = serde_json::to_vec(&line).map_err(std::io::Error::other)?;
+        line.push(b'\n');
+        let mut descriptors: Vec<BorrowedFd<'_>> = segments.iter().flatten().map(AsFd::as_fd).collect();
+        let mut rest = line.as_slice();
+        while !rest.is_empty() {
+            let sending = || send(&self.connection, rest, &descriptors);
+            let sent = self.connection.async_io(Interest::WRITABLE, sending).await?;
+            // They come with the first byte.
+            descriptors.clear();
+            rest = &rest[sent..];
+        }
+        let answer = self.answer().await?;
+        let unreadable = |cause| std::io::Error::new(std::io::ErrorKind::InvalidData, cause);
+        let answer: Answer = serde_json::from_slice(&answer).map_err(unreadable)?;
+        self.tables.push(table.clone());
+        Ok(answer.error)
+    }
+
+    async fn answer(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\n") {
+            let mut buffer = [0; 1024];
+            let read = self.connection.read(&mut buffer).await?;
+            answer.extend_from_slice(&buffer[..read]);
+            if read == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            if answer.len() > MOST_ANSWER_BYTES {
+                return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "it is too long"));
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Whether it has these tables, and the server still has it. A server has nothing to say before it is asked.
+    pub(crate) fn has(&self, tables: &[SharedTable]) -> bool {
+        let is_there =
+            || self.connection.try_read(&mut [0]).is_err_and(|it| it.kind() == std::io::ErrorKind::WouldBlock);
+        self.tables == tables && is_there()
+    }
+}
+
+async fn connect(lease: &Lease, path: &Path) -> std::io::Result<UnixStream> {
+    let credentials = lease.credentials();
+    let socket = unix::UnixSocket::new(path, &credentials);
+    UnixStream::from_std(unix::connect(&socket.path(), credentials.server_user).await?)
+}
