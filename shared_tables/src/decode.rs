@@ -45,7 +45,7 @@ const ALIGNMENT: usize = 64;
 pub(crate) enum Trust {
     /// They may be anything.
     Nothing,
-    /// They were checked when they were published, and nobody but this user could change them.
+    /// They were checked when they were published, and nobody but the user who did that could change them.
     Values,
 }
 
@@ -65,10 +65,10 @@ pub(crate) fn decode(bytes: Buffer, trust: Trust) -> Result<Decoded> {
 }
 
 fn read(bytes: Buffer, trust: Trust) -> Result<Decoded> {
+    let trailer: [u8; TRAILER_BYTES] = *bytes.last_chunk().ok_or_else(|| malformed("is shorter than an Arrow file"))?;
     if bytes.as_ptr().align_offset(ALIGNMENT) != 0 {
         return Err(malformed("does not begin at a multiple of 64 bytes"));
     }
-    let trailer: [u8; TRAILER_BYTES] = *bytes.last_chunk().ok_or_else(|| malformed("is shorter than an Arrow file"))?;
     let footer_end = bytes.len() - TRAILER_BYTES;
     let footer_bytes = read_footer_length(trailer).map_err(unreadable)?;
     if footer_bytes > MOST_METADATA_BYTES {
@@ -123,7 +123,8 @@ fn read(bytes: Buffer, trust: Trust) -> Result<Decoded> {
 #[allow(unsafe_code)]
 fn without_values(decoder: FileDecoder) -> FileDecoder {
     // SAFETY: `Trust::Values` is for files of a store alone: each was decoded with `Trust::Nothing` before it got its name
-    // (store.rs), is written to no more, and lies in a directory that only this user can write to (directory.rs).
+    // (store.rs), is written to no more, and lies in a directory that only this user can write to (directory.rs). Whoever calls
+    // `Segment::from_files` vouches for the same.
     unsafe { decoder.with_skip_validation(true) }
 }
 

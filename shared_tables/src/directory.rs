@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use arrow_buffer::Buffer;
 use bytes::Bytes;
-use memmap2::Mmap;
+use memmap2::MmapOptions;
 use rustix::fs::{
     AtFlags, CWD, Dir, FallocateFlags, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
     fallocate, flock, fstat, fstatvfs, futimens, linkat, mkdirat, openat, statat, unlinkat, utimensat,
@@ -254,8 +254,10 @@ pub(crate) fn map(file: &File) -> io::Result<Buffer> {
         return Ok(Buffer::from_vec(Vec::<u8>::new()));
     }
     // SAFETY: the file has its memory since `allocate`, and nobody writes to it or shortens it while the map is there: store.rs
-    // maps files only once they are written, and they lie in a directory that only this user can look into.
-    let map = unsafe { Mmap::map(file)? };
+    // maps files only once they are written, and they lie in a directory that only this user can look into. Whoever calls
+    // `Segment::from_files` vouches for the same.
+    // Private, because before Linux 6.7 there are no shared maps of files that are sealed. Both lie in the memory of the file.
+    let map = unsafe { MmapOptions::new().map_copy_read_only(file)? };
     Ok(Bytes::from_owner(map).into())
 }
 

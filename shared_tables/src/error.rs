@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-use arrow_schema::ArrowError;
+use arrow_schema::{ArrowError, DataType};
 use rustix::io::Errno;
 use udf_types::error::{Error, Kind};
 
@@ -36,6 +36,11 @@ pub(crate) fn unsafe_directory(path: &Path, fact: &str) -> Error {
 /// The bytes of a segment or of an index are not what they must be; `fact` completes a sentence about them.
 pub(crate) fn malformed(what: &str, fact: impl fmt::Display) -> Error {
     Error::new(Kind::InvalidDefinition, format!("invalid {what} of a shared table")).with_detail(format!("It {fact}."))
+}
+
+/// An index and a segment do not belong together.
+pub(crate) fn foreign_index() -> Error {
+    malformed("index", "is that of another segment")
 }
 
 /// The database's copy of a segment is not the one that its digest was taken of.
@@ -90,6 +95,68 @@ pub(crate) fn unsupported_key(what: impl fmt::Display) -> Error {
 /// A key that is not possible; `fact` completes "the key of a shared table".
 pub(crate) fn invalid_key(fact: impl fmt::Display) -> Error {
     Error::invalid_definition(format!("the key of a shared table {fact}"))
+}
+
+/// A table has no segment at all.
+pub(crate) fn no_segments(table: &str) -> Error {
+    Error::invalid_definition(format!("table \"{table}\" has no segments"))
+}
+
+/// The segments of a table differ in their columns or their key.
+pub(crate) fn other_columns(table: &str, segment: usize) -> Error {
+    Error::invalid_definition(format!(
+        "segment {segment} of table \"{table}\" has other columns than the one before it"
+    ))
+}
+
+/// A table without a key is asked for keys.
+pub(crate) fn no_key(table: &str) -> Error {
+    Error::new(Kind::UserCode, format!("table \"{table}\" has no key"))
+}
+
+/// Keys have another number of columns than the table's key.
+pub(crate) fn other_key(table: &str, wanted: &[&str], given: usize) -> Error {
+    let fact = match wanted.len() {
+        1 => "1 column".to_string(),
+        several => format!("{several} columns"),
+    };
+    let message = format!("the key of table \"{table}\" has {fact} ({}), not {given}", wanted.join(", "));
+    Error::new(Kind::UserCode, message)
+}
+
+/// A column of keys has another type than the column of the table.
+pub(crate) fn other_key_type(table: &str, column: &str, wanted: &DataType, given: &DataType) -> Error {
+    let message = format!("key column \"{column}\" of table \"{table}\" has type {wanted}, and the keys have {given}");
+    Error::new(Kind::UserCode, message)
+}
+
+/// Keys are not what Arrow takes for keys.
+pub(crate) fn unusable_keys(table: &str, cause: impl fmt::Display) -> Error {
+    Error::new(Kind::UserCode, format!("could not look for keys in table \"{table}\": {cause}"))
+}
+
+/// A key has several rows where one is asked for.
+pub(crate) fn several_rows(table: &str, number: usize, key: &str, rows: usize) -> Error {
+    let message = format!("table \"{table}\" has {rows} rows with the key {key}");
+    Error::new(Kind::UserCode, message)
+        .with_detail(format!("It is key {number}, counted from 0, of a look-up of one row per key."))
+}
+
+/// A look-up would have more rows than an array may have.
+pub(crate) fn too_many_found(table: &str) -> Error {
+    let message = format!("a look-up in table \"{table}\" has more than 2147483647 rows");
+    Error::new(Kind::OutOfRange, message)
+}
+
+/// The process has no memory for the rows of a look-up.
+pub(crate) fn no_memory_for_rows(table: &str, rows: usize) -> Error {
+    Error::new(Kind::OutOfMemory, format!("no memory for {rows} rows of table \"{table}\""))
+}
+
+/// The values of a look-up are more than fit into one array.
+pub(crate) fn not_gathered(table: &str, column: &str, cause: &ArrowError) -> Error {
+    let message = format!("the rows of a look-up in table \"{table}\" are too large");
+    Error::new(Kind::OutOfRange, message).with_detail(format!("Column \"{column}\": {cause}."))
 }
 
 /// Arrow could not write rows.

@@ -53,4 +53,5 @@ pub mod index;
 pub mod keys;
 pub mod segment;
 pub mod store;
+pub mod table;
 mod writer;

@@ -4,6 +4,7 @@
 //! number. Nothing in it is compressed, and there are no dictionaries. The metadata `transship:key` of its schema has the positions
 //! of the key's columns, counted from 0, as `1,2`; without a key it is empty or missing.
 
+use std::fs::File;
 use std::str::FromStr;
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -11,9 +12,9 @@ use arrow_buffer::Buffer;
 use arrow_schema::{Schema, SchemaRef};
 use udf_types::error::Result;
 
-use crate::checks::check_key;
+use crate::checks::{check_bytes, check_key};
 use crate::decode::{Decoded, Trust, decode};
-use crate::directory::FileNumber;
+use crate::directory::{FileNumber, map};
 use crate::error;
 use crate::index::{Index, Rows};
 use crate::keys::{Keys, Probe};
@@ -48,6 +49,46 @@ impl Segment {
         Segment::read(bytes, Trust::Nothing)
     }
 
+    /// Maps a segment and its index from open files (`docs/protocol.md` §10), and checks their structure but not every value.
+    ///
+    /// # Errors
+    /// They are not regular files, not a segment and its index, or the system fails. A segment of a table with a key needs an index,
+    /// unless it has no rows.
+    ///
+    /// # Safety
+    /// The values in the segment are valid, as those of segments of a [store](crate::store) are: offsets ascend, and texts are
+    /// UTF-8. Nobody writes to the files or shortens them as long as the segment, or anything taken from it, exists.
+    #[allow(unsafe_code)]
+    pub unsafe fn from_files(file: &File, index: Option<&File>) -> Result<Segment> {
+        let mapped = |file: &File, what: &str| {
+            let failed = |cause| error::io(&format!("map the {what} of a shared table"), &cause);
+            let metadata = file.metadata().map_err(failed)?;
+            if !metadata.is_file() {
+                return Err(error::malformed(what, "is not a regular file"));
+            }
+            // An index has fewer bytes than the largest segment.
+            check_bytes(metadata.len())?;
+            map(file).map_err(failed)
+        };
+        let segment = Segment::read(mapped(file, "segment")?, Trust::Values)?;
+        let Some(index) = index else {
+            let needs_index = segment.rows > 0 && !segment.key.is_empty();
+            return if needs_index { Err(error::malformed("segment", "has a key and no index")) } else { Ok(segment) };
+        };
+        let segment = segment.with_index(Index::open(mapped(index, "index")?)?)?;
+        if segment.has_own_index() { Ok(segment) } else { Err(error::foreign_index()) }
+    }
+
+    /// Whether the index has some of the rows. That of another segment of as many rows most likely does not.
+    fn has_own_index(&self) -> bool {
+        let is_found = |row: usize| {
+            let (batch, place) = self.place(row as u32);
+            let has_null = self.keys[batch].hash(place, 0).is_none();
+            has_null || self.rows_of(&self.keys[batch], place).contains(&(row as u32))
+        };
+        self.rows == 0 || [0, self.rows / 2, self.rows - 1].into_iter().all(is_found)
+    }
+
     pub(crate) fn read(bytes: Buffer, trust: Trust) -> Result<Segment> {
         let Decoded { schema, batches, rows } = decode(bytes, trust)?;
         let key = key_of(&schema)?;
@@ -77,7 +118,7 @@ impl Segment {
     pub fn with_index(self, index: Index) -> Result<Segment> {
         let has_seed = self.digest.is_none_or(|digest| digest.seed() == index.seed());
         if self.key.is_empty() || index.segment_rows() != self.rows || !has_seed {
-            return Err(error::malformed("index", "is that of another segment"));
+            return Err(error::foreign_index());
         }
         Ok(Segment { index: Some(index), ..self })
     }
@@ -127,6 +168,20 @@ impl Segment {
         index.find(probe.hash(index.seed()), |row| {
             let (batch, row) = self.place(row);
             self.keys[batch].is_at(row, probe)
+        })
+    }
+
+    /// The rows that have the key of a row of `keys`, ascending; none if a part of the key is NULL, or there is no index. The types
+    /// are those of the key's columns.
+    ///
+    /// # Panics
+    /// If `keys` has no such row.
+    pub fn rows_of(&self, keys: &Keys, row: usize) -> Rows<'_> {
+        let Some(index) = &self.index else { return Rows::none() };
+        let Some(hash) = keys.hash(row, index.seed()) else { return Rows::none() };
+        index.find(hash, |held| {
+            let (batch, held) = self.place(held);
+            self.keys[batch].equals(held, keys, row)
         })
     }
 }

@@ -140,9 +140,12 @@ impl Store {
     /// The system fails.
     pub fn files(&self, digest: &Digest) -> Result<Option<(File, Option<File>)>> {
         let open = |suffix| self.directory.existing(&format!("{digest}{suffix}")).map_err(reading);
-        // The segment goes first: while it is there, so is its index.
+        // A segment is removed before its index, and published after it. So an index that is there belongs to the segment, and one that is
+        // missing may have come before the segment did.
         let index = open(INDEX)?;
-        Ok(open(SEGMENT)?.map(|file| (file, index)))
+        let Some(file) = open(SEGMENT)? else { return Ok(None) };
+        let index = if index.is_none() { open(INDEX)? } else { index };
+        Ok(Some((file, index)))
     }
 
     /// Makes room for a segment of `bytes` bytes and for its index, unless somebody else loads it or has published it. Removes other

@@ -146,7 +146,10 @@ pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &'static str) -> R
 ///
 /// # Safety
 /// It is NULL, or ends with a zero and does not change during the call.
-unsafe fn text<'a>(pointer: *const c_char, name: &'static str) -> Result<std::borrow::Cow<'a, str>, Failure> {
+pub(crate) unsafe fn text<'a>(
+    pointer: *const c_char,
+    name: &'static str,
+) -> Result<std::borrow::Cow<'a, str>, Failure> {
     if pointer.is_null() {
         return Err(Failure::Invalid(name));
     }
@@ -171,7 +174,10 @@ pub(crate) unsafe fn give<T>(to: *mut T, value: T, name: &'static str) -> Result
 ///
 /// # Safety
 /// Both are NULL, or follow the Arrow C data interface.
-unsafe fn columns(array: *mut FFI_ArrowArray, schema: *mut FFI_ArrowSchema) -> Result<Vec<ArrayRef>, String> {
+pub(crate) unsafe fn columns(
+    array: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+) -> Result<Vec<ArrayRef>, String> {
     if array.is_null() && schema.is_null() {
         return Ok(Vec::new());
     }

@@ -36,6 +36,7 @@ use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 use crate::lines::{self, collecting};
+use crate::tables::{Given, TABLES, giving};
 
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
@@ -121,8 +122,10 @@ impl FlightService for Flight {
         let (sender, receiver) = mpsc::channel(REPLIES_AHEAD);
         let container = self.0.clone();
         let wants_lines = request.metadata().get(LINES).is_some_and(|value| value == WANTED);
+        let tables = Given::of(request.metadata().get(TABLES).map(|value| value.to_str().unwrap_or_default()));
         tokio::spawn(async move {
-            if let Err(status) = run_exchange(container, request.into_inner(), wants_lines, &sender).await {
+            let calls = request.into_inner();
+            if let Err(status) = run_exchange(container, calls, wants_lines, tables, &sender).await {
                 let _ = sender.send(Err(status)).await;
             }
         });
@@ -159,6 +162,7 @@ async fn run_exchange(
     container: Arc<Container>,
     mut calls: Streaming<FlightData>,
     wants_lines: bool,
+    tables: Given,
     sender: &Sender,
 ) -> Result<(), Status> {
     let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
@@ -185,7 +189,7 @@ async fn run_exchange(
         let _ = sender.send(Ok(encode_schema(&layout.schema(&schema)))).await;
     }
     if container.find(&name).is_ok_and(|function| function.signature().kind == FunctionKind::Map) {
-        let stream = Stream { container, name, layout, row_errors, sender: sender.clone() };
+        let stream = Stream { container, name, layout, row_errors, tables, sender: sender.clone() };
         return run_stream(stream, decoder, calls).await;
     }
     let groups = Arc::new(Mutex::new(groups));
@@ -196,13 +200,13 @@ async fn run_exchange(
         let is_foreign = message.app_metadata.is_empty();
         number = metadata.batch.unwrap_or(number);
         let (name, sender, groups) = (name.clone(), sender.clone(), groups.clone());
-        let (container, row_errors) = (container.clone(), row_errors.clone());
+        let (container, row_errors, tables) = (container.clone(), row_errors.clone(), tables.clone());
         // The handler may compute or wait for as long as it likes: on a thread of its own.
         let answered = tokio::task::spawn_blocking(move || {
             let mut groups = groups.lock().expect("no holder panics");
             let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
             let answering = || exchange.answer(decoded, number, &metadata.step, &mut groups);
-            let (answer, lines) = collecting(wants_lines, answering);
+            let (answer, lines) = giving(tables, || collecting(wants_lines, answering));
             answer.map_err(|error| {
                 if is_foreign {
                     return status_of(&error);
@@ -233,6 +237,7 @@ struct Stream {
     name: String,
     layout: ClientLayout,
     row_errors: Result<Option<RowErrors>, CallError>,
+    tables: Given,
     sender: Sender,
 }
 
@@ -274,7 +279,7 @@ async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streami
     let (answering, taken) = (stream.clone(), batches.clone());
     // The handler may compute or wait for as long as it likes: on a thread of its own.
     let mut answered = tokio::task::spawn_blocking(move || {
-        let answered = answering.answer(&taken);
+        let answered = giving(answering.tables.clone(), || answering.answer(&taken));
         taken.abandon();
         answered
     });

@@ -17,6 +17,7 @@ mod exchanges;
 mod exit;
 mod ffi;
 mod ffi_columns;
+mod ffi_tables;
 mod flight;
 mod function;
 mod handler;
@@ -33,6 +34,7 @@ mod seats;
 mod serve;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+pub mod tables;
 mod waits;
 
 pub use batches::{Batches, Taken};

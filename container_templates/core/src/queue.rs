@@ -16,6 +16,7 @@ use udf_codec::lines::{MAX_LINE_BYTES, MAX_LINES};
 use crate::batches::Taken;
 use crate::error::CallError;
 use crate::lines;
+use crate::tables::{self, Given};
 
 /// Between two looks at whether the client has gone.
 const LOOK: Duration = Duration::from_millis(20);
@@ -74,6 +75,8 @@ pub(crate) struct Work {
     pub(crate) row_errors: bool,
     /// Whether the caller asks for lines that the handler writes.
     pub(crate) wants_lines: bool,
+    /// The shared tables of the call.
+    pub(crate) tables: Given,
     /// The batches of a map function.
     pub(crate) stream: Option<TakeBatch>,
     is_cancelled: AtomicBool,
@@ -122,6 +125,7 @@ impl Work {
             batch,
             row_errors,
             wants_lines: lines::are_wanted(),
+            tables: tables::given(),
             stream: None,
             is_cancelled: AtomicBool::new(false),
             cancelled: OnceLock::new(),

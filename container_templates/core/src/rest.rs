@@ -27,6 +27,7 @@ use crate::error::{CallError, guarded};
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
+use crate::tables::{Given, TABLES, giving};
 use crate::waits::may_run_here;
 
 const FUNCTIONS: &str = "/v1/functions/";
@@ -164,7 +165,8 @@ async fn answer(
         let answer = compute(container, function, &call, false, &is_cancelled)?;
         Ok((JSON, json_form::write(function, &call, &answer).into_bytes()))
     };
-    let (answered, written) = collecting(wants_lines, || guarded(answering));
+    let tables = head.headers.get(TABLES).map(|value| value.to_str().unwrap_or_default());
+    let (answered, written) = giving(Given::of(tables), || collecting(wants_lines, || guarded(answering)));
     *lines = written;
     function.note_long(start.elapsed() > LONG);
     answered.map(|body| (StatusCode::OK, body))

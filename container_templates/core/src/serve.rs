@@ -20,6 +20,7 @@ use crate::exchanges::Exchanges;
 use crate::flight::Flight;
 use crate::function::Function;
 use crate::http::{Http, Listener};
+use crate::tables::Listening;
 
 const WINDOW_BYTES: u32 = 16 << 20;
 /// A few streams that are not read keep no other of their connection from being read. No more than that: h2 bounds the number of small
@@ -36,7 +37,7 @@ pub struct Settings {
     pub server: String,
     /// Whether handlers write lines for their callers (`docs/protocol.md` §4.11).
     pub has_lines: bool,
-    /// The folder of `http.sock` and `flight.sock`.
+    /// The folder of `http.sock`, `flight.sock` and `tables.sock`.
     pub socket_folder: Option<String>,
     /// The TCP port of HTTP.
     pub http_port: Option<u16>,
@@ -84,7 +85,7 @@ pub(crate) fn serve_until(
     let greeting = json!({
         "protocol": 1, "server": settings.server, "functions": names, "transports": transports, "keep_alive": true,
         "constants": true, "row_errors": true,
-        "lines": settings.has_lines,
+        "lines": settings.has_lines, "tables": settings.socket_folder.is_some(),
     });
     let container = Arc::new(Container { greeting: greeting.to_string(), functions, exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -102,7 +103,11 @@ async fn listen(
     let http = Http::start(container.clone()).map_err(failed)?;
     let mut tasks = Vec::new();
     let mut is_reachable = false;
+    let mut offers = None;
     if let Some(folder) = &settings.socket_folder {
+        // It is there before a client reads in the greeting that it is.
+        let tables = bind_unix(&format!("{folder}/tables.sock")).map_err(failed)?;
+        offers = Some(Listening::start(tables).map_err(failed)?);
         http.listen(Listener::Unix(bind_unix(&format!("{folder}/http.sock")).map_err(failed)?)).map_err(failed)?;
         let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
         flight.set_nonblocking(true).map_err(failed)?;
@@ -142,6 +147,8 @@ async fn listen(
         }
     };
     let _ = tokio::time::timeout(STOP_PATIENCE, all).await;
+    // After the calls that they are for.
+    drop(offers);
     Ok(())
 }
 

@@ -2,6 +2,8 @@
 //! (`interface.c`), and the server of the C and C++ template, which must pass the conformance suite and keep no text that was sent.
 #![allow(missing_docs)]
 
+mod offering;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -14,7 +16,9 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use offering::{Offering, numbers};
 use serde_json::{Value, json};
+use transship_core::tables::TABLES;
 use udf_client::client::Client;
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::{Exchange, MapEvent};
@@ -106,8 +110,13 @@ impl Server {
     }
 
     fn post(&self, function: &str, body: &Value) -> UnixStream {
+        self.post_with(function, "", body)
+    }
+
+    /// The same with fields of the request.
+    fn post_with(&self, function: &str, fields: &str, body: &Value) -> UnixStream {
         let (mut stream, body) = (self.connect(), body.to_string());
-        let head = format!("POST /v1/functions/{function} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n");
+        let head = format!("POST /v1/functions/{function} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{fields}");
         write!(stream, "{head}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
         stream
     }
@@ -171,6 +180,7 @@ functions = [
   { name = "same", arguments = ["int8"], returns = "int8", batch = "columns" },
   { name = "word", arguments = ["int8"], returns = "text", batch = "columns" },
   { name = "running_sum", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "look_up", arguments = ["int8"], returns = "int8", batch = "columns" },
 ]"#;
 
 /// A program of this folder, compiled against the header and started with the folder of its manifest.
@@ -222,6 +232,7 @@ fn a_program_in_c_drives_the_library_on_one_thread() {
     check_references(&server);
     check_dictionaries(&server);
     check_streams(&mut server);
+    check_tables(&server);
     assert_eq!(server.end(), Some(0), "{}", server.log());
     assert!(server.log().contains("interface: ended"));
 }
@@ -311,6 +322,28 @@ fn check_dictionaries(server: &Server) {
     assert_eq!(server.ask_columns("word", &call, &data).0["dictionaries"], Value::Null);
 }
 
+/// A handler reads the tables that its caller has offered.
+fn check_tables(server: &Server) {
+    let client = Offering::connect(&server.folder.path().join("tables.sock"));
+    let (one, two) = ("00000000000000000000000000000001", "00000000000000000000000000000002");
+    client.offer(one, "numbers", &[numbers(&[(1, "one"), (3, "three")]), numbers(&[]), numbers(&[(4, "")])]);
+    client.offer(two, "numbers", &[numbers(&[(1, "a"), (1, "b")])]);
+    let ask = |offer: &str, keys: &[i64]| -> Value {
+        let (mut text, fields) = (String::new(), format!("{TABLES}: {offer}\r\n"));
+        let body = json!({"rows": keys.len(), "columns": [keys]});
+        server.post_with("look_up", &fields, &body).read_to_string(&mut text).unwrap();
+        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    assert_eq!(ask(one, &[3, 2, 4, 1, 1])["columns"], json!([[5, -1, 0, 3, 3]]));
+    assert_eq!(ask(one, &[])["columns"], json!([[]]));
+    assert_eq!(ask(two, &[5])["columns"], json!([[-1]]));
+    let message = |answer: Value| answer["error"]["message"].as_str().unwrap().to_string();
+    assert!(message(ask(two, &[5, 1])).starts_with("table \"numbers\" has 2 rows with the key (1)"));
+    assert!(message(ask("3", &[1])).starts_with("no shared table \"numbers\""));
+    let error = server.ask("look_up", &json!({"rows": 1, "columns": [[1]]}));
+    assert!(message(error).starts_with("no shared table \"numbers\""));
+}
+
 /// A map function's stream, which a program on one thread answers beside others.
 fn check_streams(server: &mut Server) {
     let argument = Argument { name: String::new(), ty: Type::Int8 };
@@ -325,6 +358,7 @@ fn check_streams(server: &mut Server) {
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(20),
         start_timeout: Duration::from_secs(20),
+        tables: Vec::new(),
     });
     let batch = |number: u64| {
         let column: ArrayRef = Arc::new(Int64Array::from(vec![1, 10]));
@@ -501,6 +535,7 @@ fn table_functions_in_cpp_keep_no_text_that_was_sent() {
         volatility: Volatility::Volatile,
         batch_timeout: Duration::from_secs(120),
         start_timeout: Duration::from_secs(20),
+        tables: Vec::new(),
     }));
     let columns: Vec<ArrayRef> = [COUNT, BYTES].map(|value| Arc::new(Int64Array::from(vec![value])) as ArrayRef).into();
     exchange.send(CallBatch::new(0, RecordBatch::try_new(signature.call_schema(), columns).unwrap()));

@@ -74,6 +74,14 @@ static void check_null(void) {
   CHECK(transship_work_next(NULL, 0, &array, &schema) == TRANSSHIP_INVALID && array.release == NULL && schema.release == NULL);
   CHECK(transship_server_concurrency(NULL, 0) == 1 && transship_server_argument(NULL, 0, 0) == NULL);
   CHECK(transship_work_fail(NULL, "user_code", "no", NULL, -1) == TRANSSHIP_INVALID);
+  transship_table *table = (transship_table *)&table;
+  CHECK(transship_work_table(NULL, "numbers", &table) == TRANSSHIP_INVALID && !table);
+  CHECK(transship_table_open(NULL, "numbers", &table) == TRANSSHIP_INVALID && transship_table_open("x", NULL, &table) == TRANSSHIP_INVALID);
+  CHECK(transship_table_open("x", "numbers", &table) == TRANSSHIP_FAILED && !table);
+  CHECK(transship_table_rows(NULL) == 0 && transship_table_batches(NULL) == 0);
+  CHECK(transship_table_schema(NULL, &schema) == TRANSSHIP_INVALID && transship_table_batch(NULL, 0, &array) == TRANSSHIP_INVALID);
+  CHECK(transship_tables_serve(-1) == TRANSSHIP_INVALID && transship_tables_serve(0) == TRANSSHIP_FAILED);
+  transship_table_close(NULL);
   transship_server_free(NULL);
   transship_text_free(NULL);
 }
@@ -121,8 +129,69 @@ static void advance(struct stream *stream) {
   }
 }
 
+/* The lengths of the names that the table "numbers" has for the keys, -1 where it has none; the error, or NULL. */
+static const char *look_up(const transship_work *work, int64_t count, int64_t *keys, int64_t *lengths) {
+  static char error[1000];
+  struct ArrowArray array, rows, positions;
+  struct ArrowSchema schema;
+  transship_table *table = (transship_table *)&table;
+  int64_t *columns[2] = {keys, keys};
+  CHECK(transship_work_table(work, NULL, &table) == TRANSSHIP_INVALID && !table);
+  CHECK(transship_work_table(work, "numbers", NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_work_table(work, "none", &table) == TRANSSHIP_FAILED && !table && strstr(transship_message(), "\"none\""));
+  if (transship_work_table(work, "numbers", &table) != TRANSSHIP_OK) {
+    snprintf(error, sizeof error, "%s", transship_message());
+    return error;
+  }
+  CHECK(transship_table_schema(table, &schema) == TRANSSHIP_OK && schema.n_children == 2 && schema.metadata);
+  CHECK(strcmp(schema.format, "+s") == 0 && strcmp(schema.children[1]->name, "name") == 0);
+  schema.release(&schema);
+  int64_t read = 0;
+  for (size_t number = 0; number < transship_table_batches(table); number++) {
+    CHECK(transship_table_batch(table, number, &rows) == TRANSSHIP_OK && rows.n_children == 2);
+    read += rows.length;
+    rows.release(&rows);
+  }
+  CHECK(read == transship_table_rows(table));
+  CHECK(transship_table_batch(table, transship_table_batches(table), &rows) == TRANSSHIP_INVALID && !rows.release);
+  /* The keys are released whatever is wrong. */
+  make_reply(1, count, columns, &array, &schema);
+  CHECK(transship_table_lookup(NULL, &array, &schema, NULL, &rows) == TRANSSHIP_INVALID && !array.release && !schema.release && !rows.release);
+  make_reply(1, count, columns, &array, &schema);
+  CHECK(transship_table_lookup(table, &array, &schema, NULL, NULL) == TRANSSHIP_INVALID && !array.release && !schema.release);
+  make_reply(2, count, columns, &array, &schema);
+  CHECK(transship_table_lookup(table, &array, &schema, &positions, &rows) == TRANSSHIP_FAILED && !array.release && !positions.release && !rows.release);
+  CHECK(transship_table_lookup(table, NULL, NULL, NULL, &rows) == TRANSSHIP_FAILED && !rows.release);
+  make_reply(1, count, columns, &array, &schema);
+  CHECK(transship_table_lookup(table, &array, &schema, &positions, &rows) == TRANSSHIP_OK && positions.length == rows.length);
+  for (int64_t row = 0; row < rows.length; row++) {
+    const int32_t position = ((const int32_t *)positions.buffers[1])[positions.offset + row];
+    const struct ArrowArray *key = rows.children[0];
+    CHECK(keys[position] == ((const int64_t *)key->buffers[1])[key->offset + row]);
+  }
+  positions.release(&positions);
+  rows.release(&rows);
+  make_reply(1, count, columns, &array, &schema);
+  const transship_status status = transship_table_lookup(table, &array, &schema, NULL, &rows);
+  snprintf(error, sizeof error, "%s", transship_message());
+  /* What was taken outlives the table. */
+  transship_table_close(table);
+  if (status != TRANSSHIP_OK) return error;
+  CHECK(rows.length == count);
+  for (int64_t row = 0; row < count; row++) {
+    const uint8_t *validity = rows.buffers[0];
+    const int64_t bit = rows.offset + row;
+    const struct ArrowArray *name = rows.children[1];
+    const int32_t *offsets = (const int32_t *)name->buffers[1] + name->offset;
+    const int found = !validity || validity[bit / 8] >> bit % 8 & 1;
+    lengths[row] = found ? offsets[row + 1] - offsets[row] : -1;
+  }
+  rows.release(&rows);
+  return NULL;
+}
+
 /* 0 fails at the value 13, 1 is a table function, 2 an aggregate function, 3 waits until its client has gone, 4 gives its argument
- * back, 5 gives words as a dictionary, 6 is a map function. */
+ * back, 5 gives words as a dictionary, 6 is a map function, 7 looks its argument up. */
 static void answer(transship_work *work) {
   transship_work_info info;
   CHECK(transship_work_info_of(work, NULL) == TRANSSHIP_INVALID);
@@ -211,6 +280,15 @@ static void answer(transship_work *work) {
     words.release = release_child;
     word_schema.release = release_schema;
     status = transship_work_answer(work, &array, &schema);
+  } else if (info.function == 7) {
+    memcpy(columns[1], values, info.rows * sizeof *values);
+    const char *error = look_up(work, batch.length, columns[1], columns[0]);
+    if (error) {
+      status = transship_work_fail(work, "user_code", error, NULL, -1);
+      goto end;
+    }
+    make_reply(1, batch.length, columns, &array, &schema);
+    status = transship_work_answer(work, &array, &schema);
   } else {
     fprintf(stderr, "interface: wait begun\n");
     while (!transship_work_is_cancelled(work)) poll(NULL, 0, 1);
@@ -231,16 +309,16 @@ int main(int count, char **arguments) {
   snprintf(config, sizeof config, "{\"server\": \"interface/1\", \"root\": \"%s\", \"columns\": \"plain\"}", arguments[1]);
   transship_server *server = NULL;
   CHECK(transship_server_new(config, &server) == TRANSSHIP_OK && server);
-  CHECK(transship_server_functions(server) == 7);
+  CHECK(transship_server_functions(server) == 8);
   transship_function function;
-  CHECK(transship_server_function(server, 7, &function) == TRANSSHIP_INVALID);
+  CHECK(transship_server_function(server, 8, &function) == TRANSSHIP_INVALID);
   CHECK(transship_server_function(server, 6, &function) == TRANSSHIP_OK && strcmp(function.kind, "map") == 0);
-  CHECK(transship_server_concurrency(server, 3) == 5 && transship_server_concurrency(server, 0) == 1 && transship_server_concurrency(server, 7) == 1);
+  CHECK(transship_server_concurrency(server, 3) == 5 && transship_server_concurrency(server, 0) == 1 && transship_server_concurrency(server, 8) == 1);
   CHECK(transship_server_function(server, 1, &function) == TRANSSHIP_OK);
   CHECK(strcmp(function.name, "up_to") == 0 && strcmp(function.kind, "table") == 0 && strcmp(function.batch, "row") == 0);
   CHECK(strcmp(function.result, "int4") == 0 && strcmp(function.result_format, "l") == 0 && function.arguments == 1);
   CHECK(strcmp(transship_server_argument(server, 1, 0), "int8") == 0);
-  CHECK(!transship_server_argument(server, 1, 1) && !transship_server_argument(server, 7, 0));
+  CHECK(!transship_server_argument(server, 1, 1) && !transship_server_argument(server, 8, 0));
   size_t merging = 2;
   char *text = NULL;
   CHECK(transship_server_describe(server, NULL, 1, &text) == TRANSSHIP_INVALID);

@@ -55,16 +55,18 @@ def serve(functions):
     # Before the parts that divide them among themselves.
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    from . import flight, rest
+    from . import flight, offers, rest
 
     servers, signals = [], catch_signals()
     # The engine that connects is another user than this one; the directory around the socket decides who gets here.
     umask = os.umask(0)
     directory = os.environ.get("TRANSSHIP_SOCKET_DIR")
     if directory:
-        for name in ("flight.sock", "http.sock"):
+        for name in ("flight.sock", "http.sock", "tables.sock"):
             if os.path.exists(f"{directory}/{name}"):
                 os.unlink(f"{directory}/{name}")
+        # Before anybody is told that it is there.
+        offers.listen(f"{directory}/tables.sock")
         servers.append(rest.UnixServer(f"{directory}/http.sock", functions))
         servers.append(flight.Server(f"grpc+unix://{directory}/flight.sock", functions))
     if port := os.environ.get("TRANSSHIP_HTTP_PORT"):

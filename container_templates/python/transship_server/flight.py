@@ -12,7 +12,7 @@ import time
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from . import __version__, databend, lines, types
+from . import __version__, databend, lines, offers, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .function import Cancelled
@@ -29,7 +29,8 @@ class Server(flight.FlightServerBase):
     """Answers Flight on one location for the given functions."""
 
     def __init__(self, location, functions):
-        super().__init__(location, middleware={databend.NAME: databend.Headers(), lines.FIELD: _LinesWanted()})
+        middleware = {databend.NAME: databend.Headers(), lines.FIELD: _LinesWanted(), offers.FIELD: _OfferNamed()}
+        super().__init__(location, middleware=middleware)
         self._functions = functions
 
     def do_action(self, context, action):
@@ -54,7 +55,8 @@ class Server(flight.FlightServerBase):
             yield self._info(flight.FlightDescriptor.for_path(name), function, function.schema)
 
     def do_exchange(self, context, descriptor, reader, writer):
-        with lines.collecting(context.get_middleware(lines.FIELD) is not None) as found:
+        offer = getattr(context.get_middleware(offers.FIELD), "name", None)
+        with offers.named(offer), lines.collecting(context.get_middleware(lines.FIELD) is not None) as found:
             self._exchange(context, descriptor, reader, writer, found)
 
     def _exchange(self, context, descriptor, reader, writer, found):
@@ -145,6 +147,19 @@ class _LinesWanted(flight.ServerMiddlewareFactory):
         return flight.ServerMiddleware() if wanted else None
 
 
+class _OfferNamed(flight.ServerMiddlewareFactory):
+    """Notes the name of the offer of the calls that have one."""
+
+    def start_call(self, info, headers):
+        names = [value for name, values in headers.items() if name.lower() == offers.FIELD for value in values]
+        return _Offer(names[0]) if names else None
+
+
+class _Offer(flight.ServerMiddleware):
+    def __init__(self, name):
+        self.name = name
+
+
 def _written(found):
     texts = found.take() if found is not None else []
     return {"lines": texts} if texts else {}
@@ -215,4 +230,5 @@ def greeting(functions):
     transports = ["flight", "json", "socket"] + (["shm", "parquet"] if os.environ.get("TRANSSHIP_SEGMENT_DIR") else [])
     server = f"transship-python/{__version__}"
     answer = {"protocol": 1, "server": server, "functions": list(functions), "transports": transports}
-    return answer | {"constants": True, "keep_alive": True, "row_errors": True, "lines": True}
+    answer |= {"constants": True, "keep_alive": True, "row_errors": True, "lines": True}
+    return answer | {"tables": offers.are_taken()}

@@ -18,7 +18,7 @@ import zlib
 
 import pyarrow as pa
 
-from . import columns, constants, dialects, exact_json, http1, json_columns, json_values, lines, types
+from . import columns, constants, dialects, exact_json, http1, json_columns, json_values, lines, offers, types
 from .aggregate_function import AggregateFunction
 from .errors import CallError
 from .flight import greeting
@@ -93,6 +93,12 @@ class _Handler(http1.Handler):
             body = self._decode_body(self.body)
         except CallError as error:
             return self._fail(error)
+        if (offer := self.headers.get(offers.FIELD)) is None:
+            return self._answer_with_lines(body)
+        with offers.named(offer):
+            return self._answer_with_lines(body)
+
+    def _answer_with_lines(self, body):
         if self.headers.get(lines.FIELD) != lines.WANTED:
             return self._answer_call(body)
         with lines.collecting(True) as self.lines:
@@ -365,6 +371,7 @@ class _Server:
             if time.monotonic() - swept >= _SWEEP_S:
                 swept = time.monotonic()
                 self._close_idle(swept - _IDLE_S)
+                offers.forget_unused()
 
     def shutdown(self):
         """Takes no more connections, and waits for the calls that are running."""

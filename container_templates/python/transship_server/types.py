@@ -286,6 +286,7 @@ _ALIASES = {
 }  # fmt: skip
 
 _BY_ANNOTATION = {entry.annotation: entry for entry in TYPES.values() if entry.annotation} | {list: TYPES["json"]}
+_BY_ARROW = {(entry.arrow, entry.extension): entry for entry in TYPES.values()}
 
 
 _RANGES = {
@@ -348,6 +349,22 @@ def by_annotation(annotation):
         return _BY_ANNOTATION[annotation]
     except (KeyError, TypeError):
         raise ValueError(f'annotation "{annotation}" stands for no SQL type') from None
+
+
+def by_field(field):
+    """The type of an Arrow field, which docs/types.md lists; ValueError if it does not."""
+    kind, extension = field.type, (field.metadata or {}).get(_EXTENSION_KEY, b"").decode(errors="replace") or None
+    if isinstance(kind, pa.BaseExtensionType):
+        kind, extension = kind.storage_type, kind.extension_name
+    if pa.types.is_list(kind):
+        return ArrayType(by_field(kind.value_field))
+    if pa.types.is_struct(kind) and extension == "transship.range":
+        return RangeType(by_field(kind.field("lower")))
+    if pa.types.is_struct(kind):
+        return CompositeType([(part.name, by_field(part)) for part in kind])
+    if (kind, extension) not in _BY_ARROW:
+        raise ValueError(f'column "{field.name}" is of unrecognized type {kind}')
+    return _BY_ARROW[kind, extension]
 
 
 def schema_of(columns):

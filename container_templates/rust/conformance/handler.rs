@@ -46,6 +46,7 @@ pub fn functions() -> Functions {
         .scalar("wait", wait)
         .scalar("rows_waited", rows_waited)
         .table("repeat", |n: Option<i32>| 1..=n.unwrap_or(0))
+        .arrow("table_lookup", table_lookup)
         .aggregate::<Total>("total")
 }
 
@@ -95,6 +96,11 @@ fn wait(seconds: f64) -> f64 {
     ROWS_WAITED.fetch_add(1, Ordering::Relaxed);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     seconds
+}
+
+fn table_lookup(batch: &RecordBatch) -> Result<ArrayRef, transship::Error> {
+    let rows = transship::table("numbers")?.lookup(batch.columns())?;
+    Ok(rows.column(1).clone())
 }
 
 #[derive(Default, Serialize, Deserialize)]

@@ -118,6 +118,9 @@ pub unsafe extern "C-unwind" fn explain(
                 if transport != TransportName::Auto {
                     line.push_str(&format!(" over {}", transport.name()));
                 }
+                if !function.body.tables.is_empty() {
+                    line.push_str(&format!(" with {}", function.body.tables.join(", ")));
+                }
             }
             if private.is_stepwise {
                 line.push_str(" row by row");

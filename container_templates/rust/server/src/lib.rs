@@ -18,6 +18,8 @@ pub use serde;
 pub use serde_json;
 pub use transship_core::CallError;
 pub use transship_core::lines::write_line;
+pub use transship_core::tables::{Table, table};
+pub use udf_types::Error;
 pub use value::Json;
 
 use transship_core::error::install_panic_hook;

@@ -3,10 +3,17 @@
 
 #[path = "../../conformance/handler.rs"]
 mod handler;
+#[path = "../../../core/tests/offering/mod.rs"]
+mod offering;
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use offering::{Offering, numbers};
+use transship::serde_json::{Value, from_str, json};
 use udf_client::transport::credentials::Credentials;
 use udf_conformance::{Outcome, judge_server};
 use udf_project::endpoint::Endpoint;
@@ -49,8 +56,28 @@ fn the_server_conforms() {
         })
         .unwrap();
     }
+    check_tables(folder.path());
     let ended = Command::new("kill").arg(server.id().to_string()).status().unwrap();
     assert!(ended.success() && server.wait().unwrap().success());
     assert!(failed.is_empty(), "{failed:#?}");
     assert!(counts.len() == 3 && counts.iter().all(|count| *count > 40), "{counts:?}");
+}
+
+/// A handler looks keys up in a table that its caller has offered.
+fn check_tables(folder: &Path) {
+    let (client, offer) = (Offering::connect(&folder.join("tables.sock")), "0123456789abcdef0123456789abcdef");
+    client.offer(offer, "numbers", &[numbers(&[(1, "one")]), numbers(&[(2, "two")])]);
+    let ask = |offer: &str| -> Value {
+        let mut stream = UnixStream::connect(folder.join("http.sock")).unwrap();
+        let body = json!({"rows": 4, "columns": [[2, null, 3, 1]]}).to_string();
+        let head = format!("POST /v1/functions/table_lookup HTTP/1.1\r\nhost: x\r\ntransship-tables: {offer}\r\n");
+        write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+    };
+    assert_eq!(ask(offer)["columns"], json!([["two", null, null, "one"]]));
+    let error = ask("x")["error"].clone();
+    assert_eq!(error["kind"], "user_code");
+    assert!(error["message"].as_str().unwrap().starts_with("no shared table \"numbers\""), "{error}");
 }

@@ -220,7 +220,10 @@ impl Caching {
             self.session.distrust();
             return None;
         };
-        self.worth.note_look_up(rows, start.elapsed());
+        // Beside calls, and the store that keeps their results, a look-up takes longer than one that spares calls.
+        if looked_up.missing.is_empty() || self.planned.is_empty() {
+            self.worth.note_look_up(rows, start.elapsed());
+        }
         self.worth.note_cost(cost);
         (self.generation, self.is_given_up) = (Some(generation), false);
         Some(looked_up)

@@ -8,13 +8,13 @@ use crate::pace::Pace;
 /// What a look-up takes at least, in microseconds: two messages, and two processes that wake each other.
 const LOOK_UP_US: f64 = 30.0;
 /// What it takes for each row, before that was measured.
-const ROW_US: f64 = 0.5;
+const ROW_US: f64 = 1.0;
 /// With fewer rows, the time of a look-up does not tell what one takes.
 const SURE_LOOK_UP: usize = 1024;
 /// So many calls at a time tell what one takes; with fewer, the way there and back hides it.
 const SURE_CALLS: usize = 4096;
 /// How many times as much as the look-up calls must take: results that are not found are looked up, called and kept.
-const LEAST_GAIN: f64 = 2.0;
+const LEAST_GAIN: f64 = 1.25;
 /// Longest that the calls of one batch should take, if some results are not found.
 const LONGEST_BATCH_US: f64 = 1e6;
 
@@ -52,8 +52,8 @@ impl Worth {
     pub(super) fn note_look_up(&mut self, rows: usize, time: Duration) {
         if rows >= SURE_LOOK_UP {
             let row_us = (time.as_secs_f64() * 1e6 - LOOK_UP_US).max(0.0) / rows as f64;
-            // Once the machine is busy elsewhere says little.
-            self.row_us += (row_us - self.row_us) / 4.0;
+            // Once the machine is busy elsewhere, as with what was just forgotten, says little, however long it takes.
+            self.row_us += (row_us.min(2.0 * self.row_us) - self.row_us) / 4.0;
         }
     }
 
@@ -150,8 +150,12 @@ mod tests {
         assert!(worth.pays(10_000));
         (0..20).for_each(|_| worth.note_look_up(10_000, us(40_000)));
         assert!(!worth.pays(10_000));
-        worth.note_look_up(1, us(1_000_000));
         let slow = worth;
+        worth.note_look_up(1, us(1_000_000));
         assert_eq!(worth, slow);
+        let mut worth = Worth::default();
+        worth.note_calls(10_000, us(50_000));
+        worth.note_look_up(10_000, us(1_000_000));
+        assert!(worth.pays(10_000));
     }
 }

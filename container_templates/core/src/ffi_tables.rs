@@ -1,0 +1,261 @@
+//! The C interface's shared tables. The rules are those of `ffi.rs`.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
+use arrow_array::{Array, StructArray};
+use udf_types::error::Result;
+
+use crate::ffi::{Failure, OK, PulledWork, borrowed, columns, entry, give, text};
+use crate::tables::{Given, Table, serve_on};
+
+/// `transship_table`.
+pub struct OpenTable(Arc<Table>);
+
+fn failed(cause: impl std::fmt::Display) -> Failure {
+    Failure::Failed(cause.to_string())
+}
+
+/// Gives a table that was found.
+///
+/// # Safety
+/// `to` is memory for the result, or NULL.
+unsafe fn give_table(found: Result<Arc<Table>>, to: *mut *mut OpenTable) -> std::result::Result<i32, Failure> {
+    let table = Box::into_raw(Box::new(OpenTable(found.map_err(failed)?)));
+    // SAFETY: the caller of this function vouches for it. A table that nobody takes is closed.
+    unsafe { give(to, table, "table is NULL").inspect_err(|_| drop(Box::from_raw(table)))? };
+    Ok(OK)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_table(
+    work: *const PulledWork,
+    name: *const c_char,
+    table: *mut *mut OpenTable,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for memory for the result, for work that has not ended, or NULL, and for a text that ends with a zero.
+        unsafe {
+            give(table, std::ptr::null_mut(), "table is NULL")?;
+            let (work, name) = (borrowed(work, "work is NULL")?, text(name, "name is NULL")?);
+            give_table(work.work.tables.table(&name), table)
+        }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_tables_serve(listener: c_int) -> i32 {
+    entry(|| {
+        if listener < 0 {
+            return Err(Failure::Invalid("listener is not a descriptor"));
+        }
+        // SAFETY: the header asks for a descriptor that stays open meanwhile.
+        let listener = unsafe { BorrowedFd::borrow_raw(listener) };
+        serve_on(listener).map_err(failed)?;
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_open(
+    offer: *const c_char,
+    name: *const c_char,
+    table: *mut *mut OpenTable,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for memory for the result, and for texts that end with a zero.
+        unsafe {
+            give(table, std::ptr::null_mut(), "table is NULL")?;
+            let (offer, name) = (text(offer, "offer is NULL")?, text(name, "name is NULL")?);
+            give_table(Given::of(Some(&offer)).table(&name), table)
+        }
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_rows(table: *const OpenTable) -> i64 {
+    // SAFETY: the header asks for a table that is open, or NULL.
+    unsafe { table.as_ref() }.map_or(0, |table| table.0.rows() as i64)
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_batches(table: *const OpenTable) -> usize {
+    // SAFETY: the header asks for a table that is open, or NULL.
+    unsafe { table.as_ref() }.map_or(0, |table| table.0.batch_count())
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_schema(table: *const OpenTable, schema: *mut FFI_ArrowSchema) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for memory for the result, and for a table that is open, or NULL.
+        let table = unsafe {
+            give(schema, FFI_ArrowSchema::empty(), "schema is NULL")?;
+            borrowed(table, "table is NULL")?
+        };
+        let its_schema = FFI_ArrowSchema::try_from(table.0.schema().as_ref()).map_err(failed)?;
+        // SAFETY: as above.
+        unsafe { give(schema, its_schema, "schema is NULL")? };
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_batch(
+    table: *const OpenTable,
+    number: usize,
+    rows: *mut FFI_ArrowArray,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for memory for the result, and for a table that is open, or NULL.
+        let table = unsafe {
+            give(rows, FFI_ArrowArray::empty(), "rows is NULL")?;
+            borrowed(table, "table is NULL")?
+        };
+        let batch = table.0.batch(number).ok_or(Failure::Invalid("there is no batch of this number"))?;
+        // SAFETY: as above.
+        unsafe { give_array(&StructArray::from(batch), rows)? };
+        Ok(OK)
+    })
+}
+
+/// Gives an array.
+///
+/// # Safety
+/// `to` is memory for the result, or NULL.
+unsafe fn give_array(array: &dyn Array, to: *mut FFI_ArrowArray) -> std::result::Result<(), Failure> {
+    let (array, _) = to_ffi(&array.to_data()).map_err(failed)?;
+    // SAFETY: the caller of this function vouches for it.
+    unsafe { give(to, array, "the memory for the result is NULL") }
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_lookup(
+    table: *const OpenTable,
+    keys: *mut FFI_ArrowArray,
+    schema: *mut FFI_ArrowSchema,
+    positions: *mut FFI_ArrowArray,
+    rows: *mut FFI_ArrowArray,
+) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for keys that are handed over, for memory for the results, and for a table that is open, or NULL. The keys
+        // are taken first, so that they are released whatever else is wrong.
+        let (keys, table) = unsafe {
+            let keys = columns(keys, schema);
+            if !positions.is_null() {
+                give(positions, FFI_ArrowArray::empty(), "positions is NULL")?;
+            }
+            give(rows, FFI_ArrowArray::empty(), "rows is NULL")?;
+            (keys, borrowed(table, "table is NULL")?)
+        };
+        let keys = keys.map_err(Failure::Failed)?;
+        if positions.is_null() {
+            let found = table.0.lookup(&keys).map_err(failed)?;
+            // SAFETY: as above.
+            unsafe { give_array(&found, rows)? };
+            return Ok(OK);
+        }
+        let (numbers, found) = table.0.matches(&keys).map_err(failed)?;
+        // SAFETY: as above.
+        unsafe {
+            give_array(&StructArray::from(found), rows)?;
+            give_array(&numbers, positions)?;
+        }
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_table_close(table: *mut OpenTable) {
+    if !table.is_null() {
+        entry(|| {
+            // SAFETY: the header asks for a table that is open, and that is closed once.
+            drop(unsafe { Box::from_raw(table) });
+            Ok(OK)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::ffi::transship_message;
+    use crate::tables::tests::offering::{Offering, numbers};
+
+    #[test]
+    fn a_server_without_the_library_takes_offers_on_a_socket_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tables.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        // SAFETY: the listener is not closed before the process ends.
+        std::thread::spawn(move || unsafe {
+            transship_tables_serve(std::mem::ManuallyDrop::new(listener).as_raw_fd())
+        });
+        let client = Offering::connect(&path);
+        let offer = "fedcba98765432100123456789abcdef";
+        client.offer(offer, "numbers", &[numbers(&[(1, "one")])]);
+        let open = |offer: &str, name: &str| {
+            let (offer, name, mut table) =
+                (CString::new(offer).unwrap(), CString::new(name).unwrap(), std::ptr::null_mut());
+            // SAFETY: both texts end with a zero, and there is memory for the table.
+            let status = unsafe { transship_table_open(offer.as_ptr(), name.as_ptr(), &mut table) };
+            (status, table)
+        };
+        let (status, table) = open(offer, "numbers");
+        assert_eq!(status, OK);
+        // SAFETY: the table is open until it is closed here.
+        unsafe {
+            assert_eq!((transship_table_rows(table), transship_table_batches(table)), (1, 1));
+            transship_table_close(table);
+        }
+        for (offer, name) in [(offer, "letters"), ("x", "numbers")] {
+            let (status, table) = open(offer, name);
+            assert!(status < 0 && table.is_null());
+            // SAFETY: the message lives until the next call.
+            let message = unsafe { std::ffi::CStr::from_ptr(transship_message()) }.to_string_lossy();
+            assert!(message.starts_with(&format!("no shared table \"{name}\"")), "{message}");
+        }
+    }
+}

@@ -1,0 +1,728 @@
+"""Shared tables (docs/protocol.md §4.13, §10): every handler reads those of its own call."""
+
+import concurrent.futures
+import copy
+import ctypes
+import datetime
+import http.client
+import json
+import os
+import pathlib
+import pickle
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+
+import numpy
+import pandas
+import pyarrow as pa
+import pyarrow.flight
+import pytest
+import transship
+from pyarrow.flight import FlightDescriptor
+from segments import BATCH_ROWS, Offer, segment_of
+from test_columns import ROWS, body_of, lay_out
+from transship_server import columns, flight, function, offers, rest, tables, types
+
+ROOT = pathlib.Path(__file__).parent.parent
+HANDLER = '''
+import asyncio
+import threading
+import time
+
+import transship
+
+def name_of(key: int) -> str:
+    row = transship.table("numbers").get(key)
+    return row and row["name"]
+
+async def name_later(key: int) -> str:
+    await asyncio.sleep(0.01)
+    return await asyncio.create_task(asyncio.to_thread(name_of, key)) if key % 2 else name_of(key)
+
+async def names_later(keys):
+    await asyncio.sleep(0.01)
+    return names(keys)
+
+def name_twice(key: int) -> str:
+    first = name_of(key)
+    time.sleep(0.05)
+    assert name_of(key) == first
+    return first
+
+def names(keys):
+    return transship.table("numbers").lookup(keys)["name"]
+
+def names_of_series(keys):
+    return transship.table("numbers").lookup(keys)["name"].to_pandas()
+
+def each_name(key):
+    yield name_of(key)
+    yield name_of(key + 1)
+
+def matching(keys):
+    positions, rows = transship.table("numbers").matches(keys)
+    for position in positions.to_pylist():
+        yield [position], rows["name"].slice(position, 1)
+
+def mapped(rows):
+    for (key,) in rows:
+        yield name_of(key)
+
+class Joined:
+    def __init__(self):
+        self.names = [name_of(1)]
+
+    def step(self, key):
+        self.names.append(name_of(key))
+
+    def merge(self, other):
+        self.names += [name_of(1), *other.names]
+
+    def finish(self):
+        return " ".join([*self.names, name_of(1)])
+
+def from_thread(name: str) -> str:
+    found = []
+
+    def read(table=None):
+        try:
+            found.append((table or transship.table(name)).get(1)["name"])
+        except LookupError as error:
+            found.append(str(error))
+
+    for arguments in ([], [transship.table(name)]):
+        thread = threading.Thread(target=read, args=arguments)
+        thread.start()
+        thread.join()
+    return " | ".join(found)
+'''
+MANIFEST = {
+    "handler": "handler.py",
+    "functions": [
+        {"name": "name_of"},
+        {"name": "name_later", "concurrency": 3},
+        {"name": "names_later", "arguments": ["int8"], "returns": "text", "batch": "arrow"},
+        {"name": "name_twice"},
+        {"name": "names", "arguments": ["int8"], "returns": "text", "batch": "arrow"},
+        {"name": "names_of_array", "arguments": ["int8"], "returns": "text", "batch": "numpy"},
+        {"name": "names_of_series", "arguments": ["int8"], "returns": "text", "batch": "pandas"},
+        {"name": "each_name", "arguments": ["int8"], "returns": "text", "kind": "table"},
+        {"name": "matching", "arguments": ["int8"], "returns": "text", "kind": "table", "batch": "arrow"},
+        {"name": "mapped", "arguments": ["int8"], "returns": "text", "kind": "map"},
+        {"name": "Joined", "arguments": ["int8"], "returns": "text", "kind": "aggregate"},
+        {"name": "from_thread"},
+    ],
+}
+SCALAR = ["name_of", "name_later", "names_later", "name_twice", "names", "names_of_array", "names_of_series"]
+INT8 = types.by_name("int8")
+
+
+def numbers(prefix, count=10):
+    names = pa.array([f"{prefix}{key}" for key in range(count)], pa.string())
+    return pa.table({"key": pa.array(range(count), pa.int64()), "name": names})
+
+
+@pytest.fixture(scope="session")
+def tables_path(tmp_path_factory):
+    assert os.path.exists(offers._LIBRARY), "make build makes it"
+    path = f"{tmp_path_factory.mktemp('tables')}/tables.sock"
+    offers.listen(path)
+    return path
+
+
+@pytest.fixture
+def offer(tables_path):
+    """Makes offers, which end with the test."""
+    made = []
+
+    def make(tables, key=("key",)):
+        made.append(Offer(tables_path, tables, list(key)))
+        assert made[-1].answer == {}
+        return made[-1].name
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
+@pytest.fixture
+def opened(offer):
+    """Opens a table as a call does."""
+
+    def open_table(table, key=("key",)):
+        with offers.named(offer({"it": table}, key)):
+            return transship.table("it")
+
+    return open_table
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("readers")
+    (folder / "handler.py").write_text(HANDLER + "\nnames_of_array = names\n")
+    return function.load(json.loads(json.dumps(MANIFEST)), str(folder))
+
+
+@pytest.fixture(scope="module")
+def address(readers, segment_dir):
+    server = rest.TcpServer(("127.0.0.1", 0), readers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_address
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def location(readers, tmp_path_factory):
+    at = f"grpc+unix://{tmp_path_factory.mktemp('sockets')}/flight.sock"
+    server = flight.Server(at, readers)
+    yield at
+    server.shutdown()
+
+
+def post(address, path, body, content_type, offer_name):
+    connection = http.client.HTTPConnection(*address, timeout=20)
+    headers = {"Content-Type": content_type} | ({offers.FIELD: offer_name} if offer_name else {})
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return body if answer.status == 200 else json.loads(body)["error"]
+
+
+def ask_json(address, name, keys, offer_name, **members):
+    """The columns of the reply, or the error."""
+    request = {"batch": 0, "rows": len(keys), "columns": [keys]} | members
+    answer = post(address, f"/v1/functions/{name}", json.dumps(request), "application/json", offer_name)
+    return answer if isinstance(answer, dict) else json.loads(answer)["columns"]
+
+
+def ask_columns(address, name, keys, offer_name, segment_dir=None):
+    places, data = lay_out([(INT8, pa.array(keys, pa.int64()))])
+    header = {"batch": 0, "rows": len(keys), "buffers": places}
+    if segment_dir is not None:
+        header["segment"] = secrets.token_hex(16)
+        (segment_dir / header["segment"]).write_bytes(data)
+        data = b""
+    answer = post(address, f"/v1/functions/{name}", body_of(header, data), columns.CONTENT_TYPE, offer_name)
+    if isinstance(answer, dict):
+        return answer
+    return [columns.Request(answer, None).batch([("", types.by_name("text"))]).column(0).to_pylist()]
+
+
+def ask_flight(location, name, batches, offer_name, schema=None):
+    """What comes back, in one list; the error as an exception."""
+    options = pyarrow.flight.FlightCallOptions(headers=[(offers.FIELD.encode(), offer_name.encode())] if offer_name else [])
+    found = []
+    with pyarrow.flight.connect(location) as client:
+        writer, reader = client.do_exchange(FlightDescriptor.for_path(name), options)
+        with writer:
+            schema = schema or pa.schema([("", pa.int64())])
+            writer.begin(schema)
+            for number, (batch, metadata) in enumerate(batches):
+                writer.write_with_metadata(batch.cast(schema), json.dumps({"batch": number} | metadata).encode())
+            writer.done_writing()
+            for chunk in reader:
+                found += chunk.data.to_pylist() if chunk.data is not None else []
+    return found
+
+
+def batch_of(*keys):
+    return pa.RecordBatch.from_arrays([pa.array(keys, pa.int64())], [""])
+
+
+@pytest.mark.parametrize("name", SCALAR)
+def test_scalar_functions_read_tables_over_every_transport(name, offer, address, location, segment_dir):
+    given = offer({"numbers": numbers("n")})
+    keys, names = [3, 1, 77, 3], ["n3", "n1", None, "n3"]
+    assert ask_json(address, name, keys, given) == [names]
+    assert ask_columns(address, name, keys, given) == [names]
+    assert ask_columns(address, name, keys, given, segment_dir) == [names]
+    found = ask_flight(location, name, [(batch_of(*keys), {}), (batch_of(2), {})], given)
+    assert [row[name] for row in found] == [*names, "n2"]
+
+
+@pytest.mark.parametrize("wanted", ["once", "again"])
+@pytest.mark.parametrize("name", ["name_of", "name_later", "names"])
+def test_functions_with_errors_of_rows_read_tables(name, wanted, offer, address):
+    assert ask_json(address, name, [3, 4], offer({"numbers": numbers("n")}), row_errors=wanted) == [["n3", "n4"], [None, None]]
+    doubled = offer({"numbers": pa.concat_tables([numbers("n"), numbers("m", 3)])})
+    results, errors = ask_json(address, name, [3, 1], doubled, row_errors=wanted)
+    assert results == ["n3", None]
+    assert errors[0] is None and errors[1].startswith("ValueError: ") and '"numbers"' in errors[1]
+
+
+def test_table_functions_read_tables(offer, address, location):
+    given = offer({"numbers": numbers("n")})
+    assert ask_json(address, "each_name", [1, 5], given) == [[0, 0, 1, 1], ["n1", "n2", "n5", "n6"]]
+    assert ask_json(address, "matching", [1, 5], given) == [[0, 1], ["n1", "n5"]]
+    found = ask_flight(location, "each_name", [(batch_of(1, 5), {})], given)
+    assert [tuple(row.values()) for row in found] == [(0, "n1"), (0, "n2"), (1, "n5"), (1, "n6")]
+
+
+def test_map_functions_read_tables(offer, location):
+    given = offer({"numbers": numbers("n", 2000)})
+    batches = [(batch_of(*range(1500)), {}), (batch_of(7), {})]
+    assert [row["mapped"] for row in ask_flight(location, "mapped", batches, given)] == [f"n{key}" for key in (*range(1500), 7)]
+
+
+def test_aggregate_functions_read_tables_in_each_step(offer, address, location):
+    given = offer({"numbers": numbers("n")})
+    schema = pa.schema([("group", pa.int64()), ("x", pa.int64()), ("state", pa.binary())])
+
+    def batch(group, x, state):
+        return pa.RecordBatch.from_pylist([{"group": group, "x": x, "state": state}], schema)
+
+    steps = [(batch(0, 4, None), {"step": "accumulate"}), (batch(0, None, None), {"step": "state"})]
+    state = ask_flight(location, "Joined", steps, given, schema)[-1]["state"]
+    steps = [(batch(7, None, state), {"step": "merge"}), (batch(7, None, None), {"step": "finish"})]
+    assert ask_flight(location, "Joined", steps, given, schema)[-1]["Joined"] == "n1 n1 n1 n4 n1"
+
+    exchange = {"exchange": secrets.token_hex(16)}
+    for step, expected in [({"step": "accumulate", "batch": 0}, []), ({"step": "finish", "batch": 1}, ["n1 n4 n1"])]:
+        request = {"rows": 1, "columns": [[0], [4], [None]]} | exchange | step
+        answer = post(address, "/v1/functions/Joined", json.dumps(request), "application/json", given)
+        assert [text for text in json.loads(answer)["columns"][0] if text] == expected
+
+
+@pytest.mark.parametrize("name", ["name_twice", "name_later"])
+def test_calls_at_the_same_time_see_their_own_tables(name, offer, address, location):
+    """Without an offer they see none, also if a call before them on the same thread had one."""
+    prefixes = ["a", "b", "c", None]
+    given = {prefix: offer({"numbers": numbers(prefix)}) if prefix else None for prefix in prefixes}
+
+    def ask(number):
+        prefix = prefixes[number % 4]
+        for round_number in range(3):
+            key = (number + round_number) % 10
+            if prefix is None:
+                assert 'the call has no shared table "numbers"' in ask_json(address, name, [key], None)["message"]
+            elif number % 8 < 4:
+                assert ask_json(address, name, [key, 2], given[prefix]) == [[f"{prefix}{key}", f"{prefix}2"]]
+            else:
+                (row,) = ask_flight(location, name, [(batch_of(key), {})], given[prefix])
+                assert row[name] == f"{prefix}{key}"
+
+    with concurrent.futures.ThreadPoolExecutor(16) as threads:
+        list(threads.map(ask, range(16)))
+
+
+def test_threads_of_a_handler_read_tables_that_they_are_given(offer, address):
+    (answer,) = ask_json(address, "from_thread", ["numbers"], offer({"numbers": numbers("n")}))
+    assert answer == ['the call has no shared table "numbers": name it in the key tables of the function\'s body | n1']
+
+
+def test_a_table_that_a_call_does_not_have_is_an_exception_of_the_handler(offer, address, location):
+    given = offer({"others": numbers("n")})
+    for asked, fact in [
+        (ask_json(address, "name_of", [1], None), "name it in the key tables of the function's body"),
+        (ask_columns(address, "name_of", [1], None), "name it in the key tables of the function's body"),
+        (ask_json(address, "name_of", [1], given), 'no shared table "numbers"'),
+        (ask_json(address, "name_of", [1], "0" * 32), "offer"),
+        (ask_json(address, "name_of", [1], "größer"), "offer"),
+    ]:
+        assert (asked["kind"], asked["row"]) == ("user_code", 0)
+        assert asked["message"].startswith("LookupError: ") and fact in asked["message"]
+        assert 'in name_of\n    row = transship.table("numbers")' in asked["traceback"]
+    with pytest.raises(pyarrow.flight.FlightError, match="name it in the key tables"):
+        ask_flight(location, "name_of", [(batch_of(1), {})], None)
+
+
+def test_a_table_without_a_call_is_told():
+    with pytest.raises(LookupError, match='the call has no shared table "planes"'):
+        transship.table("planes")
+
+
+def test_an_offer_ends_with_its_connection(tables_path):
+    made = Offer(tables_path, {"it": numbers("n")}, ["key"])
+    with offers.named(made.name):
+        table = transship.table("it")
+    made.connection.close()
+    other = offers._Offer(made.name)
+    deadline = time.monotonic() + 20
+    with pytest.raises(LookupError, match="offer"):
+        while time.monotonic() < deadline:
+            offers._offers.open(other, "it")
+            time.sleep(0.01)
+    # What a handler has opened goes on.
+    assert (table.get(3), table.lookup([4])["name"].to_pylist()) == ({"key": 3, "name": "n3"}, ["n4"])
+    assert table.to_arrow().equals(numbers("n"))
+
+
+def test_opened_tables_are_kept_for_calls_of_their_offer(offer, monkeypatch):
+    given = offer({"it": numbers("n"), "other": numbers("m")})
+    with offers.named(given):
+        first = transship.table("it")
+        assert transship.table("it") is first and transship.table("other") is not first
+    with offers.named(given):
+        assert transship.table("it") is first
+    others = [secrets.token_hex(16) for _ in range(offers._MOST_OFFERS)]
+    for name in others[:-1]:
+        with offers.named(name):
+            pass
+    assert given in offers._offers._recent
+    with offers.named(given):
+        pass
+    with offers.named(others[-1]):
+        pass
+    # The first of the others was used the longest ago.
+    assert given in offers._offers._recent and others[0] not in offers._offers._recent
+    offers.forget_unused()
+    assert given in offers._offers._recent
+    monkeypatch.setattr(offers, "_UNUSED_S", -1)
+    with offers.named(given):
+        offers.forget_unused()
+        assert offers._offers._recent == {} and transship.table("it") is first
+    with offers.named(given):
+        assert transship.table("it") is not first
+
+
+def test_tables_are_closed_once_nobody_has_them(offer, monkeypatch):
+    given = offer({"it": numbers("n" * 1000, 10_000)})
+    library, closed = offers._offers._library, []
+    close = library.close
+    monkeypatch.setattr(library, "close", lambda handle: close(handle) or closed.append(handle))
+    with offers.named(given):
+        table = transship.table("it")
+        names, handle = table.to_arrow()["name"].chunk(0), table._handle
+    del offers._offers._recent[given]
+    assert table.get(1)["key"] == 1 and closed == []
+    del table
+    assert closed == [handle]
+    # What was taken from it holds the memory itself.
+    assert names[9_999].as_py() == "n" * 1000 + "9999"
+
+
+def test_a_table_says_what_it_is(opened):
+    table = opened(numbers("n"))
+    assert table.schema.equals(pa.schema([("key", pa.int64()), ("name", pa.string())]), check_metadata=True)
+    assert (table.key, len(table), table.num_rows) == (["key"], 10, 10)
+    for take in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            take(table)
+
+
+def test_all_rows_lie_where_they_are(opened):
+    given = numbers("n", BATCH_ROWS + 5)
+    before = pa.total_allocated_bytes()
+    table = opened([given, given[:0], given[:7]])
+    whole = table.to_arrow()
+    assert [chunk.num_rows for chunk in whole.to_batches()] == [BATCH_ROWS, 5, 7]
+    assert pa.total_allocated_bytes() - before < 10_000
+    assert whole.equals(pa.concat_tables([given, given[:7]]))
+    buffers = [buffer for column in whole["name"].chunks for buffer in column.buffers() if buffer is not None]
+    assert not any(buffer.is_mutable for buffer in buffers)
+    again = table.to_arrow()["name"].chunk(0).buffers()
+    assert again[2].address == whole["name"].chunk(0).buffers()[2].address
+    with pytest.raises(ValueError, match="read-only"):
+        whole["key"].chunk(0).to_numpy()[0] = 5
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        pa.array([3, None, 77, 0], pa.int64()),
+        pa.array([3, None, 77, 0], pa.int16()),
+        pa.array([3.0, None, 77.0, 0.0]),
+        pa.chunked_array([[3, None], [], [77, 0]]),
+        pa.chunked_array([[3, None, 77, 0]], pa.int32()).dictionary_encode(),
+        pa.array([9, 3, None, 77, 0], pa.int64())[1:],
+        numpy.array([3, numpy.nan, 77, 0]),
+        numpy.array([3, None, 77, 0], dtype=object),
+        pandas.Series([3, None, 77, 0]),
+        pandas.Series([3, None, 77, 0], dtype="Int32"),
+        [3, None, 77, 0],
+        (3, None, numpy.int64(77), 0),
+        {"key": [3, None, 77, 0], "more": None},
+        pa.table({"more": [0] * 4, "key": [3, None, 77, 0]}),
+        pa.RecordBatch.from_pydict({"key": [3, None, 77, 0]}),
+        pandas.DataFrame({"key": pandas.array([3, None, 77, 0], "Int64")}),
+        pa.array([{"key": 3}, None, {"key": 77}, {"key": 0}]),
+        pa.chunked_array([[{"key": 3}, None], [{"key": 77}, {"key": 0}]]),
+    ],
+)
+def test_keys_may_be_of_any_form(opened, keys):
+    table = opened(numbers("n"))
+    found = table.lookup(keys)
+    assert found.schema == table.schema
+    assert found.to_pydict() == {"key": [3, None, None, 0], "name": ["n3", None, None, "n0"]}
+    positions, rows = table.matches(keys)
+    assert (positions.type, positions.to_pylist(), rows["name"].to_pylist()) == (pa.int32(), [0, 3], ["n3", "n0"])
+
+
+TEXTS = pa.table({"key": ["zero", "größer"], "value": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["größer", None, "nothing"],
+        pa.array(["größer", None, "nothing"], pa.large_string()),
+        pa.array(["größer", None, "nothing"], pa.string_view()),
+        pa.array(["größer", None, "nothing"]).dictionary_encode(),
+        pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["größer", None, "nothing"])),
+        pandas.Series(["größer", None, "nothing"]),
+        pandas.Series(["größer", None, "nothing"], dtype="category"),
+        numpy.array(["größer", None, "nothing"], dtype=object),
+    ],
+)
+def test_keys_may_be_texts(opened, keys):
+    assert opened(TEXTS).lookup(keys)["value"].to_pylist() == [1, None, None]
+
+
+@pytest.mark.parametrize(
+    ("keys", "kind", "fact"),
+    [
+        (["3"], TypeError, "'3' of type str"),
+        ([True], TypeError, "True of type bool"),
+        (pa.array(["3"]), TypeError, "a column of string"),
+        (pa.array([True]), TypeError, "a column of bool"),
+        (pa.array([3.5]), ValueError, "3.5"),
+        (numpy.array([3.5]), ValueError, "3.5"),
+        (pa.array([1 << 63], pa.uint64()), ValueError, "not in range"),
+        ([1 << 70], ValueError, "too large"),
+        ("3", TypeError, "which is no column"),
+        (3, TypeError, "not iterable"),
+        ({"other": [3]}, ValueError, 'the keys have no column "key"'),
+        (pa.table({"other": [3]}), ValueError, 'the keys have no column "key"'),
+        (pandas.DataFrame({"other": [3]}), ValueError, 'the keys have no column "key"'),
+        (pa.array([{"other": 3}]), ValueError, 'the keys have no column "key"'),
+    ],
+)
+def test_keys_that_do_not_fit_are_told(opened, keys, kind, fact):
+    for question in (opened(numbers("n")).lookup, opened(numbers("n")).matches):
+        with pytest.raises(kind) as caught:
+            question(keys)
+        assert fact in str(caught.value)
+        assert "no column" in str(caught.value) or 'do not fit column "key" of type int8' in str(caught.value)
+
+
+PAIRS = pa.table({"code": ["four", "four", "five", None], "day": pa.array([1, 2, 1, 1], pa.int32()), "value": [10, 20, 30, 40]})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (["four", "five", "five", None], [2, 1, 2, 1]),
+        [pa.array(["four", "five", "five", None]), numpy.array([2, 1, 2, 1])],
+        {"code": ["four", "five", "five", None], "day": [2, 1, 2, 1]},
+        pa.table({"day": [2, 1, 2, 1], "code": ["four", "five", "five", None]}),
+        pandas.DataFrame({"day": [2, 1, 2, 1], "code": ["four", "five", "five", None]}),
+        pa.StructArray.from_arrays([pa.array([2, 1, 2, 1]), pa.array(["four", "five", "five", None])], ["day", "code"]),
+    ],
+)
+def test_keys_of_several_columns(opened, keys):
+    table = opened(PAIRS, ["code", "day"])
+    assert table.key == ["code", "day"]
+    assert table.lookup(keys)["value"].to_pylist() == [20, 30, None, None]
+    assert table.get(("four", 1)) == {"code": "four", "day": 1, "value": 10}
+    assert table.get(("four", None)) is table.get((None, 1)) is table.get(("none", 1)) is None
+
+
+def test_keys_with_other_numbers_of_columns_are_told(opened):
+    table = opened(PAIRS, ["code", "day"])
+    for ask, wrong in [
+        (table.lookup, ["four"]), (table.lookup, (["four"], [1], [1])), (table.matches, [["four"]]),
+        (table.get, "four"), (table.get, ("four",)), (table.get, "fo"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match="the key has 2 columns: code, day"):
+            ask(wrong)
+    with pytest.raises(ValueError, match="length"):
+        table.lookup((["four"], [1, 2]))
+    without = opened(numbers("n"), [])
+    assert without.key == [] and len(without.to_arrow()) == 10
+    for ask, key in [(without.lookup, [1]), (without.matches, [1]), (without.get, 1), (without.lookup, []), (without.get, ())]:
+        with pytest.raises(ValueError, match="the table has no key"):
+            ask(key)
+
+
+def test_keys_of_several_rows_have_matches(opened):
+    rows = pa.table({"key": pa.array([5, None, 7, 5], pa.int64()), "value": ["a", "b", "c", "d"]})
+    table = opened([rows, rows.slice(2), rows[:0]])
+    positions, found = table.matches([7, 9, 5, None, 7])
+    assert (positions.to_pylist(), found["value"].to_pylist()) == ([0, 0, 2, 2, 2, 4, 4], ["c", "c", "a", "d", "d", "c", "c"])
+    for ask in (lambda: table.lookup([9, 5]), lambda: table.get(5)):
+        for _ in range(2):
+            with pytest.raises(ValueError, match='"it".*5'):
+                ask()
+    assert table.matches([])[0].to_pylist() == [] and len(table.lookup([])) == 0
+
+
+def test_a_table_may_have_no_rows(opened):
+    table = opened(numbers("n", 0))
+    assert (len(table), bool(table), table.to_arrow().num_rows) == (0, False, 0)
+    assert table.get(1) is None and table.lookup([1])["name"].to_pylist() == [None]
+    assert [len(part) for part in table.matches([1])] == [0, 0]
+
+
+def test_rows_are_dicts_of_the_values_that_handlers_get(opened):
+    """Of every type, and a handler may change what it got."""
+    names = [*ROWS, "json", "date", "timestamp", "inet", "timetz"]
+    more = {"json": ['{"a": [1]}', None], "date": [18_000, None], "inet": ["1.2.3.4", None], "timetz": ["01:02+01", None]}
+    texts = ROWS | more | {name: [0, None] for name in ("time", "timestamp", "timestamptz")}
+    entries = [types.by_name(name) for name in names]
+    arrays = [pa.array(texts[name][:2], entry.arrow) for name, entry in zip(names, entries)]
+    schema = pa.schema([pa.field("key", pa.int64()), *[entry.field(f"c {name}") for name, entry in zip(names, entries)]])
+    table = opened(pa.Table.from_arrays([pa.array([0, 1], pa.int64()), *arrays], schema=schema))
+    assert table.schema.types == [pa.int64(), *[entry.arrow for entry in entries]]
+    rows = [{"key": key} for key in range(2)]
+    for name, entry, array in zip(names, entries, arrays):
+        for row, value in zip(rows, function._python_values(entry, array)):
+            row[f"c {name}"] = value
+    for _ in range(2):
+        assert [table.get(key) for key in range(2)] == rows
+        table.get(0)["c json"]["a"].append(2)
+        table.get(0)["c int4[]"].clear()
+        table.get(0)["key"] = 5
+    assert isinstance(table.get(0)["c uuid"], uuid.UUID) and table.get(0)["c range(int8)"].lower == 1
+
+
+def test_a_value_that_python_does_not_have_is_told(opened):
+    day = pa.array([86_400_000_000], pa.int64()).cast(pa.time64("us"), safe=False)
+    table = opened(pa.table({"key": pa.array([1], pa.int64()), "t": day}))
+    with pytest.raises(ValueError, match="hour must be in 0..23"):
+        table.get(1)
+    assert table.lookup([1])["t"].cast(pa.int64()).to_pylist() == [86_400_000_000]
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "wrong"),
+    [
+        ("int2", 7, "7"), ("uuid", uuid.UUID(int=7), 7), ("text", "seven", b"seven"), ("bytea", b"seven", "seven"),
+        ("date", datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2)),
+    ],
+)  # fmt: skip
+def test_rows_are_found_by_the_values_that_handlers_get(name, key, wrong, monkeypatch, opened):
+    """What the library is asked for: no index of most of these types is made here."""
+    table = opened(numbers("n"))
+    entry = types.by_name(name)
+    table._key_types, table._key_struct = [entry], pa.struct([("key", entry.arrow)])
+    asked = []
+    monkeypatch.setattr(table._library, "lookup", lambda handle, keys, kind: asked.append(keys) or pa.nulls(1, kind))
+    assert table.get(key) is None
+    assert function._python_values(types.CompositeType([("key", entry)]), asked[0]) == [{"key": key}]
+    with pytest.raises(TypeError, match=f'do not fit column "key" of type {name}'):
+        table.get(wrong)
+
+
+def test_rows_are_kept_within_bounds(opened, monkeypatch):
+    monkeypatch.setattr(tables, "_MOST_KEPT", 3)
+    table = opened(pa.table({"key": pa.array(range(10), pa.int64()), "name": ["x" * 10_000] + [f"n{key}" for key in range(1, 10)]}))
+    assert [table.get(key)["name"] for key in range(10)] == ["x" * 10_000] + [f"n{key}" for key in range(1, 10)]
+    assert 0 < len(table._kept) <= 3 and 0 not in table._kept
+    assert table.get(77) is None and table._kept[77] is None
+
+
+@pytest.mark.parametrize("name", [*types.TYPES, "int4[]", "(a numeric, b text[])", "range(date)", "range(int4)[]", "(u uuid)"])
+def test_types_are_known_by_their_fields(name):
+    entry = types.by_name(name)
+    memory = (ctypes.c_char * 72)()
+    pa.schema([entry.field("x")])._export_to_c(ctypes.addressof(memory))
+    # pyarrow makes an extension type of some fields.
+    for field in (entry.field("x"), pa.Schema._import_from_c(ctypes.addressof(memory)).field(0)):
+        found = types.by_field(field)
+        assert (found.name, found.arrow, type(found)) == (entry.name, entry.arrow, type(entry))
+
+
+@pytest.mark.parametrize("kind", [pa.uint8(), pa.large_string(), pa.timestamp("ns"), pa.list_(pa.int8())])
+def test_other_types_are_no_columns(kind):
+    with pytest.raises(ValueError, match="is of unrecognized type"):
+        types.by_field(pa.field("x", kind))
+
+
+def test_malformed_offers_are_refused(tables_path):
+    for contents in ([b"no segment"], [segment_of(numbers("n"), ["key"])[:-1]], []):
+        refused = Offer(tables_path, {}, [])
+        assert refused.add("it", [1], contents)["error"]["kind"] == "protocol_violation"
+        refused.connection.close()
+
+
+def test_without_a_library_no_tables_are_taken(monkeypatch, tmp_path):
+    monkeypatch.setattr(offers, "_LIBRARY", str(tmp_path / "none.so"))
+    taken = offers._Offers()
+    taken.listen(str(tmp_path / "tables.sock"))
+    assert not taken.is_listening and not os.path.exists(tmp_path / "tables.sock")
+    monkeypatch.setattr(offers, "_offers", taken)
+    assert flight.greeting({})["tables"] is False
+    with offers.named("0" * 32), pytest.raises(LookupError, match='no shared table "it": nobody has offered it'):
+        transship.table("it")
+
+
+def test_a_library_that_cannot_be_loaded_is_told(monkeypatch, tmp_path, capfd):
+    """As on a system whose C library is older than it needs."""
+    (tmp_path / "broken.so").write_text("no library")
+    monkeypatch.setattr(offers, "_LIBRARY", str(tmp_path / "broken.so"))
+    taken = offers._Offers()
+    taken.listen(str(tmp_path / "tables.sock"))
+    assert taken.is_listening
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(tmp_path / "tables.sock"))
+        with pytest.raises(ConnectionError):
+            if client.recv(1) == b"":
+                raise ConnectionError
+    assert not taken.is_listening
+    assert "cannot take shared tables" in capfd.readouterr().err
+    monkeypatch.setattr(offers, "_offers", taken)
+    with offers.named("0" * 32), pytest.raises(LookupError, match='no shared table "it": .*broken.so'):
+        transship.table("it")
+
+
+def test_a_server_takes_tables_once_a_client_offers_some(tmp_path):
+    """A project's own module of the name stays the project's."""
+    (tmp_path / "function").mkdir()
+    (tmp_path / "function/handler.py").write_text((ROOT / "conformance/handler.py").read_text())
+    functions = [{"name": "table_lookup", "arguments": ["int8"], "returns": "text", "batch": "arrow"}]
+    (tmp_path / "manifest.json").write_text(json.dumps({"handler": "handler.py", "functions": functions}))
+    (tmp_path / "tables.sock").write_text("of a server before")
+
+    def is_loaded(process):
+        return "libtransship_core" in pathlib.Path(f"/proc/{process.pid}/maps").read_text()
+
+    with serving(tmp_path) as process:
+        assert ask_unix(tmp_path, "GET", "/v1")["tables"] is True
+        assert (tmp_path / "tables.sock").stat().st_mode & 0o777 == 0o777
+        assert not is_loaded(process)
+        made = Offer(str(tmp_path / "tables.sock"), {"numbers": numbers("n", BATCH_ROWS + 1)}, ["key"])
+        assert made.answer == {} and is_loaded(process)
+        request = {"batch": 0, "rows": 3, "columns": [[BATCH_ROWS, None, 3]]}
+        answer = ask_unix(tmp_path, "POST", "/v1/functions/table_lookup", request, made.name)
+        assert answer["columns"] == [[f"n{BATCH_ROWS}", None, "n3"]]
+        made.connection.close()
+        process.terminate()
+        assert process.wait(20) == 0
+
+    own = "class table:\n    def __init__(self, name): pass\n    def lookup(self, keys): return {'name': ['own'] * len(keys)}\n"
+    (tmp_path / "function/transship.py").write_text(own)
+    with serving(tmp_path):
+        assert ask_unix(tmp_path, "POST", "/v1/functions/table_lookup", request)["columns"] == [["own"] * 3]
+
+
+class serving:
+    def __init__(self, root):
+        environment = {**os.environ, "TRANSSHIP_ROOT": str(root), "TRANSSHIP_SOCKET_DIR": str(root), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "transship_server", "serve"]
+        self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def __enter__(self):
+        assert "ready" in self.process.stderr.readline()
+        return self.process
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+
+def ask_unix(folder, method, path, request=None, offer_name=None):
+    connection = http.client.HTTPConnection("x", timeout=20)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    connection.sock.connect(str(folder / "http.sock"))
+    connection.request(method, path, json.dumps(request) if request else None, {offers.FIELD: offer_name} if offer_name else {})
+    answer = json.loads(connection.getresponse().read())
+    connection.close()
+    return answer

@@ -1,0 +1,123 @@
+"""Offers of shared tables (docs/protocol.md §4.13, §10): a client gives tables to this server, and its calls name the offer.
+
+The library of the server core takes offers, on a thread of its own. It is loaded once a client connects, so containers without
+tables do without it. Which offer a call has is kept in a context variable: threads that the handler starts, and what runs beside,
+have none. So nobody sees tables of another's call.
+"""
+
+import contextlib
+import contextvars
+import os
+import select
+import socket
+import sys
+import threading
+import time
+
+from .tables import Table
+
+FIELD = "transship-tables"
+_LIBRARY = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/lib/libtransship_core.so"
+_BACKLOG = 128
+# Offers whose opened tables are kept for later calls, and for how long after their last call began.
+_MOST_OFFERS = 8
+_UNUSED_S = 10
+
+_offer = contextvars.ContextVar("transship_tables", default=None)
+
+
+class _Offer:
+    """The tables of an offer that calls have opened, by name, and when the last of these calls began."""
+
+    def __init__(self, name):
+        self.name, self.tables, self.used = name, {}, 0
+
+
+class _Offers:
+    """Where offers are taken, and those that calls have named of late, the last at the end."""
+
+    def __init__(self):
+        self.is_listening, self._library, self._failure = False, None, None
+        self._recent, self._lock = {}, threading.Lock()
+
+    def listen(self, path):
+        """Takes offers on a socket at a path from now on, if the image has the library."""
+        if not os.path.exists(_LIBRARY):
+            return
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(_BACKLOG)
+        self.is_listening = True
+        threading.Thread(target=self._serve, args=(listener,), name="tables", daemon=True).start()
+
+    def _serve(self, listener):
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        waiting.poll()
+        try:
+            from .core import Library
+
+            self._library = Library(_LIBRARY)
+            self._library.serve(listener.fileno())
+        except Exception as cause:
+            print(f"transship_server: cannot take shared tables: {cause}", file=sys.stderr, flush=True)
+            self.is_listening, self._failure = False, cause
+            listener.close()
+
+    def named(self, name):
+        """The offer that a call names."""
+        surplus = None
+        with self._lock:
+            offer = self._recent.pop(name, None) or _Offer(name)
+            self._recent[name] = offer
+            offer.used = time.monotonic()
+            if len(self._recent) > _MOST_OFFERS:
+                # Its tables are closed once the lock is free.
+                surplus = self._recent.pop(next(iter(self._recent)))
+        del surplus
+        return offer
+
+    def forget_unused(self):
+        """Closes the tables of offers that no call has named for long, but those that handlers keep."""
+        before = time.monotonic() - _UNUSED_S
+        with self._lock:
+            unused = [offer for offer in self._recent.values() if offer.used < before]
+            for offer in unused:
+                del self._recent[offer.name]
+
+    def open(self, offer, name):
+        """Opens a table. Raises LookupError."""
+        library = self._library
+        if library is None:
+            raise LookupError(f'there is no shared table "{name}": {self._failure or "nobody has offered it"}')
+        return Table(library, library.open(offer.name, name))
+
+
+_offers = _Offers()
+listen, forget_unused = _offers.listen, _offers.forget_unused
+
+
+def are_taken():
+    """Whether this server takes offers."""
+    return _offers.is_listening
+
+
+@contextlib.contextmanager
+def named(name):
+    """While a call is answered that names an offer, or None."""
+    token = _offer.set(None if name is None else _offers.named(name))
+    try:
+        yield
+    finally:
+        _offer.reset(token)
+
+
+def table(name):
+    """The shared table that the running call has by this name. Raises LookupError if there is none."""
+    offer = _offer.get()
+    if offer is None:
+        raise LookupError(f'the call has no shared table "{name}": name it in the key tables of the function\'s body')
+    found = offer.tables.get(name)
+    if found is None:
+        found = offer.tables.setdefault(name, _offers.open(offer, name))
+    return found

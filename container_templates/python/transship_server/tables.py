@@ -1,0 +1,144 @@
+"""A shared table, as a handler reads it: all of it as Arrow columns where they lie, or the rows of keys."""
+
+import weakref
+
+import pyarrow as pa
+
+from . import types
+from .function import as_it_is
+
+_KEY_METADATA = b"transship:key"
+# Rows that get() keeps of a table, and the bytes of the largest among them.
+_MOST_KEPT = 4096
+_MOST_KEPT_BYTES = 1024
+# Types whose values nobody can change, and all of which Python has.
+_PLAIN_TYPES = frozenset(types.TYPES) - {"json", "time"}
+_NOT_KEPT = object()
+
+
+class Table:
+    """A shared table, which never changes. Any thread may use it. `schema` has the columns, `key` the names of the key's, and
+    `num_rows` and len() say how many rows there are."""
+
+    def __init__(self, library, handle):
+        self._library, self._handle = library, handle
+        # What was taken from a table outlives it.
+        weakref.finalize(self, library.close, handle).atexit = False
+        schema, self.num_rows = library.schema(handle), library.rows(handle)
+        columns = [(field.name, types.by_field(field)) for field in schema]
+        self.schema = pa.schema([(name, entry.arrow) for name, entry in columns])
+        positions = (schema.metadata or {}).get(_KEY_METADATA, b"").decode()
+        key = [columns[int(position)] for position in positions.split(",") if position]
+        self.key, self._key_types = [name for name, _ in key], [entry for _, entry in key]
+        self._key_struct, self._row_struct = pa.struct([(name, entry.arrow) for name, entry in key]), pa.struct(self.schema)
+        self._row_type = types.CompositeType(columns)
+        self._is_plain = _PLAIN_TYPES.issuperset(entry.name for _, entry in columns)
+        # What get() has found, by key.
+        self._kept = {}
+
+    def __len__(self):
+        return self.num_rows
+
+    def __reduce__(self):
+        raise TypeError("a shared table cannot be copied: open it where it is read")
+
+    def to_arrow(self):
+        """All rows, where they lie, as a pyarrow.Table."""
+        return pa.Table.from_batches(self._library.batches(self._handle, self.schema), self.schema)
+
+    def lookup(self, keys):
+        """A record batch with one row per key, in their order, in which all columns are NULL if the table has no such row.
+
+        `keys` is an Arrow or NumPy array, a pandas series, or a list of values. For a key of several columns it is a list or a
+        tuple of these. A dict, record batch, table, data frame or array of structs has them by name. Raises ValueError if a key
+        has several rows, and ValueError or TypeError if the keys do not fit.
+        """
+        rows = self._library.lookup(self._handle, self._structs_of(keys), self._row_struct)
+        return pa.RecordBatch.from_arrays(rows.flatten(), schema=self.schema)
+
+    def matches(self, keys):
+        """All rows of all keys: an array with the position of each one's key among the keys, and a record batch. `keys` is as for
+        lookup()."""
+        positions, rows = self._library.matches(self._handle, self._structs_of(keys), self._row_struct)
+        return positions, pa.RecordBatch.from_arrays(rows.flatten(), schema=self.schema)
+
+    def get(self, key):
+        """The row of a key, as a dict of the values that row handlers get; None if there is none.
+
+        `key` is a value, or a tuple of values for a key of several columns. Raises ValueError if it has several rows, and
+        ValueError or TypeError if it does not fit.
+        """
+        row = self._kept.get(key, _NOT_KEPT)
+        if row is _NOT_KEPT:
+            row = self._find(key)
+        if row is None:
+            return None
+        return row.copy() if self._is_plain else as_it_is(row)
+
+    def _find(self, key):
+        parts = key if len(self.key) > 1 else (key,)
+        if not isinstance(parts, tuple) or len(parts) != len(self.key):
+            raise self._wrong_count()
+        columns = [_column_of(name, entry, [part]) for name, entry, part in zip(self.key, self._key_types, parts)]
+        keys = pa.StructArray.from_arrays(columns, type=self._key_struct)
+        found = self._library.lookup(self._handle, keys, self._row_struct)
+        if not self._is_plain:
+            types.check_for_python(self._row_type, found)
+        (row,) = found.to_pylist()
+        if row is not None and self._row_type.to_python is not None:
+            row = self._row_type.to_python(row)
+        if found.get_total_buffer_size() <= _MOST_KEPT_BYTES:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = row
+        return row
+
+    def _structs_of(self, keys):
+        """Keys as an array of structs of the key's columns."""
+        if isinstance(keys, pa.ChunkedArray):
+            keys = keys.combine_chunks()
+        if isinstance(keys, pa.StructArray):
+            keys = pa.RecordBatch.from_struct_array(keys)
+        if isinstance(keys, dict) or hasattr(keys, "columns"):
+            columns = [_named(keys, name) for name in self.key]
+        elif len(self.key) == 1:
+            columns = [keys]
+        else:
+            columns = keys
+        if len(columns) != len(self.key) or not columns:
+            raise self._wrong_count()
+        columns = [_column_of(*part) for part in zip(self.key, self._key_types, columns)]
+        return pa.StructArray.from_arrays(columns, type=self._key_struct)
+
+    def _wrong_count(self):
+        if not self.key:
+            return ValueError("the table has no key")
+        return ValueError(f"the key has {len(self.key)} columns: {', '.join(self.key)}")
+
+
+def _named(keys, name):
+    try:
+        return keys[name]
+    except KeyError:
+        raise ValueError(f'the keys have no column "{name}"') from None
+
+
+def _column_of(name, entry, values):
+    """Values as an Arrow array of a type of docs/types.md."""
+    try:
+        if isinstance(values, (list, tuple)):
+            if not entry.plain.issuperset(map(type, values)):
+                values = [None if value is None else entry.from_python(value) for value in values]
+            return pa.array(values, entry.arrow)
+        if isinstance(values, (str, bytes)):
+            raise TypeError(f"{values!r}, which is no column")
+        if not isinstance(values, (pa.Array, pa.ChunkedArray)):
+            values = pa.array(values, from_pandas=True)
+        if isinstance(values, pa.ChunkedArray):
+            values = values.combine_chunks()
+        if isinstance(values, pa.DictionaryArray):
+            values = values.dictionary_decode()
+        return types.cast(entry, values)
+    except Exception as cause:
+        kind = TypeError if isinstance(cause, (TypeError, AttributeError)) else ValueError
+        raise kind(f'the keys do not fit column "{name}" of type {entry.name}: {cause}') from None
