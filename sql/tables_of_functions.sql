@@ -64,7 +64,7 @@ RESET transship.batching;
 -- Versions: a query sees one, and later queries later ones.
 BEGIN;
 DECLARE before CURSOR FOR SELECT fleet_seats(tailnum) FROM (VALUES (1, 'N1'), (2, 'X1')) t (i, tailnum) ORDER BY i;
-SELECT transship.append('shared_fleet', $$SELECT 'X1', 2020, 111, 1.5::float8, date '2020-01-01'$$);
+SELECT transship.append('shared_fleet', $$SELECT 'X1' AS tailnum, 2020 AS year, 111 AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made$$);
 SELECT fleet_seats('X1'), fleet_year('X1');
 FETCH ALL FROM before;
 ROLLBACK;
@@ -74,7 +74,7 @@ DECLARE
     seats int;
 BEGIN
     FOR i IN 1..3 LOOP
-        PERFORM transship.append('shared_fleet', format($q$SELECT 'Y%s', 2020, %s, 1.5::float8, date '2020-01-01'$q$, i, i * 10));
+        PERFORM transship.append('shared_fleet', format($q$SELECT 'Y%s' AS tailnum, 2020 AS year, %s AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made$q$, i, i * 10));
         seats := fleet_seats('Y' || i);
         RAISE NOTICE 'Y% %', i, seats;
         COMMIT;
@@ -123,7 +123,7 @@ def odd_one(b: str, a: int) -> int:
     return transship.table('"Odd Pairs"').get((b, a))["V"]
 '''
 $$;
-SELECT code, message, detail FROM failure($$SELECT odd_one('k''1', 7)$$);
+SELECT code, split_part(message, E'\n', 1) AS message FROM failure($$SELECT odd_one('k''1', 7)$$);
 -- Maps, and errors of rows.
 CREATE FUNCTION fleet_names(tailnum text) RETURNS TABLE (plane text, seats int) LANGUAGE container STABLE AS $$
 template = "python"
@@ -168,7 +168,7 @@ def of_none(tailnum: str) -> str:
 '''
 $$;
 SELECT of_none('N1');
-SELECT transship.append('no_planes', $$SELECT 'N1', 1, 2, 3::float8, NULL::date$$);
+SELECT transship.append('no_planes', $$SELECT 'N1' AS tailnum, 1 AS year, 2 AS seats, 3::float8 AS weight, NULL::date AS made$$);
 SELECT of_none('N1');
 -- What is refused.
 CREATE FUNCTION of_nobody(tailnum text) RETURNS int LANGUAGE container STABLE AS $$

@@ -25,7 +25,7 @@ use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow, type_name};
 use crate::tables::given::{self, TableVersion};
-use crate::{allowed, server, session, settings};
+use crate::{allowed, report, server, session, settings};
 
 /// A container function.
 #[derive(Debug)]
@@ -377,6 +377,7 @@ impl Function {
 
     /// The versions of the tables that its body names, as the current statement sees them.
     pub fn table_versions(&self, user: pg_sys::Oid) -> Vec<TableVersion> {
+        report::unwrap(self.check_tables());
         given::versions(&self.body.tables, user)
     }
 

@@ -92,9 +92,10 @@ def test_aggregate_errors(functions):
     ("pairs", "is_ascending"),
     [([[0, 1], [1, 2]], True), ([[0], [], [0, 2]], True), ([[1], [0]], False), ([[2], [], [1]], False), ([[0, 2], [1, 2]], False)],
 )
-def test_table_rows_ascend_over_all_pairs(pairs, is_ascending):
+@pytest.mark.parametrize("kind", [list, pa.array, lambda rows: pa.chunked_array([pa.array(rows, pa.int32())])])
+def test_table_rows_ascend_over_all_pairs(pairs, is_ascending, kind):
     entry = by_name("int8")
-    function = TableFunction("f", lambda x: ((rows, pa.array(rows, pa.int64())) for rows in pairs), "arrow", [("x", entry)], entry)
+    function = TableFunction("f", lambda x: ((kind(rows), pa.array(rows, pa.int64())) for rows in pairs), "arrow", [("x", entry)], entry)
     if is_ascending:
         assert rows_of(function.answer(int8(1, 2, 3))) == [(row, row) for rows in pairs for row in rows]
         return

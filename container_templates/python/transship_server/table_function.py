@@ -91,7 +91,9 @@ class TableFunction(Function):
                 return
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise CallError("bad_result", "It gave something else than a pair of row numbers and results.")
-            rows, column = list(pair[0]), types.own(self.array_of(pair[1]))
+            # Of an Arrow array, a list would have scalars of Arrow's.
+            rows = pair[0].to_pylist() if isinstance(pair[0], (pa.Array, pa.ChunkedArray)) else list(pair[0])
+            column = types.own(self.array_of(pair[1]))
             if len(rows) != len(column):
                 raise CallError("bad_result", f"It gave {len(rows)} row numbers for {len(column)} results.")
             ascending = itertools.pairwise(itertools.chain([last], rows))

@@ -50,7 +50,8 @@ pub(crate) fn open(names: &[String], user: pg_sys::Oid) -> Result<Vec<SharedTabl
 /// The table that a name leads to, as in a query of this session. It stays locked until the transaction ends.
 fn find(name: &str, user: pg_sys::Oid) -> Table {
     // A body has no zeros.
-    let text = text::to_server(&CString::new(name).unwrap_or_default());
+    let utf8 = CString::new(name).unwrap_or_default();
+    let text = text::to_server(&utf8);
     // SAFETY: the text is copied; the relation is open while it is read, and its lock is kept.
     unsafe {
         let names = pg_sys::textToQualifiedNameList(pg_sys::cstring_to_text(text));
