@@ -214,7 +214,66 @@ SET search_path = other_fleet, public;
 SELECT fleet_seats('N1'), fleet_seats('N2');
 RESET search_path;
 SELECT fleet_seats('N1'), fleet_seats('N2');
+-- A cursor has the names of whoever opened it, as it has the rights.
+CREATE FUNCTION open_fleet() RETURNS refcursor LANGUAGE plpgsql SECURITY DEFINER SET search_path = public AS $$
+DECLARE
+    c refcursor := 'fleet_cursor';
+BEGIN
+    OPEN c FOR SELECT fleet_seats(t) FROM unnest('{N1,N2}'::text[]) t;
+    RETURN c;
+END
+$$;
+GRANT USAGE ON SCHEMA other_fleet TO tables_reader;
+SET ROLE tables_reader;
+BEGIN;
+SELECT open_fleet();
+SET LOCAL search_path = other_fleet, public;
+FETCH ALL FROM fleet_cursor;
+SELECT code, message FROM public.failure($$SELECT fleet_seats('N1')$$);
+COMMIT;
+RESET ROLE;
+-- Where a query itself changes the names, each row finds its own.
+CREATE FUNCTION use_schema(name text) RETURNS text LANGUAGE plpgsql VOLATILE AS $$BEGIN RETURN set_config('search_path', name, true); END$$;
+EXPLAIN (COSTS OFF) SELECT use_schema(s), fleet_seats('N1') FROM (VALUES ('public'), ('other_fleet, public')) v (s);
+SELECT use_schema(s), fleet_seats('N1') FROM (VALUES ('public'), ('other_fleet, public'), ('public')) v (s);
+SET transship.batching = off;
+SELECT use_schema(s), fleet_seats('N1') FROM (VALUES ('public'), ('other_fleet, public'), ('public')) v (s);
+RESET transship.batching;
 DROP SCHEMA other_fleet CASCADE;
+-- The rows of a map are of the same version as its tables.
+BEGIN;
+SELECT a, count(m), sum(seats) FROM (SELECT transship.append('shared_fleet', $$SELECT 'Z1' AS tailnum, 2020 AS year, 77 AS seats, 1.5::float8 AS weight, date '2020-01-01' AS made$$) AS a OFFSET 0) s,
+    LATERAL transship.map('fleet_names', format('SELECT tailnum FROM shared_fleet WHERE tailnum = ''Z%s''', a)) AS m (plane text, seats int) GROUP BY a;
+ROLLBACK;
+-- Row by row, a table that was altered meanwhile is not taken for what it was.
+BEGIN;
+SET LOCAL transship.batching = off;
+SELECT fleet_seats('N1');
+ALTER FOREIGN TABLE shared_fleet RENAME COLUMN seats TO chairs;
+SELECT code, message FROM failure($$SELECT fleet_seats('N1')$$);
+ROLLBACK;
+SELECT fleet_seats('N1');
+-- All tables of a function fit into memory together, or there is an error.
+SELECT transship.share(name, format('SELECT i, repeat(%L, 100) AS t FROM generate_series(1, 20000) i', name)) FROM unnest('{large_one,large_two}'::text[]) name;
+CREATE FUNCTION of_large(n int) RETURNS bigint LANGUAGE container STABLE AS $$
+template = "python"
+tables = ["large_one", "large_two"]
+source = '''
+import transship
+
+def of_large(n: int) -> int:
+    return n + len(transship.table("large_one")) + len(transship.table("large_two"))
+'''
+$$;
+SELECT of_large(1);
+SET transship.tables_size = '30MB';
+SELECT count(t) FROM large_one;
+SELECT code, message FROM failure('SELECT of_large(1)');
+RESET transship.tables_size;
+SELECT of_large(1);
+DROP FUNCTION of_large;
+SELECT transship.unshare(relid) FROM transship.shared_tables WHERE name LIKE 'large_%';
+DROP FUNCTION open_fleet, use_schema;
 DROP FUNCTION fleet_seats, fleet_year, odd_values, odd_total, odd_one, fleet_names, fleet_or_null, of_none, of_nobody, of_missing;
 DROP PROCEDURE append_planes;
 DROP FOREIGN TABLE shared_fleet, "Odd Pairs", no_planes, plain_planes;

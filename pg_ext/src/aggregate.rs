@@ -237,6 +237,11 @@ fn check_parts(accumulate: &Function, finish: &Function) {
         );
         report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_detail(detail), None);
     }
+    if finish.body.tables != accumulate.body.tables {
+        let message = "SFUNC and FINALFUNC of an aggregate name different shared tables";
+        let detail = format!("\"{}\" and \"{}\" have the same container.", accumulate.name, finish.name);
+        report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_detail(detail), None);
+    }
 }
 
 impl Groups {

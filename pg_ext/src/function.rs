@@ -24,7 +24,7 @@ use udf_types::{Error, Kind, Result};
 use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow, type_name};
-use crate::tables::given::{self, TableVersion};
+use crate::tables::given::{self, Named};
 use crate::{allowed, report, server, session, settings};
 
 /// A container function.
@@ -296,7 +296,8 @@ impl Function {
     /// What is called in the container for an aggregate whose SFUNC is this function and whose FINALFUNC is `finish`.
     pub fn aggregate(&self, finish: &Function) -> Result<Arc<Call>> {
         let signature = Signature { result: finish.signature.result.clone(), ..self.signature.clone() };
-        self.call_of(signature, catalog::current_user())
+        let user = catalog::current_user();
+        self.call_of(signature, user, &self.find_tables(user))
     }
 
     /// How its batches are to travel.
@@ -327,9 +328,9 @@ impl Function {
         self.body.max_batch_rows.unwrap_or_else(settings::batch_rows)
     }
 
-    /// All that an exchange of this user's needs to know.
-    pub fn call(&self, user: pg_sys::Oid) -> Result<Arc<Call>> {
-        self.call_of(self.signature.clone(), user)
+    /// All that an exchange of this user's needs to know; `tables` are those that were [found](Function::find_tables) for it.
+    pub fn call(&self, user: pg_sys::Oid, tables: &[Named]) -> Result<Arc<Call>> {
+        self.call_of(self.signature.clone(), user, tables)
     }
 
     /// How its results are kept, if they are. ALTER FUNCTION may have made it VOLATILE since it was created.
@@ -375,14 +376,13 @@ impl Function {
             .with_hint("Declare the function STABLE: its results depend on the tables."))
     }
 
-    /// The versions of the tables that its body names, as the current statement sees them.
-    pub fn table_versions(&self, user: pg_sys::Oid) -> Vec<TableVersion> {
+    /// The tables that its body names, for a user. Raises an error if one is missing, or the user must not read it.
+    pub fn find_tables(&self, user: pg_sys::Oid) -> Vec<Named> {
         report::unwrap(self.check_tables());
-        given::versions(&self.body.tables, user)
+        given::find(&self.body.tables, user)
     }
 
-    fn call_of(&self, signature: Signature, user: pg_sys::Oid) -> Result<Arc<Call>> {
-        self.check_tables()?;
+    fn call_of(&self, signature: Signature, user: pg_sys::Oid, tables: &[Named]) -> Result<Arc<Call>> {
         Ok(Arc::new(Call {
             target: self.target(user)?,
             transport: self.wanted_transport(),
@@ -390,7 +390,7 @@ impl Function {
             volatility: self.volatility,
             batch_timeout: self.body.timeout_ms.map_or_else(settings::batch_timeout, Duration::from_millis),
             start_timeout: settings::start_timeout(),
-            tables: given::open(&self.body.tables, user)?,
+            tables: given::open(tables)?,
         }))
     }
 

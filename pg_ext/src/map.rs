@@ -29,7 +29,11 @@ pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys:
         let mut results = ResultSet::new(fcinfo, &function.result);
         let query = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let mut rows = Rows::open(query, &function);
-        let stream = Stream::open(oid, report::unwrap(function.call(catalog::current_user())));
+        let user = catalog::current_user();
+        let tables = function.find_tables(user);
+        // Rows and tables are of one version.
+        let call = rows.query.under_snapshot(|| report::unwrap(function.call(user, &tables)));
+        let stream = Stream::open(oid, call);
         let mut driver = Driver::of_lane(settings::pace(function.max_batch_rows(), false), stream);
         let mut is_done = false;
         loop {

@@ -66,6 +66,21 @@ impl Query {
         }
     }
 
+    /// Does something under the snapshot that its rows are seen with.
+    pub fn under_snapshot<T>(&self, work: impl FnOnce() -> T) -> T {
+        // SAFETY: the portal is open. One without a query of its own holds rows that are there already.
+        unsafe {
+            let description = (*self.portal).queryDesc;
+            if description.is_null() || (*description).snapshot.is_null() {
+                return work();
+            }
+            pg_sys::PushActiveSnapshot((*description).snapshot);
+            let result = work();
+            pg_sys::PopActiveSnapshot();
+            result
+        }
+    }
+
     /// The columns.
     pub fn columns(&self) -> &[QueryColumn] {
         &self.columns

@@ -32,6 +32,13 @@ pub fn prepare() {
     }
 }
 
+/// Has containers that no exchange calls now forget the shared tables that they were given.
+pub fn forget_offers() {
+    if let Some(client) = CLIENT.get() {
+        client.forget_offers();
+    }
+}
+
 /// Hands spans to the manager, without waiting.
 pub fn report_spans(spans: Vec<Span>) {
     // Where the client has ended, nobody reports them.

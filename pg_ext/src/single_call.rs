@@ -19,7 +19,7 @@ use crate::datum::to_arrow;
 use crate::function::Function;
 use crate::pg::catalog;
 use crate::stream::Stream;
-use crate::tables::given::TableVersion;
+use crate::tables::given::{self, TableVersion};
 use crate::{report, server, settings};
 
 /// A function and who calls it.
@@ -86,10 +86,10 @@ pub unsafe fn call_set(
 /// Taken out of the kept ones while in use: after an error the exchange is dropped, and the next call opens a new one.
 unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::NullableDatum]) -> OpenCall {
     let (caller, changes, usage) = ((oid, catalog::current_user()), server::changes(), function.cache_use());
-    let tables = function.table_versions(caller.1);
+    let named = function.find_tables(caller.1);
+    let tables = given::versions(&named);
     let is_usable = |call: &OpenCall| {
-        Rc::ptr_eq(&call.function, function)
-            && (call.changes, &call.usage, &call.tables) == (changes, &usage, &tables)
+        Rc::ptr_eq(&call.function, function) && (call.changes, &call.usage, &call.tables) == (changes, &usage, &tables)
     };
     let kept = OPEN_CALLS.with_borrow_mut(|calls| calls.remove(&caller)).filter(is_usable);
     let mut open = kept.unwrap_or_else(|| OpenCall {
@@ -99,7 +99,7 @@ unsafe fn send(oid: pg_sys::Oid, function: &Rc<Function>, arguments: &[pg_sys::N
         builder: BatchBuilder::new(&function.signature),
         driver: Driver::of_lane(
             settings::stepwise_pace(),
-            Stream::open_with_cache(oid, report::unwrap(function.call(caller.1)), usage.clone()),
+            Stream::open_with_cache(oid, report::unwrap(function.call(caller.1, &named)), usage.clone()),
         ),
         usage,
         function: function.clone(),

@@ -112,7 +112,7 @@ fn open_lane(inner: &mut Inner, i: usize) {
     let stream = {
         // SAFETY: the plan outlives the node.
         let oid = unsafe { (*call.expression).funcid };
-        let to_call = report::unwrap(call.function.call(inner.user));
+        let to_call = report::unwrap(call.function.call(inner.user, &call.tables));
         Stream::open_with_cache(oid, to_call, call.function.cache_use())
     };
     inner.driver.open(i, stream);

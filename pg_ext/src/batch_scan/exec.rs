@@ -117,8 +117,10 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
+            let tables = function.find_tables(catalog::current_user());
             calls.push(Call {
                 expression,
+                tables,
                 condition,
                 is_strict: function.is_strict,
                 values: vec![pg_sys::Datum::null(); expressions.len()],

@@ -21,6 +21,7 @@ use crate::pg::memory::OwnedContext;
 use crate::report::Border;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
+use crate::tables::given::Named;
 
 /// The executor's node. PostgreSQL sees its first member.
 #[repr(C)]
@@ -131,6 +132,8 @@ pub struct Part {
 pub struct Call {
     /// What is called.
     pub function: Rc<Function>,
+    /// The shared tables that its body names, for who began the scan.
+    pub tables: Vec<Named>,
     /// The call in the plan.
     pub expression: *mut pg_sys::FuncExpr,
     /// When it is made, over the child's row; null for every row.

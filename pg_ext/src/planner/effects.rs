@@ -3,9 +3,9 @@
 //! Row by row, PostgreSQL evaluates everything in one order: the filters and the target list of a node from left to right, then
 //! what the nodes above do with the row, then the next row. A Container Batch node evaluates arguments, and its child, before
 //! the rest. That shows if one of the two sides changes what the other one reads: a value drawn from a sequence, a setting,
-//! a table's rows. Container functions see nothing of the database, so only their arguments count.
+//! a table's rows. Container functions see nothing of the database but shared tables, so beside those only their arguments count.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::ops::{BitOr, BitOrAssign};
@@ -16,6 +16,7 @@ use udf_types::limits::MAX_DEPTH;
 use super::calls_container;
 use super::demand::expressions;
 use super::plans::children;
+use crate::function;
 use crate::pg::{catalog, list, nodes};
 
 /// What evaluating something needs and does.
@@ -75,6 +76,8 @@ pub struct Watcher {
     known_writing: RefCell<HashMap<*const pg_sys::ModifyTable, Effects>>,
     /// The domains whose constraints were looked at.
     domains: RefCell<HashSet<pg_sys::Oid>>,
+    /// Whether a container function was found that reads shared tables.
+    has_tables: Cell<bool>,
 }
 
 impl Watcher {
@@ -117,8 +120,8 @@ impl Watcher {
         ignored_language: Option<pg_sys::Oid>,
         run_once: HashMap<i32, i32>,
     ) -> Watcher {
-        let (known, known_writing, domains) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Watcher { statement, ignored_language, run_once, known, known_writing, domains }
+        let (known, known_writing, domains, has_tables) = Default::default();
+        Watcher { statement, ignored_language, run_once, known, known_writing, domains, has_tables }
     }
 
     /// The domains whose constraints were looked at.
@@ -130,6 +133,11 @@ impl Watcher {
     fn ignores(&self, function: pg_sys::Oid) -> bool {
         cfg!(not(feature = "lift-ordinary"))
             && self.ignored_language.is_some_and(|language| calls_container(function, language))
+    }
+
+    /// Whether a container function was found that reads shared tables, which the session's settings say where to find.
+    pub fn has_tables(&self) -> bool {
+        self.has_tables.get()
     }
 
     /// What the whole statement does.
@@ -303,7 +311,7 @@ impl Watcher {
                     }
                     T_CoerceToDomain => self.of_type((*node.cast::<pg_sys::CoerceToDomain>()).resulttype, 0),
                     T_FuncExpr if self.ignores((*node.cast::<pg_sys::FuncExpr>()).funcid) => {
-                        self.of_result(node.cast())
+                        self.of_result(node.cast()) | self.of_function((*node.cast::<pg_sys::FuncExpr>()).funcid)
                     }
                     T_SubPlan => self.of_subplan((*node.cast::<pg_sys::SubPlan>()).plan_id),
                     T_Param => self.of_parameter(node.cast()),
@@ -329,7 +337,9 @@ impl Watcher {
         const NO_SETTINGS: [u32; 11] = [1575, 3432, 2559, 1574, 2626, 1598, 2649, 1599, 1765, 1576, 274];
         const SET_CONFIG: u32 = 2078;
         if self.ignores(function) {
-            return Effects::NONE;
+            let has_tables = function::lookup(function).is_ok_and(|function| !function.body.tables.is_empty());
+            self.has_tables.set(self.has_tables.get() || has_tables);
+            return if has_tables { Effects::READS } else { Effects::NONE };
         }
         // SAFETY: a lookup in the system cache; the function exists, since a plan calls it.
         match unsafe { pg_sys::func_volatile(function) } as u8 {

@@ -68,6 +68,10 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         if effects.sets {
             return;
         }
+        // Each row's call may find other tables by the same names.
+        if effects.changes_settings && watcher.has_tables() {
+            return;
+        }
         let is_still = !effects.acts;
         let has_row_marks = !(*statement).rowMarks.is_null();
         let mut lifter = Lifter {

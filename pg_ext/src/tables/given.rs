@@ -1,106 +1,166 @@
-//! The shared tables that a function's body names, as its container is given them: the files of the version that the statement sees.
+//! The shared tables that a function's body names, as its container is given them: the files of the version that a snapshot sees.
+//!
+//! Names are found, and rights checked, when a query begins, and row by row with each call: then what a name leads to does not depend
+//! on when somebody fetches rows. Which version that is decides the snapshot under which files are opened.
 
 use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
+use arrow_schema::SchemaRef;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use pgrx::pg_sys;
 use shared_tables::segment::{Digest, SegmentWriter};
-use udf_client::tables::SharedTable;
+use udf_client::tables::{MOST_FILES, SharedTable};
 use udf_types::{Error, Kind, Result};
 
+use super::rows::Row;
 use super::{Table, memory, rows, with_snapshot};
 use crate::pg::{catalog, text};
 
 /// Attempts to open a segment that others remove from memory meanwhile.
 const MOST_ATTEMPTS: usize = 10;
 
-/// Which segments the current statement sees of a table.
+/// What a name led to: a table that the user may read, locked until the transaction ends.
+#[derive(Debug, Clone)]
+pub(crate) struct Named {
+    name: String,
+    relation: pg_sys::Oid,
+}
+
+/// Which rows a statement sees of a table.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TableVersion {
     table: pg_sys::Oid,
+    schema: SchemaRef,
+    key: Vec<usize>,
     segments: Vec<Digest>,
 }
 
-/// The versions of tables, by their names, which the user may read. Raises an error if there is no such table.
-pub(crate) fn versions(names: &[String], user: pg_sys::Oid) -> Vec<TableVersion> {
-    let version = |name: &String| {
-        let table = find(name, user);
+/// The tables that names lead to, as in a query of this session. Raises an error if there is no such table, or the user must not
+/// read it.
+pub(crate) fn find(names: &[String], user: pg_sys::Oid) -> Vec<Named> {
+    let find = |name: &String| {
+        // A body has no zeros.
+        let utf8 = CString::new(name.as_str()).unwrap_or_default();
+        let text = text::to_server(&utf8);
+        // SAFETY: the text lives until it is copied; lists are palloc'd.
+        let relation = unsafe {
+            let names = pg_sys::textToQualifiedNameList(pg_sys::cstring_to_text(text));
+            let range = pg_sys::makeRangeVarFromNameList(names);
+            let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+            pg_sys::RangeVarGetRelidExtended(range, lock, 0, None, std::ptr::null_mut())
+        };
+        catalog::check_relation_for(user, relation, pg_sys::ACL_SELECT);
+        Named { name: name.clone(), relation }
+    };
+    names.iter().map(find).collect()
+}
+
+/// The versions of tables, as the current statement sees them.
+pub(crate) fn versions(tables: &[Named]) -> Vec<TableVersion> {
+    let version = |named: &Named| {
+        let table = named.table();
         // SAFETY: the snapshot is registered.
         let found = unsafe { with_snapshot(|snapshot| rows::list(table.relation, snapshot)) };
-        TableVersion { table: table.relation, segments: found.iter().map(|row| row.digest).collect() }
+        let segments = found.iter().map(|row| row.digest).collect();
+        TableVersion { table: table.relation, schema: table.schema(), key: table.key, segments }
     };
-    names.iter().map(version).collect()
+    tables.iter().map(version).collect()
 }
 
-/// The files of tables, by their names, which the user may read. Raises an error if there is no such table, or no memory for it.
-pub(crate) fn open(names: &[String], user: pg_sys::Oid) -> Result<Vec<SharedTable>> {
-    let open = |name: &String| {
-        let table = find(name, user);
-        // SAFETY: the snapshot is registered.
-        let segments = unsafe { with_snapshot(|snapshot| files(&table, snapshot))? };
-        SharedTable::new(name, segments)
-    };
-    names.iter().map(open).collect()
-}
-
-/// The table that a name leads to, as in a query of this session. It stays locked until the transaction ends.
-fn find(name: &str, user: pg_sys::Oid) -> Table {
-    // A body has no zeros.
-    let utf8 = CString::new(name).unwrap_or_default();
-    let text = text::to_server(&utf8);
-    // SAFETY: the text is copied; the relation is open while it is read, and its lock is kept.
+/// The files of tables, as the current statement sees them. What it holds of memory counts as mapped by this session, as long as a
+/// clone of it lives.
+///
+/// # Errors
+/// There is no memory for all of them together, or one has too many segments, or other columns than its rows.
+pub(crate) fn open(tables: &[Named]) -> Result<Vec<SharedTable>> {
+    if tables.is_empty() {
+        return Ok(Vec::new());
+    }
+    // SAFETY: the snapshot is registered.
     unsafe {
-        let names = pg_sys::textToQualifiedNameList(pg_sys::cstring_to_text(text));
-        let range = pg_sys::makeRangeVarFromNameList(names);
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let oid = pg_sys::RangeVarGetRelidExtended(range, lock, 0, None, std::ptr::null_mut());
-        catalog::check_relation_for(user, oid, pg_sys::ACL_SELECT);
-        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as i32);
-        let table = Table::of(relation);
-        pg_sys::relation_close(relation, pg_sys::NoLock as i32);
-        table
+        with_snapshot(|snapshot| {
+            let found: Vec<_> = tables
+                .iter()
+                .map(|named| {
+                    let table = named.table();
+                    let rows = rows::list(table.relation, snapshot);
+                    (named, table, rows)
+                })
+                .collect();
+            memory::check_room_together(found.iter().map(|(_, table, rows)| (rows.as_slice(), table)))?;
+            check_count(&found)?;
+            found.iter().map(|(named, table, rows)| given(named, table, rows, snapshot)).collect()
+        })
     }
 }
 
-unsafe fn files(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Vec<OwnedFd>>> {
-    // SAFETY: the caller's snapshot is registered.
-    let found = unsafe { rows::list(table.relation, snapshot) };
-    if found.is_empty() {
-        return Ok(vec![vec![without_rows(table)?]]);
+/// All descriptors go to a server at once, and the session holds them.
+fn check_count(found: &[(&Named, Table, Vec<Row>)]) -> Result<()> {
+    let files =
+        |(_, table, rows): &(&Named, Table, Vec<Row>)| rows.len().max(1) * if table.key.is_empty() { 1 } else { 2 };
+    let count: usize = found.iter().map(files).sum();
+    if count <= MOST_FILES {
+        return Ok(());
     }
-    memory::check_room(&found, table)?;
-    let mut segments = Vec::with_capacity(found.len());
-    for row in &found {
+    let message = "the shared tables of a function have too many segments";
+    Err(Error::new(Kind::OutOfRange, message)
+        .with_detail(format!("They have {count} files, of which a container can be given {MOST_FILES}."))
+        .with_hint("Share the rows of the largest table again."))
+}
+
+impl Named {
+    /// The table as it is now. Raises an error if it was dropped since.
+    fn table(&self) -> Table {
+        // SAFETY: the relation is open while it is read, and locked.
+        unsafe {
+            let relation = pg_sys::relation_open(self.relation, pg_sys::AccessShareLock as i32);
+            let table = Table::of(relation);
+            pg_sys::relation_close(relation, pg_sys::NoLock as i32);
+            table
+        }
+    }
+}
+
+/// # Safety
+/// The snapshot is registered, and saw the rows.
+unsafe fn given(named: &Named, table: &Table, rows: &[Row], snapshot: pg_sys::Snapshot) -> Result<SharedTable> {
+    if rows.is_empty() {
+        return SharedTable::new(named.name.as_str(), vec![vec![without_rows(table)?]], Arc::new(()));
+    }
+    let (mut files, mut kept) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
+    for row in rows {
         pgrx::check_for_interrupts!();
         let mut attempts = 0;
-        let files = loop {
+        loop {
             memory::forget_removed();
-            // SAFETY: as above.
-            table.check(&*unsafe { memory::open(row, table, snapshot)? })?;
-            if let Some(files) = memory::files(row)? {
-                break files;
+            // SAFETY: the caller says so.
+            let segment = unsafe { memory::open(row, table, snapshot)? };
+            table.check(&segment)?;
+            if let Some(found) = memory::files(row)? {
+                files.push(found);
+                kept.push(segment);
+                break;
             }
             attempts += 1;
             if attempts == MOST_ATTEMPTS {
                 let message = format!("shared table \"{}\" is removed from memory again and again", table.name);
                 return Err(Error::new(Kind::OutOfMemory, message).with_hint(memory::ROOM_HINT));
             }
-        };
-        segments.push(files);
+        }
     }
-    Ok(segments)
+    SharedTable::new(named.name.as_str(), files, Arc::new(kept))
 }
 
 /// A segment without rows, which says what columns a table has; nobody can change it.
 fn without_rows(table: &Table) -> Result<OwnedFd> {
     let finished = SegmentWriter::new(Vec::new(), &table.schema(), &table.key)?.finish()?;
     let made = || {
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let mut file = File::from(memfd_create(c"transship", flags)?);
+        let mut file = File::from(memfd_create(c"transship", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?);
         file.write_all(&finished.out)?;
         let seals = SealFlag::F_SEAL_SEAL | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE;
         fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;

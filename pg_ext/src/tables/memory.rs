@@ -4,7 +4,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use nix::unistd::Uid;
@@ -15,7 +16,7 @@ use udf_types::{Error, Kind, Result};
 
 use super::Table;
 use super::rows::{self, Row};
-use crate::settings;
+use crate::{session, settings};
 
 /// A session that waits for its next transaction keeps no more bytes mapped: they would stay in memory after they were removed.
 const MOST_KEPT_BYTES: u64 = 64 << 20;
@@ -30,7 +31,7 @@ struct Mapped {
     /// With the capacity that it was opened for.
     store: Option<(u64, Rc<Store>)>,
     /// With their bytes.
-    segments: HashMap<Digest, (u64, Rc<Segment>)>,
+    segments: HashMap<Digest, (u64, Arc<Segment>)>,
     /// All that are mapped, with those that scans alone hold; and what they take with their indexes, at most.
     live: HashMap<Digest, (u64, Weak<Segment>)>,
 }
@@ -101,6 +102,22 @@ fn bytes_of(row: &Row, table: &Table) -> u64 {
     row.bytes.saturating_add(index_bytes)
 }
 
+/// An error if all segments of several tables do not fit into memory together.
+pub(super) fn check_room_together<'a>(mut tables: impl Iterator<Item = (&'a [Row], &'a Table)>) -> Result<()> {
+    let room = store()?.capacity();
+    let mut needed: u64 = 0;
+    tables.try_for_each(|(segments, table)| {
+        check_room(segments, table)?;
+        needed = segments.iter().fold(needed, |sum, row| sum.saturating_add(bytes_of(row, table)));
+        if needed <= room { Ok(()) } else { Err(no_room_together()) }
+    })
+}
+
+fn no_room_together() -> Error {
+    let message = "the shared tables of the query do not fit into the memory for shared tables together";
+    Error::new(Kind::OutOfMemory, message).with_hint(ROOM_HINT)
+}
+
 /// An error if all segments of a version do not fit into memory together.
 pub(super) fn check_room(segments: &[Row], table: &Table) -> Result<()> {
     let needed = segments.iter().fold(0, |sum: u64, row| sum.saturating_add(bytes_of(row, table)));
@@ -122,7 +139,7 @@ pub(super) const ROOM_HINT: &str = "Raise transship.tables_size, or share fewer 
 ///
 /// # Safety
 /// The snapshot is registered or active, and saw the segment.
-pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) -> Result<Rc<Segment>> {
+pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) -> Result<Arc<Segment>> {
     if let Some((_, segment)) = MAPPED.with_borrow(|mapped| mapped.segments.get(&row.digest).cloned()) {
         return Ok(segment);
     }
@@ -132,9 +149,13 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
     if let Some(segment) = live.filter(|segment| store.is_current(segment)) {
         return Ok(segment);
     }
-    if !MAPPED.with_borrow_mut(|mapped| mapped.has_room(bytes, store.capacity())) {
-        let message = "the shared tables of the query do not fit into the memory for shared tables together";
-        return Err(Error::new(Kind::OutOfMemory, message).with_hint(ROOM_HINT));
+    let has_room = || MAPPED.with_borrow_mut(|mapped| mapped.has_room(bytes, store.capacity()));
+    if !has_room() {
+        // Containers that this session does not call now keep what they were given.
+        session::forget_offers();
+        if !has_room() {
+            return Err(no_room_together());
+        }
     }
     // SAFETY: the caller says so.
     let segment = unsafe { get_or_load(&store, row, snapshot) }.map_err(|error| {
@@ -149,9 +170,9 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
             _ => of_table,
         }
     })?;
-    let segment = Rc::new(segment);
+    let segment = Arc::new(segment);
     MAPPED.with_borrow_mut(|mapped| {
-        mapped.live.insert(row.digest, (bytes, Rc::downgrade(&segment)));
+        mapped.live.insert(row.digest, (bytes, Arc::downgrade(&segment)));
         mapped.segments.insert(row.digest, (bytes, segment.clone()));
     });
     Ok(segment)

@@ -18,7 +18,6 @@ mod sample;
 mod scan;
 pub mod share;
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use arrow_schema::{Field, Schema, SchemaRef};
@@ -201,7 +200,7 @@ fn is_deterministic(collation: pg_sys::Oid) -> bool {
 ///
 /// # Safety
 /// The snapshot is registered, or active.
-unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Rc<Segment>>> {
+unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Arc<Segment>>> {
     // SAFETY: the caller says so.
     let found = unsafe { rows::list(table.relation, snapshot) };
     memory::check_room(&found, table)?;

@@ -1,6 +1,6 @@
 //! Rows of a table's segments as SQL values: all of them, or those of one key.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use pgrx::pg_sys;
 use shared_tables::keys::Probe;
@@ -14,7 +14,7 @@ use crate::report;
 /// A version of a table, and where a reader is in it.
 pub(super) struct Scan {
     table: Table,
-    segments: Vec<Rc<Segment>>,
+    segments: Vec<Arc<Segment>>,
     /// The columns that are read: their positions in the table, and in a row.
     wanted: Vec<(usize, usize)>,
     /// The key that is looked for.

@@ -316,6 +316,11 @@ impl Client {
         self.block_on(host, "the container manager", timeout, async move { control::ask(&manager, &request).await })
     }
 
+    /// Takes shared tables back from the servers that no exchange is calling.
+    pub fn forget_offers(&self) {
+        self.connections.forget_offers(|_| true);
+    }
+
     /// Connects to the manager, in the background, for a lease that is likely to be wanted before [`Client::release`]; there is
     /// nothing to do while a lease is held.
     pub fn prepare(&self, manager: PathBuf) {

@@ -151,7 +151,13 @@ impl Connections {
 
     /// Closes the connections that no exchange is using, of the servers that would rather not keep them.
     pub fn close_idle(&self) {
+        self.forget_offers(SharedTable::is_removed);
         self.leases.lock().expect("no holder panics").values().for_each(|held| held.lease.close_idle());
+    }
+
+    /// Takes tables back that no exchange is using, and of which `is_unwanted` says so.
+    pub fn forget_offers(&self, is_unwanted: fn(&SharedTable) -> bool) {
+        self.leases.lock().expect("no holder panics").values().for_each(|held| held.lease.forget_offers(is_unwanted));
     }
 
     /// Ends the leases that no exchange is using and that nobody has asked for within `linger`. They are ended when what is returned
@@ -346,6 +352,29 @@ impl Connections {
         Ok(!offers)
     }
 
+    /// The tables of a call as its server knows them; none if it has none.
+    async fn offer_of(&self, call: &Call, lease: Option<&Lease>) -> Result<Option<Arc<Offer>>> {
+        if call.tables.is_empty() {
+            return Ok(None);
+        }
+        let function = &call.signature.function;
+        let Some(lease) = lease else {
+            let message = format!("function \"{function}\" cannot read shared tables");
+            return Err(Error::new(Kind::InvalidDefinition, message).with_detail(
+                "Only containers that the container manager starts are given tables, and its server runs elsewhere.",
+            ));
+        };
+        let offering = tokio::time::timeout(call.batch_timeout, lease.offer(function, &call.tables));
+        if let Ok(offered) = offering.await {
+            return offered.map(Some);
+        }
+        if let Some(report) = self.report_timeout(&call.target) {
+            report.await;
+        }
+        let what = format!("the container of function \"{function}\"");
+        Err(Error::timeout(&what, call.batch_timeout.as_millis()))
+    }
+
     async fn attempt(&self, call: &Call, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {
         let reaching = self.reach(&call.target, call.transport, call.signature.kind);
         let reached = tokio::time::timeout(call.start_timeout, reaching).await.map_err(|_| {
@@ -376,7 +405,7 @@ impl Connections {
         inbox.deliver(Ok(Event::Reached { transport: name, directory, takes_constants }));
         let exchanging = async {
             // The server knows the tables as long as this lives.
-            let offer = offer_of(call, lease.as_deref()).await?;
+            let offer = self.offer_of(call, lease.as_deref()).await?;
             let asides = Asides { offer: offer.as_ref().map(|offer| offer.name.clone()), ..inbox.asides().clone() };
             let inbox = &inbox.clone().asking(asides);
             match self.must_split(call, &endpoint, transport.as_ref(), lease.as_deref()).await? {
@@ -402,23 +431,6 @@ impl Connections {
             None => Err(error),
         }
     }
-}
-
-/// The tables of a call as its server knows them; none if it has none.
-async fn offer_of(call: &Call, lease: Option<&Lease>) -> Result<Option<Arc<Offer>>> {
-    if call.tables.is_empty() {
-        return Ok(None);
-    }
-    let function = &call.signature.function;
-    let Some(lease) = lease else {
-        let message = format!("function \"{function}\" cannot read shared tables");
-        return Err(Error::new(Kind::InvalidDefinition, message).with_detail(
-            "Only containers that the container manager starts are given tables, and its server runs elsewhere.",
-        ));
-    };
-    let what = format!("the container of function \"{function}\"");
-    let offering = tokio::time::timeout(call.batch_timeout, lease.offer(function, &call.tables));
-    offering.await.map_err(|_| Error::timeout(&what, call.batch_timeout.as_millis()))?.map(Some)
 }
 
 impl std::fmt::Debug for Connections {

@@ -65,14 +65,20 @@ impl Lease {
     /// Whether its server is another user than this one, who can neither write nor shorten what belongs to this one
     /// (`docs/protocol.md` §7.6).
     pub(crate) fn is_of_another_user(&self) -> bool {
-        *self.is_of_another_user.get_or_init(|| {
-            let Ok(Endpoint::JsonUnix(path)) = Endpoint::parse(&self.info.json) else { return false };
-            let socket = UnixSocket::new(&path, &self.credentials());
-            let me = Uid::effective().as_raw();
-            // Not of what a link points to, which anybody may choose.
-            self.info.user != Some(me)
-                && std::fs::symlink_metadata(socket.path()).is_ok_and(|socket| socket.uid() != me)
-        })
+        self.owner_differs().unwrap_or(false)
+    }
+
+    /// The same; fails if its socket is gone, as when the replica has ended.
+    pub(crate) fn owner_differs(&self) -> std::io::Result<bool> {
+        if let Some(known) = self.is_of_another_user.get() {
+            return Ok(*known);
+        }
+        let Ok(Endpoint::JsonUnix(path)) = Endpoint::parse(&self.info.json) else { return Ok(false) };
+        let socket = UnixSocket::new(&path, &self.credentials());
+        let me = Uid::effective().as_raw();
+        // Not of what a link points to, which anybody may choose.
+        let owner = std::fs::symlink_metadata(socket.path())?.uid();
+        Ok(*self.is_of_another_user.get_or_init(|| self.info.user != Some(me) && owner != me))
     }
 
     /// How its sockets are reached, and who must listen there.
@@ -97,6 +103,12 @@ impl Lease {
         let offer = offers.remove(place);
         offers.push(offer.clone());
         Some(offer)
+    }
+
+    /// Takes tables back that no exchange is using, and of which `is_unwanted` says so.
+    pub(crate) fn forget_offers(&self, is_unwanted: fn(&SharedTable) -> bool) {
+        let mut offers = self.offers.lock().expect("no holder panics");
+        offers.retain(|offer| Arc::strong_count(offer) > 1 || !offer.tables().iter().any(is_unwanted));
     }
 
     /// Tables as its server knows them, which gets them now if it does not.

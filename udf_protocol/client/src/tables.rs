@@ -3,6 +3,7 @@
 //! In: the open files of each table. Out: an [`Offer`], whose name each call carries. It lasts as long as its connection, and a lease
 //! keeps it for later calls with the same files. A server that runs as this process's user gets none: it could write to them.
 
+use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -39,14 +40,21 @@ struct Inner {
     name: String,
     segments: Vec<Vec<OwnedFd>>,
     numbers: Vec<(u64, u64)>,
+    /// What an engine wants to live as long.
+    _keeper: Arc<dyn Any + Send + Sync>,
 }
 
 impl SharedTable {
     /// A table with the files of its segments, oldest first: the rows, and the index if there is one. They are open for reading only.
+    /// `keeper` lives as long as the table.
     ///
     /// # Errors
     /// There are more than [`MOST_FILES`], or none of a segment (of kind `OutOfRange`), or the system fails.
-    pub fn new(name: impl Into<String>, segments: Vec<Vec<OwnedFd>>) -> Result<SharedTable> {
+    pub fn new(
+        name: impl Into<String>,
+        segments: Vec<Vec<OwnedFd>>,
+        keeper: Arc<dyn Any + Send + Sync>,
+    ) -> Result<SharedTable> {
         let name = name.into();
         let count = segments.iter().map(Vec::len).sum::<usize>();
         if count > MOST_FILES || segments.iter().any(|files| !(1..=2).contains(&files.len())) {
@@ -60,12 +68,17 @@ impl SharedTable {
             let message = format!("could not look at the files of shared table \"{name}\": {cause}");
             Error::new(Kind::Unreachable, message)
         })?;
-        Ok(SharedTable(Arc::new(Inner { name, segments, numbers })))
+        Ok(SharedTable(Arc::new(Inner { name, segments, numbers, _keeper: keeper })))
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// Whether a file of it has no name any more: its memory is free once nobody has it open.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.0.segments.iter().flatten().any(|file| fstat(file).is_ok_and(|found| found.st_nlink == 0))
     }
 }
 
@@ -111,18 +124,13 @@ impl Offer {
                     "Build the image again, from a template whose documentation says that it reads shared tables.",
                 ));
         };
-        if !lease.is_of_another_user() {
+        let lost = |cause: std::io::Error| failed(function, &cause);
+        if !lease.owner_differs().map_err(lost)? {
             let message = format!("the container of function \"{function}\" must not read shared tables");
             return Err(Error::new(Kind::NotAllowed, message)
                 .with_detail("It runs as this process's own user, who could change them.")
                 .with_hint("Run the container manager as root, so that replicas run as another user."));
         }
-        let lost = |cause: std::io::Error| match cause.kind() {
-            std::io::ErrorKind::InvalidData => {
-                Error::protocol(function, format!("Its answer to an offer of tables cannot be read: {cause}."))
-            }
-            _ => Error::connection_lost(function, cause),
-        };
         let connection = connect(lease, path).await.map_err(lost)?;
         let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection };
         for table in tables {
@@ -173,11 +181,31 @@ impl Offer {
         Ok(answer)
     }
 
+    pub(crate) fn tables(&self) -> &[SharedTable] {
+        &self.tables
+    }
+
     /// Whether it has these tables, and the server still has it. A server has nothing to say before it is asked.
     pub(crate) fn has(&self, tables: &[SharedTable]) -> bool {
         let is_there =
             || self.connection.try_read(&mut [0]).is_err_and(|it| it.kind() == std::io::ErrorKind::WouldBlock);
         self.tables == tables && is_there()
+    }
+}
+
+/// The error for a system or a server that fails while tables are offered.
+fn failed(function: &str, cause: &std::io::Error) -> Error {
+    /// No descriptors, in this process or on this host, or too many on their way to servers that do not take them.
+    const LACKS: [i32; 3] = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ETOOMANYREFS];
+    match cause.raw_os_error() {
+        Some(code) if LACKS.contains(&code) => {
+            let message = format!("no file descriptors for the shared tables of function \"{function}\": {cause}");
+            Error::new(Kind::OutOfMemory, message)
+        }
+        _ if cause.kind() == std::io::ErrorKind::InvalidData => {
+            Error::protocol(function, format!("Its answer to an offer of tables cannot be read: {cause}."))
+        }
+        _ => Error::connection_lost(function, cause),
     }
 }
 

@@ -302,7 +302,8 @@ mod tests {
         assert_eq!(parse("image = 'a:1' tables = ['t', 's.\"T\"']").unwrap(), ["t", "s.\"T\""]);
         assert_eq!(parse("template = 'python' source = 'x' tables = ['t']").unwrap(), ["t"]);
         for wrong in ["['t', 't']", "['']", "['a\\u0000']", "'t'", "[1]"] {
-            let error = parse(&format!("image = 'a:1' tables = {}", wrong.replace("'a\\u0000'", "\"a\\u0000\""))).unwrap_err();
+            let error =
+                parse(&format!("image = 'a:1' tables = {}", wrong.replace("'a\\u0000'", "\"a\\u0000\""))).unwrap_err();
             assert!(error.to_string().contains("tables"), "{wrong}: {error}");
         }
         let many: Vec<_> = (0..=MAX_TABLES).map(|i| format!("'t{i}'")).collect();

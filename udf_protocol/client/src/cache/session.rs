@@ -88,6 +88,15 @@ impl Session {
         state.worths.insert(namespace, worth);
     }
 
+    /// Waits until the store is asked again, if that is so soon.
+    pub(super) fn wait_out_rest(&self, most: Duration) {
+        let left =
+            self.lock().rests_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        if left <= most {
+            std::thread::sleep(left);
+        }
+    }
+
     /// Asks the store on the way to a call; none if it does not answer in time, or nothing that can be read.
     pub(super) fn look_up(&self, socket: &Path, request: &Request, timeout: Duration) -> Option<Response> {
         let mut state = self.lock();

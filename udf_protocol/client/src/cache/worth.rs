@@ -15,6 +15,8 @@ const SURE_LOOK_UP: usize = 1024;
 const SURE_CALLS: usize = 4096;
 /// How many times as much as the look-up calls must take: results that are not found are looked up, called and kept.
 const LEAST_GAIN: f64 = 1.25;
+/// How many times as much as a wait for results the calls take that it may spare.
+const LEAST_CALLS_PER_WAIT: f64 = 10.0;
 /// Longest that the calls of one batch should take, if some results are not found.
 const LONGEST_BATCH_US: f64 = 1e6;
 
@@ -46,6 +48,11 @@ impl Worth {
     pub(super) fn pays(&self, rows: usize) -> bool {
         let price_us = LOOK_UP_US + self.row_us * rows as f64;
         self.known_by == 0 || self.call_us * rows as f64 > LEAST_GAIN * price_us
+    }
+
+    /// How long so many rows may be waited for at least: a small part of what their calls would take.
+    pub(super) fn patience(&self, rows: usize) -> Duration {
+        Duration::from_micros((self.call_us * rows as f64 / LEAST_CALLS_PER_WAIT) as u64)
     }
 
     /// Notes that so many rows were looked up in that time.
@@ -119,6 +126,15 @@ mod tests {
     }
 
     #[test]
+    fn dear_calls_are_worth_a_wait() {
+        let mut worth = Worth::default();
+        assert_eq!(worth.patience(1000), Duration::ZERO);
+        // 5 ms per row.
+        worth.note_calls(200, us(1_000_000));
+        assert_eq!(worth.patience(1000), us(500_000));
+    }
+
+    #[test]
     fn what_a_single_call_took_divides_no_batch() {
         let mut worth = Worth::default();
         worth.note_calls(1, us(1_000_000));
@@ -148,7 +164,7 @@ mod tests {
         let mut worth = Worth::default();
         worth.note_calls(10_000, us(50_000));
         assert!(worth.pays(10_000));
-        (0..20).for_each(|_| worth.note_look_up(10_000, us(40_000)));
+        (0..20).for_each(|_| worth.note_look_up(10_000, us(45_000)));
         assert!(!worth.pays(10_000));
         let slow = worth;
         worth.note_look_up(1, us(1_000_000));
