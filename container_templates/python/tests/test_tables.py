@@ -4,6 +4,7 @@ import concurrent.futures
 import copy
 import ctypes
 import datetime
+import decimal
 import http.client
 import json
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import uuid
+import zoneinfo
 
 import numpy
 import pandas
@@ -26,7 +28,7 @@ import transship
 from pyarrow.flight import FlightDescriptor
 from segments import BATCH_ROWS, Offer, segment_of
 from test_columns import ROWS, body_of, lay_out
-from transship_server import columns, flight, function, offers, rest, tables, types
+from transship_server import columns, errors, flight, function, offers, rest, tables, types
 
 ROOT = pathlib.Path(__file__).parent.parent
 HANDLER = '''
@@ -43,6 +45,26 @@ def name_of(key: int) -> str:
 async def name_later(key: int) -> str:
     await asyncio.sleep(0.01)
     return await asyncio.create_task(asyncio.to_thread(name_of, key)) if key % 2 else name_of(key)
+
+WAITING = {}
+
+async def _name_when_told(told, answer):
+    await told.wait()
+    try:
+        answer.set_result(await asyncio.to_thread(name_of, 1))
+    except Exception as error:
+        answer.set_result(f"{type(error).__name__}: {error}")
+
+async def leave_task(key: int) -> str:
+    """What it starts goes on after the call."""
+    told, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+    WAITING[key] = told, answer, asyncio.create_task(_name_when_told(told, answer))
+    return name_of(key)
+
+async def tell_task(key: int) -> str:
+    told, answer, task = WAITING.pop(key)
+    told.set()
+    return await answer
 
 async def names_later(keys):
     await asyncio.sleep(0.01)
@@ -86,6 +108,22 @@ class Joined:
     def finish(self):
         return " ".join([*self.names, name_of(1)])
 
+def lists(key):
+    return (name_of(key) for _ in range(2))
+
+def names_in_list(keys):
+    return (name_of(key) for key in keys.to_pylist())
+
+class Columns:
+    def step(self, keys):
+        names(keys)
+
+    def merge(self, other):
+        pass
+
+    def finish(self):
+        return None
+
 def from_thread(name: str) -> str:
     found = []
 
@@ -106,6 +144,11 @@ MANIFEST = {
     "functions": [
         {"name": "name_of"},
         {"name": "name_later", "concurrency": 3},
+        {"name": "leave_task"},
+        {"name": "tell_task"},
+        {"name": "lists", "arguments": ["int8"], "returns": "text[]"},
+        {"name": "names_in_list", "arguments": ["int8"], "returns": "text", "batch": "arrow"},
+        {"name": "Columns", "arguments": ["int8"], "returns": "text", "kind": "aggregate", "batch": "arrow"},
         {"name": "names_later", "arguments": ["int8"], "returns": "text", "batch": "arrow"},
         {"name": "name_twice"},
         {"name": "names", "arguments": ["int8"], "returns": "text", "batch": "arrow"},
@@ -322,14 +365,87 @@ def test_a_table_that_a_call_does_not_have_is_an_exception_of_the_handler(offer,
         (ask_json(address, "name_of", [1], None), "name it in the key tables of the function's body"),
         (ask_columns(address, "name_of", [1], None), "name it in the key tables of the function's body"),
         (ask_json(address, "name_of", [1], given), 'no shared table "numbers"'),
-        (ask_json(address, "name_of", [1], "0" * 32), "offer"),
-        (ask_json(address, "name_of", [1], "größer"), "offer"),
     ]:
         assert (asked["kind"], asked["row"]) == ("user_code", 0)
         assert asked["message"].startswith("LookupError: ") and fact in asked["message"]
         assert 'in name_of\n    row = transship.table("numbers")' in asked["traceback"]
     with pytest.raises(pyarrow.flight.FlightError, match="name it in the key tables"):
         ask_flight(location, "name_of", [(batch_of(1), {})], None)
+
+
+NO_OFFER = "the server does not have the offer of tables that the call names"
+
+
+@pytest.mark.parametrize("is_called", [False, True])
+def test_an_unknown_offer_is_no_exception_of_the_handler(is_called, tables_path, offer, readers, address, location, monkeypatch):
+    """It is told before the handler is called, and also if the offer ends in between."""
+    offer({"numbers": numbers("n")})
+    unknown = "0" * 32
+    called = {name for name, entry in readers.items() if name not in ("from_thread", "leave_task", "tell_task")}
+    assert {entry.kind for entry in map(readers.get, called)} == {"scalar", "table", "map", "aggregate"}
+    if is_called:
+        monkeypatch.setattr(offers._offers, "check", lambda offer: None)
+    else:
+        for name in called:
+            monkeypatch.setattr(readers[name], "target", lambda *_: pytest.exit("it was called"))
+            readers[name].__dict__.pop("row_target", None)
+    schema = pa.schema([("group", pa.int64()), ("x", pa.int64()), ("state", pa.binary())])
+    group = pa.RecordBatch.from_pylist([{"group": 0, "x": 1, "state": None}], schema)
+    try:
+        for name in sorted(called):
+            kind, told = readers[name].kind, []
+            if kind == "aggregate":
+                request = {"rows": 1, "columns": [[0], [1], [None]], "exchange": secrets.token_hex(16), "step": "accumulate", "batch": 0}
+                told.append(json.loads(post_raw(address, name, request, unknown))["error"])
+                batches = [(group, {"step": "accumulate"})]
+            else:
+                batches = [(batch_of(1, 2), {})]
+                if kind != "map":
+                    told += [ask_json(address, name, [1, 2], unknown), ask_columns(address, name, [1, 2], "größer")]
+                if kind == "scalar":
+                    told += [ask_json(address, name, [1, 2], unknown, row_errors=wanted) for wanted in ("once", "again")]
+            for error in told:
+                assert error == {"kind": "protocol_violation", "message": NO_OFFER}, name
+            with pytest.raises(pa.ArrowInvalid, match=NO_OFFER):
+                ask_flight(location, name, batches, unknown, schema if kind == "aggregate" else None)
+    finally:
+        for name in called:
+            readers[name].__dict__.pop("row_target", None)
+
+
+def post_raw(address, name, request, offer_name):
+    answer = post(address, f"/v1/functions/{name}", json.dumps(request), "application/json", offer_name)
+    return answer if isinstance(answer, bytes) else json.dumps({"error": answer})
+
+
+def test_an_offer_is_unknown_while_the_library_is_not_loaded(monkeypatch):
+    monkeypatch.setattr(offers._offers, "_library", None)
+    for failure, fact in [(None, NO_OFFER), (OSError("too old"), f"{NO_OFFER}: too old")]:
+        monkeypatch.setattr(offers._offers, "_failure", failure)
+        for ask in (offers.check, lambda: transship.table("it")):
+            with offers.named("0" * 32), pytest.raises(errors.CallError) as caught:
+                ask()
+            assert (caught.value.kind, caught.value.message) == ("protocol_violation", fact)
+    offers.check()
+
+
+def test_what_a_call_leaves_running_has_its_tables_no_more(offer, address, monkeypatch):
+    """Neither does it see them in a later call, nor does it keep them."""
+    given, other = offer({"numbers": numbers("a")}), offer({"numbers": numbers("b")})
+    library, closed = offers._offers._library, []
+    close = library.close
+    monkeypatch.setattr(library, "close", lambda handle: close(handle) or closed.append(handle))
+    ended = 'LookupError: the call has no shared table "numbers": it has ended'
+    for key in range(3):
+        assert ask_json(address, "leave_task", [key], given) == [[f"a{key}"]]
+    table = offers._offers._recent[given].tables["numbers"]
+    handle = table._handle
+    assert ask_json(address, "tell_task", [0], other) == [[ended]]
+    assert ask_json(address, "tell_task", [1], None) == [[ended]]
+    # One still waits.
+    del table, offers._offers._recent[given]
+    assert handle in closed
+    assert ask_json(address, "tell_task", [2], given) == [[ended]]
 
 
 def test_a_table_without_a_call_is_told():
@@ -344,10 +460,11 @@ def test_an_offer_ends_with_its_connection(tables_path):
     made.connection.close()
     other = offers._Offer(made.name)
     deadline = time.monotonic() + 20
-    with pytest.raises(LookupError, match="offer"):
+    with pytest.raises(errors.CallError, match="offer") as caught:
         while time.monotonic() < deadline:
             offers._offers.open(other, "it")
             time.sleep(0.01)
+    assert caught.value.kind == "protocol_violation"
     # What a handler has opened goes on.
     assert (table.get(3), table.lookup([4])["name"].to_pylist()) == ({"key": 3, "name": "n3"}, ["n4"])
     assert table.to_arrow().equals(numbers("n"))
@@ -617,6 +734,182 @@ def test_rows_are_kept_within_bounds(opened, monkeypatch):
     assert table.get(77) is None and table._kept[77] is None
 
 
+class Asked:
+    """A library with one table, whose key is of a type, and which has no rows. It notes the keys that it is asked for."""
+
+    def __init__(self, name):
+        fields = [types.by_name(name).field("key"), pa.field("name", pa.string())]
+        self._schema, self.keys = pa.schema(fields, {"transship:key": "0"}), []
+
+    def schema(self, handle):
+        return self._schema
+
+    def rows(self, handle):
+        return 0
+
+    def close(self, handle):
+        pass
+
+    def lookup(self, handle, keys, kind):
+        self.keys += keys.field(0).to_pylist()
+        return pa.nulls(len(keys), kind)
+
+
+def asked(name):
+    """A table with a key of a type, and the keys that its library is asked for: no index of most types is made here."""
+    library = Asked(name)
+    return tables.Table(library, None), library.keys
+
+
+class Number:
+    """A key that changes, as a tensor without dimensions does."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+
+class Word(str):
+    """It says that it is any other."""
+
+    def __eq__(self, other):
+        return True
+
+    def __hash__(self):
+        return hash("n")
+
+
+def test_moments_that_are_equal_and_differ_have_rows_of_their_own():
+    zone = zoneinfo.ZoneInfo("Europe/Berlin")
+    first = datetime.datetime(2024, 10, 27, 2, 30, tzinfo=zone)
+    second = first.replace(fold=1)
+    assert first == second and first.timestamp() != second.timestamp()
+    table, questions = asked("timestamptz")
+    for key in (first, second, first):
+        assert table.get(key) is None
+    assert [moment.timestamp() for moment in questions] == [first.timestamp(), second.timestamp(), first.timestamp()]
+    # Without a zone there is but one.
+    table, questions = asked("timestamp")
+    for key in (first, second):
+        assert table.get(key.replace(tzinfo=None)) is None
+    assert len(questions) == 1
+    with pytest.raises(TypeError, match="without time zone"):
+        table.get(first)
+
+
+def test_keys_that_change_have_the_row_of_what_they_are_now(opened):
+    table, key = opened(numbers("n")), Number(3)
+    assert table.get(key)["name"] == "n3"
+    key.value = 5
+    assert table.get(key)["name"] == "n5" and table.get((5))["name"] == "n5"
+    pairs = opened(PAIRS, ["code", "day"])
+    key.value = 1
+    assert pairs.get(("four", key))["value"] == 10
+    key.value = 2
+    assert pairs.get(("four", key))["value"] == 20
+
+
+def test_keys_of_other_classes_fit_or_do_not_whatever_was_found_before(opened):
+    table, pairs = opened(numbers("n")), opened(PAIRS, ["code", "day"])
+    assert table.get(1)["name"] == "n1" and pairs.get(("four", 1))["value"] == 10
+    for wrong in (True, 1.0, decimal.Decimal(1), numpy.bool_(True)):
+        for one, key in [(table, wrong), (pairs, ("four", wrong))]:
+            with pytest.raises(TypeError, match="do not fit column"):
+                one.get(key)
+    assert table.get(numpy.int64(1)) == table.get(1)
+    texts = opened(TEXTS)
+    assert texts.get("zero")["value"] == 0 and texts.get(Word("größer"))["value"] == 1
+    for unhashable in ([1], {}, pa.array([1])):
+        with pytest.raises(TypeError, match="do not fit"):
+            table.get(unhashable)
+    # NumPy's numbers are truth values to nobody.
+    flags, questions = asked("bool")
+    assert flags.get(True) is flags.get(True) is None and questions == [True]
+    with pytest.raises(TypeError, match="do not fit"):
+        flags.get(1)
+
+
+def test_byte_strings_that_change_are_keys():
+    table, questions = asked("bytea")
+    key = bytearray(b"seven")
+    assert table.get(key) is table.get(b"seven") is table.get(memoryview(key)) is None
+    key[0] = 0x53
+    assert table.get(key) is table.get(b"seven") is None
+    assert questions == [b"seven", b"seven", b"seven", b"Seven"]
+
+
+def test_long_keys_are_not_kept(opened):
+    table = opened(TEXTS)
+    for length in (1, 100, 2000, 100_000):
+        assert table.get("x" * length) is table.get("ü" * length) is None
+    assert set(map(len, table._kept)) == {1, 100}
+    pairs = opened(PAIRS, ["code", "day"])
+    assert pairs.get(("x" * 2000, 1)) is None and pairs._kept == {}
+
+
+@pytest.mark.parametrize(("name", "zone"), [("timestamp", None), ("timestamptz", "UTC")])
+def test_moments_between_microseconds_have_no_row(name, zone):
+    table, questions = asked(name)
+    whole, between = pandas.Timestamp("2024-01-01 00:00:00.000001", tz=zone), pandas.Timestamp("2024-01-01 00:00:00.000001002", tz=zone)
+    assert table.get(whole) is None and len(questions) == 1
+    for ask in (lambda: table.get(between), lambda: table.lookup([whole, between]), lambda: table.lookup(pandas.Series([between]))):
+        with pytest.raises(ValueError, match="do not fit"):
+            ask()
+    assert len(questions) == 1
+
+
+def test_not_a_time_is_no_key():
+    with pytest.raises(ValueError, match="do not fit"):
+        asked("timestamp")[0].get(pandas.NaT)
+
+
+def test_rows_are_no_columns(opened):
+    table = opened(PAIRS, ["code", "day"])
+    for rows in ([("four", 1), ("five", 1)], [("four", 1)], [("four", 1), ("five", 1), ("four", 2)], [["four", 1], ("five", 1)]):
+        for ask in (table.lookup, table.matches):
+            with pytest.raises(TypeError, match="a tuple or a dict of the columns code, day"):
+                ask(rows)
+    assert table.lookup((("four", "five"), (1, 1)))["value"].to_pylist() == [10, 30]
+
+
+def test_texts_are_no_uuids():
+    table, questions = asked("uuid")
+    found = uuid.UUID(int=7)
+    for wrong in ("sixteen letters!", str(found)):
+        for column in (
+            pa.array([wrong]), pa.array([wrong], pa.large_string()), pa.array([wrong], pa.string_view()),
+            pa.array([wrong]).dictionary_encode(), pandas.Series([wrong]), numpy.array([wrong], dtype=object), numpy.array([wrong]),
+        ):  # fmt: skip
+            with pytest.raises(TypeError, match="a column of"):
+                table.lookup(column)
+    for wrong in ("sixteen letters!", "x"):
+        for ask in (lambda: table.get(wrong), lambda: table.lookup([wrong])):
+            with pytest.raises(ValueError, match="badly formed"):
+                ask()
+    assert questions == []
+    for column in ([found], [str(found)], pa.array([found.bytes]), pa.array([found.bytes], pa.binary(16)), pa.array([None])):
+        table.lookup(column)
+    assert questions == [found.bytes] * 4 + [None]
+
+
+def test_an_image_without_a_library_that_loads_says_so(tmp_path):
+    """Its C library may be too old."""
+    (command,) = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.startswith("RUN") and "CDLL" in line]
+    command = command.removeprefix("RUN ").replace("/opt/venv/bin/python", sys.executable).replace("/opt/transship", str(tmp_path))
+    library = tmp_path / "lib" / "libtransship_core.so"
+    for content, is_kept in [(os.path.realpath(offers._LIBRARY), True), (b"no library", False), (None, False)]:
+        library.parent.mkdir(exist_ok=True)
+        library.unlink(missing_ok=True)
+        if is_kept:
+            library.symlink_to(content)
+        elif content:
+            library.write_bytes(content)
+        subprocess.run(["sh", "-c", command], check=True, capture_output=True)
+        assert library.exists() == library.parent.exists() == is_kept
+
+
 @pytest.mark.parametrize("name", [*types.TYPES, "int4[]", "(a numeric, b text[])", "range(date)", "range(int4)[]", "(u uuid)"])
 def test_types_are_known_by_their_fields(name):
     entry = types.by_name(name)
@@ -648,7 +941,7 @@ def test_without_a_library_no_tables_are_taken(monkeypatch, tmp_path):
     assert not taken.is_listening and not os.path.exists(tmp_path / "tables.sock")
     monkeypatch.setattr(offers, "_offers", taken)
     assert flight.greeting({})["tables"] is False
-    with offers.named("0" * 32), pytest.raises(LookupError, match='no shared table "it": nobody has offered it'):
+    with offers.named("0" * 32), pytest.raises(errors.CallError, match=NO_OFFER):
         transship.table("it")
 
 
@@ -668,7 +961,7 @@ def test_a_library_that_cannot_be_loaded_is_told(monkeypatch, tmp_path, capfd):
     assert not taken.is_listening
     assert "cannot take shared tables" in capfd.readouterr().err
     monkeypatch.setattr(offers, "_offers", taken)
-    with offers.named("0" * 32), pytest.raises(LookupError, match='no shared table "it": .*broken.so'):
+    with offers.named("0" * 32), pytest.raises(errors.CallError, match=f"{NO_OFFER}: .*broken.so"):
         transship.table("it")
 
 

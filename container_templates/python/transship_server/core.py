@@ -7,10 +7,14 @@ import ctypes
 
 import pyarrow as pa
 
+from .errors import UnknownOffer
+
 # Room for a struct ArrowArray and a struct ArrowSchema behind it.
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72
 _Memory = ctypes.c_char * (_ARRAY_BYTES + _SCHEMA_BYTES)
 _TEXT, _POINTER = ctypes.c_char_p, ctypes.c_void_p
+# What the library says of an offer that it does not have.
+_UNKNOWN_OFFER = "The server does not have the offer of tables that the call names."
 
 
 class Library:
@@ -34,10 +38,22 @@ class Library:
         self._check(self._serve(listener))
 
     def open(self, offer, name):
-        """Opens a table of an offer, which close() ends. Raises LookupError if there is none."""
+        """Opens a table of an offer, which close() ends. Raises LookupError if there is none, UnknownOffer if there is no offer."""
         table = _POINTER()
-        self._check(self._open(offer.encode(), name.encode(), ctypes.byref(table)), LookupError)
+        if self._open(offer.encode(), name.encode(), ctypes.byref(table)) < 0:
+            fact = self._last_message()
+            raise (UnknownOffer if fact.endswith(_UNKNOWN_OFFER) else LookupError)(fact)
         return table.value
+
+    def has_offer(self, offer):
+        """Whether there is an offer of this name."""
+        try:
+            self.close(self.open(offer, ""))
+        except UnknownOffer:
+            return False
+        except LookupError:
+            pass
+        return True
 
     def schema(self, table):
         """The schema of an opened table."""
@@ -76,9 +92,12 @@ class Library:
         self._check(self._lookup(table, array, schema, positions, rows))
         return pa.Array._import_from_c(rows, kind)
 
-    def _check(self, status, kind=ValueError):
+    def _check(self, status):
         if status < 0:
-            raise kind(self._message().decode(errors="replace"))
+            raise ValueError(self._last_message())
+
+    def _last_message(self):
+        return self._message().decode(errors="replace")
 
 
 def _function(function, result, *parameters):

@@ -23,12 +23,19 @@ class CallError(Exception):
         return wire
 
 
+class UnknownOffer(Exception):
+    """A call names an offer of shared tables that the server does not have."""
+
+
 class Cancelled(Exception):
     """The client has gone; nobody waits for the rest."""
 
 
 def from_exception(exception, row=None):
-    """The error for an exception of the handler, whatever it is (sys.exit() ends no server), its traceback cut to the handler's own frames."""
+    """The error for an exception of the handler, whatever it is (sys.exit() ends no server), its traceback cut to the handler's own frames.
+    A CallError is none of the handler's, and stays as it is."""
+    if isinstance(exception, CallError):
+        return exception
     frames = exception.__traceback__
     own = frames
     while own is not None and __package__ + "/" in own.tb_frame.f_code.co_filename.replace("\\", "/"):

@@ -75,6 +75,7 @@ class Server(flight.FlightServerBase):
         calls = _Calls(reader)
         try:
             if isinstance(function, MapFunction):
+                offers.check()
                 for part in function.run((batch for batch, _ in calls), context.is_cancelled):
                     writer.write_with_metadata(types.lay_out(part, layout), b"{}")
                 # What the handler did not want is read, so that the client sees its batches taken.
@@ -88,6 +89,8 @@ class Server(flight.FlightServerBase):
                     return
                 if function is None:
                     raise CallError("function_not_found", f'there is no function "{_name_of(descriptor)}"')
+                if calls.count == 1:
+                    offers.check()
                 start = time.perf_counter_ns()
                 if is_databend:
                     batch = _databend_arguments(function, batch)

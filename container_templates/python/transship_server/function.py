@@ -245,6 +245,8 @@ class Function:
             if self.result.name == "float4" and pc.any(pc.is_inf(column)).as_py():
                 values = [None if value is None else convert(value) for value in values]
             return column
+        except CallError:
+            raise
         except BaseException:
             pass  # Now find the row that does not fit.
         for position, value in enumerate(values):
@@ -255,6 +257,8 @@ class Function:
         raise CallError("bad_result", f"The results of {self.name} do not fit type {self.result.name}.")
 
     def _bad_value(self, exception, row=None):
+        if isinstance(exception, CallError):
+            return exception
         return CallError("bad_result", f"It returned {exception}; the declared result is {self.result.name}.", row)
 
     def array_of(self, answer, may_encode=False):

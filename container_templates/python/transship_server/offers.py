@@ -2,7 +2,8 @@
 
 The library of the server core takes offers, on a thread of its own. It is loaded once a client connects, so containers without
 tables do without it. Which offer a call has is kept in a context variable: threads that the handler starts, and what runs beside,
-have none. So nobody sees tables of another's call.
+have none. What the handler leaves running has the variable, but no offer any more once the call has ended. So nobody sees tables of
+another's call.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 
+from .errors import CallError, UnknownOffer
 from .tables import Table
 
 FIELD = "transship-tables"
@@ -23,7 +25,16 @@ _BACKLOG = 128
 _MOST_OFFERS = 8
 _UNUSED_S = 10
 
-_offer = contextvars.ContextVar("transship_tables", default=None)
+_call = contextvars.ContextVar("transship_tables", default=None)
+
+
+class _Call:
+    """A call that names an offer, and the offer until the call ends: tasks and threads of asyncio's copy the context, and go on."""
+
+    __slots__ = ("offer",)
+
+    def __init__(self, offer):
+        self.offer = offer
 
 
 class _Offer:
@@ -86,11 +97,24 @@ class _Offers:
                 del self._recent[offer.name]
 
     def open(self, offer, name):
-        """Opens a table. Raises LookupError."""
+        """Opens a table. Raises LookupError if the offer has none of this name, and CallError if there is no such offer."""
         library = self._library
         if library is None:
-            raise LookupError(f'there is no shared table "{name}": {self._failure or "nobody has offered it"}')
-        return Table(library, library.open(offer.name, name))
+            raise self._unknown()
+        try:
+            return Table(library, library.open(offer.name, name))
+        except UnknownOffer:
+            raise self._unknown() from None
+
+    def check(self, offer):
+        """Raises CallError if there is no such offer."""
+        if self._library is None or not self._library.has_offer(offer.name):
+            raise self._unknown()
+
+    def _unknown(self):
+        # It is no exception of the handler's: that would be a NULL for callers who want NULLs for these.
+        cause = f": {self._failure}" if self._failure else ""
+        return CallError("protocol_violation", f"the server does not have the offer of tables that the call names{cause}")
 
 
 _offers = _Offers()
@@ -105,18 +129,31 @@ def are_taken():
 @contextlib.contextmanager
 def named(name):
     """While a call is answered that names an offer, or None."""
-    token = _offer.set(None if name is None else _offers.named(name))
+    call = None if name is None else _Call(_offers.named(name))
+    token = _call.set(call)
     try:
         yield
     finally:
-        _offer.reset(token)
+        _call.reset(token)
+        if call is not None:
+            call.offer = None
+
+
+def check():
+    """Raises CallError if the running call names an offer that is not there."""
+    call = _call.get()
+    if call is not None:
+        _offers.check(call.offer)
 
 
 def table(name):
     """The shared table that the running call has by this name. Raises LookupError if there is none."""
-    offer = _offer.get()
-    if offer is None:
+    call = _call.get()
+    if call is None:
         raise LookupError(f'the call has no shared table "{name}": name it in the key tables of the function\'s body')
+    offer = call.offer
+    if offer is None:
+        raise LookupError(f'the call has no shared table "{name}": it has ended')
     found = offer.tables.get(name)
     if found is None:
         found = offer.tables.setdefault(name, _offers.open(offer, name))

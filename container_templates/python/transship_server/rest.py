@@ -110,6 +110,7 @@ class _Handler(http1.Handler):
                 status, answer = answered
                 return self._send(status, "application/json", exact_json.dumps(answer).encode())
             function = self._find()
+            offers.check()
             if self.headers.get("content-type") == columns.CONTENT_TYPE:
                 if function.small_codec is not None and (call := function.small_codec.read(body)) is not None:
                     return self._answer_small(function, call, body)

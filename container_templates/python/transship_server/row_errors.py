@@ -53,6 +53,8 @@ class Forgiving(Function):
             value = error = None
             try:
                 value = target(*row)
+            except CallError:
+                raise
             except BaseException as exception:
                 error = text_of(message_of(exception))
             results.append(value)

@@ -1,5 +1,7 @@
 """A shared table, as a handler reads it: all of it as Arrow columns where they lie, or the rows of keys."""
 
+import datetime
+import uuid
 import weakref
 
 import pyarrow as pa
@@ -8,12 +10,18 @@ from . import types
 from .function import as_it_is
 
 _KEY_METADATA = b"transship:key"
-# Rows that get() keeps of a table, and the bytes of the largest among them.
+# Rows that get() keeps of a table, and the bytes of the largest among them and its key.
 _MOST_KEPT = 4096
 _MOST_KEPT_BYTES = 1024
 # Types whose values nobody can change, and all of which Python has.
 _PLAIN_TYPES = frozenset(types.TYPES) - {"json", "time"}
 _NOT_KEPT = object()
+# Classes of keys under which rows are kept, by type: of each type one, whose values are equal only if they are the same key. Moments
+# with a time zone may be equal and another moment, and other classes may be equal to anything.
+_KEPT_CLASSES = {
+    "bool": bool, "int2": int, "int4": int, "int8": int, "text": str, "bytea": bytes, "date": datetime.date,
+    "timestamp": datetime.datetime, "uuid": uuid.UUID,
+}  # fmt: skip
 
 
 class Table:
@@ -33,8 +41,10 @@ class Table:
         self._key_struct, self._row_struct = pa.struct([(name, entry.arrow) for name, entry in key]), pa.struct(self.schema)
         self._row_type = types.CompositeType(columns)
         self._is_plain = _PLAIN_TYPES.issuperset(entry.name for _, entry in columns)
-        # What get() has found, by key.
+        # What get() has found, by key, and the classes that the parts of such keys have.
         self._kept = {}
+        kept_classes = [frozenset([type(None), _KEPT_CLASSES.get(entry.name, type(None))]) for entry in self._key_types]
+        self._kept_class, self._kept_classes = kept_classes[0] if len(key) == 1 else None, kept_classes
 
     def __len__(self):
         return self.num_rows
@@ -50,8 +60,8 @@ class Table:
         """A record batch with one row per key, in their order, in which all columns are NULL if the table has no such row.
 
         `keys` is an Arrow or NumPy array, a pandas series, or a list of values. For a key of several columns it is a list or a
-        tuple of these. A dict, record batch, table, data frame or array of structs has them by name. Raises ValueError if a key
-        has several rows, and ValueError or TypeError if the keys do not fit.
+        tuple of these, and not of rows. A dict, record batch, table, data frame or array of structs has them by name. Raises
+        ValueError if a key has several rows, and ValueError or TypeError if the keys do not fit.
         """
         rows = self._library.lookup(self._handle, self._structs_of(keys), self._row_struct)
         return pa.RecordBatch.from_arrays(rows.flatten(), schema=self.schema)
@@ -68,14 +78,19 @@ class Table:
         `key` is a value, or a tuple of values for a key of several columns. Raises ValueError if it has several rows, and
         ValueError or TypeError if it does not fit.
         """
-        row = self._kept.get(key, _NOT_KEPT)
+        kept_class = self._kept_class
+        if kept_class is not None:
+            may_keep = type(key) in kept_class
+        else:
+            may_keep = type(key) is tuple and all(type(part) in classes for part, classes in zip(key, self._kept_classes))
+        row = self._kept.get(key, _NOT_KEPT) if may_keep else _NOT_KEPT
         if row is _NOT_KEPT:
-            row = self._find(key)
+            row = self._find(key, may_keep)
         if row is None:
             return None
         return row.copy() if self._is_plain else as_it_is(row)
 
-    def _find(self, key):
+    def _find(self, key, may_keep):
         parts = key if len(self.key) > 1 else (key,)
         if not isinstance(parts, tuple) or len(parts) != len(self.key):
             raise self._wrong_count()
@@ -87,7 +102,7 @@ class Table:
         (row,) = found.to_pylist()
         if row is not None and self._row_type.to_python is not None:
             row = self._row_type.to_python(row)
-        if found.get_total_buffer_size() <= _MOST_KEPT_BYTES:
+        if may_keep and keys.get_total_buffer_size() + found.get_total_buffer_size() <= _MOST_KEPT_BYTES:
             if len(self._kept) >= _MOST_KEPT:
                 self._kept.clear()
             self._kept[key] = row
@@ -105,6 +120,9 @@ class Table:
             columns = [keys]
         else:
             columns = keys
+            if isinstance(keys, list) and any(isinstance(part, tuple) for part in keys):
+                names = ", ".join(self.key)
+                raise TypeError(f"the keys are a list with tuples, not columns: give a tuple or a dict of the columns {names}")
         if len(columns) != len(self.key) or not columns:
             raise self._wrong_count()
         columns = [_column_of(*part) for part in zip(self.key, self._key_types, columns)]

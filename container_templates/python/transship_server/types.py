@@ -197,12 +197,19 @@ def _check_date(value):
 def _check_timestamp(value):
     if not isinstance(value, datetime.datetime) or value.tzinfo is not None:
         raise TypeError(f"{value!r}, which is not a datetime without time zone")
-    return value
+    return _in_micros(value)
 
 
 def _check_timestamptz(value):
     if not isinstance(value, datetime.datetime) or value.tzinfo is None:
         raise TypeError(f"{value!r}, which is not a datetime with a time zone")
+    return _in_micros(value)
+
+
+def _in_micros(value):
+    # Those of pandas have nanoseconds, which Arrow would cut. NaT's are not a number.
+    if getattr(value, "nanosecond", 0) > 0:
+        raise ValueError(f"{value!r}, which has digits below a microsecond")
     return value
 
 
@@ -436,6 +443,11 @@ _FAMILIES = {
 }  # fmt: skip
 
 
+def _is_bytes(kind):
+    kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view, pa.types.is_fixed_size_binary)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
 def _family(kind):
     return next((family for family, tests in _FAMILIES.items() if any(test(kind) for test in tests)), "other")
 
@@ -471,6 +483,9 @@ def _check_cast(entry, array):
     # Digits are a decimal's text, and numbers and truth values JSON's own.
     is_written = entry.name == "numeric" and is_exact or entry.name == "json" and family in ("number", "truth")
     is_aware = pa.types.is_timestamp(found) and found.tz is not None
+    # Arrow would take any 16 bytes of text for a UUID.
+    if entry.name == "uuid" and family == "text" and not _is_bytes(found):
+        raise TypeError(f"a column of {found}")
     if family != _family(entry.arrow) and not is_written or is_aware and entry.name in ("date", "timestamp"):
         raise TypeError(f"a column of {found}")
     if entry.name == "date" and family == "moment" and not array.cast(entry.arrow).cast(found).equals(array):

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 
-from .errors import Cancelled, from_exception
+from .errors import CallError, Cancelled, from_exception
 
 # Between two looks at whether the client has gone.
 _LOOK_S = 0.02
@@ -37,9 +37,11 @@ def call_rows(target, rows, concurrency, is_cancelled):
 
 
 def call_each(target, rows, concurrency, is_cancelled):
-    """The handler's value for each row, and the exception of each row that has one. Raises Cancelled."""
+    """The handler's value for each row, and the exception of each row that has one. Raises CallError, or Cancelled."""
     calls = _Calls(target, rows, goes_on=True)
     _run(calls, concurrency, is_cancelled)
+    if calls.failed is not None:
+        raise calls.errors[calls.failed]
     return calls.results, [calls.errors.get(row) for row in range(len(calls.results))]
 
 
@@ -117,7 +119,8 @@ class _Calls:
 
     def _note(self, row, exception):
         self.errors[row] = exception
-        if not self._goes_on and (self.failed is None or row < self.failed):
+        ends = not self._goes_on or isinstance(exception, CallError)
+        if ends and (self.failed is None or row < self.failed):
             self.failed = row
             self._cancel_after(row)
 

@@ -15,6 +15,7 @@ impl Judge {
         self.note("2", "says who it is and what it offers", finding);
         if let Ok(info) = hello {
             self.takes_constants = info.constants;
+            self.has_tables = info.tables;
             self.has_row_errors = info.row_errors;
             self.has_lines = info.lines;
             self.functions = info.functions;

@@ -24,6 +24,7 @@
 mod discovery;
 mod exchanges;
 mod http;
+mod tables;
 mod values;
 
 use std::fmt;
@@ -120,6 +121,7 @@ pub fn judge(
         takes_constants: false,
         has_row_errors: false,
         has_lines: false,
+        has_tables: false,
         verdicts: Vec::new(),
     };
     judge.judge_handshake();
@@ -135,6 +137,7 @@ pub fn judge(
         judge.judge_columns();
         judge.judge_references();
         judge.judge_constants();
+        judge.judge_tables();
     }
     Ok(judge.verdicts)
 }
@@ -190,6 +193,8 @@ struct Judge {
     has_row_errors: bool,
     /// The same.
     has_lines: bool,
+    /// The same.
+    has_tables: bool,
     verdicts: Vec<Verdict>,
 }
 
