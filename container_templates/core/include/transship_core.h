@@ -146,6 +146,7 @@ const char *transship_message(void);
  *              without the quotes of a string, for types that are neither numbers, bool, text nor bytea. Replies have the same
  *              four types; what does not fit the declared type is an error that names the row.
  *   "lines"    whether the language gives lines that handlers write (transship_work_line); false if left out
+ *   "tables"   whether handlers can read shared tables (transship_work_table); false if left out
  *   "one_thread" true if one thread pulls and runs handlers, as in Node or R. Nothing can interrupt a handler there: if all work that
  *              was pulled and not answered runs on 10 s after its clients have gone, and a client's work has waited for as long, the
  *              process ends. False if left out.
@@ -271,11 +272,15 @@ transship_status transship_work_fail(transship_work *work, const char *kind, con
 typedef struct transship_table transship_table;
 
 /* Opens a table that the caller of the work has given to it. The caller of this ends it with transship_table_close; it may outlive the
- * work. TRANSSHIP_FAILED if there is no such table. */
+ * work. TRANSSHIP_FAILED if there is no such table. Any thread may call it, beside others that use the work, until the work ends. */
 transship_status transship_work_table(const transship_work *work, const char *name, transship_table **table);
 
+/* 1 if the caller of the work has given tables to it, 0 otherwise. */
+int32_t transship_work_has_tables(const transship_work *work);
+
 /* For servers that answer the protocol without this library: takes offers of tables on a Unix socket that listens, until the process ends.
- * It returns with TRANSSHIP_FAILED if that is impossible. A server of transship_server_start takes offers by itself. */
+ * It returns with TRANSSHIP_FAILED if that is impossible. A server of transship_server_start takes offers by itself if
+ * its configuration says "tables". */
 transship_status transship_tables_serve(int listener);
 
 /* The same servers open a table by the name of its offer, which came with the call. */
@@ -306,6 +311,51 @@ transship_status transship_table_lookup(const transship_table *table, struct Arr
 
 /* Ends the use of a table. NULL is ignored. */
 void transship_table_close(transship_table *table);
+
+/* A column of a table, for languages without an Arrow library. The texts live until the table is closed. */
+typedef struct transship_field {
+  const char *name;
+  /* As docs/types.md writes it. */
+  const char *type;
+  /* The format of its plain columns: 'b', 'l', 'g' or 'z'. */
+  char format;
+  /* Its position among the columns of the key, counted from 0; below zero if the key does not have it. */
+  int32_t key;
+} transship_field;
+
+/* The number of columns; 0 if `table` is NULL. */
+size_t transship_table_fields(const transship_table *table);
+
+/* Describes a column. */
+transship_status transship_table_field(const transship_table *table, size_t number, transship_field *field);
+
+/* Rows of a table as plain columns. They never change, and any thread may read them. */
+typedef struct transship_rows transship_rows;
+
+/* As transship_table_lookup, with `count` columns of `rows` keys, which stay the caller's. With `all` they are looked for as with
+ * `positions`, otherwise as without. The caller ends what is found with transship_rows_free; it may outlive the table. */
+transship_status transship_table_lookup_columns(const transship_table *table, size_t rows, const transship_column *keys, size_t count, int32_t all, transship_rows **found);
+
+/* As transship_table_batch. The caller ends the rows with transship_rows_free; they may outlive the table. */
+transship_status transship_table_batch_columns(const transship_table *table, size_t number, transship_rows **rows);
+
+/* What its pointers lead to lives as long as the rows. */
+typedef struct transship_rows_info {
+  size_t rows;
+  /* Of a look-up of one row per key: bits, of which 0 is a key without a row; NULL if each has one. */
+  const uint8_t *validity;
+  /* Of a look-up of all rows of all keys: for each row the number of its key. NULL of others, and allowed if there are no rows. */
+  const int32_t *positions;
+} transship_rows_info;
+
+/* Says how many rows there are, and to which keys they belong. */
+transship_status transship_rows_info_of(const transship_rows *rows, transship_rows_info *info);
+
+/* Gives a column, one of those of transship_table_field. What it points to lives as long as the rows. */
+transship_status transship_rows_column(const transship_rows *rows, size_t number, transship_column *column);
+
+/* Ends the use of rows. NULL is ignored. */
+void transship_rows_free(transship_rows *rows);
 
 #ifdef __cplusplus
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, from_ffi, to_ffi};
 use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
-use arrow_buffer::Buffer;
 use arrow_data::ArrayData;
 use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::batches::Taken;
 use crate::error::{CallError, words_of};
+use crate::ffi_columns::LentColumn;
 use crate::plain::plain_type;
 use crate::pulled_server::PulledServer;
 use crate::queue::{Found, Reply, Work};
@@ -65,7 +65,7 @@ pub(crate) struct Lent {
     /// The batch that `transship_work_next_columns` has taken.
     pub(crate) batch: Option<RecordBatch>,
     /// What `transship_work_column` has made.
-    pub(crate) bits: Vec<Buffer>,
+    pub(crate) columns: Vec<LentColumn>,
 }
 
 /// `transship_function`.
@@ -101,7 +101,7 @@ pub(crate) enum Failure {
 }
 
 /// A text for C, up to its first zero.
-fn c_text(text: &str) -> CString {
+pub(crate) fn c_text(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()
 }

@@ -23,6 +23,49 @@ pub struct PlainColumn {
     bytes: *const u8,
 }
 
+/// A plain column that a language reads by pointers, as long as this lives.
+pub(crate) struct LentColumn {
+    array: ArrayRef,
+    format: u8,
+    validity: Option<Buffer>,
+    /// Of bool.
+    bits: Option<Buffer>,
+}
+
+impl LentColumn {
+    pub(crate) fn new(array: &ArrayRef) -> Result<LentColumn, Failure> {
+        let format = match array.data_type() {
+            DataType::Boolean => b'b',
+            DataType::Int64 => b'l',
+            DataType::Float64 => b'g',
+            DataType::Binary => b'z',
+            _ => return Err(Failure::Invalid("the server\'s columns are not plain")),
+        };
+        let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
+        let bits = array.as_boolean_opt().map(|bools| bools.values().sliced());
+        Ok(LentColumn { array: array.clone(), format, validity: nulls.map(|nulls| nulls.inner().sliced()), bits })
+    }
+
+    pub(crate) fn pointers(&self) -> PlainColumn {
+        let (array, mut bytes) = (&self.array, std::ptr::null());
+        let values: *const c_void = match self.format {
+            b'l' => array.as_primitive::<Int64Type>().values().as_ptr().cast(),
+            b'g' => array.as_primitive::<Float64Type>().values().as_ptr().cast(),
+            b'z' => {
+                bytes = array.as_binary::<i32>().values().as_ptr();
+                array.as_binary::<i32>().value_offsets().as_ptr().cast()
+            }
+            _ => pointer(self.bits.as_ref()).cast(),
+        };
+        PlainColumn { format: self.format as c_char, validity: pointer(self.validity.as_ref()), values, bytes }
+    }
+}
+
+/// Where a buffer's bytes lie; NULL if there is none.
+pub(crate) fn pointer(buffer: Option<&Buffer>) -> *const u8 {
+    buffer.map_or(std::ptr::null(), |buffer| buffer.as_ptr())
+}
+
 /// See the header.
 ///
 /// # Safety
@@ -51,33 +94,15 @@ pub unsafe extern "C" fn transship_work_column(
         // SAFETY: the header asks for work that has not ended, or NULL.
         let work = unsafe { borrowed(work, "work is NULL")? };
         let mut lent = work.lent.lock().map_err(|_| Failure::Failed("an earlier call failed".to_string()))?;
-        let Lent { batch, bits: lent } = &mut *lent;
+        let Lent { batch, columns: lent } = &mut *lent;
         let batch = batch.as_ref().unwrap_or(&work.work.batch);
         if number >= batch.num_columns() {
             return Err(Failure::Invalid("there is no column of this number"));
         }
-        // The buffer's bytes stay where they are while the list of buffers grows.
-        let mut lend = |bits: &BooleanBuffer| {
-            lent.push(bits.sliced());
-            lent.last().map_or(std::ptr::null(), |buffer| buffer.as_ptr())
-        };
-        let array = batch.column(number);
-        let validity = array.nulls().filter(|nulls| nulls.null_count() > 0);
-        let validity = validity.map_or(std::ptr::null(), |nulls| lend(nulls.inner()));
-        let (format, values, bytes): (u8, *const c_void, _) = match array.data_type() {
-            DataType::Boolean => (b'b', lend(array.as_boolean().values()).cast(), std::ptr::null()),
-            DataType::Int64 => (b'l', array.as_primitive::<Int64Type>().values().as_ptr().cast(), std::ptr::null()),
-            DataType::Float64 => (b'g', array.as_primitive::<Float64Type>().values().as_ptr().cast(), std::ptr::null()),
-            DataType::Binary => {
-                let binary = array.as_binary::<i32>();
-                (b'z', binary.value_offsets().as_ptr().cast(), binary.values().as_ptr())
-            }
-            _ => return Err(Failure::Invalid("the server\'s columns are not plain")),
-        };
-        // SAFETY: the header asks for memory for the result.
-        unsafe {
-            give(column, PlainColumn { format: format as c_char, validity, values, bytes }, "column is NULL")?;
-        }
+        let lending = LentColumn::new(batch.column(number))?;
+        // SAFETY: the header asks for memory for the result. What it points to stays where it is while the list of columns grows.
+        unsafe { give(column, lending.pointers(), "column is NULL")? };
+        lent.push(lending);
         Ok(OK)
     })
 }
@@ -103,7 +128,7 @@ pub unsafe extern "C" fn transship_work_next_columns(
         if let Some(batch) = batch {
             // SAFETY: as above.
             unsafe { give(rows, batch.num_rows(), "rows is NULL")? };
-            *lent = Lent { batch: Some(batch), bits: Vec::new() };
+            *lent = Lent { batch: Some(batch), columns: Vec::new() };
         }
         Ok(status)
     })
@@ -159,7 +184,7 @@ pub unsafe extern "C" fn transship_work_answer_columns(
 ///
 /// # Safety
 /// There are so many columns, and each has so many rows, as the header says.
-unsafe fn copied(rows: usize, columns: *const PlainColumn, count: usize) -> Result<Vec<ArrayRef>, String> {
+pub(crate) unsafe fn copied(rows: usize, columns: *const PlainColumn, count: usize) -> Result<Vec<ArrayRef>, String> {
     let columns = match (columns.is_null(), count) {
         (_, 0) => &[][..],
         (true, _) => return Err("columns is NULL".to_string()),

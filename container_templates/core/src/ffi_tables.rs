@@ -3,19 +3,24 @@
 
 use std::ffi::{c_char, c_int};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
 use arrow_array::{Array, StructArray};
 use udf_types::error::Result;
 
 use crate::ffi::{Failure, OK, PulledWork, borrowed, columns, entry, give, text};
+use crate::ffi_table_columns::TableColumn;
 use crate::tables::{Given, Table, serve_on};
 
 /// `transship_table`.
-pub struct OpenTable(Arc<Table>);
+pub struct OpenTable {
+    pub(crate) table: Arc<Table>,
+    /// The columns as a language without Arrow is told of them, once it asks.
+    pub(crate) columns: OnceLock<Arc<[TableColumn]>>,
+}
 
-fn failed(cause: impl std::fmt::Display) -> Failure {
+pub(crate) fn failed(cause: impl std::fmt::Display) -> Failure {
     Failure::Failed(cause.to_string())
 }
 
@@ -24,7 +29,7 @@ fn failed(cause: impl std::fmt::Display) -> Failure {
 /// # Safety
 /// `to` is memory for the result, or NULL.
 unsafe fn give_table(found: Result<Arc<Table>>, to: *mut *mut OpenTable) -> std::result::Result<i32, Failure> {
-    let table = Box::into_raw(Box::new(OpenTable(found.map_err(failed)?)));
+    let table = Box::into_raw(Box::new(OpenTable { table: found.map_err(failed)?, columns: OnceLock::new() }));
     // SAFETY: the caller of this function vouches for it. A table that nobody takes is closed.
     unsafe { give(to, table, "table is NULL").inspect_err(|_| drop(Box::from_raw(table)))? };
     Ok(OK)
@@ -48,6 +53,16 @@ pub unsafe extern "C" fn transship_work_table(
             give_table(work.work.tables.table(&name), table)
         }
     })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_work_has_tables(work: *const PulledWork) -> i32 {
+    // SAFETY: the header asks for work that has not ended, or NULL.
+    unsafe { work.as_ref() }.map_or(0, |work| i32::from(!matches!(work.work.tables, Given::Nothing)))
 }
 
 /// See the header.
@@ -94,7 +109,7 @@ pub unsafe extern "C" fn transship_table_open(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_table_rows(table: *const OpenTable) -> i64 {
     // SAFETY: the header asks for a table that is open, or NULL.
-    unsafe { table.as_ref() }.map_or(0, |table| table.0.rows() as i64)
+    unsafe { table.as_ref() }.map_or(0, |table| table.table.rows() as i64)
 }
 
 /// See the header.
@@ -104,7 +119,7 @@ pub unsafe extern "C" fn transship_table_rows(table: *const OpenTable) -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn transship_table_batches(table: *const OpenTable) -> usize {
     // SAFETY: the header asks for a table that is open, or NULL.
-    unsafe { table.as_ref() }.map_or(0, |table| table.0.batch_count())
+    unsafe { table.as_ref() }.map_or(0, |table| table.table.batch_count())
 }
 
 /// See the header.
@@ -119,7 +134,7 @@ pub unsafe extern "C" fn transship_table_schema(table: *const OpenTable, schema:
             give(schema, FFI_ArrowSchema::empty(), "schema is NULL")?;
             borrowed(table, "table is NULL")?
         };
-        let its_schema = FFI_ArrowSchema::try_from(table.0.schema().as_ref()).map_err(failed)?;
+        let its_schema = FFI_ArrowSchema::try_from(table.table.schema().as_ref()).map_err(failed)?;
         // SAFETY: as above.
         unsafe { give(schema, its_schema, "schema is NULL")? };
         Ok(OK)
@@ -142,7 +157,7 @@ pub unsafe extern "C" fn transship_table_batch(
             give(rows, FFI_ArrowArray::empty(), "rows is NULL")?;
             borrowed(table, "table is NULL")?
         };
-        let batch = table.0.batch(number).ok_or(Failure::Invalid("there is no batch of this number"))?;
+        let batch = table.table.batch(number).ok_or(Failure::Invalid("there is no batch of this number"))?;
         // SAFETY: as above.
         unsafe { give_array(&StructArray::from(batch), rows)? };
         Ok(OK)
@@ -184,12 +199,12 @@ pub unsafe extern "C" fn transship_table_lookup(
         };
         let keys = keys.map_err(Failure::Failed)?;
         if positions.is_null() {
-            let found = table.0.lookup(&keys).map_err(failed)?;
+            let found = table.table.lookup(&keys).map_err(failed)?;
             // SAFETY: as above.
             unsafe { give_array(&found, rows)? };
             return Ok(OK);
         }
-        let (numbers, found) = table.0.matches(&keys).map_err(failed)?;
+        let (numbers, found) = table.table.matches(&keys).map_err(failed)?;
         // SAFETY: as above.
         unsafe {
             give_array(&StructArray::from(found), rows)?;

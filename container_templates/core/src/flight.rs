@@ -36,7 +36,7 @@ use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 use crate::lines::{self, collecting};
-use crate::tables::{Given, TABLES, giving};
+use crate::tables::{self, Given, TABLES, giving};
 
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;
@@ -327,6 +327,7 @@ impl Stream {
 
     fn answer(&self, batches: &Arc<Batches>) -> Result<(), CallError> {
         let function = self.container.find(&self.name)?;
+        tables::check()?;
         let mut encoder = BatchEncoder::default();
         function.map(batches, &|| self.sender.is_closed(), &mut |columns, is_last| {
             if is_last && columns.iter().all(|column| column.is_empty()) {
@@ -428,6 +429,7 @@ impl Exchange<'_> {
         groups: &mut Option<Box<dyn Groups>>,
     ) -> Result<(), CallError> {
         let function = self.container.find(self.name)?;
+        tables::check()?;
         let row_errors = self.row_errors.clone()?;
         let arrived = read_calls(decoded, self.layout, self.name)?;
         let mut encoder = BatchEncoder::default();

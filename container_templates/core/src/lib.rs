@@ -17,6 +17,7 @@ mod exchanges;
 mod exit;
 mod ffi;
 mod ffi_columns;
+mod ffi_table_columns;
 mod ffi_tables;
 mod flight;
 mod function;

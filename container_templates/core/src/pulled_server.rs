@@ -37,6 +37,9 @@ struct Config {
     /// Whether it gives the lines that handlers write.
     #[serde(default)]
     lines: bool,
+    /// Whether handlers can read shared tables.
+    #[serde(default)]
+    tables: bool,
     /// Whether one thread alone pulls and runs handlers.
     #[serde(default)]
     one_thread: bool,
@@ -87,7 +90,8 @@ impl PulledServer {
                 concurrency: entry.concurrency as usize,
             });
         }
-        let settings = Settings { has_lines: config.lines, ..Settings::from_environment(&config.server)? };
+        let environment = Settings::from_environment(&config.server)?;
+        let settings = Settings { has_lines: config.lines, has_tables: config.tables, ..environment };
         let queue = Arc::new(Queue::new(config.one_thread).map_err(|cause| cause.to_string())?);
         let (stop, _) = watch::channel(false);
         Ok(PulledServer {

@@ -125,7 +125,8 @@ impl Work {
             batch,
             row_errors,
             wants_lines: lines::are_wanted(),
-            tables: tables::given(),
+            // No call waits for these, and they are pushed on whatever thread comes to it.
+            tables: if matches!(step, Step::End | Step::Resume) { Given::Nothing } else { tables::given() },
             stream: None,
             is_cancelled: AtomicBool::new(false),
             cancelled: OnceLock::new(),
@@ -518,6 +519,19 @@ mod tests {
         running.cancel();
         assert!(!queue.is_stuck(pushed + STUCK + Duration::from_millis(1)));
         assert!(queue.is_stuck(Instant::now() + STUCK + Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn work_of_no_call_has_no_tables() {
+        tables::giving(Given::Unknown, || {
+            for step in [Step::Call, Step::Accumulate, Step::Merge, Step::Finish, Step::State, Step::Forget, Step::Map]
+            {
+                assert!(matches!(Work::without_rows(0, step, 1).tables, Given::Unknown), "{step:?}");
+            }
+            for step in [Step::End, Step::Resume] {
+                assert!(matches!(Work::without_rows(0, step, 1).tables, Given::Nothing), "{step:?}");
+            }
+        });
     }
 
     #[test]

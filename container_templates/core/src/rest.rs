@@ -27,7 +27,7 @@ use crate::error::{CallError, guarded};
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
-use crate::tables::{Given, TABLES, giving};
+use crate::tables::{self, Given, TABLES, giving};
 use crate::waits::may_run_here;
 
 const FUNCTIONS: &str = "/v1/functions/";
@@ -151,6 +151,7 @@ async fn answer(
     }
     let start = Instant::now();
     let answering = || {
+        tables::check()?;
         if is_columns {
             let (call, offer) = {
                 let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;

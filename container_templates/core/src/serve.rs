@@ -37,7 +37,9 @@ pub struct Settings {
     pub server: String,
     /// Whether handlers write lines for their callers (`docs/protocol.md` §4.11).
     pub has_lines: bool,
-    /// The folder of `http.sock`, `flight.sock` and `tables.sock`.
+    /// Whether handlers can read shared tables (`docs/protocol.md` §4.13).
+    pub has_tables: bool,
+    /// The folder of `http.sock`, `flight.sock` and, with shared tables, `tables.sock`.
     pub socket_folder: Option<String>,
     /// The TCP port of HTTP.
     pub http_port: Option<u16>,
@@ -54,6 +56,7 @@ impl Settings {
         Ok(Settings {
             server: server.to_string(),
             has_lines: false,
+            has_tables: false,
             socket_folder: std::env::var("TRANSSHIP_SOCKET_DIR").ok(),
             http_port: port("TRANSSHIP_HTTP_PORT")?,
             flight_port: port("TRANSSHIP_FLIGHT_PORT")?,
@@ -85,7 +88,7 @@ pub(crate) fn serve_until(
     let greeting = json!({
         "protocol": 1, "server": settings.server, "functions": names, "transports": transports, "keep_alive": true,
         "constants": true, "row_errors": true,
-        "lines": settings.has_lines, "tables": settings.socket_folder.is_some(),
+        "lines": settings.has_lines, "tables": settings.has_tables && settings.socket_folder.is_some(),
     });
     let container = Arc::new(Container { greeting: greeting.to_string(), functions, exchanges: Exchanges::default() });
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -105,9 +108,11 @@ async fn listen(
     let mut is_reachable = false;
     let mut offers = None;
     if let Some(folder) = &settings.socket_folder {
-        // It is there before a client reads in the greeting that it is.
-        let tables = bind_unix(&format!("{folder}/tables.sock")).map_err(failed)?;
-        offers = Some(Listening::start(tables).map_err(failed)?);
+        if settings.has_tables {
+            // It is there before a client reads in the greeting that it is.
+            let tables = bind_unix(&format!("{folder}/tables.sock")).map_err(failed)?;
+            offers = Some(Listening::start(tables).map_err(failed)?);
+        }
         http.listen(Listener::Unix(bind_unix(&format!("{folder}/http.sock")).map_err(failed)?)).map_err(failed)?;
         let flight = bind_unix(&format!("{folder}/flight.sock")).map_err(failed)?;
         flight.set_nonblocking(true).map_err(failed)?;

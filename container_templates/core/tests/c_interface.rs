@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
+use arrow_schema::Schema;
 use offering::{Offering, numbers};
 use serde_json::{Value, json};
 use transship_core::tables::TABLES;
@@ -26,6 +27,7 @@ use udf_client::host::PlainHost;
 use udf_client::transport::credentials::Credentials;
 use udf_codec::batch::CallBatch;
 use udf_codec::columns::{frame, read_frame};
+use udf_codec::json::decode_column;
 use udf_codec::wire::COLUMNS;
 use udf_conformance::{Outcome, judge_server};
 use udf_project::endpoint::Endpoint;
@@ -53,6 +55,13 @@ fn library() -> PathBuf {
 fn run(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The body of a reply.
+fn json_of(mut stream: UnixStream) -> Value {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
 }
 
 /// A server that is killed when the test ends.
@@ -122,9 +131,18 @@ impl Server {
     }
 
     fn ask(&self, function: &str, body: &Value) -> Value {
-        let mut text = String::new();
-        self.post(function, body).read_to_string(&mut text).unwrap();
-        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+        self.ask_with(function, "", body)
+    }
+
+    /// The same with fields of the request.
+    fn ask_with(&self, function: &str, fields: &str, body: &Value) -> Value {
+        json_of(self.post_with(function, fields, body))
+    }
+
+    fn greeting(&self) -> Value {
+        let mut stream = self.connect();
+        stream.write_all(b"GET /v1 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        json_of(stream)
     }
 
     /// Sends columns, and gives the header of the reply and the data behind it.
@@ -183,8 +201,8 @@ functions = [
   { name = "look_up", arguments = ["int8"], returns = "int8", batch = "columns" },
 ]"#;
 
-/// A program of this folder, compiled against the header and started with the folder of its manifest.
-fn start_program(name: &str, functions: &str) -> Server {
+/// A program of this folder, compiled against the header and started with the folder of its manifest, and more.
+fn start_program(name: &str, functions: &str, more: &[&str]) -> Server {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join(name);
     let mut compile = Command::new("cc");
@@ -192,12 +210,13 @@ fn start_program(name: &str, functions: &str) -> Server {
     compile.arg("-I").arg(crate_folder().join("include")).arg("-o").arg(&program);
     run(compile.arg(crate_folder().join(format!("tests/{name}.c"))).arg("-L").arg(library()).arg("-ltransship_core"));
     let path = folder.path().to_str().unwrap().to_string();
-    Server::start(&program, functions, folder, &[&path])
+    let arguments: Vec<&str> = std::iter::once(path.as_str()).chain(more.iter().copied()).collect();
+    Server::start(&program, functions, folder, &arguments)
 }
 
 #[test]
 fn a_program_in_c_drives_the_library_on_one_thread() {
-    let mut server = start_program("interface", FUNCTIONS);
+    let mut server = start_program("interface", FUNCTIONS, &[]);
 
     let reply = server.ask("double", &json!({"batch": 3, "rows": 2, "columns": [[1, 21]]}));
     assert_eq!((&reply["batch"], &reply["columns"]), (&json!(3), &json!([[2, 42]])));
@@ -249,11 +268,16 @@ functions = [
   { name = "bad", arguments = ["text"], returns = "text" },
   { name = "up_to", arguments = ["int8"], returns = "int4", kind = "table" },
   { name = "stuck", arguments = ["int8"], returns = "int8" },
+  { name = "names", arguments = ["int8"], returns = "text" },
+  { name = "all_names", arguments = ["int8"], returns = "text", kind = "table" },
+  { name = "day_numbers", arguments = ["date"], returns = "int8" },
+  { name = "day_parts", arguments = ["date"], returns = "int4[]" },
+  { name = "days_off", arguments = ["date"], returns = "bool" },
 ]"#;
 
 #[test]
 fn plain_columns_need_no_arrow() {
-    let mut server = start_program("plain", PLAIN_FUNCTIONS);
+    let mut server = start_program("plain", PLAIN_FUNCTIONS, &[""]);
     for (function, column) in [
         ("bools", json!([true, null, false, true, true, null, false, true, true, false])),
         ("integers", json!([1, null, "9223372036854775807"])),
@@ -276,8 +300,71 @@ fn plain_columns_need_no_arrow() {
 }
 
 #[test]
+fn tables_are_read_as_plain_columns() {
+    let mut server = start_program("plain", PLAIN_FUNCTIONS, &[", \"tables\": true"]);
+    assert_eq!(server.greeting()["tables"], true);
+    let client = Offering::connect(&server.folder.path().join("tables.sock"));
+    let offer = "00000000000000000000000000000001";
+    let repeated = "00000000000000000000000000000002";
+    client.offer(offer, "numbers", &[numbers(&[(1, "one"), (3, "three")]), numbers(&[]), numbers(&[(4, "")])]);
+    client.offer(repeated, "numbers", &[numbers(&[(1, "a"), (2, "b"), (1, "c")])]);
+    client.offer(offer, "days", &[days()]);
+    let ask = |function: &str, offer: &str, keys: &Value| -> Value {
+        let body = json!({"rows": keys.as_array().unwrap().len(), "columns": [keys]});
+        server.ask_with(function, &format!("{TABLES}: {offer}\r\n"), &body)
+    };
+    let numbers = json!([3, null, 2, 4, 1, 1, 9, 9, 3]);
+    let names = json!(["three", null, null, "", "one", "one", null, null, "three"]);
+    assert_eq!(ask("names", offer, &numbers)["columns"], json!([names]));
+    assert_eq!(ask("names", offer, &json!([4, 3]))["columns"], json!([["", "three"]]));
+    assert_eq!(ask("names", offer, &json!([]))["columns"], json!([[]]));
+    assert_eq!(ask("all_names", offer, &json!([]))["columns"], json!([[], []]));
+    assert_eq!(ask("all_names", repeated, &json!([2, null, 1]))["columns"], json!([[0, 2, 2], ["b", "a", "c"]]));
+    let days = json!(["2024-02-29", "2024-02-28", null, "1999-12-31"]);
+    assert_eq!(ask("day_numbers", offer, &days)["columns"], json!([[60, null, null, 365]]));
+    assert_eq!(ask("day_parts", offer, &days)["columns"], json!([[[2024, 2, null], null, null, []]]));
+    assert_eq!(ask("days_off", offer, &days)["columns"], json!([[false, null, null, true]]));
+    let message = |answer: Value| answer["error"]["message"].as_str().unwrap().to_string();
+    assert!(
+        message(ask("names", repeated, &json!([2, 1]))).starts_with("table \"numbers\" has 2 rows with the key (1)")
+    );
+    assert!(message(ask("days_off", repeated, &days)).starts_with("no shared table \"days\""));
+    assert!(
+        !message(ask("names", "x", &json!([1]))).contains("numbers"),
+        "the offer is not here, whatever the handler asks for"
+    );
+    let without = server.ask("names", &json!({"rows": 1, "columns": [[1]]}));
+    assert!(message(without).starts_with("no shared table \"numbers\""));
+    assert_eq!(server.end(), Some(0), "{}", server.log());
+}
+
+/// Rows of a date, the key, and of other columns that plain ones are not like.
+fn days() -> RecordBatch {
+    let column = |ty: &str, values: Value| {
+        let ty = Type::from_name(ty).unwrap();
+        (ty.clone(), decode_column(&ty, values.as_array().unwrap()).unwrap())
+    };
+    let columns = [
+        ("day", column("date", json!(["1999-12-31", "2024-02-29"]))),
+        ("number", column("int2", json!([365, 60]))),
+        ("is_off", column("bool", json!([true, false]))),
+        ("parts", column("int4[]", json!([[], [2024, 2, null]]))),
+    ];
+    let fields: Vec<_> = columns.iter().map(|(name, (ty, _))| ty.field(name)).collect();
+    let columns = columns.map(|(_, (_, column))| column);
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns.to_vec()).unwrap()
+}
+
+#[test]
+fn a_language_without_tables_takes_no_offers() {
+    let server = start_program("plain", PLAIN_FUNCTIONS, &[""]);
+    assert_eq!(server.greeting()["tables"], false);
+    assert!(!server.folder.path().join("tables.sock").exists());
+}
+
+#[test]
 fn a_handler_that_is_stuck_on_the_only_thread_ends_the_process() {
-    let mut server = start_program("plain", PLAIN_FUNCTIONS);
+    let mut server = start_program("plain", PLAIN_FUNCTIONS, &[""]);
     let gone = server.post("stuck", &json!({"rows": 1, "columns": [[1]]}));
     server.wait_for("plain: stuck begun");
     gone.shutdown(Shutdown::Both).unwrap();
@@ -329,17 +416,15 @@ fn check_tables(server: &Server) {
     client.offer(one, "numbers", &[numbers(&[(1, "one"), (3, "three")]), numbers(&[]), numbers(&[(4, "")])]);
     client.offer(two, "numbers", &[numbers(&[(1, "a"), (1, "b")])]);
     let ask = |offer: &str, keys: &[i64]| -> Value {
-        let (mut text, fields) = (String::new(), format!("{TABLES}: {offer}\r\n"));
         let body = json!({"rows": keys.len(), "columns": [keys]});
-        server.post_with("look_up", &fields, &body).read_to_string(&mut text).unwrap();
-        serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+        server.ask_with("look_up", &format!("{TABLES}: {offer}\r\n"), &body)
     };
     assert_eq!(ask(one, &[3, 2, 4, 1, 1])["columns"], json!([[5, -1, 0, 3, 3]]));
     assert_eq!(ask(one, &[])["columns"], json!([[]]));
     assert_eq!(ask(two, &[5])["columns"], json!([[-1]]));
     let message = |answer: Value| answer["error"]["message"].as_str().unwrap().to_string();
     assert!(message(ask(two, &[5, 1])).starts_with("table \"numbers\" has 2 rows with the key (1)"));
-    assert!(message(ask("3", &[1])).starts_with("no shared table \"numbers\""));
+    assert!(message(ask("3", &[1])).starts_with("the server does not have the offer"));
     let error = server.ask("look_up", &json!({"rows": 1, "columns": [[1]]}));
     assert!(message(error).starts_with("no shared table \"numbers\""));
 }
@@ -429,6 +514,51 @@ fn start_cpp(compiler: [&str; 2], handler: &Path, manifest: &str) -> Server {
 }
 
 #[test]
+fn functions_in_cpp_read_shared_tables() {
+    let server = start_cpp(["g++", "-std=c++20"], &crate_folder().join("tests/values.cpp"), VALUES);
+    let client = Offering::connect(&server.folder.path().join("tables.sock"));
+    let (one, two) = ("00000000000000000000000000000001", "00000000000000000000000000000002");
+    client.offer(one, "numbers", &[numbers(&[(1, "one"), (3, "three")]), numbers(&[(1000, "")])]);
+    client.offer(two, "numbers", &[numbers(&[(1, "a"), (2, "b"), (1, "c")])]);
+    let ask_more = |function: &str, offer: &str, keys: Value, more: Value| {
+        let mut body = json!({"rows": keys.as_array().unwrap().len(), "columns": [keys]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let fields = if offer.is_empty() { String::new() } else { format!("{TABLES}: {offer}\r\n") };
+        server.ask_with(function, &fields, &body)
+    };
+    let ask = |function: &str, offer: &str, keys: Value| ask_more(function, offer, keys, json!({}));
+    for function in ["name", "all_names"] {
+        let reply = ask(function, one, json!([3, null, 2, 1000, 1, 3]));
+        assert_eq!(reply["columns"], json!([["three", null, null, "", "one", "three"]]), "{function}");
+        assert_eq!(ask(function, one, json!([]))["columns"], json!([[]]));
+        let several = "table \"numbers\" has 2 rows with the key (1)";
+        let error = ask(function, two, json!([2, 1]))["error"].clone();
+        assert!(error["message"].as_str().unwrap().starts_with(several), "{error}");
+        let error = ask(function, "", json!([1]))["error"].clone();
+        assert!(error["message"].as_str().unwrap().starts_with("no shared table \"numbers\""), "{error}");
+    }
+    // What a row's error was is forgotten in the next row, and comes back where it is the same.
+    let reply = ask_more("name", two, json!([1, 2, 1]), json!({"row_errors": "once"}));
+    assert_eq!(reply["columns"][0], json!([null, "b", null]));
+    assert!(reply["columns"][1][2].as_str().unwrap().contains("2 rows with the key (1)"), "{reply}");
+    let reply = ask_more("name", "", json!([1, 2]), json!({"row_errors": "once"}));
+    assert!(reply["columns"][1][1].as_str().unwrap().contains("no shared table"), "{reply}");
+    assert_eq!(ask("names", two, json!([3, 1, 2]))["columns"], json!([[1, 1, 2], ["a", "c", "b"]]));
+    assert_eq!(ask("mistakes", one, json!([9]))["columns"], json!([[3]]));
+    for (mistake, said) in [
+        (0, "no shared table \"letters\""),
+        (1, "the key does not fit column \"key\" of type int8"),
+        (2, "the key of the table has 1 columns"),
+        (3, "the table has no column \"nam\""),
+        (4, "column \"name\" is of type text"),
+    ] {
+        let error = ask("mistakes", one, json!([mistake]))["error"].clone();
+        assert_eq!(error["kind"], "user_code");
+        assert!(error["message"].as_str().unwrap().starts_with(said), "{error}");
+    }
+}
+
+#[test]
 fn the_server_in_cpp_conforms() {
     let conformance = crate_folder().join("../cpp/conformance");
     let manifest = fs::read_to_string(conformance.join("transship.toml")).unwrap();
@@ -446,6 +576,11 @@ fn the_server_in_cpp_conforms() {
         .unwrap();
     }
     assert_eq!(counts.len(), 3, "JSON, columns and Flight");
+    let (client, offer) = (Offering::connect(&Path::new(path).join("tables.sock")), "00000000000000000000000000000001");
+    client.offer(offer, "numbers", &[numbers(&[(1, "one"), (3, "three")])]);
+    let body = json!({"rows": 3, "columns": [[3, 2, null]]});
+    let reply = server.ask_with("table_lookup", &format!("{TABLES}: {offer}\r\n"), &body);
+    assert_eq!(reply["columns"], json!([["three", null, null]]));
     assert!(counts.iter().all(|count| *count > 40), "{counts:?}");
     assert_eq!(server.end(), Some(0), "{}", server.log());
 }
@@ -460,6 +595,10 @@ functions = [
   { name = "as_unsigned", arguments = ["int8"], returns = "int8" },
   { name = "as_float", arguments = ["float8"], returns = "float8" },
   { name = "integers", arguments = ["int8"], returns = "int8", kind = "table" },
+  { name = "name", arguments = ["int8"], returns = "text" },
+  { name = "names", arguments = ["int8"], returns = "text", kind = "table" },
+  { name = "all_names", arguments = ["int8"], returns = "text", batch = "columns" },
+  { name = "mistakes", arguments = ["int8"], returns = "int8" },
 ]"#;
 
 #[test]

@@ -306,7 +306,7 @@ int main(int count, char **arguments) {
   CHECK(count == 2 && transship_core_version() == TRANSSHIP_CORE_VERSION);
   check_null();
   char config[4096];
-  snprintf(config, sizeof config, "{\"server\": \"interface/1\", \"root\": \"%s\", \"columns\": \"plain\"}", arguments[1]);
+  snprintf(config, sizeof config, "{\"server\": \"interface/1\", \"root\": \"%s\", \"columns\": \"plain\", \"tables\": true}", arguments[1]);
   transship_server *server = NULL;
   CHECK(transship_server_new(config, &server) == TRANSSHIP_OK && server);
   CHECK(transship_server_functions(server) == 8);

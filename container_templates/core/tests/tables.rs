@@ -130,6 +130,7 @@ fn start() -> Server {
         function("stream", FunctionKind::Map, Box::new(Names(|| ()))),
         function("later", scalar, Box::new(Names(later))),
         function("together", scalar, Box::new(Names(meet))),
+        function("untold", scalar, Box::new(Names(|| std::process::abort()))),
     ];
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap().keep();
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -137,8 +138,13 @@ fn start() -> Server {
     drop(free);
     let socket_folder = Some(folder.to_str().unwrap().to_string());
     let flight = Some(flight_port);
-    let settings =
-        Settings { server: "tables/1".to_string(), socket_folder, flight_port: flight, ..Settings::default() };
+    let settings = Settings {
+        server: "tables/1".to_string(),
+        has_tables: true,
+        socket_folder,
+        flight_port: flight,
+        ..Settings::default()
+    };
     std::thread::spawn(move || serve(functions, &settings).unwrap());
     let server = Server { folder, flight_port };
     let start = Instant::now();
@@ -184,10 +190,20 @@ impl Server {
     fn stream(&self, function: &str, offer: Option<&str>, keys: &[i64]) -> Result<Vec<RecordBatch>, tonic::Status> {
         let keys: ArrayRef = Arc::new(Int64Array::from(keys.to_vec()));
         let batch = RecordBatch::try_from_iter_with_nullable([("", keys, true)]).unwrap();
+        self.exchange(function, offer, &batch, "{\"batch\": 0}")
+    }
+
+    fn exchange(
+        &self,
+        function: &str,
+        offer: Option<&str>,
+        batch: &RecordBatch,
+        metadata: &'static str,
+    ) -> Result<Vec<RecordBatch>, tonic::Status> {
         let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
         let calls = [
             encode_schema(&batch.schema()).with_descriptor(descriptor),
-            BatchEncoder::default().encode(&batch).unwrap().with_app_metadata("{\"batch\": 0}"),
+            BatchEncoder::default().encode(batch).unwrap().with_app_metadata(metadata),
         ];
         let mut request = tonic::Request::new(tokio_stream::iter(calls));
         if let Some(offer) = offer {
@@ -266,11 +282,9 @@ fn functions_of_each_kind_read_tables_over_flight() {
     assert_eq!(texts(names, 1), [some("three")]);
     let names = server.stream("stream", Some(&offer), &[7, 1]).unwrap();
     assert_eq!(texts(names, 0), [None, some("one")]);
-    for offer in [None, Some("00000000000000000000000000000000")] {
-        for function in ["names", "all_names", "stream"] {
-            let status = server.stream(function, offer, &[1]).unwrap_err();
-            assert!(status.message().starts_with("no shared table \"numbers\"\n"), "{status}");
-        }
+    for function in ["names", "all_names", "stream"] {
+        let status = server.stream(function, None, &[1]).unwrap_err();
+        assert!(status.message().starts_with("no shared table \"numbers\"\n"), "{status}");
     }
 }
 
@@ -281,13 +295,51 @@ fn a_table_that_a_call_does_not_have_is_an_error_of_the_handler() {
     for (offer, fact) in [
         (None, "The caller gives no tables to this call."),
         (Some(offer.as_str()), "The caller does not give it to this call."),
-        (Some("00000000000000000000000000000000"), "The server does not have the offer of tables that the call names."),
-        (Some("é"), "The server does not have the offer of tables that the call names."),
     ] {
         let error = server.call("names", offer, &[1])["error"].clone();
         let message = format!("no shared table \"numbers\"\ndetail: {fact}");
         assert_eq!((&error["kind"], &error["message"]), (&json!("user_code"), &json!(message)));
     }
+}
+
+#[test]
+fn a_call_whose_offer_is_unknown_is_refused_before_its_handler_is_called() {
+    let server = server();
+    let (fact, keys) = ("the server does not have the offer of tables that the call names", &[json!(1)]);
+    for offer in ["00000000000000000000000000000000", "é", ""] {
+        let step =
+            json!({"rows": 1, "columns": [[0], keys, [null]], "exchange": offer, "step": "accumulate", "batch": 0});
+        let call = json!({"rows": 1, "columns": [keys]});
+        let with_errors = json!({"rows": 1, "columns": [keys], "row_errors": "again"});
+        // The handlers of some of these would wait for others, or end the test.
+        for (function, body) in [
+            ("names", &call),
+            ("names", &with_errors),
+            ("all_names", &call),
+            ("together", &call),
+            ("untold", &call),
+            ("last_name", &step),
+        ] {
+            let error = server.ask("POST", &format!("/v1/functions/{function}"), Some(offer), body)["error"].clone();
+            assert_eq!(error, json!({"kind": "protocol_violation", "message": fact}), "{function}");
+        }
+    }
+    for function in ["names", "all_names", "stream", "together", "untold"] {
+        let status = server.stream(function, Some("00000000000000000000000000000000"), &[1]).unwrap_err();
+        assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, fact), "{function}");
+    }
+    let groups: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from(vec![0])),
+        Arc::new(Int64Array::from(vec![1])),
+        Arc::new(BinaryArray::new_null(1)),
+    ];
+    let batch = RecordBatch::try_from_iter_with_nullable(
+        ["group", "", "state"].into_iter().zip(groups).map(|(name, column)| (name, column, true)),
+    )
+    .unwrap();
+    let metadata = "{\"batch\": 0, \"step\": \"accumulate\"}";
+    let status = server.exchange("last_name", Some("00000000000000000000000000000000"), &batch, metadata).unwrap_err();
+    assert_eq!((status.code(), status.message()), (tonic::Code::InvalidArgument, fact));
 }
 
 #[test]

@@ -47,6 +47,13 @@ TRANSSHIP_EXPORT void repeat(transship_call *call, const transship_value *argume
   }
 }
 
+TRANSSHIP_EXPORT void table_lookup(transship_call *call, const transship_value *arguments, transship_value *result) {
+  const transship_shared_table *numbers = call->table(call, "numbers");
+  const transship_found *found = numbers->get(numbers, arguments);
+  if (found) *result = *found->column(found, "name");
+  else result->is_null = 1;
+}
+
 TRANSSHIP_EXPORT void running_sum(transship_call *call, const transship_value *arguments, transship_value *result) {
   (void)arguments, (void)result;
   transship_value row, sum = {0, 0, 0, NULL, 0};

@@ -29,6 +29,36 @@ private:
   std::list<std::unique_ptr<char[]>> blocks_;
 };
 
+/// Whether a bit is set.
+inline bool has_bit(const uint8_t *bits, std::size_t at) { return bits[at / 8] >> (at % 8) & 1; }
+
+/// The values of rows of a column, from the row `first` of its buffers on; texts end with a zero that does not count.
+inline Values values_of(const transship_column &column, std::size_t first, std::size_t rows, Memory &memory) {
+  const auto *offsets = static_cast<const int32_t *>(column.values);
+  char *copy = column.format == 'z' && rows > 0 ? memory.allocate(static_cast<std::size_t>(offsets[first + rows] - offsets[first]) + rows) : nullptr;
+  Values values(rows);
+  for (std::size_t row = 0; row < rows; row++) {
+    transship_value &value = values[row];
+    const std::size_t at = first + row;
+    value.is_null = column.validity && !has_bit(column.validity, at);
+    if (value.is_null) continue;
+    if (column.format == 'b') {
+      value.integer = has_bit(static_cast<const uint8_t *>(column.values), at);
+    } else if (column.format == 'l') {
+      value.integer = static_cast<const int64_t *>(column.values)[at];
+    } else if (column.format == 'g') {
+      value.real = static_cast<const double *>(column.values)[at];
+    } else {
+      value.size = static_cast<std::size_t>(offsets[at + 1] - offsets[at]);
+      if (value.size > 0) std::memcpy(copy, column.bytes + offsets[at], value.size);
+      copy[value.size] = 0;
+      value.data = copy;
+      copy += value.size + 1;
+    }
+  }
+  return values;
+}
+
 /// A batch of calls, released when it goes.
 class Batch {
 public:
@@ -50,38 +80,13 @@ public:
   /// A column's values; texts end with a zero that does not count.
   Values column(std::size_t position, Memory &memory) const {
     const ArrowArray &column = *array_.children[position];
-    const char format = schema_.children[position]->format[0];
     const auto rows = static_cast<std::size_t>(column.length), first = static_cast<std::size_t>(column.offset);
-    const auto *validity = static_cast<const uint8_t *>(column.buffers[0]);
-    const auto *offsets = static_cast<const int32_t *>(column.buffers[1]);
-    const char *bytes = column.n_buffers > 2 ? static_cast<const char *>(column.buffers[2]) : nullptr;
-    char *copy = format == 'z' && rows > 0 ? memory.allocate(static_cast<std::size_t>(offsets[first + rows] - offsets[first]) + rows) : nullptr;
-    Values values(rows);
-    for (std::size_t row = 0; row < rows; row++) {
-      transship_value &value = values[row];
-      const std::size_t at = first + row;
-      value.is_null = validity && !bit(validity, at);
-      if (value.is_null) continue;
-      if (format == 'b') {
-        value.integer = bit(static_cast<const uint8_t *>(column.buffers[1]), at);
-      } else if (format == 'l') {
-        value.integer = static_cast<const int64_t *>(column.buffers[1])[at];
-      } else if (format == 'g') {
-        value.real = static_cast<const double *>(column.buffers[1])[at];
-      } else {
-        value.size = static_cast<std::size_t>(offsets[at + 1] - offsets[at]);
-        if (value.size > 0) std::memcpy(copy, bytes + offsets[at], value.size);
-        copy[value.size] = 0;
-        value.data = copy;
-        copy += value.size + 1;
-      }
-    }
-    return values;
+    const auto *bytes = column.n_buffers > 2 ? static_cast<const uint8_t *>(column.buffers[2]) : nullptr;
+    const char format = schema_.children[position]->format[0];
+    return values_of({format, static_cast<const uint8_t *>(column.buffers[0]), column.buffers[1], bytes}, first, rows, memory);
   }
 
 private:
-  static bool bit(const uint8_t *bits, std::size_t at) { return bits[at / 8] >> (at % 8) & 1; }
-
   ArrowArray array_{};
   ArrowSchema schema_{};
 };
@@ -130,6 +135,9 @@ public:
   void add_text(std::string_view text) { add({0, 0, 0, text.data(), text.size()}); }
   void add_null() { add({1, 0, 0, nullptr, 0}); }
 
+  /// The column where it lies.
+  transship_column lend() const { return {format_, nulls_ > 0 ? validity_.data() : nullptr, values(), reinterpret_cast<const uint8_t *>(bytes_.data())}; }
+
   /// Hands the column over.
   static void release_array(ArrowArray *array) {
     delete static_cast<Results *>(array->private_data);
@@ -140,10 +148,7 @@ public:
   void export_to(ArrowArray &array, ArrowSchema &schema) {
     auto *kept = new Results(std::exchange(*this, Results(format_)));
     kept->buffers_[0] = kept->nulls_ > 0 ? kept->validity_.data() : nullptr;
-    kept->buffers_[1] = kept->format_ == 'b'   ? static_cast<const void *>(kept->bits_.data())
-                        : kept->format_ == 'l' ? static_cast<const void *>(kept->integers_.data())
-                        : kept->format_ == 'g' ? static_cast<const void *>(kept->reals_.data())
-                                               : static_cast<const void *>(kept->offsets_.data());
+    kept->buffers_[1] = kept->values();
     kept->buffers_[2] = kept->bytes_.data();
     array = {};
     array.length = static_cast<int64_t>(kept->rows_);
@@ -160,6 +165,13 @@ public:
   }
 
 private:
+  const void *values() const {
+    if (format_ == 'b') return bits_.data();
+    if (format_ == 'l') return integers_.data();
+    if (format_ == 'g') return reals_.data();
+    return offsets_.data();
+  }
+
   void set(std::vector<uint8_t> &bits) const { bits.back() = static_cast<uint8_t>(bits.back() | 1 << rows_ % 8); }
 
   char format_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "columns.hpp"
+#include "tables.hpp"
 
 namespace {
 
@@ -38,6 +39,7 @@ CallError gone() { return {"user_code", "cancelled"}; }
 struct Call : transship_call {
   transship_work *work;
   Memory memory;
+  Tables tables;
   bool has_failed = false;
   std::string kind, failure;
   std::function<bool(const transship_value &)> take;
@@ -58,6 +60,14 @@ struct Call : transship_call {
       own.has_failed = true;
       own.kind = kind ? kind : "user_code";
       own.failure = message ? message : "";
+    };
+    is_failed = [](transship_call *call) -> int { return static_cast<Call *>(call)->has_failed; };
+    table = [](transship_call *call, const char *name) {
+      auto &own = *static_cast<Call *>(call);
+      return own.tables.open(own.work, name ? name : "", [&own](const char *message) {
+        // What was wrong first is told.
+        if (!own.has_failed) own.fail(&own, message);
+      });
     };
   }
 };
@@ -164,6 +174,12 @@ void look(const Call &call) {
   if (transship_work_is_cancelled(call.work)) throw gone();
 }
 
+/// Before each row.
+void begin_row(Call &call) {
+  look(call);
+  call.tables.forget();
+}
+
 /// Calls of a scalar function.
 Reply answer_scalar(const Function &function, const transship_work_info &info, const std::vector<Values> &columns, Call &call) {
   Reply reply = info.row_errors ? Reply{function.result_format, 'z'} : Reply{function.result_format};
@@ -178,7 +194,7 @@ Reply answer_scalar(const Function &function, const transship_work_info &info, c
   }
   Values arguments(columns.size());
   for (std::size_t row = 0; row < info.rows; row++) {
-    look(call);
+    begin_row(call);
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
@@ -215,7 +231,7 @@ Reply answer_table(const Function &function, const transship_work_info &info, co
     return !failure;
   };
   for (; row < info.rows; row++) {
-    look(call);
+    begin_row(call);
     for (std::size_t i = 0; i < columns.size(); i++) arguments[i] = columns[i][row];
     transship_value result{};
     function.row_function(&call, arguments.data(), &result);
@@ -244,6 +260,7 @@ Reply answer_stream(const Function &function, Call &call) {
   std::size_t row = 0, rows = 0;
   call.read = [&](transship_value *arguments) {
     return guarded([&] {
+      call.tables.forget();
       while (row == rows) {
         // Nothing is kept back while the stream may wait for its client.
         if (reply.columns[0].size() > 0) give_part(call.work, reply);
@@ -290,7 +307,7 @@ struct Groups {
     Reply reply{function.result_format, 'z'};
     Values values(function.arguments);
     for (std::size_t row = 0; row < info.rows; row++) {
-      look(call);
+      begin_row(call);
       const int64_t number = columns[0][row].integer;
       if (info.step == TRANSSHIP_ACCUMULATE) {
         for (std::size_t i = 0; i < values.size(); i++) values[i] = columns[i + 1][row];
@@ -324,7 +341,7 @@ struct Groups {
 class Server {
 public:
   Server() {
-    if (transship_server_new(R"({"server": "transship-cpp/0.2.0", "columns": "plain"})", &server_) != TRANSSHIP_OK) throw std::invalid_argument(transship_message());
+    if (transship_server_new(R"({"server": "transship-cpp/0.2.0", "columns": "plain", "tables": true})", &server_) != TRANSSHIP_OK) throw std::invalid_argument(transship_message());
     const char *root = std::getenv("TRANSSHIP_ROOT");
     const std::string path = std::string(root ? root : "/opt/transship") + "/handler.so";
     void *library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);

@@ -15,6 +15,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "transship.h"
 
@@ -40,11 +41,11 @@ template <std::floating_point T> bool holds(double value) {
   return !std::isfinite(value) || std::abs(value) <= std::numeric_limits<T>::max();
 }
 
-/// An argument's value as T.
+/// A value as T.
 template <class T, class V> T narrowed(V value) {
   if (!holds<T>(value)) {
     std::ostringstream shown;
-    shown << "the C++ type of an argument cannot hold " << value;
+    shown << "the C++ type cannot hold " << value;
     throw Misfit("out_of_range", shown.str());
   }
   return static_cast<T>(value);
@@ -113,6 +114,99 @@ template <class R, class... A> const char *types_of(R (*)(A...)) {
   }
 }
 
+/// The call that this thread runs a function of TRANSSHIP_FUNCTION for.
+inline thread_local transship_call *current_call = nullptr;
+
+/// The call has failed, and knows why.
+struct Failed {};
+
+/// What letter_of says of a column's type.
+inline char letter_of(std::string_view type) {
+  if (type == "bool" || type == "int2" || type == "int4" || type == "int8") return 'i';
+  return type == "float4" || type == "float8" ? 'f' : 's';
+}
+
+/// A row of a shared table, to be read before the function returns.
+class Row {
+public:
+  Row(const transship_shared_table *table, const transship_found *found, std::size_t row) : table_(table), found_(found), row_(row) {}
+
+  /// The value of a column: bool, an integer, a float, std::string or std::string_view, or a std::optional of one where it may be NULL.
+  template <class T> T get(const char *column) const {
+    const transship_value &value = found_->column(found_, column)[row_];
+    if (current_call->is_failed(current_call)) throw Failed();
+    for (std::size_t i = 0; i < table_->columns; i++) {
+      if (std::string_view(table_->names[i]) == column && letter_of(table_->types[i]) != letter_of<T>()) refuse(column, std::string("of type ") + table_->types[i]);
+    }
+    if (!is_optional<T>::value && value.is_null) refuse(column, "NULL, which takes a std::optional");
+    return read<T>(value);
+  }
+
+private:
+  [[noreturn]] static void refuse(const char *column, const std::string &fact) {
+    throw std::invalid_argument(std::string("column \"") + column + "\" is " + fact);
+  }
+
+  const transship_shared_table *table_;
+  const transship_found *found_;
+  std::size_t row_;
+};
+
+/// A shared table of the call, to be used by the thread that runs the function. A key is a value for each column of the table's key.
+class Table {
+public:
+  explicit Table(const transship_shared_table *table) : table_(table) {}
+
+  std::size_t rows() const { return table_->rows; }
+
+  /// The row of a key. An error if the key has several.
+  template <class... K> std::optional<Row> get(const K &...key) const {
+    const transship_found *found = with_key([&](const transship_value *values) { return table_->get(table_, values); }, key...);
+    return found ? std::optional<Row>(Row(table_, found, 0)) : std::nullopt;
+  }
+
+  /// All rows of a key.
+  template <class... K> std::vector<Row> matches(const K &...key) const {
+    const transship_found *found = with_key([&](const transship_value *values) {
+      std::vector<const transship_value *> columns;
+      for (std::size_t i = 0; i < table_->key_columns; i++) columns.push_back(values + i);
+      return table_->matches(table_, 1, columns.data());
+    }, key...);
+    std::vector<Row> rows;
+    for (std::size_t row = 0; row < found->rows; row++) rows.emplace_back(table_, found, row);
+    return rows;
+  }
+
+private:
+  /// Looks for a key, whose types are those of the key's columns.
+  template <class Find, class... K> const transship_found *with_key(const Find &find, const K &...key) const {
+    if (sizeof...(K) != table_->key_columns) throw std::invalid_argument("the key of the table has " + std::to_string(table_->key_columns) + " columns");
+    const char letters[] = {letter_of_key<K>()..., 0};
+    transship_value values[sizeof...(K) + 1] = {};
+    std::size_t count = 0;
+    (lend(values[count++], key), ...);
+    for (std::size_t i = 0; i < count; i++) {
+      const char *type = table_->types[table_->key[i]];
+      if (letters[i] != letter_of(type)) throw std::invalid_argument(std::string("the key does not fit column \"") + table_->names[table_->key[i]] + "\" of type " + type);
+    }
+    const transship_found *found = find(values);
+    if (current_call->is_failed(current_call)) throw Failed();
+    return found;
+  }
+
+  template <class T> static constexpr char letter_of_key() { return letter_of<std::decay_t<T>>(); }
+
+  const transship_shared_table *table_;
+};
+
+/// A shared table that the function's key `tables` names, for functions of TRANSSHIP_FUNCTION. Others take it from their call.
+inline Table table(const char *name) {
+  if (!current_call) throw std::logic_error("transship::table is for the thread that runs a function of TRANSSHIP_FUNCTION");
+  const transship_shared_table *found = current_call->table(current_call, name);
+  if (current_call->is_failed(current_call)) throw Failed();
+  return Table(found);
+}
+
 /// Calls a function with the values of its arguments.
 template <class R, class... A, std::size_t... I>
 R apply(R (*function)(A...), const transship_value *arguments, std::index_sequence<I...>) {
@@ -122,6 +216,7 @@ R apply(R (*function)(A...), const transship_value *arguments, std::index_sequen
 
 template <class R, class... A>
 void call(R (*function)(A...), transship_call *call, const transship_value *arguments, transship_value *result) {
+  current_call = call;
   try {
     auto answer = apply(function, arguments, std::index_sequence_for<A...>{});
     using Answer = decltype(answer);
@@ -135,6 +230,8 @@ void call(R (*function)(A...), transship_call *call, const transship_value *argu
     } else {
       write(call, *result, answer);
     }
+  } catch (const Failed &) {
+    // The call knows why.
   } catch (const Misfit &misfit) {
     call->refuse(call, misfit.kind, misfit.what());
   } catch (const std::exception &error) {
@@ -142,6 +239,7 @@ void call(R (*function)(A...), transship_call *call, const transship_value *argu
   } catch (...) {
     call->fail(call, "an exception that is no std::exception");
   }
+  current_call = nullptr;
 }
 
 } // namespace transship

@@ -63,6 +63,8 @@ public static class Handler
 
     public static IEnumerable<int> Repeat(int? n) { return Enumerable.Range(1, n ?? 0); }
 
+    public static string TableLookup(long? key) { return SharedTable.Open("numbers").Get(key)?.Get<string>("name"); }
+
     public static IEnumerable<long> RunningSum(IEnumerable<object[]> rows)
     {
         var sum = 0L;

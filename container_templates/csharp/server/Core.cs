@@ -38,6 +38,65 @@ namespace Transship
             public IntPtr Validity, Values, Bytes;
         }
 
+        [StructLayout(LayoutKind.Sequential)]
+        struct FieldInfo
+        {
+            public IntPtr Name, Type;
+            public byte Format;
+            public int Key;
+        }
+
+        [StructLayout(LayoutKind.Sequential)]
+        struct RowsInfo
+        {
+            public UIntPtr Rows;
+            public IntPtr Validity, Positions;
+        }
+
+        /// <summary>A shared table that is open. A thread that uses it keeps it open meanwhile.</summary>
+        public sealed class TableHandle : SafeHandle
+        {
+            public TableHandle(IntPtr table) : base(IntPtr.Zero, true)
+            {
+                SetHandle(table);
+            }
+
+            public override bool IsInvalid { get { return handle == IntPtr.Zero; } }
+
+            protected override bool ReleaseHandle()
+            {
+                transship_table_close(handle);
+                return true;
+            }
+        }
+
+        /// <summary>Rows of a shared table.</summary>
+        public sealed class RowsHandle : SafeHandle
+        {
+            long bytes;
+
+            public RowsHandle(IntPtr rows) : base(IntPtr.Zero, true)
+            {
+                SetHandle(rows);
+            }
+
+            /// <summary>Tells the collector, for which the rows wait, about how large they are.</summary>
+            public void HasBytes(long size)
+            {
+                bytes = size;
+                if (bytes > 0) GC.AddMemoryPressure(bytes);
+            }
+
+            public override bool IsInvalid { get { return handle == IntPtr.Zero; } }
+
+            protected override bool ReleaseHandle()
+            {
+                transship_rows_free(handle);
+                if (bytes > 0) GC.RemoveMemoryPressure(bytes);
+                return true;
+            }
+        }
+
         [DllImport(Library)]
         static extern IntPtr transship_message();
 
@@ -88,6 +147,42 @@ namespace Transship
 
         [DllImport(Library)]
         static extern int transship_work_fail(IntPtr work, byte[] kind, byte[] message, byte[] traceback, long row);
+
+        [DllImport(Library)]
+        static extern int transship_work_has_tables(IntPtr work);
+
+        [DllImport(Library)]
+        static extern int transship_work_table(IntPtr work, byte[] name, out IntPtr table);
+
+        [DllImport(Library)]
+        static extern void transship_table_close(IntPtr table);
+
+        [DllImport(Library)]
+        static extern long transship_table_rows(TableHandle table);
+
+        [DllImport(Library)]
+        static extern UIntPtr transship_table_batches(TableHandle table);
+
+        [DllImport(Library)]
+        static extern UIntPtr transship_table_fields(TableHandle table);
+
+        [DllImport(Library)]
+        static extern int transship_table_field(TableHandle table, UIntPtr number, out FieldInfo field);
+
+        [DllImport(Library)]
+        static extern int transship_table_lookup_columns(TableHandle table, UIntPtr rows, Column[] keys, UIntPtr count, int all, out IntPtr found);
+
+        [DllImport(Library)]
+        static extern int transship_table_batch_columns(TableHandle table, UIntPtr number, out IntPtr rows);
+
+        [DllImport(Library)]
+        static extern int transship_rows_info_of(RowsHandle rows, out RowsInfo info);
+
+        [DllImport(Library)]
+        static extern int transship_rows_column(RowsHandle rows, UIntPtr number, out Column column);
+
+        [DllImport(Library)]
+        static extern void transship_rows_free(IntPtr rows);
 
         static byte[] ToUtf8(string text)
         {
@@ -206,6 +301,91 @@ namespace Transship
         public static void Answer(IntPtr work, int rows, Column[] columns)
         {
             transship_work_answer_columns(work, (UIntPtr)rows, columns, (UIntPtr)columns.Length);
+        }
+
+        /// <summary>Whether the caller has given tables to the work.</summary>
+        public static bool HasTables(IntPtr work)
+        {
+            return transship_work_has_tables(work) != 0;
+        }
+
+        public static TableHandle OpenTable(IntPtr work, string name)
+        {
+            IntPtr table;
+            Check(transship_work_table(work, ToUtf8(name), out table));
+            return new TableHandle(table);
+        }
+
+        public static long Rows(TableHandle table)
+        {
+            return transship_table_rows(table);
+        }
+
+        public static int Batches(TableHandle table)
+        {
+            return (int)transship_table_batches(table);
+        }
+
+        public static int Fields(TableHandle table)
+        {
+            return (int)transship_table_fields(table);
+        }
+
+        /// <summary>A column of a table; key is its position among the key's columns, or below zero.</summary>
+        public static void Field(TableHandle table, int number, out string name, out string type, out char format, out int key)
+        {
+            FieldInfo field;
+            Check(transship_table_field(table, (UIntPtr)number, out field));
+            name = FromUtf8(field.Name);
+            type = FromUtf8(field.Type);
+            format = (char)field.Format;
+            key = field.Key;
+        }
+
+        /// <summary>One row per key, or all rows of all keys.</summary>
+        public static RowsHandle Find(TableHandle table, int keys, Column[] columns, bool all)
+        {
+            IntPtr rows;
+            Check(transship_table_lookup_columns(table, (UIntPtr)keys, columns, (UIntPtr)columns.Length, all ? 1 : 0, out rows));
+            return new RowsHandle(rows);
+        }
+
+        public static RowsHandle Batch(TableHandle table, int number)
+        {
+            IntPtr rows;
+            Check(transship_table_batch_columns(table, (UIntPtr)number, out rows));
+            return new RowsHandle(rows);
+        }
+
+        /// <summary>How many rows there are; bits of which 0 is a key without a row, or null; the position of each row's key, or null.</summary>
+        public static int RowsOf(RowsHandle rows, out byte[] validity, out int[] positions)
+        {
+            RowsInfo info;
+            Check(transship_rows_info_of(rows, out info));
+            var count = (int)info.Rows;
+            validity = null;
+            positions = null;
+            if (info.Validity != IntPtr.Zero)
+            {
+                validity = new byte[(count + 7) / 8];
+                Marshal.Copy(info.Validity, validity, 0, validity.Length);
+            }
+            if (info.Positions != IntPtr.Zero)
+            {
+                positions = new int[count];
+                Marshal.Copy(info.Positions, positions, 0, count);
+            }
+            GC.KeepAlive(rows);
+            return count;
+        }
+
+        public static GivenColumn ColumnOf(RowsHandle rows, int number, int count)
+        {
+            Column column;
+            Check(transship_rows_column(rows, (UIntPtr)number, out column));
+            var copy = new GivenColumn(column, count);
+            GC.KeepAlive(rows);
+            return copy;
         }
 
         public static void Fail(IntPtr work, CallError error)

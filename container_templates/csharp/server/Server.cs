@@ -36,7 +36,7 @@ namespace Transship
             Console.SetOut(Console.Error);
             try
             {
-                server = Core.NewServer("{\"server\": \"transship-csharp/0.2.0\", \"columns\": \"plain\"}");
+                server = Core.NewServer("{\"server\": \"transship-csharp/0.2.0\", \"columns\": \"plain\", \"tables\": true}");
                 functions = Function.Load(JObject.Parse(File.ReadAllText(root + "/functions.json")), JObject.Parse(File.ReadAllText(root + "/manifest.json")), server, assembly);
                 if (command == "describe")
                 {
@@ -116,7 +116,7 @@ namespace Transship
                     return;
                 }
                 call = new Call(work, info);
-                var reply = Reply(call, info);
+                var reply = CallTables.With(work, () => Reply(call, info));
                 Results.Lend(reply, lent =>
                 {
                     Core.Answer(work, reply.Length == 0 ? 0 : reply[0].Rows, lent);

@@ -36,6 +36,20 @@ namespace Transship
             Type = Text = type;
         }
 
+        SqlType(string type, string text, SqlType element)
+        {
+            Type = type;
+            Text = text;
+            Element = element;
+        }
+
+        /// <summary>A type of a shared table's column, which has no composite types and no ranges.</summary>
+        public static SqlType OfColumn(string text)
+        {
+            if (!text.EndsWith("[]", StringComparison.Ordinal)) return new SqlType(text);
+            return new SqlType("array", text, OfColumn(text.Substring(0, text.Length - 2)));
+        }
+
         public SqlType(JToken node)
         {
             Type = (string)node["type"];

@@ -1,5 +1,7 @@
 // The functions of the conformance suite, as docs/conformance.md describes them.
 
+import { table } from "transship";
+
 const types =
   "bool int2 int4 int8 float4 float8 text bytea date timestamp timestamptz numeric uuid json time timetz interval inet " +
   "cidr macaddr datetime2 array range composite decimals";
@@ -25,6 +27,10 @@ export async function wait(seconds: number): Promise<number> {
 
 export function* repeat(n: number | null): Iterable<number> {
   for (let i = 1; i <= (n ?? 0); i++) yield i;
+}
+
+export function table_lookup(keys: (bigint | null)[]): (string | null)[] {
+  return table("numbers").lookup(keys).column("name");
 }
 
 export async function* running_sum(rows: AsyncIterable<[bigint | null]>): AsyncIterable<bigint> {

@@ -352,6 +352,187 @@ static transship_column *read_columns(napi_env env, napi_value rows_value, napi_
   return columns;
 }
 
+static napi_value has_tables(napi_env env, napi_callback_info info) {
+  napi_value argument;
+  size_t count = 1;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  transship_work **work = work_of(env, argument);
+  return work ? boolean_of(env, transship_work_has_tables(*work) != 0) : NULL;
+}
+
+/* What an external points to: a table that is open, or rows of one; NULL once it was closed. */
+struct held {
+  void *what;
+  /* Bytes that JavaScript's collector is told of, because rows wait for it. */
+  int64_t bytes;
+};
+
+static void **held_of(napi_env env, napi_value value) {
+  void *found = NULL;
+  if (napi_get_value_external(env, value, &found) != napi_ok || !((struct held *)found)->what) {
+    refuse(env, "the shared table is closed: its call has ended");
+    return NULL;
+  }
+  return &((struct held *)found)->what;
+}
+
+static void end_rows(napi_env env, struct held *held) {
+  int64_t all;
+  if (held->what) napi_adjust_external_memory(env, -held->bytes, &all);
+  transship_rows_free(held->what);
+  held->what = NULL;
+}
+
+static void forget_table(napi_env env, void *data, void *hint) {
+  (void)env, (void)hint;
+  transship_table_close(((struct held *)data)->what);
+  free(data);
+}
+
+static void forget_rows(napi_env env, void *data, void *hint) {
+  (void)hint;
+  end_rows(env, data);
+  free(data);
+}
+
+static napi_value hold_table(napi_env env, transship_table *table) {
+  napi_value external;
+  struct held *held = malloc(sizeof *held);
+  if (held) *held = (struct held){table, 0};
+  if (held && napi_create_external(env, held, forget_table, NULL, &external) == napi_ok) return external;
+  transship_table_close(table);
+  free(held);
+  return refuse(env, "out of memory");
+}
+
+static napi_value hold_rows(napi_env env, const transship_table *table, transship_rows *rows) {
+  napi_value external;
+  int64_t all;
+  transship_rows_info told = {0};
+  transship_rows_info_of(rows, &told);
+  struct held *held = malloc(sizeof *held);
+  /* Texts may take more, numbers take less. */
+  if (held) *held = (struct held){rows, (int64_t)(told.rows * transship_table_fields(table) * 16)};
+  if (held && napi_create_external(env, held, forget_rows, NULL, &external) == napi_ok) {
+    napi_adjust_external_memory(env, held->bytes, &all);
+    return external;
+  }
+  transship_rows_free(rows);
+  free(held);
+  return refuse(env, "out of memory");
+}
+
+/* openTable(work, name): the table. */
+static napi_value open_table(napi_env env, napi_callback_info info) {
+  napi_value arguments[2];
+  size_t count = 2;
+  CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
+  transship_work **work = work_of(env, arguments[0]);
+  if (!work) return NULL;
+  char *name = text_of(env, arguments[1]);
+  if (!name) return refuse(env, "the name of a shared table is a text");
+  transship_table *table = NULL;
+  const transship_status status = transship_work_table(*work, name, &table);
+  free(name);
+  return status == TRANSSHIP_OK ? hold_table(env, table) : refuse_by_library(env);
+}
+
+static napi_value close_table(napi_env env, napi_callback_info info) {
+  napi_value argument;
+  size_t count = 1;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  void **table = held_of(env, argument);
+  if (!table) return NULL;
+  transship_table_close(*table);
+  *table = NULL;
+  return NULL;
+}
+
+/* describeTable(table): { rows, batches, fields: [{ name, type, format, key }] }. */
+static napi_value describe_table(napi_env env, napi_callback_info info) {
+  napi_value argument, result, list;
+  size_t count = 1;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  void **table = held_of(env, argument);
+  if (!table) return NULL;
+  CHECK(napi_create_object(env, &result));
+  CHECK(napi_create_array(env, &list));
+  CHECK(set_number(env, result, "rows", (double)transship_table_rows(*table)));
+  CHECK(set_number(env, result, "batches", (double)transship_table_batches(*table)));
+  CHECK(napi_set_named_property(env, result, "fields", list));
+  for (size_t i = 0; i < transship_table_fields(*table); i++) {
+    transship_field field;
+    napi_value entry;
+    if (transship_table_field(*table, i, &field) != TRANSSHIP_OK) return refuse_by_library(env);
+    const char format[] = {field.format, 0};
+    CHECK(napi_create_object(env, &entry));
+    CHECK(set_text(env, entry, "name", field.name));
+    CHECK(set_text(env, entry, "type", field.type));
+    CHECK(set_text(env, entry, "format", format));
+    CHECK(set_number(env, entry, "key", field.key));
+    CHECK(napi_set_element(env, list, (uint32_t)i, entry));
+  }
+  return result;
+}
+
+/* tableBatch(table, number): rows. */
+static napi_value table_batch(napi_env env, napi_callback_info info) {
+  napi_value arguments[2];
+  size_t count = 2;
+  int64_t number = 0;
+  CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
+  CHECK(napi_get_value_int64(env, arguments[1], &number));
+  void **table = held_of(env, arguments[0]);
+  if (!table) return NULL;
+  transship_rows *rows = NULL;
+  if (transship_table_batch_columns(*table, (size_t)number, &rows) != TRANSSHIP_OK) return refuse_by_library(env);
+  return hold_rows(env, *table, rows);
+}
+
+/* freeRows(rows). */
+static napi_value free_rows(napi_env env, napi_callback_info info) {
+  napi_value argument;
+  size_t count = 1;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  void **rows = held_of(env, argument);
+  if (rows) end_rows(env, (struct held *)rows);
+  return NULL;
+}
+
+/* describeRows(rows): [how many, bits of validity or null, positions of keys or null]. */
+static napi_value describe_rows(napi_env env, napi_callback_info info) {
+  napi_value argument, parts[3], list;
+  size_t count = 1;
+  transship_rows_info told;
+  CHECK(napi_get_cb_info(env, info, &count, &argument, NULL, NULL));
+  void **rows = held_of(env, argument);
+  if (!rows) return NULL;
+  if (transship_rows_info_of(*rows, &told) != TRANSSHIP_OK) return refuse_by_library(env);
+  CHECK(napi_create_double(env, (double)told.rows, &parts[0]));
+  CHECK(napi_get_null(env, &parts[1]));
+  CHECK(napi_get_null(env, &parts[2]));
+  if (told.validity) CHECK(copied(env, told.validity, (told.rows + 7) / 8, &parts[1]));
+  if (told.positions) CHECK(copied(env, told.positions, told.rows * sizeof *told.positions, &parts[2]));
+  CHECK(napi_create_array_with_length(env, 3, &list));
+  for (uint32_t i = 0; i < 3; i++) CHECK(napi_set_element(env, list, i, parts[i]));
+  return list;
+}
+
+/* rowsColumn(rows, number, how many). */
+static napi_value rows_column(napi_env env, napi_callback_info info) {
+  napi_value arguments[3];
+  size_t count = 3;
+  int64_t number = 0, length = 0;
+  transship_column column;
+  CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
+  CHECK(napi_get_value_int64(env, arguments[1], &number));
+  CHECK(napi_get_value_int64(env, arguments[2], &length));
+  void **rows = held_of(env, arguments[0]);
+  if (!rows) return NULL;
+  if (transship_rows_column(*rows, (size_t)number, &column) != TRANSSHIP_OK) return refuse_by_library(env);
+  return column_of(env, &column, (size_t)length);
+}
+
 /* part(work, rows, columns): whether somebody waits for the rest. */
 static napi_value part(napi_env env, napi_callback_info info) {
   napi_value arguments[3];
@@ -364,6 +545,23 @@ static napi_value part(napi_env env, napi_callback_info info) {
   const transship_status status = transship_work_part_columns(*work, rows, columns, width);
   free(columns);
   return status < 0 ? refuse_by_library(env) : boolean_of(env, status == TRANSSHIP_OK);
+}
+
+/* lookUp(table, keys, columns, all): rows. */
+static napi_value look_up(napi_env env, napi_callback_info info) {
+  napi_value arguments[4];
+  size_t count = 4, keys, width;
+  bool all = false;
+  CHECK(napi_get_cb_info(env, info, &count, arguments, NULL, NULL));
+  CHECK(napi_get_value_bool(env, arguments[3], &all));
+  void **table = held_of(env, arguments[0]);
+  if (!table) return NULL;
+  transship_column *columns = read_columns(env, arguments[1], arguments[2], &keys, &width);
+  if (!columns) return refuse(env, "the keys are malformed");
+  transship_rows *rows = NULL;
+  const transship_status status = transship_table_lookup_columns(*table, keys, columns, width, all, &rows);
+  free(columns);
+  return status == TRANSSHIP_OK ? hold_rows(env, *table, rows) : refuse_by_library(env);
 }
 
 /* answer(work, rows, columns). */
@@ -415,7 +613,9 @@ static napi_value initialize(napi_env env, napi_value exports) {
   } entries[] = {
       {"create", create}, {"functions", functions}, {"describe", describe}, {"start", start}, {"next", next},
       {"isCancelled", is_cancelled}, {"isBehind", is_behind}, {"part", part}, {"answer", answer}, {"fail", fail},
-      {"takeBatch", take_batch}, {"stopWaiting", stop_waiting},
+      {"takeBatch", take_batch}, {"stopWaiting", stop_waiting}, {"hasTables", has_tables}, {"openTable", open_table},
+      {"closeTable", close_table}, {"describeTable", describe_table}, {"tableBatch", table_batch}, {"lookUp", look_up},
+      {"describeRows", describe_rows}, {"rowsColumn", rows_column}, {"freeRows", free_rows},
   };
   for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
     napi_value function;

@@ -2,6 +2,7 @@
 
 import { setMaxListeners } from "node:events";
 import { Batch, core } from "./core";
+import { Tables } from "./tables";
 
 /** Longest stretch for which a batch of short calls keeps others waiting. */
 const SLICE_MS = 5;
@@ -55,8 +56,17 @@ export class Call {
   isOver = false;
   private controller: AbortController | undefined;
   private sliceStart = performance.now();
+  private readonly tables: Tables | undefined;
 
-  constructor(readonly batch: Batch) {}
+  constructor(readonly batch: Batch) {
+    this.tables = Tables.of(batch.work);
+  }
+
+  /** Begins to answer. */
+  begin(answer: () => void): void {
+    if (this.tables) this.tables.run(answer);
+    else answer();
+  }
 
   /** What a handler that takes it may listen to. */
   get signal(): AbortSignal {
@@ -89,6 +99,7 @@ export class Call {
     if (this.isOver) return;
     this.isOver = true;
     Call.waiting.delete(this);
+    this.tables?.close();
     how();
   }
 

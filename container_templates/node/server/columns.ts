@@ -12,7 +12,7 @@ export const ROOM = 1 << 16;
 const INT8_LIMIT = 2n ** 63n;
 const LIMITS: Record<string, number> = { int2: 2 ** 15, int4: 2 ** 31 };
 
-function isSet(bits: Uint8Array, bit: number): boolean {
+export function isSet(bits: Uint8Array, bit: number): boolean {
   return ((bits[bit >> 3] >> (bit & 7)) & 1) === 1;
 }
 

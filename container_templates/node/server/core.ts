@@ -37,6 +37,17 @@ export interface ListedFunction {
   concurrency: number;
 }
 
+/** A shared table that is open, and rows of one. */
+export type TableHandle = { readonly __table: never };
+export type RowsHandle = { readonly __rows: never };
+
+export interface ListedTable {
+  rows: number;
+  batches: number;
+  /** `key` is the position among the key's columns, or below zero. */
+  fields: { name: string; type: string; format: Format; key: number }[];
+}
+
 interface Core {
   create(config: string): void;
   functions(): ListedFunction[];
@@ -57,6 +68,18 @@ interface Core {
   answer(work: Work, rows: number, columns: ReplyColumn[]): void;
   /** Ends work with an error; row is -1 if no single row is to blame. */
   fail(work: Work, kind: string, message: string, traceback: string | null, row: number): void;
+  /** Whether the caller has given tables to the work. */
+  hasTables(work: Work): boolean;
+  openTable(work: Work, name: string): TableHandle;
+  closeTable(table: TableHandle): void;
+  describeTable(table: TableHandle): ListedTable;
+  tableBatch(table: TableHandle, number: number): RowsHandle;
+  /** One row per key, or with `all` all rows of all keys. */
+  lookUp(table: TableHandle, keys: number, columns: ReplyColumn[], all: boolean): RowsHandle;
+  /** How many rows there are; bits of which 0 is a key without a row; the position of each row's key. */
+  describeRows(rows: RowsHandle): [number, ArrayBuffer | null, ArrayBuffer | null];
+  rowsColumn(rows: RowsHandle, column: number, count: number): GivenColumn;
+  freeRows(rows: RowsHandle): void;
 }
 
 export const core: Core = require("../../transship.node");

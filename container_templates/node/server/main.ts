@@ -57,7 +57,7 @@ function serve(functions: UserFunction[]): void {
       return;
     }
     const call = new Call(batch);
-    void answer(call);
+    call.begin(() => void answer(call));
     call.watch();
   }
 
@@ -77,7 +77,7 @@ function serve(functions: UserFunction[]): void {
 }
 
 try {
-  core.create(JSON.stringify({ server: "transship-node/0.2.0", columns: "plain", one_thread: true }));
+  core.create(JSON.stringify({ server: "transship-node/0.2.0", columns: "plain", tables: true, one_thread: true }));
   const functions = load(root);
   if (process.argv[2] === "describe") {
     const merging = functions.flatMap((found, number) => (found.merges ? [number] : []));

@@ -82,13 +82,9 @@ SEXP core_next(void) {
 
 static bool bit(const uint8_t *bits, size_t at) { return bits[at / 8] >> (at % 8) & 1; }
 
-/* A column of a batch, as logical, integer, integer64 (without its class), double, text, or raw (a list). A value that R cannot hold is
- * NA; the attribute "beyond" has the number of the first such row, from 1. */
-SEXP core_column(SEXP pointer, SEXP number, SEXP rows_value, SEXP kind_value) {
-  transship_column column;
-  check(transship_work_column(work_of(pointer), (size_t)Rf_asReal(number), &column));
-  const size_t rows = (size_t)Rf_asReal(rows_value);
-  const char *kind = CHAR(STRING_ELT(kind_value, 0));
+/* A column as logical, integer, integer64 (without its class), double, text, or raw (a list). A value that R cannot hold is NA; the attribute
+ * "beyond" has the number of the first such row, from 1. */
+static SEXP values_of(transship_column column, size_t rows, const char *kind) {
   const int64_t *integers = column.values;
   const int32_t *offsets = column.values;
   size_t beyond = 0;
@@ -129,6 +125,13 @@ SEXP core_column(SEXP pointer, SEXP number, SEXP rows_value, SEXP kind_value) {
   if (beyond) Rf_setAttrib(values, Rf_install("beyond"), Rf_ScalarReal((double)beyond));
   UNPROTECT(1);
   return values;
+}
+
+/* A column of a batch. */
+SEXP core_column(SEXP pointer, SEXP number, SEXP rows, SEXP kind) {
+  transship_column column;
+  check(transship_work_column(work_of(pointer), (size_t)Rf_asReal(number), &column));
+  return values_of(column, (size_t)Rf_asReal(rows), CHAR(STRING_ELT(kind, 0)));
 }
 
 SEXP core_is_cancelled(SEXP pointer) { return Rf_ScalarLogical(transship_work_is_cancelled(work_of(pointer))); }
@@ -202,4 +205,113 @@ SEXP core_fail(SEXP pointer, SEXP kind, SEXP message, SEXP traceback, SEXP row) 
   R_ClearExternalPtr(pointer);
   transship_work_fail(work, kind_text, message_text, traceback_text, (int64_t)Rf_asReal(row));
   return R_NilValue;
+}
+
+static void *held_by(SEXP pointer) {
+  void *held = R_ExternalPtrAddr(pointer);
+  if (!held) Rf_error("the shared table is closed: its call has ended");
+  return held;
+}
+
+/* Gives up a table or rows, once. */
+SEXP core_close_table(SEXP pointer) {
+  transship_table_close(R_ExternalPtrAddr(pointer));
+  R_ClearExternalPtr(pointer);
+  return R_NilValue;
+}
+
+SEXP core_free_rows(SEXP pointer) {
+  transship_rows_free(R_ExternalPtrAddr(pointer));
+  R_ClearExternalPtr(pointer);
+  return R_NilValue;
+}
+
+static void finalize_table(SEXP pointer) { core_close_table(pointer); }
+static void finalize_rows(SEXP pointer) { core_free_rows(pointer); }
+
+/* A pointer to nothing yet, so that nothing is lost if R has no memory for one. The caller protects it. */
+static SEXP holder(R_CFinalizer_t finalize) {
+  SEXP pointer = PROTECT(R_MakeExternalPtr(NULL, R_NilValue, R_NilValue));
+  R_RegisterCFinalizer(pointer, finalize);
+  UNPROTECT(1);
+  return pointer;
+}
+
+/* Opens a table of a call. */
+SEXP core_open_table(SEXP work, SEXP name) {
+  const char *text = Rf_translateCharUTF8(STRING_ELT(name, 0));
+  SEXP pointer = PROTECT(holder(finalize_table));
+  transship_table *table = NULL;
+  check(transship_work_table(work_of(work), text, &table));
+  R_SetExternalPtrAddr(pointer, table);
+  UNPROTECT(1);
+  return pointer;
+}
+
+/* list(rows, batches, names, types, formats, positions among the key's columns from 1 or 0). */
+SEXP core_describe_table(SEXP pointer) {
+  const transship_table *table = held_by(pointer);
+  const size_t count = transship_table_fields(table);
+  SEXP list = PROTECT(Rf_allocVector(VECSXP, 6));
+  SET_VECTOR_ELT(list, 0, Rf_ScalarReal((double)transship_table_rows(table)));
+  SET_VECTOR_ELT(list, 1, Rf_ScalarReal((double)transship_table_batches(table)));
+  for (int i = 2; i < 5; i++) SET_VECTOR_ELT(list, i, Rf_allocVector(STRSXP, (R_xlen_t)count));
+  SET_VECTOR_ELT(list, 5, Rf_allocVector(INTSXP, (R_xlen_t)count));
+  for (size_t i = 0; i < count; i++) {
+    transship_field field;
+    check(transship_table_field(table, i, &field));
+    const R_xlen_t at = (R_xlen_t)i;
+    SET_STRING_ELT(VECTOR_ELT(list, 2), at, Rf_mkCharCE(field.name, CE_UTF8));
+    SET_STRING_ELT(VECTOR_ELT(list, 3), at, Rf_mkCharCE(field.type, CE_UTF8));
+    SET_STRING_ELT(VECTOR_ELT(list, 4), at, Rf_mkCharLenCE(&field.format, 1, CE_UTF8));
+    INTEGER(VECTOR_ELT(list, 5))[at] = field.key < 0 ? 0 : field.key + 1;
+  }
+  UNPROTECT(1);
+  return list;
+}
+
+/* Looks for so many keys, a list of columns with their formats. Rows. */
+SEXP core_lookup(SEXP pointer, SEXP keys_value, SEXP columns, SEXP formats, SEXP all) {
+  const size_t keys = (size_t)Rf_asReal(keys_value), count = (size_t)XLENGTH(columns);
+  transship_column *lent = (transship_column *)R_alloc(count + 1, sizeof *lent);
+  for (size_t i = 0; i < count; i++) lend(VECTOR_ELT(columns, (R_xlen_t)i), CHAR(STRING_ELT(formats, (R_xlen_t)i))[0], keys, &lent[i]);
+  SEXP found = PROTECT(holder(finalize_rows));
+  transship_rows *rows = NULL;
+  check(transship_table_lookup_columns(held_by(pointer), keys, lent, count, Rf_asLogical(all), &rows));
+  R_SetExternalPtrAddr(found, rows);
+  UNPROTECT(1);
+  return found;
+}
+
+/* The rows of a batch of a table, numbered from 0. */
+SEXP core_batch(SEXP pointer, SEXP number) {
+  SEXP found = PROTECT(holder(finalize_rows));
+  transship_rows *rows = NULL;
+  check(transship_table_batch_columns(held_by(pointer), (size_t)Rf_asReal(number), &rows));
+  R_SetExternalPtrAddr(found, rows);
+  UNPROTECT(1);
+  return found;
+}
+
+/* list(how many, whether the first key has a row, the number of each row's key from 1 or NULL). */
+SEXP core_describe_rows(SEXP pointer) {
+  transship_rows_info info;
+  check(transship_rows_info_of(held_by(pointer), &info));
+  SEXP list = PROTECT(Rf_allocVector(VECSXP, 3));
+  SET_VECTOR_ELT(list, 0, Rf_ScalarReal((double)info.rows));
+  SET_VECTOR_ELT(list, 1, Rf_ScalarLogical(info.rows > 0 && (!info.validity || bit(info.validity, 0))));
+  if (info.positions) {
+    SEXP positions = Rf_allocVector(INTSXP, (R_xlen_t)info.rows);
+    SET_VECTOR_ELT(list, 2, positions);
+    for (size_t row = 0; row < info.rows; row++) INTEGER(positions)[row] = info.positions[row] + 1;
+  }
+  UNPROTECT(1);
+  return list;
+}
+
+/* A column of rows, as core_column gives one of a batch. */
+SEXP core_rows_column(SEXP pointer, SEXP number, SEXP rows, SEXP kind) {
+  transship_column column;
+  check(transship_rows_column(held_by(pointer), (size_t)Rf_asReal(number), &column));
+  return values_of(column, (size_t)Rf_asReal(rows), CHAR(STRING_ELT(kind, 0)));
 }

@@ -1,9 +1,10 @@
 # Starts the server: main.R [serve | describe]. The core speaks the protocol; R's one thread pulls calls from it.
 
 root <- Sys.getenv("TRANSSHIP_ROOT", "/opt/transship")
-for (file in c("values.R", "functions.R")) source(file.path(root, "server", file))
+for (file in c("values.R", "functions.R", "tables.R")) source(file.path(root, "server", file))
 core <- dyn.load(file.path(root, "transship.so"))
-for (name in c("create", "functions", "describe", "start", "next", "column", "is_cancelled", "answer", "fail")) {
+for (name in c("create", "functions", "describe", "start", "next", "column", "is_cancelled", "answer", "fail",
+               "open_table", "close_table", "describe_table", "lookup", "batch", "describe_rows", "rows_column", "free_rows")) {
   assign(paste0("core_", name), getNativeSymbolInfo(paste0("core_", name), core))
 }
 
@@ -36,7 +37,7 @@ serve <- function(functions) {
     fail <- function(kind, message, traceback = NULL, row = NULL) .Call(core_fail, given$work, kind, message, traceback, if (is.null(row)) -1 else row)
     # Handlers may also abort, or stop with a condition that is no error.
     withRestarts(tryCatch({
-      reply <- reply_to(entry, exchanges, given)
+      reply <- with_tables(given$work, reply_to(entry, exchanges, given))
       formats <- if (given$row_errors != 0) c(entry$formats, "z") else entry$formats
       .Call(core_answer, given$work, if (length(reply)) length(reply[[1]]) else 0, reply, formats)
     }, error = function(e) {
@@ -48,7 +49,7 @@ serve <- function(functions) {
 command <- c(commandArgs(trailingOnly = TRUE), "serve")[1]
 # What the handler prints is a log, not an answer.
 sink(stderr())
-invisible(.Call(core_create, "{\"server\": \"transship-r/0.2.0\", \"columns\": \"plain\", \"one_thread\": true}"))
+invisible(.Call(core_create, "{\"server\": \"transship-r/0.2.0\", \"columns\": \"plain\", \"tables\": true, \"one_thread\": true}"))
 functions <- load_functions(root)
 if (command == "describe") {
   merging <- which(vapply(functions, function(entry) entry$kind == "aggregate" && is.function(entry$target$merge), NA)) - 1L

@@ -26,8 +26,10 @@ use crate::error::CallError;
 /// Most bytes of a line, with its end.
 const MOST_LINE_BYTES: usize = 64 << 10;
 /// The share of the descriptors that this process may have that connections get.
-const CONNECTIONS_SHARE: u64 = 4;
-const MOST_CONNECTIONS: u64 = 1024;
+const CONNECTIONS_SHARE: u64 = 2;
+const MOST_CONNECTIONS: u64 = 4096;
+/// Connections beyond those that stay until their first line has come: a client could not send it, and not read why.
+pub(super) const MOST_REFUSED: usize = 64;
 /// Most descriptors that lines have which are not whole yet. The connection that has waited longest gives way.
 const MOST_WAITING_DESCRIPTORS: usize = 4 * MOST_DESCRIPTORS;
 /// Patience with a line that has begun.
@@ -62,13 +64,21 @@ pub(crate) fn serve_on(listener: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Takes offers until the other end of `stop` is closed.
 pub(super) fn serve(offers: &Offers, listener: BorrowedFd<'_>, stop: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    serve_within(offers, listener, stop, most_connections(getrlimit(Resource::RLIMIT_NOFILE)?.0))
+}
+
+/// The same, of at most so many connections.
+pub(super) fn serve_within(
+    offers: &Offers,
+    listener: BorrowedFd<'_>,
+    stop: Option<BorrowedFd<'_>>,
+    most: usize,
+) -> io::Result<()> {
     let is_unix = rustix::net::sockopt::socket_domain(listener)? == AddressFamily::UNIX;
     if !is_unix || !rustix::net::sockopt::socket_acceptconn(listener)? {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a Unix socket that listens"));
     }
     rustix::io::ioctl_fionbio(listener, true)?;
-    let descriptors = getrlimit(Resource::RLIMIT_NOFILE)?.0;
-    let most = (descriptors / CONNECTIONS_SHARE).clamp(1, MOST_CONNECTIONS) as usize;
     let mut connections: Vec<Connection<'_>> = Vec::new();
     let mut buffer = vec![0; MOST_LINE_BYTES];
     let (mut accept_from, mut sweep_at) = (Instant::now(), None);
@@ -95,9 +105,16 @@ pub(super) fn serve(offers: &Offers, listener: BorrowedFd<'_>, stop: Option<Borr
         give_way(&mut connections);
         if ready.has_client {
             match rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                // Beyond the most they are closed at once.
-                Ok(socket) if connections.len() < most => connections.push(Connection::new(offers, socket)),
-                Ok(_) => {}
+                Ok(socket) => {
+                    let mut connection = Connection::new(offers, socket);
+                    let refused = connections.iter().filter(|connection| connection.is_refused).count();
+                    if connections.len() - refused >= most {
+                        connection.refuse();
+                    }
+                    if !connection.is_refused || refused < MOST_REFUSED {
+                        connections.push(connection);
+                    }
+                }
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(cause @ (rustix::io::Errno::BADF | rustix::io::Errno::INVAL | rustix::io::Errno::NOTSOCK)) => {
                     return Err(cause.into());
@@ -106,6 +123,11 @@ pub(super) fn serve(offers: &Offers, listener: BorrowedFd<'_>, stop: Option<Borr
             }
         }
     }
+}
+
+/// How many connections are taken where a process may have so many descriptors.
+pub(super) fn most_connections(descriptors: u64) -> usize {
+    (descriptors / CONNECTIONS_SHARE).clamp(1, MOST_CONNECTIONS) as usize
 }
 
 /// What can go on.
@@ -166,6 +188,8 @@ struct Connection<'a> {
     descriptors: Vec<OwnedFd>,
     /// When the line began.
     since: Option<Instant>,
+    /// Whether it was one too many, and was told so.
+    is_refused: bool,
 }
 
 impl Drop for Connection<'_> {
@@ -178,7 +202,15 @@ impl<'a> Connection<'a> {
     fn new(offers: &'a Offers, socket: OwnedFd) -> Connection<'a> {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-        Connection { offers, socket, number, line: Vec::new(), descriptors: Vec::new(), since: None }
+        let (line, descriptors) = (Vec::new(), Vec::new());
+        Connection { offers, socket, number, line, descriptors, since: None, is_refused: false }
+    }
+
+    /// Tells its client at once that it is one too many.
+    fn refuse(&mut self) {
+        let fact = "the server has as many connections for shared tables as it can take";
+        tell(&self.socket, &Err(CallError::new("busy", fact)));
+        (self.is_refused, self.since) = (true, Some(Instant::now()));
     }
 
     /// When the line that has begun must have ended.
@@ -196,18 +228,15 @@ impl<'a> Connection<'a> {
         if bytes == 0 {
             return false;
         }
+        if self.is_refused {
+            return !buffer[..bytes].contains(&b'\n');
+        }
         let answered = match self.take(&buffer[..bytes], flags, descriptors) {
             Ok(false) => return true,
             Ok(true) => self.add(),
             Err(error) => Err(error),
         };
-        let answer = match &answered {
-            Ok(()) => "{}\n".to_string(),
-            Err(error) => format!("{}\n", json!({ "error": error })),
-        };
-        // A client that has no room for an answer has not read those before.
-        let sent = rustix::net::send(&self.socket, answer.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
-        answered.is_ok() && sent == Ok(answer.len())
+        tell(&self.socket, &answered) && answered.is_ok()
     }
 
     /// Takes a part of a line; true if it is whole.
@@ -243,6 +272,16 @@ impl<'a> Connection<'a> {
         let added = catch_unwind(AssertUnwindSafe(add));
         added.unwrap_or_else(|_| Err(CallError::violation("the files cannot be read")))
     }
+}
+
+/// Answers a line; false if there is no room for the answer: the client has not read those before.
+fn tell(socket: &OwnedFd, answered: &Result<(), CallError>) -> bool {
+    let answer = match answered {
+        Ok(()) => "{}\n".to_string(),
+        Err(error) => format!("{}\n", json!({ "error": error })),
+    };
+    let sent = rustix::net::send(socket, answer.as_bytes(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    sent == Ok(answer.len())
 }
 
 /// Reads what a socket has now: how many bytes, and the descriptors that come with them.

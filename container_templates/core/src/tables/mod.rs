@@ -12,8 +12,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 pub use shared_tables::table::Table;
-use udf_types::error::{Error, Kind, Result};
+use udf_types::error::{Error, Kind};
 
+use crate::error::CallError;
 pub(crate) use listener::{Listening, serve_on};
 use offers::{Offer, offers};
 
@@ -29,7 +30,7 @@ thread_local! {
 ///
 /// # Errors
 /// The call has no such table.
-pub fn table(name: &str) -> Result<Arc<Table>> {
+pub fn table(name: &str) -> Result<Arc<Table>, Error> {
     GIVEN.with_borrow(|given| given.table(name))
 }
 
@@ -51,14 +52,23 @@ impl Given {
         }
     }
 
-    pub(crate) fn table(&self, name: &str) -> Result<Arc<Table>> {
+    pub(crate) fn table(&self, name: &str) -> Result<Arc<Table>, Error> {
         let fail = |fact: &str| Error::new(Kind::UserCode, format!("no shared table \"{name}\"")).with_detail(fact);
         match self {
             Given::Nothing => Err(fail("The caller gives no tables to this call.")),
+            // Python's server knows it by these words.
             Given::Unknown => Err(fail("The server does not have the offer of tables that the call names.")),
             Given::Offer(offer) => offer.table(name).ok_or_else(|| fail("The caller does not give it to this call.")),
         }
     }
+}
+
+/// Refuses the batch that this thread answers if it names an offer that is not here. This is no error of its handler.
+pub(crate) fn check() -> Result<(), CallError> {
+    GIVEN.with_borrow(|given| match given {
+        Given::Unknown => Err(CallError::violation("the server does not have the offer of tables that the call names")),
+        Given::Nothing | Given::Offer(_) => Ok(()),
+    })
 }
 
 /// The tables of the batch that this thread answers.

@@ -17,7 +17,7 @@ use arrow_array::{ArrayRef, Int64Array};
 use offering::{Offering, files, numbers};
 use serde_json::{Value, json};
 
-use super::listener::serve;
+use super::listener::{MOST_REFUSED, most_connections, serve, serve_within};
 use super::offers::{MOST_DESCRIPTORS, Offers};
 use super::*;
 
@@ -34,12 +34,17 @@ struct Stage {
 }
 
 fn stage() -> Stage {
+    stage_within(1000)
+}
+
+/// One that has at most so many connections.
+fn stage_within(most: usize) -> Stage {
     let folder = tempfile::tempdir().unwrap();
     let (socket, offers) = (folder.path().join("tables.sock"), Arc::new(Offers::default()));
     let listener = UnixListener::bind(&socket).unwrap();
     let (stopped, stop) = std::io::pipe().unwrap();
     let serving = offers.clone();
-    std::thread::spawn(move || serve(&serving, listener.as_fd(), Some(stopped.as_fd())).unwrap());
+    std::thread::spawn(move || serve_within(&serving, listener.as_fd(), Some(stopped.as_fd()), most).unwrap());
     Stage { socket, offers, _folder: folder, _stop: stop }
 }
 
@@ -271,6 +276,45 @@ fn nobody_waits_for_lines_that_are_not_whole_nor_for_clients_that_do_not_read() 
 }
 
 #[test]
+fn a_connection_beyond_the_most_is_told_that_the_server_is_busy() {
+    let stage = stage_within(2);
+    let (first, second) = (stage.connect(), stage.connect());
+    first.offer(&name(1), "t", &[numbers(&[])]);
+    second.offer(&name(2), "t", &[numbers(&[])]);
+    let own = files(&numbers(&[(1, "one")]), &[0]);
+    let check = |answer: &Value| {
+        assert_eq!(answer["error"]["kind"], "busy");
+        assert_eq!(error_of(answer), "the server has as many connections for shared tables as it can take");
+    };
+    // Whether it says something or not, and however late.
+    for _ in 0..5 {
+        let (third, silent) = (stage.connect(), stage.connect());
+        check(&silent.answer().expect("it is told"));
+        check(&third.ask(&line(&name(4), "t", &[2]), &own));
+        assert!(third.answer().is_none());
+    }
+    assert!(stage.offers.find(&name(4)).is_none());
+    // So many stay for their lines, and any more are told and closed.
+    let silent: Vec<Offering> = (0..MOST_REFUSED + 10).map(|_| stage.connect()).collect();
+    silent.iter().for_each(|client| check(&client.answer().expect("it is told")));
+    let start = Instant::now();
+    silent[MOST_REFUSED + 5..].iter().for_each(|client| assert!(client.answer().is_none()));
+    assert!(start.elapsed() < Duration::from_secs(5));
+    first.offer(&name(3), "t", &[numbers(&[])]);
+    drop(second);
+    stage.wait_for("its offers end with it", |offers| offers.find(&name(2)).is_none());
+    stage.connect().offer(&name(2), "t", &[numbers(&[])]);
+}
+
+#[test]
+fn connections_get_half_of_the_descriptors_at_most() {
+    let limits = [(0, 1), (256, 128), (1024, 512), (8192, 4096), (1 << 20, 4096), (u64::MAX, 4096)];
+    for (descriptors, most) in limits {
+        assert_eq!(most_connections(descriptors), most);
+    }
+}
+
+#[test]
 fn half_a_line_with_many_descriptors_gives_way_to_others() {
     let stage = stage();
     let own = files(&numbers(&[(1, "one")]), &[0]);
@@ -312,21 +356,21 @@ fn child_counts_descriptors() {
     // Those of files without a name.
     let is_map = |line: &&str| line.contains("/#") && line.ends_with("(deleted)");
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(is_map).count();
-    let stage = stage();
+    let most = 200;
+    let stage = stage_within(most);
     let own = files(&numbers(&[(1, "one")]), &[0]);
-    // So many connections more than the server takes.
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    let most = (limit / 4).min(1024) as usize;
     let before = count();
     {
+        // More than the server takes.
         let clients: Vec<Offering> = (0..most + 20).map(|_| stage.connect()).collect();
         let text = format!("{}\n", line(&name(1), "t", &[2]));
         for (number, client) in clients.iter().enumerate() {
             let text = text.replace(&name(1), &name(number as u64));
             let _ = client.send(text.as_bytes(), &own);
         }
-        let answered = clients.iter().filter(|client| client.answer() == Some(json!({}))).count();
-        assert_eq!(answered, most);
+        let answers: Vec<Value> = clients.iter().map(|client| client.answer().unwrap()).collect();
+        assert_eq!(answers.iter().filter(|answer| **answer == json!({})).count(), most);
+        assert_eq!(answers.iter().filter(|answer| answer["error"]["kind"] == "busy").count(), 20);
         // All of them have one map.
         assert_eq!(maps(), 2);
     }
@@ -399,6 +443,9 @@ fn a_thread_has_the_tables_of_its_batch_alone() {
     assert!(table("t").is_err());
     let unknown = giving(Given::of(Some("no such offer")), || message(table("t").unwrap_err()));
     assert!(unknown.ends_with("The server does not have the offer of tables that the call names."));
+    // What names an unknown offer is refused before its handler is called.
+    let refused = giving(Given::of(Some("no such offer")), check).unwrap_err();
+    assert_eq!((refused.kind, check()), ("protocol_violation", Ok(())));
     let panicked = std::panic::catch_unwind(|| giving(Given::Unknown, || panic!("a handler")));
     assert!(panicked.is_err());
     assert_eq!(message(table("t").unwrap_err()), nothing);

@@ -53,5 +53,5 @@ fn run(functions: Functions) -> Result<(), String> {
     }
     install_panic_hook();
     let settings = Settings::from_environment(concat!("transship-rust/", env!("CARGO_PKG_VERSION")))?;
-    serve(functions, &Settings { has_lines: true, ..settings })
+    serve(functions, &Settings { has_lines: true, has_tables: true, ..settings })
 }
