@@ -14,7 +14,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 
 use crate::batches::Taken;
 use crate::error::{CallError, words_of};
-use crate::ffi_columns::LentColumn;
+use crate::lent_column::LentColumn;
 use crate::plain::plain_type;
 use crate::pulled_server::PulledServer;
 use crate::queue::{Found, Reply, Work};

@@ -1,70 +1,17 @@
 //! The C interface's plain columns: pointers to values, for languages without an Arrow library. The rules are those of `ffi.rs`.
 #![allow(unsafe_code)]
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 
-use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int64Type};
-use arrow_array::{Array, ArrayRef, BinaryArray, BooleanArray, PrimitiveArray};
+use arrow_array::{ArrayRef, BinaryArray, BooleanArray, PrimitiveArray};
 use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::DataType;
 
 use crate::error::CallError;
 use crate::ffi::{Failure, Lent, OK, PulledWork, UNWANTED, borrowed, ended, entry, give, take_batch};
+use crate::lent_column::{LentColumn, PlainColumn};
 use crate::queue::Reply;
-
-/// `transship_column`.
-#[repr(C)]
-pub struct PlainColumn {
-    format: c_char,
-    validity: *const u8,
-    values: *const c_void,
-    bytes: *const u8,
-}
-
-/// A plain column that a language reads by pointers, as long as this lives.
-pub(crate) struct LentColumn {
-    array: ArrayRef,
-    format: u8,
-    validity: Option<Buffer>,
-    /// Of bool.
-    bits: Option<Buffer>,
-}
-
-impl LentColumn {
-    pub(crate) fn new(array: &ArrayRef) -> Result<LentColumn, Failure> {
-        let format = match array.data_type() {
-            DataType::Boolean => b'b',
-            DataType::Int64 => b'l',
-            DataType::Float64 => b'g',
-            DataType::Binary => b'z',
-            _ => return Err(Failure::Invalid("the server\'s columns are not plain")),
-        };
-        let nulls = array.nulls().filter(|nulls| nulls.null_count() > 0);
-        let bits = array.as_boolean_opt().map(|bools| bools.values().sliced());
-        Ok(LentColumn { array: array.clone(), format, validity: nulls.map(|nulls| nulls.inner().sliced()), bits })
-    }
-
-    pub(crate) fn pointers(&self) -> PlainColumn {
-        let (array, mut bytes) = (&self.array, std::ptr::null());
-        let values: *const c_void = match self.format {
-            b'l' => array.as_primitive::<Int64Type>().values().as_ptr().cast(),
-            b'g' => array.as_primitive::<Float64Type>().values().as_ptr().cast(),
-            b'z' => {
-                bytes = array.as_binary::<i32>().values().as_ptr();
-                array.as_binary::<i32>().value_offsets().as_ptr().cast()
-            }
-            _ => pointer(self.bits.as_ref()).cast(),
-        };
-        PlainColumn { format: self.format as c_char, validity: pointer(self.validity.as_ref()), values, bytes }
-    }
-}
-
-/// Where a buffer's bytes lie; NULL if there is none.
-pub(crate) fn pointer(buffer: Option<&Buffer>) -> *const u8 {
-    buffer.map_or(std::ptr::null(), |buffer| buffer.as_ptr())
-}
 
 /// See the header.
 ///
@@ -99,7 +46,7 @@ pub unsafe extern "C" fn transship_work_column(
         if number >= batch.num_columns() {
             return Err(Failure::Invalid("there is no column of this number"));
         }
-        let lending = LentColumn::new(batch.column(number))?;
+        let lending = LentColumn::new(batch.column(number)).map_err(Failure::Invalid)?;
         // SAFETY: the header asks for memory for the result. What it points to stays where it is while the list of columns grows.
         unsafe { give(column, lending.pointers(), "column is NULL")? };
         lent.push(lending);

@@ -1,29 +1,17 @@
 //! The C interface's rows of shared tables as plain columns. The rules are those of `ffi.rs`.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char};
+use std::ffi::c_char;
 use std::sync::{Arc, OnceLock};
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_buffer::Buffer;
-use arrow_schema::ffi::FFI_ArrowSchema;
-use udf_types::error::Result;
-use udf_types::types::Type;
 
-use crate::ffi::{Failure, OK, borrowed, c_text, entry, give};
-use crate::ffi_columns::{LentColumn, PlainColumn, copied, pointer};
-use crate::ffi_tables::{OpenTable, failed};
-use crate::plain::{from_plain, plain_type, to_plain};
-use crate::tables::Table;
-
-/// A column of a table.
-pub(crate) struct TableColumn {
-    name: CString,
-    ty: Result<Type>,
-    type_name: CString,
-    format: u8,
-    key: i32,
-}
+use crate::ffi::{Failure, OK, borrowed, entry, give};
+use crate::ffi_columns::copied;
+use crate::lent_column::{LentColumn, PlainColumn, pointer};
+use crate::open_table::{OpenTable, TableColumn, failed};
+use crate::plain::{from_plain, to_plain};
 
 /// `transship_field`.
 #[repr(C)]
@@ -53,30 +41,7 @@ pub struct Rows {
     lent: Vec<OnceLock<LentColumn>>,
 }
 
-impl TableColumn {
-    fn of(table: &Table, number: usize) -> TableColumn {
-        let field = table.schema().field(number);
-        let ty = Type::from_field(field);
-        let type_name = ty.as_ref().map_or_else(|_| String::new(), Type::to_string);
-        // A format in the C data interface is a letter for each of the four types.
-        let schema = ty.as_ref().ok().and_then(|ty| FFI_ArrowSchema::try_from(&plain_type(ty)).ok());
-        let format = schema.and_then(|schema| schema.format().bytes().next()).unwrap_or_default();
-        let key = table.key().iter().position(|position| *position == number);
-        let key = key.and_then(|key| i32::try_from(key).ok()).unwrap_or(-1);
-        TableColumn { name: c_text(field.name()), ty, type_name: c_text(&type_name), format, key }
-    }
-
-    fn ty(&self) -> std::result::Result<&Type, Failure> {
-        self.ty.as_ref().map_err(|cause| Failure::Failed(format!("column {:?}: {cause}", self.name)))
-    }
-}
-
 impl OpenTable {
-    fn columns(&self) -> &Arc<[TableColumn]> {
-        let count = self.table.schema().fields().len();
-        self.columns.get_or_init(|| (0..count).map(|number| TableColumn::of(&self.table, number)).collect())
-    }
-
     /// Keys of a language in the types of the key's columns.
     fn keys_of(&self, columns: Vec<ArrayRef>) -> std::result::Result<Vec<ArrayRef>, Failure> {
         let key = self.table.key();
@@ -114,7 +79,8 @@ impl Rows {
         if let Some(column) = lent.get() {
             return Ok(column);
         }
-        let column = LentColumn::new(&to_plain(self.fields[number].ty()?, &self.columns[number]))?;
+        let column =
+            LentColumn::new(&to_plain(self.fields[number].ty()?, &self.columns[number])).map_err(Failure::Invalid)?;
         // Another thread may have been faster.
         Ok(lent.get_or_init(|| column))
     }

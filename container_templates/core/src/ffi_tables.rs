@@ -3,33 +3,22 @@
 
 use std::ffi::{c_char, c_int};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use arrow_array::ffi::{FFI_ArrowArray, FFI_ArrowSchema, to_ffi};
 use arrow_array::{Array, StructArray};
 use udf_types::error::Result;
 
 use crate::ffi::{Failure, OK, PulledWork, borrowed, columns, entry, give, text};
-use crate::ffi_table_columns::TableColumn;
+use crate::open_table::{OpenTable, failed};
 use crate::tables::{Given, Table, serve_on};
-
-/// `transship_table`.
-pub struct OpenTable {
-    pub(crate) table: Arc<Table>,
-    /// The columns as a language without Arrow is told of them, once it asks.
-    pub(crate) columns: OnceLock<Arc<[TableColumn]>>,
-}
-
-pub(crate) fn failed(cause: impl std::fmt::Display) -> Failure {
-    Failure::Failed(cause.to_string())
-}
 
 /// Gives a table that was found.
 ///
 /// # Safety
 /// `to` is memory for the result, or NULL.
 unsafe fn give_table(found: Result<Arc<Table>>, to: *mut *mut OpenTable) -> std::result::Result<i32, Failure> {
-    let table = Box::into_raw(Box::new(OpenTable { table: found.map_err(failed)?, columns: OnceLock::new() }));
+    let table = Box::into_raw(Box::new(OpenTable::new(found.map_err(failed)?)));
     // SAFETY: the caller of this function vouches for it. A table that nobody takes is closed.
     unsafe { give(to, table, "table is NULL").inspect_err(|_| drop(Box::from_raw(table)))? };
     Ok(OK)

@@ -36,7 +36,8 @@ use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 use crate::lines::{self, collecting};
-use crate::tables::{self, Given, TABLES, giving};
+use crate::tables::{self, Given, giving};
+use udf_codec::wire::TABLES;
 
 /// Replies that may wait for the client.
 const REPLIES_AHEAD: usize = 2;

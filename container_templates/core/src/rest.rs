@@ -27,8 +27,9 @@ use crate::error::{CallError, guarded};
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
-use crate::tables::{self, Given, TABLES, giving};
+use crate::tables::{self, Given, giving};
 use crate::waits::may_run_here;
+use udf_codec::wire::TABLES;
 
 const FUNCTIONS: &str = "/v1/functions/";
 const EXCHANGES: &str = "/v1/exchanges/";

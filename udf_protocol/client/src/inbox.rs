@@ -9,6 +9,7 @@ use arrow_schema::ArrowError;
 use arrow_select::take::take;
 use tokio::sync::Semaphore;
 use udf_codec::lines::{LINES, WANTED, read_field, shown};
+use udf_codec::wire::TABLES;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Result};
 
@@ -17,7 +18,6 @@ use crate::doorbell::Doorbell;
 use crate::folder::Folder;
 use crate::foreground::is_in_foreground;
 use crate::planted::{Planted, is_planted};
-use crate::tables::TABLES;
 use crate::trace::{TRACEPARENT, TraceContext};
 
 /// One reply on its way to the engine.

@@ -7,15 +7,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use nix::unistd::Uid;
 use udf_project::endpoint::Endpoint;
-use udf_types::Result;
+use udf_types::{Error, Kind, Result};
 
 use crate::control::{Connection, LeaseInfo, Request, Response, unexpected};
 use crate::folder::Folder;
 use crate::route::{Protocol, Route};
-use crate::tables::{MOST_OFFERS, Offer, SharedTable};
+use crate::tables::{Offer, SharedTable, failed};
 use crate::transport::credentials::Credentials;
 use crate::transport::unix::UnixSocket;
 use crate::transport::{Takes, Transport, connect};
+
+/// Offers of shared tables that a lease keeps: for functions of one image with different tables.
+const MOST_OFFERS: usize = 4;
 
 /// A lease, held until dropped.
 pub struct Lease {
@@ -111,12 +114,30 @@ impl Lease {
         offers.retain(|offer| Arc::strong_count(offer) > 1 || !offer.tables().iter().any(is_unwanted));
     }
 
-    /// Tables as its server knows them, which gets them now if it does not.
+    /// Tables as its server knows them, which gets them now if it does not, for calls of `function`.
+    ///
+    /// # Errors
+    /// The server takes no tables, or must not be given any (of kind `NotAllowed`), or does not want these; or the replica is lost,
+    /// which another try may mend.
     pub(crate) async fn offer(&self, function: &str, tables: &[SharedTable]) -> Result<Arc<Offer>> {
         if let Some(offer) = self.known_offer(tables) {
             return Ok(offer);
         }
-        let offer = Arc::new(Offer::make(self, function, tables).await?);
+        let Some(path) = &self.info.tables else {
+            let message = format!("the container of function \"{function}\" cannot read shared tables");
+            return Err(Error::new(Kind::InvalidDefinition, message)
+                .with_detail(format!("The server of image \"{}\" does not offer it.", self.info.image))
+                .with_hint(
+                    "Build the image again, from a template whose documentation says that it reads shared tables.",
+                ));
+        };
+        if !self.owner_differs().map_err(|cause| failed(function, &cause))? {
+            let message = format!("the container of function \"{function}\" must not read shared tables");
+            return Err(Error::new(Kind::NotAllowed, message)
+                .with_detail("It runs as this process's own user, who could change them.")
+                .with_hint("Run the container manager as root, so that replicas run as another user."));
+        }
+        let offer = Arc::new(Offer::make(path, &self.credentials(), function, tables).await?);
         let mut offers = self.offers.lock().expect("no holder panics");
         if offers.len() >= MOST_OFFERS {
             offers.remove(0);

@@ -16,18 +16,14 @@ use udf_codec::wire::WireError;
 use udf_types::{Error, Kind, Result};
 
 use crate::control::send;
-use crate::lease::Lease;
 use crate::names::random_name;
+use crate::transport::credentials::Credentials;
 use crate::transport::unix;
 
-/// The field of a call that names its offer.
-pub const TABLES: &str = "transship-tables";
 /// Most tables of one call.
 pub const MOST_TABLES: usize = 64;
 /// Most files of one table.
 pub const MOST_FILES: usize = 240;
-/// Offers that a lease keeps: for functions of one image with different tables.
-pub(crate) const MOST_OFFERS: usize = 4;
 /// Longest answer to an offer, in bytes.
 const MOST_ANSWER_BYTES: usize = 64 << 10;
 
@@ -110,28 +106,18 @@ struct Answer {
 }
 
 impl Offer {
-    /// Gives tables to the server of a leased replica, for calls of `function`.
+    /// Gives tables to the server that takes them at a socket, for calls of `function`.
     ///
     /// # Errors
-    /// The server takes no tables, or must not be given any (of kind `NotAllowed`), or does not want these; or the replica is lost,
-    /// which another try may mend.
-    pub(crate) async fn make(lease: &Lease, function: &str, tables: &[SharedTable]) -> Result<Offer> {
-        let Some(path) = &lease.info.tables else {
-            let message = format!("the container of function \"{function}\" cannot read shared tables");
-            return Err(Error::new(Kind::InvalidDefinition, message)
-                .with_detail(format!("The server of image \"{}\" does not offer it.", lease.info.image))
-                .with_hint(
-                    "Build the image again, from a template whose documentation says that it reads shared tables.",
-                ));
-        };
+    /// The server does not want these; or the replica is lost, which another try may mend.
+    pub(crate) async fn make(
+        path: &Path,
+        credentials: &Credentials,
+        function: &str,
+        tables: &[SharedTable],
+    ) -> Result<Offer> {
         let lost = |cause: std::io::Error| failed(function, &cause);
-        if !lease.owner_differs().map_err(lost)? {
-            let message = format!("the container of function \"{function}\" must not read shared tables");
-            return Err(Error::new(Kind::NotAllowed, message)
-                .with_detail("It runs as this process's own user, who could change them.")
-                .with_hint("Run the container manager as root, so that replicas run as another user."));
-        }
-        let connection = connect(lease, path).await.map_err(lost)?;
+        let connection = connect(path, credentials).await.map_err(lost)?;
         let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection };
         for table in tables {
             match offer.add(table).await.map_err(lost)? {
@@ -194,7 +180,7 @@ impl Offer {
 }
 
 /// The error for a system or a server that fails while tables are offered.
-fn failed(function: &str, cause: &std::io::Error) -> Error {
+pub(crate) fn failed(function: &str, cause: &std::io::Error) -> Error {
     /// No descriptors, in this process or on this host, or too many on their way to servers that do not take them.
     const LACKS: [i32; 3] = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ETOOMANYREFS];
     match cause.raw_os_error() {
@@ -209,8 +195,7 @@ fn failed(function: &str, cause: &std::io::Error) -> Error {
     }
 }
 
-async fn connect(lease: &Lease, path: &Path) -> std::io::Result<UnixStream> {
-    let credentials = lease.credentials();
-    let socket = unix::UnixSocket::new(path, &credentials);
+async fn connect(path: &Path, credentials: &Credentials) -> std::io::Result<UnixStream> {
+    let socket = unix::UnixSocket::new(path, credentials);
     UnixStream::from_std(unix::connect(&socket.path(), credentials.server_user).await?)
 }

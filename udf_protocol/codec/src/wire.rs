@@ -14,6 +14,9 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// The content type of columns as they lie in memory.
 pub const COLUMNS: &str = "application/vnd.transship.columns";
 
+/// The field of a call that names the shared tables that the server was offered for it (`docs/protocol.md` §4.13).
+pub const TABLES: &str = "transship-tables";
+
 /// What a server says of itself.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 pub struct ServerInfo {

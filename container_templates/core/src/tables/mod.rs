@@ -18,9 +18,6 @@ use crate::error::CallError;
 pub(crate) use listener::{Listening, serve_on};
 use offers::{Offer, offers};
 
-/// The field of HTTP and of gRPC's metadata that names the offer of a call's tables.
-pub const TABLES: &str = "transship-tables";
-
 thread_local! {
     /// What the batch that this thread answers has.
     static GIVEN: RefCell<Given> = const { RefCell::new(Given::Nothing) };

@@ -122,7 +122,7 @@ fn a_server_gets_files_once_as_long_as_they_are_the_same() {
     // Other files make another offer, and so do other tables.
     let appended = table("planes", &[&["rows", "index"], &["new rows"]]);
     call(&stage, TransportName::Shm, &[appended]).unwrap();
-    call(&stage, TransportName::Shm, &[planes.clone()]).unwrap();
+    call(&stage, TransportName::Shm, std::slice::from_ref(&planes)).unwrap();
     let later = seen(2);
     let [Some((appended, _)), Some((alone, _))] = &later[..] else { panic!("{later:?}") };
     assert!(appended["offer"] != offer && alone["offer"] != offer && alone["offer"] != appended["offer"]);
@@ -131,7 +131,7 @@ fn a_server_gets_files_once_as_long_as_they_are_the_same() {
         call(&stage, TransportName::Shm, &[table(name, &[&["x"]])]).unwrap();
     }
     wait_until(|| seen(4).contains(&None));
-    call(&stage, TransportName::Shm, &[planes.clone()]).unwrap();
+    call(&stage, TransportName::Shm, std::slice::from_ref(&planes)).unwrap();
     assert_eq!(seen(4).iter().flatten().count(), 2);
     call(&stage, TransportName::Shm, &[planes, cities]).unwrap();
     assert_eq!(seen(4).iter().flatten().count(), 4);
