@@ -239,6 +239,19 @@ SELECT use_schema(s), fleet_seats('N1') FROM (VALUES ('public'), ('other_fleet, 
 SET transship.batching = off;
 SELECT use_schema(s), fleet_seats('N1') FROM (VALUES ('public'), ('other_fleet, public'), ('public')) v (s);
 RESET transship.batching;
+-- So it is where a trigger does before a statement writes.
+CREATE TABLE fleet_log (seats int);
+CREATE FUNCTION use_other() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM set_config('search_path', 'other_fleet, public', true); RETURN NULL; END$$;
+CREATE TRIGGER use_other BEFORE INSERT ON fleet_log FOR EACH STATEMENT EXECUTE FUNCTION use_other();
+INSERT INTO fleet_log SELECT fleet_seats(t) FROM unnest('{N1,N2}'::text[]) t RETURNING seats;
+SET transship.batching = off;
+INSERT INTO fleet_log SELECT fleet_seats(t) FROM unnest('{N1,N2}'::text[]) t RETURNING seats;
+RESET transship.batching;
+DROP TABLE fleet_log;
+DROP FUNCTION use_other;
+-- Calls that are not made need no table.
+SELECT t, CASE WHEN to_regclass('no_fleet') IS NOT NULL THEN of_missing(t) END FROM (VALUES ('N1')) v (t);
+SELECT of_missing(t) FROM (VALUES ('N1')) v (t) WHERE t = 'N2';
 DROP SCHEMA other_fleet CASCADE;
 -- The rows of a map are of the same version as its tables.
 BEGIN;
@@ -271,7 +284,28 @@ SELECT count(t) FROM large_one;
 SELECT code, message FROM failure('SELECT of_large(1)');
 RESET transship.tables_size;
 SELECT of_large(1);
-DROP FUNCTION of_large;
+-- What calls row by row keep for later ones gives way to other tables.
+CREATE FUNCTION of_one(n int) RETURNS bigint LANGUAGE container STABLE AS $$
+template = "python"
+tables = ["large_one"]
+source = '''
+import transship
+
+def of_one(n: int) -> int:
+    return n + len(transship.table("large_one"))
+'''
+$$;
+SET transship.tables_size = '30MB';
+SET transship.batching = off;
+BEGIN;
+SELECT of_one(1);
+SELECT of_one(1);
+SELECT count(t) FROM large_two;
+SELECT of_one(1);
+COMMIT;
+RESET transship.batching;
+RESET transship.tables_size;
+DROP FUNCTION of_large, of_one;
 SELECT transship.unshare(relid) FROM transship.shared_tables WHERE name LIKE 'large_%';
 DROP FUNCTION open_fleet, use_schema;
 DROP FUNCTION fleet_seats, fleet_year, odd_values, odd_total, odd_one, fleet_names, fleet_or_null, of_none, of_nobody, of_missing;

@@ -17,6 +17,7 @@ import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 import flights  # noqa: E402
+import functions  # noqa: E402
 from paired import seconds_of, table  # noqa: E402
 from readme import write_section  # noqa: E402
 
@@ -132,6 +133,7 @@ def appends(connection):
 def main():
     with connect() as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS transship")
+        functions.prepare(connection)
         parts = []
         for keys in KEYS:
             shared, loaded = prepare(connection, keys)
@@ -140,6 +142,7 @@ def main():
                 contenders = list(joins(connection, probes))
                 columns.append((f"{count:,} probes, s", seconds_of(contenders, ROUNDS)))
             parts.append(table(f"{keys:,} keys", [name for name, _, _ in contenders], columns))
+            parts.append(functions.measure(connection, f"a function of {PROBES:,} rows, {keys:,} keys", ROUNDS))
             parts.append(f"Sharing took {shared:.2f} s, and the first read {loaded:.2f} s. {memory(connection, keys)}")
         parts.append(appends(connection))
         parts.append(flights.measure(connection, ROUNDS))

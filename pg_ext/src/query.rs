@@ -68,13 +68,11 @@ impl Query {
 
     /// Does something under the snapshot that its rows are seen with.
     pub fn under_snapshot<T>(&self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: the portal is open. One without a query of its own holds rows that are there already.
+        // SAFETY: the portal is open. One that does not run its query itself does so, with a new snapshot, when rows are first fetched.
         unsafe {
             let description = (*self.portal).queryDesc;
-            if description.is_null() || (*description).snapshot.is_null() {
-                return work();
-            }
-            pg_sys::PushActiveSnapshot((*description).snapshot);
+            let own = if description.is_null() { std::ptr::null_mut() } else { (*description).snapshot };
+            pg_sys::PushActiveSnapshot(if own.is_null() { pg_sys::GetTransactionSnapshot() } else { own });
             let result = work();
             pg_sys::PopActiveSnapshot();
             result

@@ -57,6 +57,22 @@ def test_killed_immutable(case, transport):
     assert running.answer(within=60) == answers(MANY)
 
 
+@pytest.mark.parametrize("transport", ["auto", "flight"])
+def test_killed_with_tables(case, transport):
+    """The replica that goes on is given the tables that the first one had."""
+    session = case.session()
+    session.set(transship__transport=transport)
+    rows = "SELECT x, x + 1 AS y FROM generate_series(1, 1000::bigint) x"
+    session.ask(f"SELECT transship.share('faults_rows', '{rows}', 'x')")
+    body = 'image = "faults:1.0" function = "look_up" tables = ["faults_rows"]'
+    arguments = "x bigint, ms bigint"
+    session.ask(f"CREATE OR REPLACE FUNCTION look_up({arguments}) RETURNS bigint LANGUAGE container STABLE COST 1000 AS '{body}'")
+    running = session.start(query("look_up(x, 10)", MANY))
+    kill_in_mid_query(case, running)
+    assert running.answer(within=60) == answers(MANY)
+    session.ask("SELECT transship.unshare('faults_rows')")
+
+
 def test_killed_each_time(case):
     """The retries have a budget."""
     session = case.session()

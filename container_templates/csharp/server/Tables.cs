@@ -64,11 +64,22 @@ namespace Transship
             return Find(ColumnsOf(keys), true);
         }
 
-        /// <summary>All rows, batch by batch.</summary>
+        /// <summary>All rows, batch by batch. A batch can be read until the next one is taken: it holds the memory of its version.</summary>
         public IEnumerable<SharedRows> Batches()
         {
             var count = Core.Batches(handle);
-            for (var number = 0; number < count; number++) yield return new SharedRows(this, Core.Batch(handle, number));
+            for (var number = 0; number < count; number++)
+            {
+                var rows = Core.Batch(handle, number);
+                try
+                {
+                    yield return new SharedRows(this, rows);
+                }
+                finally
+                {
+                    rows.Dispose();
+                }
+            }
         }
 
         internal void Close()

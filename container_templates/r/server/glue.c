@@ -122,7 +122,11 @@ static SEXP values_of(transship_column column, size_t rows, const char *kind) {
       }
     }
   }
-  if (beyond) Rf_setAttrib(values, Rf_install("beyond"), Rf_ScalarReal((double)beyond));
+  if (beyond) {
+    SEXP number = PROTECT(Rf_ScalarReal((double)beyond));
+    Rf_setAttrib(values, Rf_install("beyond"), number);
+    UNPROTECT(1);
+  }
   UNPROTECT(1);
   return values;
 }

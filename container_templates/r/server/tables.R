@@ -77,6 +77,7 @@ new_table <- function(pointer) {
     get = function(...) {
       parts <- list(...)
       if (length(parts) == 1 && length(key) > 1 && is.list(parts[[1]])) parts <- parts[[1]]
+      if (length(key) > 1 && !is.null(names(parts))) parts <- columns_of(parts)
       find(lapply(parts, list), FALSE, function(rows, found) {
         if (found$is_found) lapply(unclass(frame(rows, 1, told$names)), one)
       })

@@ -112,7 +112,9 @@ fn open_lane(inner: &mut Inner, i: usize) {
     let stream = {
         // SAFETY: the plan outlives the node.
         let oid = unsafe { (*call.expression).funcid };
-        let to_call = report::unwrap(call.function.call(inner.user, &call.tables));
+        let found = call.tables.is_none().then(|| call.function.find_tables(inner.user));
+        let tables = call.tables.as_ref().or(found.as_ref()).map_or(&[][..], Vec::as_slice);
+        let to_call = report::unwrap(call.function.call(inner.user, tables));
         Stream::open_with_cache(oid, to_call, call.function.cache_use())
     };
     inner.driver.open(i, stream);

@@ -69,6 +69,8 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             pg_sys::ExecSetTupleBound(bound, (*planstate).lefttree);
         }
         let is_stepwise = private.is_stepwise;
+        let statement = (*estate).es_plannedstmt;
+        let writes = (*statement).commandType != pg_sys::CmdType::CMD_SELECT || (*statement).hasModifyingCTE;
         for (number, (entry, condition)) in entries.into_iter().zip(conditions).enumerate() {
             let inputs = private.inputs_of(number);
             let is_awaited = |argument: usize| inputs.iter().any(|input: &Input| input.argument == argument);
@@ -117,7 +119,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
-            let tables = function.find_tables(catalog::current_user());
+            let tables = (!writes).then(|| function.find_tables(catalog::current_user()));
             calls.push(Call {
                 expression,
                 tables,

@@ -132,8 +132,9 @@ pub struct Part {
 pub struct Call {
     /// What is called.
     pub function: Rc<Function>,
-    /// The shared tables that its body names, for who began the scan.
-    pub tables: Vec<Named>,
+    /// The shared tables that its body names, for who began the scan. In a statement that writes they are found with the first row: triggers
+    /// that come before it may change what names lead to.
+    pub tables: Option<Vec<Named>>,
     /// The call in the plan.
     pub expression: *mut pg_sys::FuncExpr,
     /// When it is made, over the child's row; null for every row.

@@ -94,7 +94,7 @@ impl Demand {
     ) -> bool {
         let calls_count = match self {
             Demand::All { writes: false, .. } => return false,
-            // In a container they see no table.
+            // In a container they see no table that the statement writes.
             Demand::All { writes: true, .. } => None,
             _ => Some(watcher.counting_calls()),
         };

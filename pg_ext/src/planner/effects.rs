@@ -311,7 +311,7 @@ impl Watcher {
                     }
                     T_CoerceToDomain => self.of_type((*node.cast::<pg_sys::CoerceToDomain>()).resulttype, 0),
                     T_FuncExpr if self.ignores((*node.cast::<pg_sys::FuncExpr>()).funcid) => {
-                        self.of_result(node.cast()) | self.of_function((*node.cast::<pg_sys::FuncExpr>()).funcid)
+                        self.of_result(node.cast())
                     }
                     T_SubPlan => self.of_subplan((*node.cast::<pg_sys::SubPlan>()).plan_id),
                     T_Param => self.of_parameter(node.cast()),

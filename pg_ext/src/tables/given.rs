@@ -12,7 +12,7 @@ use std::sync::Arc;
 use arrow_schema::SchemaRef;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use pgrx::pg_sys;
+use pgrx::{PgSqlErrorCode, pg_sys};
 use shared_tables::segment::{Digest, SegmentWriter};
 use udf_client::tables::{MOST_FILES, SharedTable};
 use udf_types::{Error, Kind, Result};
@@ -24,11 +24,12 @@ use crate::pg::{catalog, text};
 /// Attempts to open a segment that others remove from memory meanwhile.
 const MOST_ATTEMPTS: usize = 10;
 
-/// What a name led to: a table that the user may read, locked until the transaction ends.
+/// What a name led to: a table, locked until the transaction ends, or nothing; and who wants to read it.
 #[derive(Debug, Clone)]
 pub(crate) struct Named {
     name: String,
     relation: pg_sys::Oid,
+    user: pg_sys::Oid,
 }
 
 /// Which rows a statement sees of a table.
@@ -40,8 +41,8 @@ pub(crate) struct TableVersion {
     segments: Vec<Digest>,
 }
 
-/// The tables that names lead to, as in a query of this session. Raises an error if there is no such table, or the user must not
-/// read it.
+/// The tables that names lead to, as in a query of this session. That one is missing, or the user must not read it, is an error once a
+/// call needs it, as there may be none.
 pub(crate) fn find(names: &[String], user: pg_sys::Oid) -> Vec<Named> {
     let find = |name: &String| {
         // A body has no zeros.
@@ -51,11 +52,10 @@ pub(crate) fn find(names: &[String], user: pg_sys::Oid) -> Vec<Named> {
         let relation = unsafe {
             let names = pg_sys::textToQualifiedNameList(pg_sys::cstring_to_text(text));
             let range = pg_sys::makeRangeVarFromNameList(names);
-            let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-            pg_sys::RangeVarGetRelidExtended(range, lock, 0, None, std::ptr::null_mut())
+            let (lock, or_nothing) = (pg_sys::AccessShareLock as pg_sys::LOCKMODE, pg_sys::RVROption::RVR_MISSING_OK);
+            pg_sys::RangeVarGetRelidExtended(range, lock, or_nothing, None, std::ptr::null_mut())
         };
-        catalog::check_relation_for(user, relation, pg_sys::ACL_SELECT);
-        Named { name: name.clone(), relation }
+        Named { name: name.clone(), relation, user }
     };
     names.iter().map(find).collect()
 }
@@ -114,11 +114,20 @@ fn check_count(found: &[(&Named, Table, Vec<Row>)]) -> Result<()> {
 }
 
 impl Named {
-    /// The table as it is now. Raises an error if it was dropped since.
+    /// The table as it is now. Raises an error if there is none, or it was dropped since, or the user must not read it.
     fn table(&self) -> Table {
         // SAFETY: the relation is open while it is read, and locked.
         unsafe {
-            let relation = pg_sys::relation_open(self.relation, pg_sys::AccessShareLock as i32);
+            let lock = pg_sys::AccessShareLock as i32;
+            let relation = match self.relation {
+                pg_sys::InvalidOid => std::ptr::null_mut(),
+                relation => pg_sys::try_relation_open(relation, lock),
+            };
+            if relation.is_null() {
+                let message = format!("shared table \"{}\" does not exist", self.name);
+                pgrx::ereport!(ERROR, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE, message);
+            }
+            catalog::check_relation_for(self.user, self.relation, pg_sys::ACL_SELECT);
             let table = Table::of(relation);
             pg_sys::relation_close(relation, pg_sys::NoLock as i32);
             table

@@ -1,12 +1,12 @@
 //! Segments in the host's memory, as this session has them mapped.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::unistd::Uid;
 use pgrx::pg_sys;
@@ -16,7 +16,7 @@ use udf_types::{Error, Kind, Result};
 
 use super::Table;
 use super::rows::{self, Row};
-use crate::{session, settings};
+use crate::{session, settings, single_call};
 
 /// A session that waits for its next transaction keeps no more bytes mapped: they would stay in memory after they were removed.
 const MOST_KEPT_BYTES: u64 = 64 << 20;
@@ -24,6 +24,8 @@ const MOST_KEPT_BYTES: u64 = 64 << 20;
 const INDEX_BYTES: u64 = 40;
 /// Between two looks for a segment that another session puts into memory.
 const PAUSE: Duration = Duration::from_millis(5);
+/// How long exchanges that have ended for this session may take to end.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// What a session has mapped: segments of earlier queries stay mapped for the next.
 #[derive(Default)]
@@ -105,10 +107,13 @@ fn bytes_of(row: &Row, table: &Table) -> u64 {
 /// An error if all segments of several tables do not fit into memory together.
 pub(super) fn check_room_together<'a>(mut tables: impl Iterator<Item = (&'a [Row], &'a Table)>) -> Result<()> {
     let room = store()?.capacity();
-    let mut needed: u64 = 0;
+    let (mut needed, mut seen) = (0_u64, HashSet::new());
     tables.try_for_each(|(segments, table)| {
         check_room(segments, table)?;
-        needed = segments.iter().fold(needed, |sum, row| sum.saturating_add(bytes_of(row, table)));
+        // Equal segments are one in memory.
+        for row in segments.iter().filter(|row| seen.insert(row.digest)) {
+            needed = needed.saturating_add(bytes_of(row, table));
+        }
         if needed <= room { Ok(()) } else { Err(no_room_together()) }
     })
 }
@@ -151,10 +156,19 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
     }
     let has_room = || MAPPED.with_borrow_mut(|mapped| mapped.has_room(bytes, store.capacity()));
     if !has_room() {
-        // Containers that this session does not call now keep what they were given.
-        session::forget_offers();
-        if !has_room() {
-            return Err(no_room_together());
+        // Kept for calls row by row, and by containers that this session does not call now. Their exchanges may just be ending.
+        single_call::forget_exchanges();
+        let deadline = Instant::now() + ENDING;
+        loop {
+            session::forget_offers();
+            if has_room() {
+                break;
+            }
+            if Instant::now() >= deadline {
+                return Err(no_room_together());
+            }
+            pgrx::check_for_interrupts!();
+            std::thread::sleep(PAUSE);
         }
     }
     // SAFETY: the caller says so.

@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 
+import transship
+
 
 def add_one(x: int) -> int:
     return x + 1
@@ -16,6 +18,11 @@ def add_one(x: int) -> int:
 def nap(x: int, ms: int) -> int:
     time.sleep(ms / 1000)
     return x + 1
+
+
+def look_up(x: int, ms: int) -> int:
+    time.sleep(ms / 1000)
+    return transship.table("faults_rows").get(x)["y"]
 
 
 def tell(x: int, ms: int) -> int:

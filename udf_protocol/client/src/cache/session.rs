@@ -63,6 +63,8 @@ struct State {
     /// Requests to keep results that are not answered yet.
     unanswered: usize,
     rests_until: Option<Instant>,
+    /// Whether it rests since the store was late, and not since it is missing or wrong.
+    was_late: bool,
     /// The last rest.
     rest: Duration,
     worths: HashMap<Namespace, Worth>,
@@ -88,13 +90,18 @@ impl Session {
         state.worths.insert(namespace, worth);
     }
 
-    /// Waits until the store is asked again, if that is so soon.
-    pub(super) fn wait_out_rest(&self, most: Duration) {
-        let left =
-            self.lock().rests_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
-        if left <= most {
-            std::thread::sleep(left);
+    /// Waits until a store that was late is asked again, if that is so soon; how long.
+    pub(super) fn wait_out_rest(&self, most: Duration) -> Duration {
+        let until = {
+            let state = self.lock();
+            state.rests_until.filter(|_| state.was_late)
+        };
+        let left = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()));
+        if left > most {
+            return Duration::ZERO;
         }
+        std::thread::sleep(left);
+        left
     }
 
     /// Asks the store on the way to a call; none if it does not answer in time, or nothing that can be read.
@@ -123,7 +130,9 @@ impl Session {
                 Some(response)
             }
             Err(failure) => {
-                state.begin_rest(if failure == Failure::Late { LATE_REST } else { FIRST_REST });
+                let is_late = failure == Failure::Late;
+                state.begin_rest(if is_late { LATE_REST } else { FIRST_REST });
+                state.was_late = is_late;
                 None
             }
         }
@@ -134,6 +143,7 @@ impl Session {
         let mut state = self.lock();
         state.look_ups = None;
         state.begin_rest(FIRST_REST);
+        state.was_late = false;
     }
 
     /// Hands results over, if the store takes them at once; `waits` says for how long its answer is waited for.

@@ -52,7 +52,13 @@ impl Worth {
 
     /// How long so many rows may be waited for at least: a small part of what their calls would take.
     pub(super) fn patience(&self, rows: usize) -> Duration {
-        Duration::from_micros((self.call_us * rows as f64 / LEAST_CALLS_PER_WAIT) as u64)
+        // What a few calls took says nothing of many.
+        let is_known = self.known_by >= Pace::FIRST_ROWS;
+        if is_known {
+            Duration::from_micros((self.call_us * rows as f64 / LEAST_CALLS_PER_WAIT) as u64)
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Notes that so many rows were looked up in that time.
