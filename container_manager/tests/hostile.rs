@@ -217,7 +217,7 @@ fn a_container_is_alone() {
         );
         // Of its own sockets, and of no other replica's.
         let names = stage.finds("found = sorted(os.listdir('/run/transship'))");
-        assert_eq!(names, "['flight.sock', 'http.sock']");
+        assert_eq!(names, "['flight.sock', 'http.sock', 'tables.sock']");
     }
 }
 
