@@ -34,6 +34,15 @@ begin() {
   beside[$name]=$!
 }
 
+# accompany NAME COMMAND...: the same for what mostly waits, and fails if it has to wait for a processor as well.
+accompany() {
+  local name=$1
+  shift
+  mkdir -p "$ROOT/target/beside"
+  setsid "$@" > "$ROOT/target/beside/$name.log" 2>&1 < /dev/null &
+  beside[$name]=$!
+}
+
 # hurry SESSION: gives what others wait for all processors, and its turn among the first.
 hurry() {
   local pid
@@ -102,6 +111,7 @@ export RUNTIME=docker
 run "$ROOT/tests/installcheck.sh"
 # What valgrind sees is the extension's own process: it has run it above, and runs the packaged one below.
 run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests -k "not valgrind"
+accompany judge "$ROOT/tests/conformance_faults.sh"
 run "$ROOT/tests/conformance.sh"
 run "$ROOT/tests/batches.sh"
 run "$ROOT/tests/templates.sh"
@@ -109,18 +119,17 @@ run "$ROOT/tests/versions.sh"
 run "$ROOT/tests/deploy.sh"
 run "$ROOT/tests/spark.sh"
 run "$ROOT/tests/registry.sh"
+finish judge
 say "Testing the packaged extension, which is linked otherwise"
 EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 run "$ROOT/tests/differential.sh" 500
 finish form
-begin judge "$ROOT/tests/conformance_faults.sh"
 say "Testing the protocol, the manager and the extensions"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
 say "Running the simulation"
 run cargo test --quiet --package simulation
 # Only root can start the daemon that this needs.
 [ "$(id -u)" != 0 ] || run "$ROOT/tests/userns.sh"
-finish judge
 run "$ROOT/tests/faults.sh" --short
 say "Running the demo on Docker"
 run "$ROOT/scripts/demo.sh"
