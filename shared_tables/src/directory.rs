@@ -253,10 +253,10 @@ pub(crate) fn map(file: &File) -> io::Result<Buffer> {
     if file.metadata()?.len() == 0 {
         return Ok(Buffer::from_vec(Vec::<u8>::new()));
     }
+    // Private, because before Linux 6.7 there are no shared maps of files that are sealed. Both lie in the memory of the file.
     // SAFETY: the file has its memory since `allocate`, and nobody writes to it or shortens it while the map is there: store.rs
     // maps files only once they are written, and they lie in a directory that only this user can look into. Whoever calls
     // `Segment::from_files` vouches for the same.
-    // Private, because before Linux 6.7 there are no shared maps of files that are sealed. Both lie in the memory of the file.
     let map = unsafe { MmapOptions::new().map_copy_read_only(file)? };
     Ok(Bytes::from_owner(map).into())
 }

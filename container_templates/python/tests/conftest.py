@@ -7,7 +7,9 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from transship_server import flight, function, rest  # noqa: E402
+import transship  # noqa: E402
+from segments import Offer  # noqa: E402
+from transship_server import flight, function, offers, rest  # noqa: E402
 
 HANDLER = '''
 import time
@@ -166,3 +168,37 @@ def http_address(functions, segment_dir):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address
     server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tables_path(tmp_path_factory):
+    assert os.path.exists(offers._LIBRARY), "make build makes it"
+    path = f"{tmp_path_factory.mktemp('tables')}/tables.sock"
+    offers.listen(path)
+    return path
+
+
+@pytest.fixture
+def offer(tables_path):
+    """Makes offers, which end with the test."""
+    made = []
+
+    def make(tables, key=("key",)):
+        made.append(Offer(tables_path, tables, list(key)))
+        assert made[-1].answer == {}
+        return made[-1].name
+
+    yield make
+    for one in made:
+        one.connection.close()
+
+
+@pytest.fixture
+def opened(offer):
+    """Opens a table as a call does."""
+
+    def open_table(table, key=("key",)):
+        with offers.named(offer({"it": table}, key)):
+            return transship.table("it")
+
+    return open_table

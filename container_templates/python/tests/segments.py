@@ -170,3 +170,8 @@ def _secret(place):
 
 def _rotated(word, bits):
     return (word << bits | word >> 64 - bits) & _WORD
+
+
+def numbers(prefix, count=10):
+    names = pa.array([f"{prefix}{key}" for key in range(count)], pa.string())
+    return pa.table({"key": pa.array(range(count), pa.int64()), "name": names})

@@ -92,6 +92,7 @@ pub(crate) fn open(tables: &[Named]) -> Result<Vec<SharedTable>> {
                     (named, table, rows)
                 })
                 .collect();
+            memory::forget_removed();
             memory::check_room_together(found.iter().map(|(_, table, rows)| (rows.as_slice(), table)))?;
             check_count(&found)?;
             found.iter().map(|(named, table, rows)| given(named, table, rows, snapshot)).collect()
@@ -146,7 +147,6 @@ unsafe fn given(named: &Named, table: &Table, rows: &[Row], snapshot: pg_sys::Sn
         pgrx::check_for_interrupts!();
         let mut attempts = 0;
         loop {
-            memory::forget_removed();
             // SAFETY: the caller says so.
             let segment = unsafe { memory::open(row, table, snapshot)? };
             table.check(&segment)?;
@@ -160,6 +160,7 @@ unsafe fn given(named: &Named, table: &Table, rows: &[Row], snapshot: pg_sys::Sn
                 let message = format!("shared table \"{}\" is removed from memory again and again", table.name);
                 return Err(Error::new(Kind::OutOfMemory, message).with_hint(memory::ROOM_HINT));
             }
+            memory::forget_removed();
         }
     }
     SharedTable::new(named.name.as_str(), files, Arc::new(kept))

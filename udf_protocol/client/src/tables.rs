@@ -20,8 +20,6 @@ use crate::names::random_name;
 use crate::transport::credentials::Credentials;
 use crate::transport::unix;
 
-/// Most tables of one call.
-pub const MOST_TABLES: usize = 64;
 /// Most files of one table.
 pub const MOST_FILES: usize = 240;
 /// Longest answer to an offer, in bytes.
@@ -65,11 +63,6 @@ impl SharedTable {
             Error::new(Kind::Unreachable, message)
         })?;
         Ok(SharedTable(Arc::new(Inner { name, segments, numbers, _keeper: keeper })))
-    }
-
-    /// Its name.
-    pub fn name(&self) -> &str {
-        &self.0.name
     }
 
     /// Whether a file of it has no name any more: its memory is free once nobody has it open.
