@@ -402,6 +402,31 @@ fn what_the_engine_abandons_is_in_flight() {
 }
 
 #[test]
+fn dear_calls_wait_for_results_that_come_late() {
+    let stage = Stage::new();
+    let asked = AtomicUsize::new(0);
+    stage.store(move |held, request| match request {
+        Request::LookUp { .. } => {
+            if asked.fetch_add(1, SeqCst) > 0 {
+                std::thread::sleep(Duration::from_millis(500));
+            }
+            let answer = Response::from_bytes(&honest(held, request)?)?;
+            let Response::Found { generation, results, .. } = answer else { return None };
+            // 400 ms per row, of which a tenth may be waited for.
+            let cost = CallCost { ns: 400_000_000, known_by: 10_000 };
+            Some(Response::Found { generation, cost, results }.to_bytes())
+        }
+        request => honest(held, request),
+    });
+    let usage = CacheUse { timeout: Duration::from_millis(200), ..stage.usage() };
+    let values: Vec<_> = (1..=20).map(Some).collect();
+    for (cached, called) in [(0, vec![values.clone()]), (20, vec![])] {
+        let (replies, found) = stage.ask_with(usage.clone(), &[&values]);
+        assert_eq!((replies[0].as_ref().unwrap().cached, found), (cached, called));
+    }
+}
+
+#[test]
 fn calls_that_are_known_to_take_long_are_sent_in_parts() {
     let stage = Stage::new();
     stage.store(|held, request| match request {
