@@ -125,7 +125,7 @@ EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssq
 run "$ROOT/tests/differential.sh" 500
 finish form
 say "Testing the protocol, the manager and the extensions"
-TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet "${crates[@]}"
+TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet --no-fail-fast "${crates[@]}"
 say "Running the simulation"
 run cargo test --quiet --package simulation
 # Only root can start the daemon that this needs.
