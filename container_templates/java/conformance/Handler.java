@@ -18,6 +18,7 @@ import org.apache.arrow.vector.util.TransferPair;
 import transship.Encoded;
 import transship.Interval;
 import transship.Range;
+import transship.SharedTable;
 
 /** The functions of the conformance suite, as docs/conformance.md describes them. */
 final class Handler {
@@ -151,6 +152,10 @@ final class Handler {
     static long[] failInBatch(long[] x) {
         if (LongStream.of(x).anyMatch(value -> value == 13)) throw new IllegalArgumentException("13 is bad");
         return x;
+    }
+
+    static String[] tableLookup(Long[] keys) {
+        return SharedTable.open("numbers").lookup(keys).column("name", String[].class);
     }
 
     /** Returns its argument, with each distinct text once. */

@@ -9,7 +9,7 @@ import io.netty.channel.ChannelFutureListener;
 import io.netty.channel.ChannelHandlerContext;
 import io.netty.channel.ChannelInitializer;
 import io.netty.channel.ChannelOption;
-import io.netty.channel.EventLoopGroup;
+import io.netty.channel.IoEventLoopGroup;
 import io.netty.channel.MultiThreadIoEventLoopGroup;
 import io.netty.channel.ServerChannel;
 import io.netty.channel.SimpleChannelInboundHandler;
@@ -85,7 +85,7 @@ final class HttpServer {
     }
 
     private final Answering answering;
-    private final EventLoopGroup loop = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
+    private final IoEventLoopGroup loop = new MultiThreadIoEventLoopGroup(1, EpollIoHandler.newFactory());
     private final List<Channel> listeners = new ArrayList<>();
     private final AtomicInteger running = new AtomicInteger();
     private final AtomicInteger open = new AtomicInteger();
@@ -120,6 +120,11 @@ final class HttpServer {
                 }
             });
         listeners.add(bootstrap.bind(address).sync().channel());
+    }
+
+    /** What watches the sockets of all connections. */
+    IoEventLoopGroup loop() {
+        return loop;
     }
 
     /** Whether a request is being answered. */

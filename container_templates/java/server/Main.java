@@ -6,6 +6,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.grpc.netty.NettyServerBuilder;
 import io.netty.channel.unix.DomainSocketAddress;
 import java.io.File;
+import java.io.IOException;
 import java.io.PrintStream;
 import java.net.InetSocketAddress;
 import java.nio.file.Files;
@@ -69,7 +70,9 @@ public final class Main {
         functions.keySet().forEach(greeting.putArray("functions")::add);
         greeting.putArray("transports").add("flight").add("json").add("socket");
         if (Segments.areShared()) ((ArrayNode) greeting.get("transports")).add("shm");
-        greeting.put("keep_alive", true).put("constants", true).put("row_errors", true);
+        String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
+        boolean takesTables = folder != null && Offers.canTake();
+        greeting.put("keep_alive", true).put("constants", true).put("row_errors", true).put("tables", takesTables);
         BufferAllocator allocator = new RootAllocator();
         Producer producer = new Producer(functions, allocator, greeting);
         List<FlightServer> flights = new ArrayList<>();
@@ -80,12 +83,16 @@ public final class Main {
         Consumer<NettyServerBuilder> settings =
             builder -> builder.executor(callbacks).maxConcurrentCallsPerConnection(MOST_STREAMS).keepAliveTime(KEEP_ALIVE_MIN, TimeUnit.MINUTES);
 
-        String folder = System.getenv("TRANSSHIP_SOCKET_DIR");
         String httpPort = System.getenv("TRANSSHIP_HTTP_PORT");
         String flightPort = System.getenv("TRANSSHIP_FLIGHT_PORT");
         List<Location> locations = new ArrayList<>();
         if (folder != null) {
-            for (String name : List.of("http.sock", "flight.sock")) Files.deleteIfExists(Path.of(folder, name));
+            for (String name : List.of("http.sock", "flight.sock", "tables.sock")) Files.deleteIfExists(Path.of(folder, name));
+            // Before anybody is told that it is there.
+            if (takesTables) {
+                Offers.listen(folder + "/tables.sock", rest.loop());
+                openToAll(folder, "tables.sock");
+            }
             locations.add(Location.forGrpcDomainSocket(folder + "/flight.sock"));
             rest.listen(new DomainSocketAddress(folder + "/http.sock"));
         }
@@ -100,10 +107,8 @@ public final class Main {
                 .maxInboundMessageSize(1 << 30).build().start());
         }
         if (folder != null) {
-            // The engine that connects is another user than this one; the directory around the socket decides who gets here.
-            for (String name : List.of("http.sock", "flight.sock")) {
-                Files.setPosixFilePermissions(Path.of(folder, name), PosixFilePermissions.fromString("rwxrwxrwx"));
-            }
+            openToAll(folder, "http.sock");
+            openToAll(folder, "flight.sock");
         }
         System.err.println("transship: ready, " + functions.size() + " functions");
 
@@ -122,5 +127,10 @@ public final class Main {
             stopped.countDown();
         }));
         stopped.await();
+    }
+
+    /** The engine that connects is another user than this one; the directory around the socket decides who gets here. */
+    private static void openToAll(String folder, String socket) throws IOException {
+        Files.setPosixFilePermissions(Path.of(folder, socket), PosixFilePermissions.fromString("rwxrwxrwx"));
     }
 }

@@ -12,6 +12,7 @@ import org.apache.arrow.flight.Action;
 import org.apache.arrow.flight.ActionType;
 import org.apache.arrow.flight.CallStatus;
 import org.apache.arrow.flight.Criteria;
+import org.apache.arrow.flight.FlightConstants;
 import org.apache.arrow.flight.FlightDescriptor;
 import org.apache.arrow.flight.FlightInfo;
 import org.apache.arrow.flight.FlightStream;
@@ -90,13 +91,8 @@ final class Producer extends NoOpFlightProducer {
 
     @Override
     public void doExchange(CallContext context, FlightStream reader, ServerStreamListener writer) {
-        try {
-            String name = nameOf(reader.getDescriptor());
-            UserFunction function = functions.get(name);
-            // The schema comes with the descriptor, or next.
-            if (function == null) refuse(CallError.unknownFunction(name), reader, writer);
-            else if (function.kind.equals("map")) new MapExchange(function, context, reader, writer, allocator).run();
-            else answer(function, context, reader, writer);
+        try (CallTables tables = CallTables.of(context.getMiddleware(FlightConstants.HEADER_KEY).headers().get(CallTables.FIELD))) {
+            exchange(context, reader, writer, tables);
             writer.completed();
         } catch (UserFunction.Cancelled cancelled) {
             writer.error(CallStatus.CANCELLED.toRuntimeException());
@@ -108,6 +104,21 @@ final class Producer extends NoOpFlightProducer {
             // Otherwise the client would wait for an end that never comes.
             writer.error(CallStatus.INTERNAL.withDescription(cause.toString()).withCause(cause).toRuntimeException());
         }
+    }
+
+    private void exchange(CallContext context, FlightStream reader, ServerStreamListener writer, CallTables tables) throws Exception {
+        String name = nameOf(reader.getDescriptor());
+        UserFunction function = functions.get(name);
+        // The schema comes with the descriptor, or next.
+        try {
+            if (function == null) throw CallError.unknownFunction(name);
+            if (tables != null) tables.check();
+        } catch (CallError error) {
+            refuse(error, reader, writer);
+            return;
+        }
+        if (function.kind.equals("map")) new MapExchange(function, context, reader, writer, allocator).run();
+        else answer(function, context, reader, writer);
     }
 
     /** Ends an exchange with an error: at its first batch, or without one. */

@@ -109,7 +109,10 @@ final class Rest implements HttpServer.Answering {
         if (method.equals("GET")) return success(describe(function));
         if (function.kind.equals("map")) throw CallError.violation(name + " is a map function, which has a form in Flight only");
         boolean isColumns = ColumnsRequest.CONTENT_TYPE.equals(request.headers().get(HttpHeaderNames.CONTENT_TYPE));
-        return isColumns ? callColumns(function, request.content(), connection) : callJson(function, request.content(), connection);
+        try (CallTables tables = CallTables.of(request.headers().get(CallTables.FIELD))) {
+            if (tables != null) tables.check();
+            return isColumns ? callColumns(function, request.content(), connection) : callJson(function, request.content(), connection);
+        }
     }
 
     private static JsonNode describe(UserFunction function) {

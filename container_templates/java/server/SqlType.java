@@ -44,6 +44,12 @@ record SqlType(String type, String text, SqlType element, List<Column> attribute
         return new SqlType(node.get("type").asText(), node.get("text").asText(), element, attributes);
     }
 
+    /** A type of a shared table's column, which has no composite types and no ranges. */
+    static SqlType ofColumn(String text) {
+        if (!text.endsWith("[]")) return new SqlType(text, text, null, null);
+        return new SqlType("array", text, ofColumn(text.substring(0, text.length() - 2)), null);
+    }
+
     /** The attributes of a composite type, and the parts of a range. */
     List<Column> parts() {
         if (!type.equals("range")) return attributes;

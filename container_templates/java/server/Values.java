@@ -204,7 +204,7 @@ final class Values {
         }
     }
 
-    private static byte[] utf8(String text) {
+    static byte[] utf8(String text) {
         try {
             ByteBuffer bytes = StandardCharsets.UTF_8.newEncoder().encode(CharBuffer.wrap(text));
             byte[] copy = new byte[bytes.remaining()];
