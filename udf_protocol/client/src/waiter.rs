@@ -27,7 +27,8 @@ impl Waiter {
         let look =
             || match receiver.try_recv() {
                 Ok(item) => Ok(Some(item)),
-                Err(mpsc::TryRecvError::Empty) => Ok(None),
+                // A task that is sent while the thread's end of the queue is dropped may stay in it, with its end of this one.
+                Err(mpsc::TryRecvError::Empty) => self.failure.get().map_or(Ok(None), |failure| Err(failure.clone())),
                 Err(mpsc::TryRecvError::Disconnected) => Err(self.failure.get().cloned().unwrap_or_else(|| {
                     Error::new(Kind::Unreachable, "the client of container functions stopped working")
                 })),
@@ -37,5 +38,20 @@ impl Waiter {
             left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),
         };
         self.doorbell.wait_for(look, wait)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::PlainHost;
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_could_not_start() {
+        let waiter = Waiter { doorbell: Arc::new(Doorbell::new().unwrap()), failure: Arc::default() };
+        let (_sender, receiver) = mpsc::channel::<()>();
+        waiter.failure.set(Error::new(Kind::Unreachable, "no thread")).unwrap();
+        let found = waiter.wait_for(&PlainHost, &receiver, Instant::now() + Duration::from_secs(60));
+        assert_eq!(found.unwrap_err().message(), "no thread");
     }
 }
