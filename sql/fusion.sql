@@ -328,5 +328,15 @@ CREATE FUNCTION fuse_echo_int4s(x int4[]) RETURNS int4[] LANGUAGE container IMMU
 CREATE TABLE fuse_v_int4s AS SELECT v::int4[] FROM (VALUES ('{1,NULL,3}'::int4[]), ('{}'), (NULL)) s (v);
 SELECT 'int4[]' AS type, * FROM fused($$SELECT v, fuse_int4s(fuse_echo_int4s(v)), fuse_int4s(fuse_int4s(fuse_echo_int4s(v))) FROM fuse_v_int4s$$);
 SELECT count(*) FROM fuse_v_int4s WHERE fuse_int4s(fuse_echo_int4s(v))::text IS DISTINCT FROM v::text;
+-- A call whose arguments are the same call twice, and so on: each is made once, and the plan stays small.
+CREATE FUNCTION fuse_add(a bigint, b bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT AS E'image = "regress:1.0"\nfunction = "add"';
+CREATE FUNCTION fuse_doubled(levels int) RETURNS TABLE (x bigint, v bigint) LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN QUERY EXECUTE 'SELECT n.x, l' || levels || '.v FROM (SELECT x FROM numbers WHERE x <= 3) n CROSS JOIN LATERAL fuse_add(n.x, n.x) AS l1 (v) '
+    || (SELECT string_agg(format('CROSS JOIN LATERAL fuse_add(l%s.v, l%1$s.v) AS l%s (v)', i - 1, i), ' ') FROM generate_series(2, levels) i);
+END
+$$;
+SELECT * FROM fuse_doubled(30);
+DROP FUNCTION fuse_doubled, fuse_add;
 RESET datestyle;
 RESET timezone;

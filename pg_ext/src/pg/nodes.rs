@@ -184,6 +184,33 @@ pub unsafe fn is_deep(expression: *mut pg_sys::Node) -> bool {
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| visit_levels(expression, (&raw mut levels_left).cast())) }
 }
 
+/// How many nodes an expression has; `most` if it has more.
+///
+/// # Safety
+/// `expression` is null or a valid expression tree.
+pub unsafe fn count(expression: *mut pg_sys::Node, most: i32) -> i32 {
+    let mut left = most;
+    // SAFETY: as in `is_deep`.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| visit_counted(expression, (&raw mut left).cast())) };
+    most - left
+}
+
+/// Counts a node and those below it; true where enough were counted. As `visit_levels`.
+unsafe extern "C-unwind" fn visit_counted(node: *mut pg_sys::Node, left: *mut c_void) -> bool {
+    if node.is_null() {
+        return false;
+    }
+    // SAFETY: as in `visit_levels`.
+    unsafe {
+        let count = left.cast::<i32>();
+        if *count <= 0 {
+            return true;
+        }
+        *count -= 1;
+        raw::expression_tree_walker(node, visit_counted, left)
+    }
+}
+
 /// Goes down one level; true where none is left. PostgreSQL calls it without pgrx's guard, so that a level takes little stack: it
 /// owns nothing and does not panic.
 unsafe extern "C-unwind" fn visit_levels(node: *mut pg_sys::Node, levels_left: *mut c_void) -> bool {

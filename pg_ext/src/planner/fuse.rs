@@ -26,6 +26,9 @@ use crate::function;
 use crate::pg::text::is_utf8;
 use crate::pg::{list, nodes};
 
+/// Nodes of a call with the calls inside it, at most.
+const MOST_NODES: i32 = 500;
+
 /// Fuses what can be in a plan tree.
 ///
 /// # Safety
@@ -95,6 +98,8 @@ impl Fused {
             if has_results(&expressions) {
                 return None;
             }
+            let size_of_call =
+                |call: usize| nodes::count((*inner_entries[below.child_columns + call]).expr.cast(), MOST_NODES);
             let mut inputs = below.inputs;
             inputs.resize(inner_calls, Vec::new());
             let mut takes_results = false;
@@ -120,6 +125,11 @@ impl Fused {
                     return None;
                 }
                 takes_results |= !found.is_empty();
+                // The inner calls are copied into the outer ones, as often as they stand there, and so on upwards.
+                let copied: i32 = found.iter().map(|input| size_of_call(input.call)).sum();
+                if nodes::count((*call).cast(), MOST_NODES) + copied >= MOST_NODES {
+                    return None;
+                }
                 found.extend(own.iter().map(|input| Input { call: inner_calls + input.call, ..*input }));
                 inputs.push(found);
             }
@@ -141,6 +151,9 @@ impl Fused {
             let mut entries = inner_entries.clone();
             for call in &calls {
                 let call = nodes::replace(call.cast(), &mut over_child);
+                if nodes::is_deep(call) {
+                    return None;
+                }
                 entries.push(entry_of(call.cast(), entries.len()));
             }
             let inner_expressions = list::elements::<pg_sys::Node>((*inner).custom_exprs);

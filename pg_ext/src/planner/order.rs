@@ -4,6 +4,8 @@
 //! that would show stay where they are. Between rows, it reads some ahead: where that would show to what is evaluated for the
 //! rows before, inside the node or around it, each batch has one row.
 
+use std::collections::HashMap;
+
 use pgrx::pg_sys;
 
 use super::demand::{expressions, takes_all_first};
@@ -12,6 +14,7 @@ use super::find_calls::FoundCall;
 use super::lift_calls::Lifter;
 use super::plans::{children, is_batch_scan};
 use crate::batch_scan::Private;
+use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{list, nodes};
 
 impl Lifter {
@@ -70,12 +73,33 @@ impl Lifter {
             let subplans = list::elements::<pg_sys::Plan>(self.subplans);
             let own: Vec<_> = subplans.iter().map(|plan| self.of_nodes(*plan)).collect();
             let main = self.of_nodes((*statement).planTree);
-            self.keep_order((*statement).planTree, Effects::NONE);
+            let known = &mut Known { context: OwnedContext::new(pg_sys::CurrentMemoryContext), plans: HashMap::new() };
+            self.keep_order((*statement).planTree, Effects::NONE, known);
             for (i, subplan) in subplans.iter().enumerate() {
                 // Any other plan of the statement may be the one that asks for its rows.
                 let others = own.iter().enumerate().filter(|(j, _)| *j != i);
-                self.keep_order(*subplan, others.fold(main, |found, (_, other)| found | *other));
+                self.keep_order(*subplan, others.fold(main, |found, (_, other)| found | *other), known);
             }
+            known.context.reset();
+        }
+    }
+
+    /// What a plan does, with all below it, which does not change any more.
+    unsafe fn of_plan(&self, plan: *mut pg_sys::Plan, known: &mut Known) -> Effects {
+        if plan.is_null() {
+            return Effects::NONE;
+        }
+        if let Some(found) = known.plans.get(&plan) {
+            return *found;
+        }
+        pgrx::check_for_interrupts!();
+        // SAFETY: the caller passes a valid plan. What the look at it leaves in memory is of no use to anybody.
+        unsafe {
+            let own = within(known.context.as_ptr(), || self.watcher.of_node(plan));
+            known.context.reset();
+            let found = children(plan).into_iter().fold(own, |found, child| found | self.of_plan(*child, known));
+            known.plans.insert(plan, found);
+            found
         }
     }
 
@@ -95,7 +119,7 @@ impl Lifter {
     }
 
     /// `around` is what may be done between two rows of the plan.
-    unsafe fn keep_order(&self, plan: *mut pg_sys::Plan, around: Effects) {
+    unsafe fn keep_order(&self, plan: *mut pg_sys::Plan, around: Effects, known: &mut Known) {
         if plan.is_null() {
             return;
         }
@@ -104,7 +128,7 @@ impl Lifter {
             if is_batch_scan(plan) {
                 let scan = plan.cast::<pg_sys::CustomScan>();
                 let made = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
-                let ahead = self.watcher.of_plan((*plan).lefttree) | self.watcher.of_expressions(&made);
+                let ahead = self.of_plan((*plan).lefttree, known) | self.watcher.of_expressions(&made);
                 let rest = [(*plan).targetlist.cast(), (*plan).qual.cast()];
                 if ahead.are_ordered(around | self.watcher.of_expressions(&rest)) {
                     let private = Private::from_plan(scan);
@@ -114,12 +138,24 @@ impl Lifter {
             let own = self.watcher.of_node(plan);
             // What stands above such a node begins when its child has no more rows.
             let around = if takes_all_first(plan) { own } else { around | own };
-            let below = children(plan);
-            for child in &below {
-                let others = below.iter().filter(|other| *other != child);
-                let beside = others.fold(Effects::NONE, |found, other| found | self.watcher.of_plan(**other));
-                self.keep_order(**child, around | beside);
+            let below: Vec<_> = children(plan).into_iter().map(|child| *child).collect();
+            let effects: Vec<_> = below.iter().map(|child| self.of_plan(*child, known)).collect();
+            // Of the others: those before it, and those behind it. An Append may have thousands.
+            let mut behind = vec![Effects::NONE; below.len()];
+            for i in (1..below.len()).rev() {
+                behind[i - 1] = behind[i] | effects[i];
+            }
+            let mut before = Effects::NONE;
+            for (i, child) in below.into_iter().enumerate() {
+                self.keep_order(child, around | before | behind[i], known);
+                before |= effects[i];
             }
         }
     }
+}
+
+/// What plans are known to do, and memory for finding out.
+struct Known {
+    context: OwnedContext,
+    plans: HashMap<*mut pg_sys::Plan, Effects>,
 }
