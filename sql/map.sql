@@ -31,6 +31,22 @@ SELECT code, message FROM failure($$SELECT * FROM transship.map('running_total',
 SELECT code, message, hint FROM failure($$SELECT * FROM transship.map('add_one', 'SELECT x FROM numbers') AS t (x bigint)$$);
 SELECT code, message, hint FROM failure($$SELECT running_total(1)$$);
 SELECT code, message, hint FROM failure($$SET LOCAL transship.transport = json; SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint)$$);
+-- Among a query's results it could be of other columns each time.
+SELECT code, message, hint FROM failure($$SELECT transship.map(f, q) FROM (VALUES ('running_total'::regproc, 'SELECT x FROM numbers'), ('largest', 'SELECT x, t FROM numbers')) v (f, q)$$);
+-- What a domain's constraint calls cannot close the query whose rows are being read.
+CREATE FUNCTION closes(v bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE 'CLOSE ALL';
+  RETURN true;
+END
+$$;
+CREATE DOMAIN closing AS bigint CHECK (closes(VALUE));
+CREATE FUNCTION closing_total(x bigint) RETURNS TABLE (x bigint, total closing) LANGUAGE container AS E'image = "regress:1.0"\nkind = "map"\nfunction = "running_total"';
+SELECT code FROM failure($$SELECT * FROM transship.map('closing_total', 'SELECT x FROM numbers') AS t (x bigint, total closing)$$);
+SELECT count(*) FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint);
+DROP FUNCTION closing_total;
+DROP DOMAIN closing;
+DROP FUNCTION closes;
 CREATE ROLE mapper;
 GRANT SELECT ON numbers TO mapper;
 GRANT USAGE ON SCHEMA transship TO mapper;

@@ -54,6 +54,8 @@ SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared
 SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', 'N12', 1) AS p (tailnum text, year int, seats int, weight float8, made date)$$);
 SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared_planes', VARIADIC ARRAY['N12']) AS p (tailnum text, year int, seats int, weight float8, made date)$$);
 SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('planes', 'N12') AS p (tailnum text)$$);
+-- Among a query's results it could be of other columns each time.
+SELECT code, message, hint FROM failure($$SELECT transship.lookup('shared_planes', tailnum) FROM planes$$);
 -- Keys that are not unique, of several columns, and NULL.
 SELECT transship.share('"Odd Table"', $$SELECT i % 10 AS a, CASE WHEN i % 5 > 0 THEN 'k''' || i % 3 END AS "b, c", i AS "V" FROM generate_series(1, 1000) i$$, key => '"b, c", a');
 SELECT count(*), sum("V") FROM "Odd Table" WHERE a = 7 AND "b, c" = 'k''1';

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use udf_client::cache::channel::Channel;
 use udf_client::cache::message::{CallCost, Request, Response, Results};
 use udf_client::cache::socket_beside;
+use udf_client::channel::Channel;
 
 /// A store, and its socket.
 struct Store {
@@ -46,7 +46,7 @@ impl Drop for Store {
 
 fn command(parent: u32, listener: OwnedFd) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
-    command.args(["cache-store", "16777216", &parent.to_string()]).stdin(listener).stdout(Stdio::null());
+    command.args(["cache-store", &parent.to_string(), "16777216"]).stdin(listener).stdout(Stdio::null());
     command
 }
 

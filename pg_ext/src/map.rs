@@ -81,8 +81,11 @@ unsafe fn check_columns(fcinfo: pg_sys::FunctionCallInfo, function: &Function) {
     // SAFETY: the caller passes a valid fcinfo; PostgreSQL fills in the descriptor where it knows the columns.
     unsafe {
         let info = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        // Among a query's results, each call may be of other columns, which PostgreSQL would read as those of the first.
         if info.is_null() || (*info).expectedDesc.is_null() {
-            return;
+            let message = "transship.map can only stand in FROM";
+            let hint = "Write FROM transship.map(...) AS t (column definitions).";
+            report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_hint(hint), None);
         }
         let columns = |descriptor| -> Vec<(pg_sys::Oid, String)> {
             let descriptor = PgTupleDesc::from_pg_copy(descriptor);

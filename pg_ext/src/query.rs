@@ -54,6 +54,8 @@ impl Query {
             }
             let nothing = std::ptr::null_mut();
             let portal = pg_sys::SPI_cursor_open(std::ptr::null(), plan, nothing, std::ptr::null(), false);
+            // What values of domains have called, between two fetches, could close every cursor. An error unpins it.
+            pg_sys::PinPortal(portal);
             let descriptor = PgTupleDesc::from_pg_copy((*portal).tupDesc);
             let columns = descriptor.iter().map(|column| QueryColumn {
                 name: text::from_c(column.attname.data.as_ptr()),
@@ -128,6 +130,7 @@ impl Query {
     pub fn close(self) {
         // SAFETY: the portal is open, and SPI connected.
         unsafe {
+            pg_sys::UnpinPortal(self.portal);
             pg_sys::SPI_cursor_close(self.portal);
             pg_sys::SPI_finish();
         }

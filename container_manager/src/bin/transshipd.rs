@@ -10,9 +10,10 @@ use std::time::Duration;
 use clap::Parser;
 use container_manager::adoption::adopt;
 use container_manager::advice::advised;
-use container_manager::cache::process::{COMMAND, StoreProcess, run_store};
+use container_manager::cache::process::{self, StoreProcess, run_store};
 use container_manager::catalogue::Catalogue;
 use container_manager::config::Config;
+use container_manager::file_decoder::{self, FileDecoder, run_decoder};
 use container_manager::flags::DaemonFlags;
 use container_manager::images::Images;
 use container_manager::make_dir::make_closed_dir;
@@ -21,6 +22,8 @@ use container_manager::{api, folders, log, monitoring, runtime, traces};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use tokio::signal::unix::{SignalKind, signal};
+use udf_client::channel::path_beside;
+use udf_client::file_rows::SUFFIX;
 use udf_types::{Error, Kind, Result};
 
 /// Longest wait for unfinished work at the end.
@@ -28,11 +31,17 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() == Some(COMMAND) {
-        let Err(cause) = run_store(arguments) else { return ExitCode::SUCCESS };
-        log::error("store_failed").write(format_args!("the store of cached results failed: {cause}"));
-        return ExitCode::FAILURE;
-    }
+    let (ended, what) = match arguments.next().as_deref() {
+        Some(process::COMMAND) => (run_store(arguments), "the store of cached results"),
+        Some(file_decoder::COMMAND) => (run_decoder(arguments), "a decoder of files"),
+        _ => return run_manager(),
+    };
+    let Err(cause) = ended else { return ExitCode::SUCCESS };
+    log::error("helper_failed").write(format_args!("{what} failed: {cause}"));
+    ExitCode::FAILURE
+}
+
+fn run_manager() -> ExitCode {
     let flags = DaemonFlags::parse();
     log::set_format(flags.log_format);
     match run(flags) {
@@ -97,6 +106,10 @@ async fn serve(config: Config) -> Result<()> {
     let listener = api::bind(&config.host.paths.socket)?;
     let socket = config.host.paths.socket.clone();
     let store = start_store(&config);
+    let decoder = FileDecoder::start(path_beside(&socket, SUFFIX), config.allowed_uids.clone());
+    let decoder = decoder.inspect_err(|error| {
+        log::warning("no_files").write(format_args!("no files are decoded: {}", advised(error.clone())));
+    });
     let (config, catalogue) = (Arc::new(config), Arc::new(Catalogue::default()));
     let pool = Pool::new(config.clone(), engine.containers, catalogue.clone())?;
     let images = Images::new(config.clone(), engine.images, catalogue, pool.clone());
@@ -124,7 +137,7 @@ async fn serve(config: Config) -> Result<()> {
         _ = interrupt.recv() => {}
     }
     let _ = fs::remove_file(&socket);
-    drop(store);
+    drop((store, decoder));
     images.shut_down();
     images.settle().await;
     pool.shut_down().await;

@@ -1,34 +1,26 @@
-//! The store's process: the manager's own program once more, which then gives up everything but the socket that it was given. It is
-//! started when a client first knocks: where no function has its results kept, there is none.
+//! The store's process, which has nothing but the socket on which it listens. It is started when a client first knocks: where no function
+//! has its results kept, there is none.
 
 use std::collections::HashSet;
-use std::fs::{self, Permissions};
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::path::PathBuf;
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::prctl::{set_no_new_privs, set_pdeathsig};
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid, getppid, setgid, setgroups, setuid};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use tokio::sync::oneshot;
-use udf_types::{Error, Kind, Result};
+use udf_types::Result;
 
 use super::server::serve;
 use super::store::{Clock, Store};
+use crate::helper_process::{bind_socket, command, give_up};
 use crate::log;
-use crate::sandbox::REPLICA_ID;
 
 /// The first argument of the manager's program when it is to be the store.
 pub const COMMAND: &str = "cache-store";
-/// Clients that may wait to be accepted.
-const BACKLOG: i32 = 256;
 /// How long a store that has ended stays so, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -53,10 +45,7 @@ impl StoreProcess {
     /// # Errors
     /// If the socket cannot be bound.
     pub fn bind(socket: PathBuf, bytes: u64, users: impl IntoIterator<Item = u32>) -> Result<StoreProcess> {
-        let listener = bind_socket(&socket).map_err(|cause| {
-            let message = format!("could not listen on \"{}\": {cause}", socket.display());
-            Error::new(Kind::InvalidDefinition, message)
-        })?;
+        let listener = bind_socket(&socket)?;
         let mut users: Vec<u32> = users.into_iter().collect();
         users.sort_unstable();
         users.dedup();
@@ -97,12 +86,8 @@ impl StoreProcess {
 
     /// Runs it until it ends, or the thread that calls this does: the kernel kills it then.
     async fn run(&self) -> std::io::Result<ExitStatus> {
-        let users: Vec<String> = self.users.iter().map(u32::to_string).collect();
-        // Of the child itself, which is this program until then, even if its file was replaced by a newer one.
-        let mut command = Command::new("/proc/self/exe");
-        command.arg(COMMAND).arg(self.bytes.to_string()).arg(std::process::id().to_string()).args(users);
-        command.env_clear().current_dir("/").stdin(self.listener.try_clone()?).stdout(Stdio::null());
-        let mut child = command.spawn()?;
+        let arguments = [self.bytes.to_string()].into_iter().chain(self.users.iter().map(u32::to_string));
+        let mut child = command(COMMAND, arguments, self.listener.try_clone()?).spawn()?;
         in_thread(move || child.wait()).await
     }
 }
@@ -126,17 +111,6 @@ impl Drop for StoreProcess {
     }
 }
 
-fn bind_socket(path: &Path) -> std::io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
-    let _ = fs::remove_file(path);
-    let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-    bind(&listener, &address)?;
-    // Everybody may knock; the peer's user decides who is let in.
-    fs::set_permissions(path, Permissions::from_mode(0o666))?;
-    listen(&listener, BACKLOG)?;
-    Ok(listener)
-}
-
 /// The store's main, given the arguments behind [`COMMAND`]. Its standard input is the socket on which it listens.
 ///
 /// # Errors
@@ -144,31 +118,11 @@ fn bind_socket(path: &Path) -> std::io::Result<OwnedFd> {
 pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()> {
     let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, fact);
     let numbers: Vec<u64> = arguments.map_while(|argument| argument.parse().ok()).collect();
-    let [bytes, parent, users @ ..] = numbers.as_slice() else {
+    let [manager, bytes, users @ ..] = numbers.as_slice() else {
         return Err(invalid("only transshipd starts the store of cached results"));
     };
-    give_up(*bytes)?;
-    // It ends with the manager; which may have ended before that was said.
-    set_pdeathsig(Signal::SIGKILL)?;
-    if u64::try_from(getppid().as_raw()).ok() != Some(*parent) {
-        return Err(invalid("the manager has ended"));
-    }
-    let users: HashSet<u32> = users.iter().filter_map(|user| u32::try_from(*user).ok()).collect();
-    let listener = std::io::stdin().as_fd().try_clone_to_owned()?;
-    serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host())))
-}
-
-/// Becomes a user who may do nothing, if it may choose, with as much memory as it needs and no more. After a change of its user,
-/// no other process of that user can look into it.
-fn give_up(bytes: u64) -> std::io::Result<()> {
-    set_no_new_privs()?;
-    if Uid::effective().is_root() {
-        setgroups(&[])?;
-        setgid(Gid::from_raw(REPLICA_ID))?;
-        setuid(Uid::from_raw(REPLICA_ID))?;
-    }
     let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES);
-    setrlimit(Resource::RLIMIT_DATA, most, most)?;
-    setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    Ok(())
+    let listener = give_up(*manager, most)?;
+    let users: HashSet<u32> = users.iter().filter_map(|user| u32::try_from(*user).ok()).collect();
+    serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host())))
 }

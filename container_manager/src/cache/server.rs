@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{SocketFlags, accept_with};
-use udf_client::cache::channel::Channel;
 use udf_client::cache::message::Request;
+use udf_client::channel::Channel;
 
 use super::Store;
 

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
-use udf_client::cache::channel::MOST_BYTES;
 use udf_client::cache::message::{CallCost, Counters, Key, Namespace, Request, Response, Results};
+use udf_client::channel::MOST_BYTES;
 
 /// What a short result needs, and a long one beside its own bytes: an entry of 65 bytes in a table that is half full on average.
 const RESULT_BYTES: u64 = 128;

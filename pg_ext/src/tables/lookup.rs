@@ -152,8 +152,11 @@ unsafe fn check_columns(fcinfo: pg_sys::FunctionCallInfo, table: &Table) {
     // SAFETY: the caller passes a valid fcinfo; PostgreSQL fills in the descriptor where it knows the columns.
     unsafe {
         let info = (*fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+        // Among a query's results, each call may be of other columns, which PostgreSQL would read as those of the first.
         if info.is_null() || (*info).expectedDesc.is_null() {
-            return;
+            let message = "transship.lookup can only stand in FROM";
+            let hint = "Write FROM transship.lookup(...) AS t (column definitions).";
+            report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_hint(hint), None);
         }
         let asked = PgTupleDesc::from_pg_copy((*info).expectedDesc);
         let asked = asked.iter().filter(|column| !column.attisdropped).map(|column| column.atttypid);

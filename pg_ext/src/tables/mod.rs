@@ -17,6 +17,7 @@ mod rows;
 mod sample;
 mod scan;
 pub mod share;
+mod source;
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! `transship.share` and `transship.append`: the rows of a query become segments.
+//! `transship.share` and `transship.append`: the rows of a query or a file become segments.
 
 use std::ffi::{CStr, CString};
 
@@ -12,23 +12,24 @@ use udf_types::{Error, Kind};
 
 use super::new_segment::NewSegment;
 use super::rows::{self, Row};
+use super::source::Source;
 use super::{Table, compact, may_be_key, memory, storable};
 use crate::pg::{catalog, text};
-use crate::query::{Query, QueryColumn};
+use crate::query::QueryColumn;
 use crate::{report, server};
 
 /// Bytes of values after which a builder's rows are written.
 const BUILDER_BYTES: usize = 8 << 20;
 
-/// `transship.share(name text, source text, key text) RETURNS bigint`: makes a shared table of a query's rows, or replaces the rows
-/// of one; how many there are.
+/// `transship.share(name text, source text, key text) RETURNS bigint`: makes a shared table of the rows of a query or a
+/// file, or replaces the rows of one; how many there are.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo with three arguments.
     unsafe {
         let arguments = (*fcinfo).args.as_slice(3);
         if arguments[0].isnull || arguments[1].isnull {
-            let message = "transship.share needs a name and a query";
+            let message = "transship.share needs a name, and a query or a file";
             report::raise_error(&Error::invalid_definition(message), None);
         }
         forbid_where_nothing_is_written(c"transship.share()");
@@ -45,18 +46,18 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let lock = pg_sys::ShareRowExclusiveLock as i32;
         let nothing = std::ptr::null_mut();
         let known = pg_sys::RangeVarGetRelidExtended(range, lock, missing_ok, Some(check_owner), nothing);
-        let mut query = Query::open(source, "transship.share");
+        let mut source = Source::open(source, "transship.share");
         let oid = match known {
-            pg_sys::InvalidOid => create(range, query.columns(), &key),
+            pg_sys::InvalidOid => create(range, source.columns(), &key),
             known => known,
         };
         let relation = pg_sys::table_open(oid, lock);
         let table = Table::of(relation);
-        check_columns(&table, query.columns());
+        check_columns(&table, source.columns());
         check_key(&table, &key);
-        let (written, count) = write(&table, &mut query);
-        query.close();
-        // The query has read what there was.
+        let (written, count) = write(&table, &mut source);
+        source.close();
+        // The source has read what there was.
         if rows::list_latest(table.relation).is_none() {
             raise_changed(&table);
         }
@@ -115,7 +116,8 @@ fn check_key(table: &Table, key: &[String]) {
     report::raise_error(&Error::new(Kind::SignatureMismatch, message).with_hint(hint), None);
 }
 
-/// `transship.append(name regclass, source text) RETURNS bigint`: adds the rows of a query to a shared table; how many.
+/// `transship.append(name regclass, source text) RETURNS bigint`: adds the rows of a query or a file to a shared
+/// table; how many.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
     // SAFETY: PostgreSQL passes a valid fcinfo with two arguments, which are not NULL, since the function is STRICT.
@@ -127,10 +129,10 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         let relation = pg_sys::table_open(oid, pg_sys::RowExclusiveLock as i32);
         let table = Table::of(relation);
         let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
-        let mut query = Query::open(source, "transship.append");
-        check_columns(&table, query.columns());
-        let (written, count) = write(&table, &mut query);
-        query.close();
+        let mut source = Source::open(source, "transship.append");
+        check_columns(&table, source.columns());
+        let (written, count) = write(&table, &mut source);
+        source.close();
         rows::insert_segments(oid, &written);
         check_version(&table, &written);
         compact::compact(&table);
@@ -223,14 +225,14 @@ unsafe fn create(range: *mut pg_sys::RangeVar, columns: &[QueryColumn], key: &[S
     }
 }
 
-/// Raises an error unless the query's columns are the table's.
+/// Raises an error unless the source's columns are the table's.
 fn check_columns(table: &Table, columns: &[QueryColumn]) {
-    let message = format!("the query does not match the columns of shared table \"{}\"", table.name);
+    let message = format!("the rows do not match the columns of shared table \"{}\"", table.name);
     let error = |detail: String| {
         report::raise_error(&Error::new(Kind::SignatureMismatch, message.clone()).with_detail(detail), None)
     };
     if columns.len() != table.columns.len() {
-        error(format!("The query has {} columns, the table {}.", columns.len(), table.columns.len()))
+        error(format!("The rows have {} columns, the table {}.", columns.len(), table.columns.len()))
     }
     for (column, own) in columns.iter().zip(&table.columns) {
         let is_same = column.declared == own.declared && (own.typmod < 0 || column.typmod == own.typmod);
@@ -243,10 +245,10 @@ fn check_columns(table: &Table, columns: &[QueryColumn]) {
     }
 }
 
-/// Writes a query's rows as segments that are not yet the table's, and how many rows there are.
-unsafe fn write(table: &Table, query: &mut Query) -> (Vec<Row>, u64) {
+/// Writes a source's rows as segments that are not yet the table's, and how many rows there are.
+unsafe fn write(table: &Table, source: &mut Source) -> (Vec<Row>, u64) {
     let arguments =
-        query.columns().iter().map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
+        source.columns().iter().map(|column| Argument { name: column.name.clone(), ty: column.sql_type.ty.clone() });
     let mut builder = BatchBuilder::new(&Signature::scalar("", arguments.collect(), Type::Bool));
     let mut writing = Writing { table, segment: None, written: Vec::new() };
     let flush_if_full = |builder: &mut BatchBuilder, writing: &mut Writing| {
@@ -255,7 +257,7 @@ unsafe fn write(table: &Table, query: &mut Query) -> (Vec<Row>, u64) {
         }
     };
     // SAFETY: the builder was made for the columns.
-    while unsafe { query.fetch(&mut builder, |builder| flush_if_full(builder, &mut writing)) } > 0 {}
+    while unsafe { source.fetch(&mut builder, |builder| flush_if_full(builder, &mut writing)) } > 0 {}
     writing.flush(&mut builder);
     let written = writing.finish();
     let total = written.iter().map(|row| row.rows).sum();

@@ -16,9 +16,9 @@ use rustix::net::{
     send, socket_with,
 };
 use support::{Answers, Calls, MockContainer, Script, reply, schema_of};
-use udf_client::cache::channel::Channel;
 use udf_client::cache::message::{CallCost, Key, Request, Response, Results};
 use udf_client::cache::{CacheUse, socket_beside};
+use udf_client::channel::Channel;
 use udf_client::client::Client;
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;

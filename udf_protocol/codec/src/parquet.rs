@@ -1,7 +1,7 @@
 //! Batches as Parquet files (`docs/protocol.md` §7): for comparison with the other forms, as systems that exchange files do it.
 //!
 //! In: a record batch, or a file that nobody has checked. Out: a file, or a record batch that is valid. Files are plain: no
-//! compression, for which the library is built without codecs, and no dictionary. What may grow while it is read is bounded:
+//! compression and no dictionary. What may grow while it is read is bounded:
 //! values of variable length are read row by row and counted, pages have no more values than rows, plain or from a dictionary,
 //! and types that nest have no form here, since a few bytes can stand for any number of elements.
 
@@ -142,6 +142,9 @@ fn read_file(
 /// Refuses pages of more values than there are rows, and encodings of which a few bytes may stand for any number of values: the
 /// library makes room for what a page says that it has.
 fn check_pages(file: &Arc<Bytes>, chunk: &ColumnChunkMetaData, rows: usize) -> std::result::Result<(), String> {
+    if chunk.compression() != Compression::UNCOMPRESSED {
+        return Err(format!("its values are compressed by {}", chunk.compression()));
+    }
     let mut pages = SerializedPageReader::new(file.clone(), chunk, rows, None).map_err(say)?;
     while let Some(page) = pages.get_next_page().map_err(say)? {
         let is_known = match (&page, page.encoding()) {
@@ -186,6 +189,16 @@ mod tests {
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         file.into()
+    }
+
+    #[test]
+    fn compressed_files_are_refused() {
+        let signature = Signature::scalar("f", Vec::new(), Type::Text);
+        for codec in [Compression::SNAPPY, Compression::LZ4_RAW, Compression::ZSTD(Default::default())] {
+            let properties = WriterProperties::builder().set_compression(codec).build();
+            let fact = decode_reply(&signature, 1, &file_of(vec!["a"], properties)).unwrap_err();
+            assert!(fact.contains("compressed by"), "{fact}");
+        }
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! and never trusted: what it gives is checked like the reply of a container (`values.rs`), and if there is anything wrong with it,
 //! or it does not come in time, the batch is sent as it is.
 
-pub mod channel;
 mod keys;
 pub mod message;
 mod session;
@@ -46,6 +45,7 @@ use self::keys::{Keys, RowName, Tag};
 use self::message::{CallCost, Key, Request, Response, Results};
 use self::values::{Decoder, Encoder};
 use self::worth::Worth;
+use crate::channel;
 use crate::dispatch::{Call, Target};
 use crate::inbox::{Reply, bytes_of, bytes_of_column};
 use crate::outbox::Outgoing;

@@ -4,10 +4,8 @@
 //! waits for it longer than the deadline of a look-up, and results are handed over without waiting.
 
 use std::collections::HashMap;
-use std::fs;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,9 +13,9 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use udf_types::{Error, Kind, Result};
 
-use super::channel::Channel;
 use super::message::{CallCost, Counters, Namespace, Request, Response};
 use super::worth::Worth;
+use crate::channel::{Channel, path_beside};
 use crate::spin;
 
 /// How long a session goes without a store that failed, at first and at most; and at first without one that was late, as it is when
@@ -36,18 +34,12 @@ const SUFFIX: &str = ".cache";
 
 /// The socket of the store beside a manager, given the manager's.
 pub fn socket_beside(manager: &Path) -> PathBuf {
-    let mut path = manager.as_os_str().to_owned();
-    path.push(SUFFIX);
-    path.into()
+    path_beside(manager, SUFFIX)
 }
 
-/// Connects to a store. Only the manager's user may have begun to listen there: where anybody may make a socket of that name,
-/// as in /tmp, results could be anybody's.
 fn connect(socket: &Path) -> io::Result<Channel> {
-    let channel = Channel::connect(socket)?;
-    let manager = socket.to_str().and_then(|path| path.strip_suffix(SUFFIX));
-    let owner = manager.map(fs::symlink_metadata).transpose()?.map(|manager| manager.uid());
-    if owner == Some(channel.peer()?) { Ok(channel) } else { Err(io::ErrorKind::PermissionDenied.into()) }
+    let manager = socket.to_str().and_then(|path| path.strip_suffix(SUFFIX)).ok_or(ErrorKind::InvalidInput)?;
+    Channel::connect_beside(Path::new(manager), SUFFIX)
 }
 
 /// A session's connections, which its exchanges share.

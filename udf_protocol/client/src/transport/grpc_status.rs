@@ -5,6 +5,7 @@ use std::error::Error as _;
 use tonic::{Code, Status};
 use udf_codec::wire::shorten;
 use udf_types::Error;
+use udf_types::terminal::printable;
 
 use crate::transport::innermost;
 
@@ -45,7 +46,7 @@ pub(super) fn words_of(status: &Status) -> String {
         words => {
             let mut words = words.to_string();
             shorten(&mut words);
-            format!("It said: {words}")
+            format!("It said: {}", printable(&words))
         }
     }
 }

@@ -1,15 +1,16 @@
-//! Messages between a client and the store of results: whole or not at all.
+//! Messages between a client and a process of the manager's, the store of results or a decoder of files: whole or not at all.
 //!
 //! A socket of type SEQPACKET keeps messages apart. A short one is in its datagram. A long one is in memory that its sender has
 //! sealed, whose descriptor comes with the datagram: it does not change or shrink any more, and is read through the descriptor,
 //! so that neither side maps the other's memory. Such a datagram is as long as the longest other, so that the bound on a socket's
 //! unread bytes bounds the memory that waits there as well.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
 use rustix::net::sockopt::{set_socket_send_buffer_size, socket_peercred};
@@ -25,6 +26,7 @@ const MOST_INLINE_BYTES: usize = 16 << 10;
 /// First bytes of datagrams.
 const INLINE: u8 = 0;
 const SEALED: u8 = 1;
+const WITH_FILE: u8 = 2;
 /// What follows the length of sealed memory.
 const PADDING: [u8; MOST_INLINE_BYTES - 8] = [0; MOST_INLINE_BYTES - 8];
 
@@ -48,8 +50,23 @@ impl AsFd for Channel {
 }
 
 impl Channel {
-    /// Connects to a socket, which does not wait: a store with no room for a connection is as good as none. Reading and writing
-    /// do not wait either.
+    /// Connects to a socket beside the manager's, given the manager's and what the socket's name has behind it. Reading and writing do
+    /// not wait.
+    ///
+    /// # Errors
+    /// If nobody listens there, or another user than the manager's: where anybody may make a socket of that name, as in /tmp, messages
+    /// could be anybody's. If too many clients wait to connect.
+    pub fn connect_beside(manager: &Path, suffix: &str) -> io::Result<Channel> {
+        let channel = Channel::connect(&path_beside(manager, suffix))?;
+        if fs::symlink_metadata(manager)?.uid() == channel.peer()? {
+            Ok(channel)
+        } else {
+            Err(io::ErrorKind::PermissionDenied.into())
+        }
+    }
+
+    /// Connects to a socket, and does not wait: a server with no room for a connection is as good as none. Reading and writing do not
+    /// wait either.
     ///
     /// # Errors
     /// If nobody listens there.
@@ -71,7 +88,7 @@ impl Channel {
         if bytes.len() > MOST_BYTES {
             return Err(malformed("message too long"));
         }
-        let memory = memfd_create(c"transship-results", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let memory = memfd_create(c"transship-message", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         let mut memory = File::from(memory);
         memory.write_all(bytes)?;
         io::Seek::rewind(&mut memory)?;
@@ -79,6 +96,29 @@ impl Channel {
         let length = (bytes.len() as u64).to_le_bytes();
         let parts = [IoSlice::new(&[SEALED]), IoSlice::new(&length), IoSlice::new(&PADDING)];
         self.send_datagram(&parts, Some(memory.as_fd()))
+    }
+
+    /// Sends a short message with an open file.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn send_with_file(&self, bytes: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
+        if bytes.len() > MOST_INLINE_BYTES {
+            return Err(malformed("message too long"));
+        }
+        self.send_datagram(&[IoSlice::new(&[WITH_FILE]), IoSlice::new(bytes)], Some(file))
+    }
+
+    /// Receives a message that came with an open file; none at the end of the connection.
+    ///
+    /// # Errors
+    /// As [`Self::receive`], or if there is no file.
+    pub fn receive_with_file(&self) -> io::Result<Option<(Vec<u8>, OwnedFd)>> {
+        match self.receive_datagram()? {
+            None => Ok(None),
+            Some((WITH_FILE, bytes, Some(file))) => Ok(Some((bytes, file))),
+            Some(_) => Err(malformed("not a message with a file")),
+        }
     }
 
     /// Bounds what it has sent and the other side has not read: a few of the longest messages.
@@ -119,6 +159,21 @@ impl Channel {
     /// # Errors
     /// If what came is no message, or, on a socket that does not wait, if nothing came.
     pub fn receive(&self) -> io::Result<Option<Vec<u8>>> {
+        match self.receive_datagram()? {
+            None => Ok(None),
+            Some((INLINE, bytes, None)) => Ok(Some(bytes)),
+            Some((SEALED, bytes, Some(memory))) => {
+                let length = bytes.first_chunk().ok_or_else(|| malformed("length cut off"))?;
+                let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_BYTES);
+                let length = length.ok_or_else(|| malformed("message too long"))?;
+                read_sealed(memory, length).map(Some)
+            }
+            Some(_) => Err(malformed("not a message")),
+        }
+    }
+
+    /// Its first byte, the others, and the descriptor that came with it.
+    fn receive_datagram(&self) -> io::Result<Option<(u8, Vec<u8>, Option<OwnedFd>)>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffer = vec![0; 1 + MOST_INLINE_BYTES];
@@ -136,20 +191,15 @@ impl Channel {
             return Ok(None);
         }
         buffer.truncate(received.bytes);
-        match (buffer[0], descriptor) {
-            (INLINE, None) => {
-                buffer.remove(0);
-                Ok(Some(buffer))
-            }
-            (SEALED, Some(memory)) => {
-                let length = buffer[1..].first_chunk().ok_or_else(|| malformed("length cut off"))?;
-                let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_BYTES);
-                let length = length.ok_or_else(|| malformed("message too long"))?;
-                read_sealed(memory, length).map(Some)
-            }
-            _ => Err(malformed("not a message")),
-        }
+        Ok(Some((buffer.remove(0), buffer, descriptor)))
     }
+}
+
+/// The path of a socket beside the manager's.
+pub fn path_beside(manager: &Path, suffix: &str) -> PathBuf {
+    let mut path = manager.as_os_str().to_owned();
+    path.push(suffix);
+    path.into()
 }
 
 /// Reads memory that its sender cannot change any more.
@@ -194,6 +244,21 @@ mod tests {
         assert!(a.send(&vec![0; MOST_BYTES + 1]).is_err());
         drop(a);
         assert_eq!(b.receive().unwrap(), None);
+    }
+
+    #[test]
+    fn files_come_with_the_messages_that_say_so() {
+        let (a, b) = pair();
+        let (reader, _writer) = io::pipe().unwrap();
+        a.send_with_file(b"x", reader.as_fd()).unwrap();
+        assert!(b.receive_with_file().unwrap().is_some_and(|(bytes, _)| bytes == b"x"));
+        a.send_with_file(b"x", reader.as_fd()).unwrap();
+        assert!(b.receive().is_err());
+        a.send(b"x").unwrap();
+        assert!(b.receive_with_file().is_err());
+        assert!(a.send_with_file(&[0; MOST_INLINE_BYTES + 1], reader.as_fd()).is_err());
+        drop(a);
+        assert!(b.receive_with_file().unwrap().is_none());
     }
 
     #[test]
