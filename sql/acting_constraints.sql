@@ -85,3 +85,21 @@ DROP FUNCTION ticks_on, to_ticking;
 DROP TYPE holder;
 DROP DOMAIN nested, ticking;
 DROP SEQUENCE ticks;
+-- A constraint that calls the function whose result it checks sees its own value after that.
+CREATE FUNCTION checks_another(v text) RETURNS boolean LANGUAGE plpgsql AS $$
+BEGIN
+  IF v >= 'm' THEN
+    PERFORM to_checked('a' || repeat('b', 10000));
+  END IF;
+  RETURN true;
+END
+$$;
+CREATE DOMAIN checked_text AS text CHECK (checks_another(VALUE) AND VALUE < 'm');
+CREATE FUNCTION to_checked(x text) RETURNS checked_text LANGUAGE container AS E'image = "regress:1.0"\nfunction = "echo_text"';
+SELECT to_checked('a');
+SELECT code, message FROM failure($$SELECT to_checked('z' || repeat('y', 1000))$$);
+SELECT code, message FROM failure($$SELECT to_checked(t) FROM (VALUES ('c'), ('x')) v (t)$$);
+SELECT to_checked('b');
+DROP FUNCTION to_checked;
+DROP DOMAIN checked_text;
+DROP FUNCTION checks_another;

@@ -67,3 +67,21 @@ SELECT code, message FROM failure('SELECT not_so(1)');
 DEALLOCATE firsts;
 DROP FUNCTION not_so, echo_spot, first_of, first_sum;
 DROP TABLE spots;
+-- An array whose elements are a bit each, and more than PostgreSQL can hold as rows.
+CREATE TYPE said AS (so boolean);
+CREATE FUNCTION many_said(n bigint) RETURNS said[] LANGUAGE container AS $$
+template = "python"
+batch = "arrow"
+source = '''
+import pyarrow as pa
+
+def many_said(n):
+    count = n[0].as_py()
+    so = pa.Array.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8 + 1))])
+    return pa.ListArray.from_arrays([0, count], pa.StructArray.from_arrays([so], ["so"]))
+'''
+$$;
+SELECT (many_said(3))[2], cardinality(many_said(10000));
+SELECT code, message, detail FROM failure($$SELECT many_said(50000000)$$);
+DROP FUNCTION many_said;
+DROP TYPE said;

@@ -17,7 +17,7 @@ use udf_types::types::Type;
 use udf_types::{Error, Kind};
 
 use super::to_arrow::type_changed;
-use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType};
+use super::{ArrayForm, Domain, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType};
 use crate::function::Function;
 use crate::pg::text;
 use crate::report;
@@ -28,6 +28,10 @@ const DATE_RANGE: std::ops::Range<i32> = -2_451_545..2_145_031_949;
 const TIMESTAMP_RANGE: std::ops::Range<i64> = -211_813_488_000_000_000..9_223_371_331_200_000_000;
 /// Elements of the longest array (utils/array.h, MaxArraySize).
 const LONGEST_ARRAY: usize = 0x3fff_ffff / size_of::<pg_sys::Datum>();
+/// Longest value, and so the longest array, in bytes (memutils.h, MaxAllocSize).
+const MOST_BYTES: usize = 0x3fff_ffff;
+/// Elements of an array that are made without a look at interrupts.
+const INTERRUPTIBLE: usize = 4096;
 /// Elements of pgvector's longest vector (vector.h, VECTOR_MAX_DIM).
 const LONGEST_VECTOR: usize = 16_000;
 /// Microseconds of a day; 24:00:00 is a time.
@@ -134,19 +138,31 @@ fn value(sql_type: &SqlType, column: &ArrayRef, row: usize) -> std::result::Resu
     }
     if let Some(domain) = &sql_type.domain {
         let datum = datum.unwrap_or(pg_sys::Datum::from(0usize));
-        // SAFETY: the value is of the domain's base type; the memory is PostgreSQL's own, and lives as long as the cache. It is
-        // noted where it stays, since a value that is refused raises an error.
-        unsafe {
-            pg_sys::domain_check(
-                datum,
-                column.is_null(row),
-                domain.oid,
-                domain.memory.as_ptr(),
-                pg_sys::CacheMemoryContext,
-            );
-        }
+        check_domain(domain, datum, column.is_null(row));
     }
     Ok(datum)
+}
+
+/// Raises an error if a domain refuses a value of its base type.
+fn check_domain(domain: &Domain, datum: pg_sys::Datum, is_null: bool) {
+    /// Also where the value is refused, which raises an error.
+    struct Using<'a>(&'a Domain);
+    impl Drop for Using<'_> {
+        fn drop(&mut self) {
+            self.0.is_in_use.set(false);
+        }
+    }
+    // SAFETY: the value is of the domain's base type; the memory is PostgreSQL's own, and lives as long as its context. That of the cache is
+    // noted where it stays, since a value that is refused raises an error.
+    unsafe {
+        if domain.is_in_use.replace(true) {
+            let mut memory = std::ptr::null_mut();
+            pg_sys::domain_check(datum, is_null, domain.oid, &mut memory, pg_sys::CurrentMemoryContext);
+        } else {
+            let _using = Using(domain);
+            pg_sys::domain_check(datum, is_null, domain.oid, domain.memory.as_ptr(), pg_sys::CacheMemoryContext);
+        }
+    }
 }
 
 /// A time, timestamp or interval with the precision of its type.
@@ -277,10 +293,27 @@ fn to_interval(value: IntervalMonthDayNano) -> Converted {
 fn array_datum(form: &ArrayForm, elements: &ArrayRef) -> Converted {
     let too_long = Misfit("an array of more than 134217727 elements, which PostgreSQL cannot hold");
     let count = i32::try_from(elements.len()).ok().filter(|_| elements.len() <= LONGEST_ARRAY).ok_or(too_long)?;
+    // Refused before elements are made of a few bits each, and while they are.
+    let too_large = || Misfit("an array of more than 1 GB, which PostgreSQL cannot hold");
+    let mut bytes = (elements.len() - elements.null_count()).saturating_mul(least_bytes(form));
+    if bytes > MOST_BYTES {
+        return Err(too_large());
+    }
     // A Datum is larger than what came: without memory for them, the query fails and not the process.
     let (mut values, mut nulls) = (reserve(elements.len()), reserve(elements.len()));
+    bytes = 0;
     for i in 0..elements.len() {
+        if i % INTERRUPTIBLE == 0 {
+            pgrx::check_for_interrupts!();
+        }
         let element = value(&form.element, elements, i)?;
+        if let (Some(element), -1) = (element, form.length) {
+            // SAFETY: a value of a type of variable length is a varlena.
+            bytes += unsafe { pg_sys::toast_raw_datum_size(element) };
+            if bytes > MOST_BYTES {
+                return Err(too_large());
+            }
+        }
         nulls.push(element.is_none());
         values.push(element.unwrap_or(pg_sys::Datum::from(0usize)));
     }
@@ -301,6 +334,15 @@ fn array_datum(form: &ArrayForm, elements: &ArrayRef) -> Converted {
             ),
         };
         Ok(pg_sys::Datum::from(array))
+    }
+}
+
+/// Bytes that an element which is not NULL has at least.
+fn least_bytes(form: &ArrayForm) -> usize {
+    match (&form.element.form, usize::try_from(form.length)) {
+        (_, Ok(length)) => length,
+        (Form::Composite { .. }, _) => size_of::<pg_sys::HeapTupleHeaderData>(),
+        _ => 1,
     }
 }
 
@@ -355,6 +397,7 @@ fn form_row(oid: pg_sys::Oid, typmod: i32, values: &mut [pg_sys::Datum], nulls: 
         }
         let tuple = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
         let datum = pg_sys::heap_copy_tuple_as_datum(tuple, descriptor);
+        pg_sys::heap_freetuple(tuple);
         if (*descriptor).tdrefcount >= 0 {
             pg_sys::DecrTupleDescRefCount(descriptor);
         }

@@ -74,6 +74,8 @@ pub struct ArrayForm {
 struct Domain {
     oid: pg_sys::Oid,
     memory: Cell<*mut std::ffi::c_void>,
+    /// Whether a value is being checked. What its constraints call may have others checked, which must not take its place.
+    is_in_use: Cell<bool>,
 }
 
 /// A composite type as it was when it was looked up: PostgreSQL gives it a new number when it changes.
@@ -139,7 +141,11 @@ impl SqlType {
         let mut typmod = typmod;
         // SAFETY: a lookup of a type that exists, since something is declared with it.
         let oid = unsafe { pg_sys::getBaseTypeAndTypmod(declared, &mut typmod) };
-        let domain = (oid != declared).then(|| Domain { oid: declared, memory: Cell::new(std::ptr::null_mut()) });
+        let domain = (oid != declared).then(|| Domain {
+            oid: declared,
+            memory: Cell::new(std::ptr::null_mut()),
+            is_in_use: Cell::new(false),
+        });
         let plain = |ty| Ok((ty, Form::Plain));
         let output = |ty| Ok((ty, Form::Output(output_function(oid))));
         let (ty, form) = match oid {
