@@ -154,6 +154,7 @@ DECLARE
   statements text[];
   statement text;
   known text[];
+  others oid[];
   theirs text;
   owner name;
 BEGIN
@@ -162,6 +163,12 @@ BEGIN
   END IF;
   statements := ARRAY(SELECT json_array_elements_text(transship.image_ddl(image, schema, previous)));
   known := ARRAY(SELECT row(p.oid, p.xmin)::text FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = schema);
+  others := ARRAY(
+    WITH own AS (SELECT r.funcid FROM transship.registered(transship.image_info(image) ->> 'name', schema) r)
+    SELECT p.oid FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = schema
+    EXCEPT SELECT o.funcid FROM own o
+    EXCEPT SELECT a.aggfnoid FROM pg_aggregate a JOIN own o ON o.funcid = a.aggtransfn
+  );
   FOREACH statement IN ARRAY statements LOOP
     BEGIN
       EXECUTE statement;
@@ -199,6 +206,13 @@ BEGIN
       DETAIL = 'Its owner could have code run by whoever calls the functions of the image.',
       HINT = 'Drop it, or give it to a role that you trust.';
   END LOOP;
+  -- What an image calls its functions is no reason to replace somebody else's.
+  SELECT p.oid::regprocedure INTO theirs FROM pg_proc p WHERE p.oid = ANY (others) AND row(p.oid, p.xmin)::text <> ALL (known) LIMIT 1;
+  IF FOUND THEN
+    RAISE EXCEPTION 'function % is not of image %', theirs, quote_ident(image) USING ERRCODE = 'duplicate_function',
+      DETAIL = 'The image has a function of the same name and arguments.',
+      HINT = 'Drop it, or choose another schema.';
+  END IF;
 END
 $$;
 

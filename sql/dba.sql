@@ -100,6 +100,16 @@ SELECT count(*) > 90 AS all FROM transship.functions WHERE schema = 'imported';
 SELECT imported.add_one(1), imported.echo_line(NULL), (imported.span(5, 3)).low, (SELECT imported.mean(x) FROM numbers WHERE x <= 3);
 SELECT count(*) > 90 AS again FROM transship.import('regress:1.0', 'imported');
 SELECT code, message FROM failure($$SELECT transship.import('absent:1')$$);
+-- What somebody's source says, in whatever language, breaks no view.
+SET check_function_bodies = off;
+CREATE FUNCTION zeros_said() RETURNS int LANGUAGE sql AS E'image = "a"\nfunction = "\\u0000"';
+CREATE FUNCTION zeros_meant(x float8) RETURNS float8 LANGUAGE container AS E'image = "regress:1.0"\nfunction = "\\u0000"';
+RESET check_function_bodies;
+SELECT transship.function_body('zeros_said'::regproc), transship.function_body('zeros_meant'::regproc);
+SELECT count(*) > 0 AS reads FROM transship.functions WHERE image ~ 'regress';
+SELECT count(*) AS registered FROM transship.registered('regress', 'nowhere');
+SELECT code, message FROM failure($$SELECT zeros_meant(1)$$);
+DROP FUNCTION zeros_said, zeros_meant;
 SET client_min_messages = warning;
 DROP SCHEMA imported CASCADE;
 RESET client_min_messages;

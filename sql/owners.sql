@@ -48,6 +48,12 @@ SET ROLE mallory;
 SELECT count(*) FROM transship.registered('regress', 'shared');
 RESET ROLE;
 DROP FUNCTION shared.add_one;
+-- A function that is not of the image, though it has the name and arguments of one.
+CREATE FUNCTION shared.add_one(x bigint) RETURNS bigint LANGUAGE sql AS 'SELECT 0::bigint';
+SELECT code, message, detail FROM failure($$SELECT transship.import('regress:1.0', 'shared')$$);
+SELECT code, message FROM failure($$SELECT transship.register('regress:1.0', 'shared')$$);
+SELECT shared.add_one(1);
+DROP FUNCTION shared.add_one;
 -- A type whose values have code of hers run, and one with such a column.
 ALTER TYPE shared.span_result OWNER TO mallory;
 SELECT code, message FROM failure($$SELECT transship.import('regress:1.0', 'shared')$$);

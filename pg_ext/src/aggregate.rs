@@ -298,6 +298,7 @@ impl Groups {
 
     /// Adds a row to a group. The arguments are of the SFUNC's types.
     unsafe fn accumulate(&mut self, number: i64, arguments: &[pg_sys::NullableDatum]) {
+        self.send_forgotten();
         self.touch(number);
         self.begin_row(AggregateStep::Accumulate, number);
         for (i, argument) in arguments.iter().enumerate() {
@@ -310,6 +311,7 @@ impl Groups {
     }
 
     fn merge(&mut self, number: i64, state: &[u8]) {
+        self.send_forgotten();
         self.touch(number);
         self.begin_row(AggregateStep::Merge, number);
         self.append_null_arguments();
@@ -477,7 +479,11 @@ impl Groups {
     fn forget(&mut self, number: i64) {
         self.touch(number);
         self.open.remove(&number);
+        // Sent with what follows: at the end of the query nobody should wait for it, or fail because of it.
         self.forgotten.push(number);
+    }
+
+    fn send_forgotten(&mut self) {
         if self.forgotten.len() < FORGOTTEN_GROUPS {
             return;
         }

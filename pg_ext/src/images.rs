@@ -44,7 +44,11 @@ pub unsafe extern "C-unwind" fn function_body(fcinfo: pg_sys::FunctionCallInfo) 
     // SAFETY: PostgreSQL passes a valid fcinfo with one oid, which is not NULL, since the function is STRICT.
     unsafe {
         let oid = pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32);
-        let body = catalog::read_proc(oid).and_then(|row| FunctionBody::parse(&row.source).ok());
+        // Whatever plan asks for it: what another function's source says is not a body.
+        let language = catalog::proc_version(oid).map(|(language, _)| language);
+        let source =
+            catalog::read_proc(oid).filter(|_| language.is_some() && language == catalog::container_language());
+        let body = source.and_then(|row| FunctionBody::parse(&row.source).ok());
         (*fcinfo).isnull = body.is_none();
         body.map_or(pg_sys::Datum::from(0usize), |body| report::json_datum(&json!(body)))
     }

@@ -362,11 +362,22 @@ unsafe fn put([message, detail, hint]: Texts<&CStr>) {
     }
 }
 
-/// JSON as a value of PostgreSQL's type json.
+/// JSON as a value of PostgreSQL's type json, of which every member can be taken as text: with a mark for each character that there is
+/// none for in the database.
 pub fn json_datum(value: &serde_json::Value) -> pg_sys::Datum {
-    let text = CString::new(value.to_string()).unwrap_or_default();
+    fn mark(value: &mut serde_json::Value) {
+        match value {
+            serde_json::Value::String(text) => *text = text::with_marks(text).into_owned(),
+            serde_json::Value::Array(values) => values.iter_mut().for_each(mark),
+            serde_json::Value::Object(members) => members.values_mut().for_each(mark),
+            _ => {}
+        }
+    }
+    let mut value = value.clone();
+    mark(&mut value);
+    let text = text::to_server_or_marks(&value.to_string());
     // SAFETY: the text ends in NUL, and json is stored as text.
-    unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text(text::to_server(&text))) }
+    unsafe { pg_sys::Datum::from(pg_sys::cstring_to_text(text.as_ptr())) }
 }
 
 fn sqlstate(kind: Kind) -> PgSqlErrorCode {

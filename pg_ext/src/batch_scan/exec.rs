@@ -182,6 +182,8 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             forming: None,
             set: private.set.map(|join| SetCursor { join, part: None, has_matched: false, emits: None }),
             is_child_done: false,
+            is_scanned_once: eflags & pg_sys::EXEC_FLAG_REWIND as i32 == 0
+                && (*planstate).plan.as_ref().is_some_and(|plan| plan.extParam.is_null()),
             rows_read: 0,
             rows_ready: 0,
             spare_contexts: Vec::new(),
@@ -508,6 +510,10 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
         if inner.driver.may_send() && !inner.is_child_done {
             start_batch(inner);
         } else if inner.queue.is_empty() {
+            if inner.is_scanned_once {
+                // A plan may have thousands of such nodes, one for each partition.
+                inner.driver.close_all();
+            }
             return Step::End;
         } else {
             #[cfg(feature = "lift-ordinary")]

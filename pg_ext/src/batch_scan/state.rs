@@ -94,6 +94,8 @@ pub struct Inner {
     pub set: Option<SetCursor>,
     /// Whether the child has given its last row.
     pub is_child_done: bool,
+    /// Whether nobody is likely to ask for the rows once more.
+    pub is_scanned_once: bool,
     /// Rows of the child in all batches so far.
     pub rows_read: u64,
     /// Rows of the oldest batch that can be emitted without looking for more.

@@ -1,9 +1,12 @@
 //! The small messages of the protocol, in JSON over every transport: a greeting, a function's description, an error
 //! (`docs/protocol.md` §2, §3, §5).
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use udf_types::limits::MAX_ERROR_BYTES;
 use udf_types::signature::{Argument, FunctionKind, Signature};
+use udf_types::terminal::printable;
 use udf_types::transport_name::TransportName;
 use udf_types::types::Type;
 use udf_types::{Error, Kind};
@@ -113,11 +116,13 @@ pub struct WireError {
 }
 
 impl WireError {
-    /// The error of a function's caller. Texts are cut to [`MAX_ERROR_BYTES`].
+    /// The error of a function's caller. Texts are cut to [`MAX_ERROR_BYTES`], and command no terminal.
     pub fn into_error(mut self, function: &str) -> Error {
-        shorten(&mut self.message);
-        if let Some(traceback) = &mut self.traceback {
-            shorten(traceback);
+        for text in [Some(&mut self.message), self.traceback.as_mut()].into_iter().flatten() {
+            shorten(text);
+            if let Cow::Owned(printable) = printable(text) {
+                *text = printable;
+            }
         }
         let at_row = |error: Error| match self.row {
             Some(row) => error.with_row(row),
@@ -162,5 +167,13 @@ mod tests {
         let error = error.into_error("f");
         assert!(error.message().len() < 2 * MAX_ERROR_BYTES && error.message().contains("[...]"));
         assert!(error.detail().unwrap().len() < 2 * MAX_ERROR_BYTES);
+    }
+
+    #[test]
+    fn errors_command_no_terminal() {
+        let (message, traceback) = ("\u{1b}]52;c;\u{7}größe".to_string(), Some("a\n\u{1b}[2J".to_string()));
+        let error = WireError { message, traceback, ..WireError::default() }.into_error("f");
+        assert!(error.message().ends_with("\\u{1b}]52;c;\\u{7}größe"), "{error}");
+        assert!(error.detail().unwrap().contains("a\n\\u{1b}[2J"), "{error}");
     }
 }

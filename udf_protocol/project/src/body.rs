@@ -105,6 +105,16 @@ pub enum OnError {
     Report,
 }
 
+/// Whether a text in it has zeros.
+fn has_zeros(value: &toml::Value) -> bool {
+    match value {
+        toml::Value::String(text) => text.contains('\0'),
+        toml::Value::Array(values) => values.iter().any(has_zeros),
+        toml::Value::Table(members) => members.iter().any(|(key, value)| key.contains('\0') || has_zeros(value)),
+        _ => false,
+    }
+}
+
 impl FunctionBody {
     /// Reads and checks a function body.
     pub fn parse(text: &str) -> Result<FunctionBody> {
@@ -137,6 +147,11 @@ impl FunctionBody {
 
     /// Checks what the keys say.
     pub fn from_table(table: toml::Table) -> Result<FunctionBody> {
+        if let Some((key, _)) = table.iter().find(|(_, value)| has_zeros(value)) {
+            return Err(Error::invalid_definition(format!(
+                "the key \"{key}\" has characters U+0000, which no engine can hold"
+            )));
+        }
         let body: FunctionBody = table.try_into().map_err(|cause| malformed("the function body", &cause))?;
         let places = [body.image.is_some(), body.endpoint.is_some(), body.server.is_some(), body.source.is_some()];
         if places.iter().filter(|given| **given).count() != 1 {
@@ -292,6 +307,19 @@ mod tests {
         for wrong in ["'ignore'", "'Null'", "''", "true"] {
             let error = parse(&format!("on_error = {wrong}")).unwrap_err();
             assert!(error.to_string().contains("on_error") || error.to_string().contains("report"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn texts_have_no_zeros() {
+        for text in [
+            "image = 'a:1' function = \"\\u0000\"",
+            "template = 'python' source = \"x\\u0000\"",
+            "\"\\u0000\" = 1",
+            "template = 'python' source = 'x' requirements = [\"a\\u0000\"]",
+        ] {
+            let error = FunctionBody::parse(text).unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidDefinition, "{text}");
         }
     }
 
