@@ -2,6 +2,7 @@
 package function
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"iter"
@@ -39,7 +40,8 @@ var Functions = udf.Functions{
 	"echo_range": same[*udf.Range[int64]], "echo_composite": same[*pair], "echo_decimals": same[*decimals],
 	"constant": func() int32 { return 7 },
 	"add":      add, "fail_at": failAt, "fail_in_batch": failInBatch, "label": label, "wait": wait, "repeat": repeat,
-	"rows_waited": waited.Load, "running_sum": runningSum,
+	"table_lookup": tableLookup,
+	"rows_waited":  waited.Load, "running_sum": runningSum,
 	"total": func() *total { return &total{} },
 }
 
@@ -98,6 +100,19 @@ func repeat(n *int32) iter.Seq[int32] {
 		for i := int32(1); n != nil && i <= *n && yield(i); i++ {
 		}
 	}
+}
+
+func tableLookup(ctx context.Context, keys []*int64) (names []*string, err error) {
+	numbers, err := udf.Table(ctx, "numbers")
+	if err != nil {
+		return nil, err
+	}
+	rows, err := numbers.Lookup(keys)
+	if err != nil {
+		return nil, err
+	}
+	err = rows.Scan("name", &names)
+	return names, err
 }
 
 func runningSum(rows iter.Seq[int64]) iter.Seq[int64] {

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"regexp"
+	"runtime"
 	"slices"
 	"syscall"
 	"unicode/utf8"
@@ -204,6 +205,8 @@ func writeColumns(function *Function, asked *callBatch, answered *replyParts, se
 	body := binary.LittleEndian.AppendUint32(nil, uint32(len(header)))
 	body = append(body, header...)
 	body = append(body, make([]byte, -len(body)&(readAlignment-1))...)
+	// Columns of a shared table hold its map, which the pieces do not.
+	defer runtime.KeepAlive(answered)
 	if segment == nil {
 		start := len(body)
 		body = append(body, make([]byte, writer.size)...)

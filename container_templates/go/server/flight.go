@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -25,6 +26,7 @@ type flightServer struct {
 	flight.BaseFlightServer
 	functions map[string]*Function
 	greeting  []byte
+	tables    *offers
 }
 
 func (s *flightServer) ListActions(_ *flight.Empty, stream flight.FlightService_ListActionsServer) error {
@@ -115,6 +117,8 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	defer reader.Release()
+	tables := s.tables.ofStream(stream.Context())
+	defer tables.end()
 	name := nameOf(reader.LatestFlightDescriptor())
 	function, isKnown := s.functions[name]
 	// Without a function no reply will need the schema.
@@ -137,7 +141,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 	writer := flight.NewRecordWriter(stream, ipc.WithSchema(schema))
 	defer writer.Close()
 	if isKnown && function.Kind == "map" {
-		return (&mapExchange{function: function, stream: stream, reader: reader, writer: writer, layout: layout}).run()
+		return (&mapExchange{function: function, stream: stream, reader: reader, writer: writer, layout: layout, tables: tables}).run()
 	}
 	next := uint64(0)
 	for reader.Next() {
@@ -149,7 +153,7 @@ func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) 
 			}
 			hasMetadata = true
 		}
-		if err := s.answer(stream, writer, function, states, layout, wished, reader.RecordBatch(), call, name); err != nil {
+		if err := s.answer(stream.Context(), tables, writer, function, states, layout, wished, reader.RecordBatch(), call, name); err != nil {
 			var failure *CallError
 			if !errors.As(err, &failure) {
 				return err
@@ -253,10 +257,14 @@ func statusOf(failure *CallError) error {
 	return status.Error(code, failure.Message)
 }
 
-func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writer *flight.Writer, function *Function, states *groups, layout layout, wished wishes, batch arrow.RecordBatch, call callMetadata, name string) error {
+func (s *flightServer) answer(ctx context.Context, tables *callTables, writer *flight.Writer, function *Function, states *groups, layout layout, wished wishes, batch arrow.RecordBatch, call callMetadata, name string) error {
 	if function == nil {
 		return unknownFunction(name)
 	}
+	if err := tables.check(); err != nil {
+		return err
+	}
+	ctx = tables.in(ctx)
 	if err := checkRowErrors(wished.rowErrors, function); err != nil {
 		return err
 	}
@@ -275,15 +283,17 @@ func (s *flightServer) answer(stream flight.FlightService_DoExchangeServer, writ
 			return err
 		}
 		err = writer.WriteWithAppMetadata(part, metadata)
+		// Columns of a shared table hold its map.
+		runtime.KeepAlive(part)
 		start = time.Now()
 		return err
 	}
 	if function.Kind == "aggregate" {
-		reply, err := states.answer(stream.Context(), batch, call.Step)
+		reply, err := states.answer(ctx, batch, call.Step)
 		if err != nil {
 			return err
 		}
 		return emit(reply, true)
 	}
-	return function.answer(stream.Context(), batch, wished, emit)
+	return function.answer(ctx, batch, wished, emit)
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
@@ -21,9 +22,12 @@ import (
 type exchange struct {
 	flight.FlightService_DoExchangeServer
 	sent, answers []*flight.FlightData
+	fields        metadata.MD
 }
 
-func (e *exchange) Context() context.Context { return context.Background() }
+func (e *exchange) Context() context.Context {
+	return metadata.NewIncomingContext(context.Background(), e.fields)
+}
 
 func (e *exchange) Recv() (*flight.FlightData, error) {
 	if len(e.sent) == 0 {

@@ -47,7 +47,7 @@ type Function struct {
 	readers []reader
 	write   writer
 	merges  bool
-	// Whether its first argument is a context.Context, and how many of its calls may be under way at a time.
+	// Whether it, or a method of an aggregate's state, takes a context.Context first, and how many of its calls may be under way at a time.
 	takesContext bool
 	concurrency  int
 }
@@ -72,117 +72,6 @@ func load(root string, offered udf.Functions) ([]*Function, error) {
 		}
 	}
 	return manifest.Functions, readConcurrency(root, manifest.Functions)
-}
-
-func (f *Function) bind(target reflect.Value) error {
-	f.target = target
-	if target.Kind() != reflect.Func {
-		return errors.New("it is not a Go function")
-	}
-	if f.Arguments == nil || f.Returns == nil {
-		return errors.New("transship.toml must give its arguments and result")
-	}
-	signature := target.Type()
-	switch {
-	case f.Kind == "aggregate" && f.Batch == "row":
-		return f.bindAggregate(signature)
-	case f.Kind == "map" && (f.Batch == "row" || f.Batch == "arrow"):
-		return f.bindMap(signature)
-	case f.Kind == "scalar" && f.Batch == "arrow":
-		if signature.NumIn() != 1 || signature.In(0) != recordType || signature.NumOut() == 0 || signature.Out(0) != arrayType {
-			return errors.New("it must be a func(arrow.RecordBatch) arrow.Array, which may also return an error")
-		}
-		return checkError(signature)
-	case f.Kind == "scalar" && (f.Batch == "row" || f.Batch == "columns"), f.Kind == "table" && f.Batch == "row":
-		return f.bindRows(signature)
-	}
-	return fmt.Errorf("there are no %s functions with batch = %q in Go", f.Kind, f.Batch)
-}
-
-// checkError wants one result, or one and an error.
-func checkError(signature reflect.Type) error {
-	if signature.NumOut() == 1 || signature.NumOut() == 2 && signature.Out(1) == errorType {
-		return nil
-	}
-	return errors.New("it must return one result, or a result and an error")
-}
-
-func (f *Function) bindRows(signature reflect.Type) error {
-	if err := checkError(signature); err != nil {
-		return err
-	}
-	skipped := 0
-	if f.Kind == "scalar" && f.Batch == "row" && signature.NumIn() > 0 && signature.In(0) == contextType {
-		f.takesContext, skipped = true, 1
-	}
-	if err := f.bindArguments(signature, skipped); err != nil {
-		return err
-	}
-	result := signature.Out(0)
-	switch {
-	case f.Batch == "columns" && result.Kind() != reflect.Slice:
-		return errors.New("it must return a slice")
-	case f.Batch == "columns" || f.Kind == "table" && result.Kind() == reflect.Slice:
-		result = result.Elem()
-	case f.Kind == "table" && result.CanSeq() && result.Kind() == reflect.Func:
-		result = result.In(0).In(0)
-	case f.Kind == "table":
-		return errors.New("it must return an iter.Seq or a slice")
-	}
-	var err error
-	f.write, err = newWriter(f.Returns, result)
-	return err
-}
-
-// bindArguments reads the arguments behind the first skipped ones.
-func (f *Function) bindArguments(signature reflect.Type, skipped int) error {
-	if signature.NumIn()-skipped != len(f.Arguments) || signature.IsVariadic() {
-		// Without arguments only the number of rows says how many results are wanted.
-		if !(f.Batch == "columns" && len(f.Arguments) == 0 && signature.NumIn() == 1 && signature.In(0).Kind() == reflect.Int) {
-			return fmt.Errorf("it takes %d arguments, transship.toml says %d", signature.NumIn()-skipped, len(f.Arguments))
-		}
-	}
-	for i, argument := range f.Arguments {
-		target := signature.In(i + skipped)
-		if f.Batch == "columns" {
-			if target.Kind() != reflect.Slice {
-				return fmt.Errorf("its argument %d must be a slice", i+1)
-			}
-			target = target.Elem()
-		}
-		read, err := newReader(argument.Type, target)
-		if err != nil {
-			return err
-		}
-		f.readers = append(f.readers, read)
-	}
-	return nil
-}
-
-func (f *Function) bindAggregate(signature reflect.Type) error {
-	if signature.NumIn() != 0 || signature.NumOut() != 1 || signature.Out(0).Kind() != reflect.Pointer {
-		return errors.New("an aggregate function's value is a func() that returns a pointer")
-	}
-	state := signature.Out(0)
-	step, hasStep := state.MethodByName("Step")
-	finish, hasFinish := state.MethodByName("Finish")
-	if !hasStep || !hasFinish {
-		return fmt.Errorf("Go type %s needs the methods Step and Finish", state)
-	}
-	if err := f.bindArguments(step.Type, 1); err != nil {
-		return err
-	}
-	if err := checkError(finish.Type); err != nil {
-		return err
-	}
-	merge, hasMerge := state.MethodByName("Merge")
-	if hasMerge && (merge.Type.NumIn() != 2 || merge.Type.In(1) != state) {
-		return fmt.Errorf("method Merge of Go type %s must take another one", state)
-	}
-	f.merges = hasMerge
-	var err error
-	f.write, err = newWriter(f.Returns, finish.Type.Out(0))
-	return err
 }
 
 // callColumns are the columns of a batch of calls, replyColumns those of a reply (docs/protocol.md §4).
@@ -267,6 +156,11 @@ func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, wished w
 	if err := checkRowErrors(wished.rowErrors, f); err != nil {
 		return err
 	}
+	if f.takesContext {
+		var cancel context.CancelFunc
+		ctx, cancel = watched(ctx)
+		defer cancel()
+	}
 	switch f.Kind {
 	case "table":
 		return f.answerTable(ctx, arguments, int(batch.NumRows()), emit)
@@ -280,11 +174,11 @@ func (f *Function) answer(ctx context.Context, batch arrow.RecordBatch, wished w
 	case "arrow":
 		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
 			mayRunAgain := wished.rowErrors == "again" && count > 1
-			return f.callArrow(arguments, first, count, mayRunAgain, wished.mayEncode && failed == nil && count == rows)
+			return f.callArrow(ctx, arguments, first, count, mayRunAgain, wished.mayEncode && failed == nil && count == rows)
 		})
 	case "columns":
 		column, err = inPieces(ctx, rows, min(rowsAtATime(arguments), max(rows, 1)), f.null, failed, wished.rowErrors, func(first, count int) (arrow.Array, error) {
-			return f.callColumnwise(arguments, first, count)
+			return f.callColumnwise(ctx, arguments, first, count)
 		})
 	default:
 		if f.takesContext {
@@ -311,9 +205,9 @@ func (f *Function) null() arrow.Array {
 }
 
 // call runs the handler; a panic becomes an error. row is negative where no single row is to blame.
-func call(target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
+func call(ctx context.Context, target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
 	defer recoverInto(&err, row)
-	results := target.Call(arguments)
+	results := target.Call(withContext(ctx, target, arguments))
 	if len(results) > 0 {
 		result = results[0]
 	}
@@ -382,7 +276,7 @@ func (f *Function) callRows(ctx context.Context, columns []argument, rows int, f
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
 	builder.Reserve(min(rows, mostReserved))
 	err := f.eachRow(ctx, columns, rows, func(row int, arguments []reflect.Value) error {
-		result, err := call(f.target, arguments, row)
+		result, err := call(ctx, f.target, arguments, row)
 		switch {
 		case err == nil:
 			failed.none(1)
@@ -399,10 +293,11 @@ func (f *Function) callRows(ctx context.Context, columns []argument, rows int, f
 	return builder.NewArray(), nil
 }
 
-func (f *Function) callColumnwise(columns []argument, first, rows int) (arrow.Array, error) {
+func (f *Function) callColumnwise(ctx context.Context, columns []argument, first, rows int) (arrow.Array, error) {
 	var arguments []reflect.Value
+	inputs := inputsOf(f.target.Type(), 0)
 	for i := range f.readers {
-		arguments = append(arguments, reflect.MakeSlice(f.target.Type().In(i), rows, rows))
+		arguments = append(arguments, reflect.MakeSlice(inputs[i], rows, rows))
 	}
 	values := make([]reflect.Value, len(f.readers))
 	for row := range rows {
@@ -413,10 +308,10 @@ func (f *Function) callColumnwise(columns []argument, first, rows int) (arrow.Ar
 			arguments[i].Index(row).Set(value)
 		}
 	}
-	if f.target.Type().NumIn() > len(arguments) {
+	if len(inputs) > len(arguments) {
 		arguments = append(arguments, reflect.ValueOf(rows))
 	}
-	results, err := call(f.target, arguments, -1)
+	results, err := call(ctx, f.target, arguments, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -436,12 +331,12 @@ func wrongCount(results, rows int) error {
 	return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %d values for %d rows.", results, rows)}
 }
 
-func (f *Function) callArrow(columns []argument, first, rows int, mayRunAgain, mayEncode bool) (arrow.Array, error) {
+func (f *Function) callArrow(ctx context.Context, columns []argument, first, rows int, mayRunAgain, mayEncode bool) (arrow.Array, error) {
 	batch, err := whole(columns, f.Arguments, first, rows, mayRunAgain)
 	if err != nil {
 		return nil, err
 	}
-	result, err := call(f.target, []reflect.Value{reflect.ValueOf(batch)}, -1)
+	result, err := call(ctx, f.target, []reflect.Value{reflect.ValueOf(batch)}, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -469,7 +364,7 @@ func (f *Function) answerTable(ctx context.Context, columns []argument, rows int
 		return emit(array.NewRecordBatch(schema, []arrow.Array{numbers.NewArray(), results.NewArray()}, rows), isLast)
 	}
 	err := f.eachRow(ctx, columns, rows, func(row int, arguments []reflect.Value) error {
-		answer, err := call(f.target, arguments, row)
+		answer, err := call(ctx, f.target, arguments, row)
 		if err != nil {
 			return err
 		}

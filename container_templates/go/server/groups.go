@@ -32,12 +32,12 @@ func newGroups(function *Function) *groups {
 	return &groups{function: function, states: map[int64]reflect.Value{}, used: time.Now()}
 }
 
-func (g *groups) state(number int64, row int) (reflect.Value, error) {
+func (g *groups) state(ctx context.Context, number int64, row int) (reflect.Value, error) {
 	state, ok := g.states[number]
 	if ok {
 		return state, nil
 	}
-	state, err := call(g.function.target, nil, row)
+	state, err := call(ctx, g.function.target, nil, row)
 	if err == nil {
 		g.states[number] = state
 	}
@@ -45,12 +45,12 @@ func (g *groups) state(number int64, row int) (reflect.Value, error) {
 }
 
 // call calls a method of a group's state.
-func (g *groups) call(number int64, method string, arguments []reflect.Value, row int) (reflect.Value, error) {
-	state, err := g.state(number, row)
+func (g *groups) call(ctx context.Context, number int64, method string, arguments []reflect.Value, row int) (reflect.Value, error) {
+	state, err := g.state(ctx, number, row)
 	if err != nil {
 		return state, err
 	}
-	return call(state.MethodByName(method), arguments, row)
+	return call(ctx, state.MethodByName(method), arguments, row)
 }
 
 // answer does one step (docs/protocol.md §4).
@@ -61,6 +61,11 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 	columns, err := f.check(batch)
 	if err != nil {
 		return nil, err
+	}
+	if f.takesContext {
+		var cancel context.CancelFunc
+		ctx, cancel = watched(ctx)
+		defer cancel()
 	}
 	rows := int(batch.NumRows())
 	numbers := columns[0].values.(*array.Int64)
@@ -73,14 +78,14 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 	switch step {
 	case "accumulate":
 		err = f.eachRow(ctx, columns[1:], rows, func(row int, arguments []reflect.Value) error {
-			_, err := g.call(numbers.Value(row), "Step", arguments, row)
+			_, err := g.call(ctx, numbers.Value(row), "Step", arguments, row)
 			return err
 		})
 	case "merge":
-		err = g.each(ctx, rows, func(row int) error { return g.merge(numbers.Value(row), arrived.Value(row), row) })
+		err = g.each(ctx, rows, func(row int) error { return g.merge(ctx, numbers.Value(row), arrived.Value(row), row) })
 	case "finish":
 		err = g.each(ctx, rows, func(row int) error {
-			result, err := g.call(numbers.Value(row), "Finish", nil, row)
+			result, err := g.call(ctx, numbers.Value(row), "Finish", nil, row)
 			if err != nil {
 				return err
 			}
@@ -89,7 +94,7 @@ func (g *groups) answer(ctx context.Context, batch arrow.RecordBatch, step strin
 		})
 	case "state":
 		err = g.each(ctx, rows, func(row int) error {
-			state, err := g.state(numbers.Value(row), row)
+			state, err := g.state(ctx, numbers.Value(row), row)
 			if err != nil {
 				return err
 			}
@@ -128,18 +133,18 @@ func (g *groups) each(ctx context.Context, rows int, work func(row int) error) e
 	return nil
 }
 
-func (g *groups) merge(number int64, arrived []byte, row int) error {
+func (g *groups) merge(ctx context.Context, number int64, arrived []byte, row int) error {
 	if !g.function.merges {
 		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("The state of %s has no method Merge, which parallel queries need.", g.function.Name)}
 	}
-	other, err := call(g.function.target, nil, row)
+	other, err := call(ctx, g.function.target, nil, row)
 	if err != nil {
 		return err
 	}
 	if err := decode(arrived, other, row); err != nil {
 		return err
 	}
-	_, err = g.call(number, "Merge", []reflect.Value{other}, row)
+	_, err = g.call(ctx, number, "Merge", []reflect.Value{other}, row)
 	return err
 }
 

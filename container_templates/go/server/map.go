@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"runtime"
 	"runtime/debug"
 	"sync"
 
@@ -22,10 +23,11 @@ import (
 // iter.Seq2[R, error].
 func (f *Function) bindMap(signature reflect.Type) error {
 	isSeq := func(kind reflect.Type) bool { return kind.Kind() == reflect.Func && kind.CanSeq() }
-	if signature.NumIn() != 1 || !isSeq(signature.In(0)) || signature.NumOut() != 1 {
+	inputs := inputsOf(signature, 0)
+	if len(inputs) != 1 || !isSeq(inputs[0]) || signature.NumOut() != 1 {
 		return errors.New("it must take an iter.Seq and return an iter.Seq, or an iter.Seq2 with an error")
 	}
-	taken, given := signature.In(0).In(0).In(0), signature.Out(0)
+	taken, given := inputs[0].In(0).In(0), signature.Out(0)
 	hasError := given.Kind() == reflect.Func && given.CanSeq2() && given.In(0).In(1) == errorType
 	if !isSeq(given) && !hasError {
 		return errors.New("it must return an iter.Seq, or an iter.Seq2 with an error")
@@ -69,6 +71,7 @@ type mapExchange struct {
 	stream   flight.FlightService_DoExchangeServer
 	writer   *flight.Writer
 	layout   layout
+	tables   *callTables
 
 	// The handler may take rows on another goroutine than the one that gives results. Whoever reads may wait for the client, and holds
 	// nothing else meanwhile.
@@ -106,7 +109,10 @@ func (m *mapExchange) run() error {
 
 // answer calls the handler, and sends what it returns. A panic of the handler is its error.
 func (m *mapExchange) answer() (err error) {
-	result, err := call(m.function.target, []reflect.Value{m.rows()}, -1)
+	if err := m.tables.check(); err != nil {
+		return m.first(err)
+	}
+	result, err := call(m.tables.in(m.stream.Context()), m.function.target, []reflect.Value{m.rows()}, -1)
 	if err != nil {
 		return m.first(err)
 	}
@@ -209,12 +215,15 @@ func (m *mapExchange) send(column arrow.Array) error {
 	if err != nil {
 		return err
 	}
-	return m.writer.Write(part)
+	err = m.writer.Write(part)
+	// Columns of a shared table hold its map.
+	runtime.KeepAlive(part)
+	return err
 }
 
 // rows is the iter.Seq that the handler takes.
 func (m *mapExchange) rows() reflect.Value {
-	kind := m.function.target.Type().In(0)
+	kind := inputsOf(m.function.target.Type(), 0)[0]
 	return reflect.MakeFunc(kind, func(given []reflect.Value) []reflect.Value {
 		yield := given[0]
 		goesOn := func(value reflect.Value) bool { return yield.Call([]reflect.Value{value})[0].Bool() }

@@ -32,6 +32,7 @@ type restServer struct {
 	functions map[string]*Function
 	greeting  []byte
 	exchanges exchanges
+	tables    *offers
 	// How long a client may let the server wait.
 	idle time.Duration
 }
@@ -175,6 +176,12 @@ func (s *restServer) handle(ctx context.Context, asked *http.Request) ([]byte, s
 		described, err := describeFunction(function)
 		return described, jsonType, err
 	}
+	tables := s.tables.ofRequest(asked)
+	defer tables.end()
+	if err := tables.check(); err != nil {
+		return nil, "", err
+	}
+	ctx = tables.in(ctx)
 	if asked.Header.Get("Content-Type") == columnsType {
 		asked, segment, err := readColumns(function, body, &shared.kept)
 		if err != nil {

@@ -80,26 +80,28 @@ func serve(functions []*Function) error {
 		byName[function.Name] = function
 		names = append(names, function.Name)
 	}
+	folder := os.Getenv("TRANSSHIP_SOCKET_DIR")
 	transports := []string{"flight", "json", "socket"}
 	if segmentFolder != "" {
 		transports = append(transports, "shm")
 	}
-	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names, "transports": transports, "keep_alive": true, "constants": true, "row_errors": true})
+	greeting, err := json.Marshal(map[string]any{"protocol": 1, "server": "transship-go/0.2.0", "functions": names, "transports": transports, "keep_alive": true, "constants": true, "row_errors": true, "tables": folder != ""})
 	if err != nil {
 		return err
 	}
+	tables := newOffers()
 	rpc := grpc.NewServer(grpc.MaxRecvMsgSize(1<<30), grpc.MaxSendMsgSize(1<<30), grpc.InitialWindowSize(16<<20), grpc.InitialConnWindowSize(16<<20),
 		// A client may read on whenever its engine wants more rows, but it must be there.
 		grpc.MaxConcurrentStreams(mostStreams), grpc.KeepaliveParams(keepalive.ServerParameters{Time: connectionIdle}))
-	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting})
-	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}, idle: connectionIdle}
+	flight.RegisterFlightServiceServer(rpc, &flightServer{functions: byName, greeting: greeting, tables: tables})
+	handler := &restServer{functions: byName, greeting: greeting, exchanges: exchanges{groups: map[string]*groups{}}, tables: tables, idle: connectionIdle}
 	rest := handler.server()
 	connections, err := newConnections()
 	if err != nil {
 		return err
 	}
 
-	failed := make(chan error, 4)
+	failed := make(chan error, 5)
 	isListening := false
 	listen := func(network, address string, serve func(net.Listener) error) error {
 		listener, err := listenAt(network, address)
@@ -113,8 +115,10 @@ func serve(functions []*Function) error {
 	serveHTTP := func(listener net.Listener) error {
 		return rest.Serve(&countedListener{listener, connections, mostRefused})
 	}
-	if folder := os.Getenv("TRANSSHIP_SOCKET_DIR"); folder != "" {
-		if err := errors.Join(listen("unix", folder+"/http.sock", serveHTTP), listen("unix", folder+"/flight.sock", rpc.Serve)); err != nil {
+	if folder != "" {
+		// Clients read in the greeting that tables.sock is there.
+		serveTables := newTableListener(tables, connections.most).serve
+		if err := errors.Join(listen("unix", folder+"/tables.sock", serveTables), listen("unix", folder+"/http.sock", serveHTTP), listen("unix", folder+"/flight.sock", rpc.Serve)); err != nil {
 			return err
 		}
 	}

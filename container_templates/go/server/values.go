@@ -150,6 +150,10 @@ func newValueReader(t *Type, target reflect.Type) (reader, error) {
 		return func(column arrow.Array, row int) (reflect.Value, error) {
 			list := column.(*array.List)
 			start, end := list.ValueOffsets(row)
+			if start < 0 || start > end || end > int64(list.ListValues().Len()) {
+				// As where a text does: in a column that nobody has checked.
+				panic("a list lies outside of its column")
+			}
 			slice := reflect.MakeSlice(target, int(end-start), int(end-start))
 			for i := range slice.Len() {
 				value, err := read(list.ListValues(), int(start)+i)
@@ -334,14 +338,11 @@ func newValueWriter(t *Type, source reflect.Type) (writer, error) {
 
 // fieldsOf finds the struct's field for each part of a composite type: by tag, or by name without underscores and case.
 func fieldsOf(t *Type, target reflect.Type) ([]int, error) {
-	plain := func(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "")) }
 	var fields []int
 	for _, part := range t.Parts() {
 		found := -1
 		for i := range target.NumField() {
-			field := target.Field(i)
-			tag := field.Tag.Get("udf")
-			if field.IsExported() && (tag == part.Name || tag == "" && plain(field.Name) == plain(part.Name)) {
+			if field := target.Field(i); field.IsExported() && isFieldOf(field, part.Name) {
 				found = i
 			}
 		}
@@ -351,6 +352,13 @@ func fieldsOf(t *Type, target reflect.Type) ([]int, error) {
 		fields = append(fields, found)
 	}
 	return fields, nil
+}
+
+// isFieldOf says whether a struct's field is for what has a name in SQL.
+func isFieldOf(field reflect.StructField, name string) bool {
+	plain := func(name string) string { return strings.ToLower(strings.ReplaceAll(name, "_", "")) }
+	tag := field.Tag.Get("udf")
+	return tag == name || tag == "" && plain(field.Name) == plain(name)
 }
 
 func floorDiv(a, b int64) int64 {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"reflect"
+	"slices"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -45,11 +46,31 @@ func readConcurrency(root string, functions []*Function) error {
 	}
 	for _, function := range functions {
 		function.concurrency = max(byName[function.Name], 1)
-		if function.concurrency > 1 && !function.takesContext {
+		if function.concurrency > 1 && !function.isWaiting() {
 			return fmt.Errorf("function %q: with concurrency, its first argument must be a context.Context, and it must be called row by row", function.Name)
 		}
 	}
 	return nil
+}
+
+// isWaiting says whether several calls of a batch may be under way at a time.
+func (f *Function) isWaiting() bool { return f.takesContext && f.Kind == "scalar" && f.Batch == "row" }
+
+// inputsOf are the types that a Go function takes, without the first `skipped` and a context.Context behind them.
+func inputsOf(signature reflect.Type, skipped int) []reflect.Type {
+	inputs := slices.Collect(signature.Ins())[skipped:]
+	if len(inputs) > 0 && inputs[0] == contextType {
+		return inputs[1:]
+	}
+	return inputs
+}
+
+// withContext are the arguments of a Go function that may take a context.Context first.
+func withContext(ctx context.Context, target reflect.Value, arguments []reflect.Value) []reflect.Value {
+	if signature := target.Type(); signature.NumIn() == 0 || signature.In(0) != contextType {
+		return arguments
+	}
+	return append([]reflect.Value{reflect.ValueOf(ctx)}, arguments...)
 }
 
 // outcome is what a call gave.
@@ -60,8 +81,6 @@ type outcome struct {
 
 // callWaiting calls a function for each row, several at a time. Results are in the order of the rows, and so is the first error.
 func (f *Function) callWaiting(ctx context.Context, columns []argument, rows int, failed *rowErrors) (arrow.Array, error) {
-	ctx, cancel := watched(ctx)
-	defer cancel()
 	builder := array.NewBuilder(memory.DefaultAllocator, f.Returns.Arrow())
 	var underWay []chan outcome
 	next := 0
@@ -94,14 +113,13 @@ func (f *Function) callWaiting(ctx context.Context, columns []argument, rows int
 // begin starts the call of a row.
 func (f *Function) begin(ctx context.Context, columns []argument, row int) chan outcome {
 	result := make(chan outcome, 1)
-	arguments := make([]reflect.Value, 1+len(f.readers))
-	arguments[0] = reflect.ValueOf(ctx)
-	if err := f.arguments(columns, row, arguments[1:]); err != nil {
+	arguments := make([]reflect.Value, len(f.readers))
+	if err := f.arguments(columns, row, arguments); err != nil {
 		result <- outcome{err: err}
 		return result
 	}
 	go func() {
-		value, err := call(f.target, arguments, row)
+		value, err := call(ctx, f.target, arguments, row)
 		result <- outcome{value, err}
 	}()
 	return result

@@ -25,7 +25,7 @@ const SCHEME: &str = "file:";
 /// Rows, one after the other.
 pub(super) enum Source {
     Query(Query),
-    File(FileSource),
+    File(Box<FileSource>),
 }
 
 impl Source {
@@ -40,7 +40,7 @@ impl Source {
             let said = text::from_c(source);
             match path_of(said.trim()) {
                 None => Source::Query(Query::open(source, caller)),
-                Some(path) => Source::File(FileSource::open(&report::unwrap(path))),
+                Some(path) => Source::File(Box::new(FileSource::open(&report::unwrap(path)))),
             }
         }
     }
@@ -204,7 +204,10 @@ fn column_of(name: &str, ty: &Type) -> Result<QueryColumn> {
     let (mut declared, mut typmod) = (pg_sys::InvalidOid, -1);
     // SAFETY: the text ends in NUL; the results are written to locals.
     let collation = unsafe {
+        #[cfg(feature = "pg15")]
         pg_sys::parseTypeString(type_name.as_ptr(), &mut declared, &mut typmod, false);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::parseTypeString(type_name.as_ptr(), &mut declared, &mut typmod, std::ptr::null_mut());
         pg_sys::get_typcollation(declared)
     };
     Ok(QueryColumn { name: name.to_string(), declared, typmod, collation, sql_type: SqlType::new(declared)? })

@@ -33,6 +33,9 @@ const PADDING: [u8; MOST_INLINE_BYTES - 8] = [0; MOST_INLINE_BYTES - 8];
 /// All seals but that of future writes, which the seal of writes includes.
 const SEALS: SealFlags = SealFlags::WRITE.union(SealFlags::SHRINK).union(SealFlags::GROW).union(SealFlags::SEAL);
 
+/// A datagram's first byte, the others, and the descriptor that came with it.
+type Datagram = (u8, Vec<u8>, Option<OwnedFd>);
+
 /// One end of a connection.
 #[derive(Debug)]
 pub struct Channel(OwnedFd);
@@ -172,8 +175,7 @@ impl Channel {
         }
     }
 
-    /// Its first byte, the others, and the descriptor that came with it.
-    fn receive_datagram(&self) -> io::Result<Option<(u8, Vec<u8>, Option<OwnedFd>)>> {
+    fn receive_datagram(&self) -> io::Result<Option<Datagram>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut buffer = vec![0; 1 + MOST_INLINE_BYTES];

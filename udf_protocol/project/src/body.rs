@@ -319,7 +319,7 @@ mod tests {
             "template = 'python' source = 'x' requirements = [\"a\\u0000\"]",
         ] {
             let error = FunctionBody::parse(text).unwrap_err();
-            assert_eq!(error.kind(), Kind::InvalidDefinition, "{text}");
+            assert_eq!(error.kind(), udf_types::Kind::InvalidDefinition, "{text}");
         }
     }
 
