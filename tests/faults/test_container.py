@@ -73,6 +73,25 @@ def test_killed_with_tables(case, transport):
     session.ask("SELECT transship.unshare('faults_rows')")
 
 
+def test_killed_before_the_groups_are_forgotten(case):
+    """Who has all results of a GROUP BY can commit, whatever becomes of the container that made them."""
+    session = case.session()
+    for statement in (
+        "CREATE OR REPLACE FUNCTION total_step(internal, bigint) RETURNS internal LANGUAGE container AS 'image = \"faults:1.0\" function = \"total\"'",
+        "CREATE OR REPLACE FUNCTION total_final(internal) RETURNS bigint LANGUAGE container AS 'image = \"faults:1.0\" function = \"total\"'",
+        "CREATE OR REPLACE AGGREGATE total(bigint) (SFUNC = total_step, STYPE = internal, FINALFUNC = total_final)",
+        "SET enable_sort = off",
+        "BEGIN",
+        "DECLARE c CURSOR FOR SELECT x / 3 AS g, total(x) FROM generate_series(0, 8999::bigint) x GROUP BY 1",
+    ):
+        session.ask(statement)
+    found = dict(session.ask("FETCH ALL FROM c"))
+    assert found == {g: 9 * g + 3 for g in range(3000)}
+    case.manager.kill_replica(case.manager.leased())
+    time.sleep(0.5)
+    session.ask("COMMIT")
+
+
 def test_killed_each_time(case):
     """The retries have a budget."""
     session = case.session()
