@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"runtime"
 	"runtime/debug"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -208,6 +209,8 @@ func (f *Function) null() arrow.Array {
 func call(ctx context.Context, target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
 	defer recoverInto(&err, row)
 	results := target.Call(withContext(ctx, target, arguments))
+	// What it reads of the call's tables may not refer to them, and the call may have ended without it.
+	runtime.KeepAlive(ctx)
 	if len(results) > 0 {
 		result = results[0]
 	}

@@ -14,6 +14,8 @@ package udf
 // timestamptz), time.Duration (time), [16]byte (uuid), json.RawMessage (json), Interval, Range, slices and structs
 // (composite types, whose fields are found by name or by a tag such as `udf:"name"`); what travels as text is a string.
 // A pointer or a slice takes NULL as nil; anything else refuses it.
+//
+// Each of these functions and methods may take a context.Context first, which ends with the query and which Table takes.
 type Functions map[string]any
 
 // Interval is a span of time in PostgreSQL's parts.
