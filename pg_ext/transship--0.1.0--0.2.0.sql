@@ -316,9 +316,13 @@ GRANT EXECUTE ON FUNCTION manager_circuits() TO pg_monitor;
 
 -- The images whose containers ended by themselves of late, and the functions that are called there.
 CREATE VIEW circuits AS
-SELECT c.*, ARRAY(SELECT f.funcid::regprocedure FROM @extschema@.functions f WHERE f.digest = c.digest ORDER BY f.funcid) AS functions
+WITH called AS MATERIALIZED (
+  SELECT f.digest, array_agg(f.funcid::regprocedure ORDER BY f.funcid) AS functions FROM @extschema@.functions f GROUP BY f.digest
+)
+SELECT c.*, coalesce(d.functions, '{}') AS functions
 FROM json_to_recordset(@extschema@.manager_circuits())
-  AS c (image text, digest text, state text, endings int, wait_s bigint, last text);
+  AS c (image text, digest text, state text, endings int, wait_s bigint, last text)
+LEFT JOIN called d ON d.digest = c.digest;
 
 GRANT SELECT ON circuits TO pg_monitor;
 

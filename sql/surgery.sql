@@ -325,3 +325,30 @@ DROP TABLE small, lines, written, taken, wide;
 DROP SEQUENCE drawn, turn;
 DROP AGGREGATE drawing_sum (bigint);
 DROP FUNCTION words_of, numbered, written_so_far, owned, configured, put, put_new, drawing, calls_of, first_into, first_assigned, first_of_sql, all_of_sql, insert_first, sort_method;
+-- Plans grow with their statements, and not faster: what is behind many filters or conditions that call stays where it is.
+CREATE FUNCTION many_filters(count int) RETURNS text LANGUAGE sql AS $$
+  SELECT 'SELECT count(*) FROM numbers WHERE x <= 50' || string_agg(format(' AND add_one(x + %s) > %s', i, i + 10), '') FROM generate_series(1, count) i
+$$;
+CREATE FUNCTION many_arms(count int) RETURNS text LANGUAGE sql AS $$
+  SELECT 'SELECT sum(CASE' || string_agg(format(' WHEN x %% %s = 0 THEN add_one(x + %s)', i, i), '') || ' END) FROM numbers WHERE x <= 2000' FROM generate_series(300, 300 - count + 1, -1) i
+$$;
+CREATE FUNCTION both_ways(query text) RETURNS TABLE (batched numeric, alone numeric, nodes bigint) LANGUAGE plpgsql AS $$
+DECLARE
+  line text;
+BEGIN
+  nodes := 0;
+  EXECUTE query INTO batched;
+  FOR line IN EXECUTE 'EXPLAIN (COSTS OFF) ' || query LOOP
+    nodes := nodes + (line ~ 'Container Batch')::int;
+  END LOOP;
+  SET LOCAL transship.batching = off;
+  EXECUTE query INTO alone;
+  SET LOCAL transship.batching = on;
+  RETURN NEXT;
+END
+$$;
+SELECT * FROM both_ways(many_filters(3));
+SELECT * FROM both_ways(many_filters(100));
+SELECT * FROM both_ways(many_arms(20));
+SELECT * FROM both_ways(many_arms(250));
+DROP FUNCTION many_filters, many_arms, both_ways;

@@ -17,6 +17,8 @@ use udf_types::{Error, Kind, Result};
 use crate::pg::catalog::{extension_of_type, type_name};
 use crate::pg::text;
 
+/// Parts that a type may be made of, attributes of attributes included.
+const MOST_PARTS: usize = 10_000;
 /// Days from 1970-01-01, Arrow's epoch, to 2000-01-01, PostgreSQL's.
 const EPOCH_DAYS: i32 = 10_957;
 /// The same in microseconds.
@@ -104,6 +106,16 @@ impl SqlType {
                 Form::Array(form) => form.element.is_self_contained(),
                 Form::Vector(_) | Form::Composite { .. } | Form::Range(_) => false,
             }
+    }
+
+    /// How many types it is made of, itself included.
+    fn parts(&self) -> usize {
+        1 + match &self.form {
+            Form::Array(form) => form.element.parts(),
+            Form::Range(element) => element.parts(),
+            Form::Composite { attributes, .. } => attributes.iter().flatten().map(SqlType::parts).sum(),
+            _ => 0,
+        }
     }
 
     /// Of a type `(value T, error text)` the type T.
@@ -214,13 +226,20 @@ impl SqlType {
     unsafe fn composite(oid: pg_sys::Oid, typmod: i32, descriptor: pg_sys::TupleDesc, depth: usize) -> Result<SqlType> {
         // SAFETY: the caller passes a valid descriptor, which is copied.
         let descriptor = unsafe { PgTupleDesc::from_pg_copy(descriptor) };
-        let (mut named, mut attributes) = (Vec::new(), Vec::new());
+        let (mut named, mut attributes, mut parts) = (Vec::new(), Vec::new(), 0);
         for attribute in descriptor.iter() {
             if attribute.attisdropped {
                 attributes.push(None);
                 continue;
             }
             let found = SqlType::at_depth(attribute.atttypid, attribute.atttypmod, depth + 1)?;
+            // A type may have parts of one type in many places, and so on down.
+            parts += found.parts();
+            if parts > MOST_PARTS {
+                let message = format!("type {} is not supported by container functions", type_name(oid));
+                let detail = format!("It has more than {MOST_PARTS} parts.");
+                return Err(Error::new(Kind::UnsupportedType, message).with_detail(detail));
+            }
             // SAFETY: a name ends in NUL.
             let name = unsafe { text::from_c(attribute.attname.data.as_ptr()) };
             named.push(Attribute { name, ty: found.ty.clone() });

@@ -17,6 +17,18 @@ pub unsafe fn elements<T>(list: *mut pg_sys::List) -> Vec<*mut T> {
     }
 }
 
+/// An element of a list of pointers, counted from zero; none if there are fewer.
+///
+/// # Safety
+/// `list` is NIL or a valid list of pointers to `T`.
+pub unsafe fn element<T>(list: *mut pg_sys::List, position: usize) -> Option<*mut T> {
+    // SAFETY: the caller says that the list is valid, so it has `length` cells that hold pointers.
+    unsafe {
+        let length = list.as_ref().map_or(0, |list| usize::try_from(list.length).unwrap_or(0));
+        (position < length).then(|| (*(*list).elements.add(position)).ptr_value.cast())
+    }
+}
+
 /// The elements of a list of integers; none for NIL.
 ///
 /// # Safety

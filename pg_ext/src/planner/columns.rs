@@ -184,6 +184,7 @@ impl LiftedCall {
 pub unsafe fn distinct_calls(calls: &[FoundCall], watcher: &Watcher, is_still: bool) -> Vec<LiftedCall> {
     let mut distinct: Vec<LiftedCall> = Vec::new();
     for found in calls {
+        pgrx::check_for_interrupts!();
         // SAFETY: the caller passes valid calls.
         let is_repeatable = unsafe { is_repeatable(found.call, watcher, is_still) };
         // SAFETY: as above.

@@ -91,14 +91,14 @@ impl Demand {
         child: *mut pg_sys::Plan,
         expressions: &[*mut pg_sys::Node],
         watcher: &Watcher,
+        counting_calls: &Watcher,
     ) -> bool {
-        let calls_count = match self {
+        let watcher = match self {
             Demand::All { writes: false, .. } => return false,
             // In a container they see no table that the statement writes.
-            Demand::All { writes: true, .. } => None,
-            _ => Some(watcher.counting_calls()),
+            Demand::All { writes: true, .. } => watcher,
+            _ => counting_calls,
         };
-        let watcher = calls_count.as_ref().unwrap_or(watcher);
         // SAFETY: the caller says so.
         unsafe { watcher.of_expressions(expressions).acts || watcher.of_plan(child).acts }
     }

@@ -17,6 +17,7 @@ use super::calls_container;
 use super::demand::expressions;
 use super::plans::children;
 use crate::function;
+use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{catalog, list, nodes};
 
 /// What evaluating something needs and does.
@@ -70,14 +71,20 @@ pub struct Watcher {
     ignored_language: Option<pg_sys::Oid>,
     /// The subplans that are run when a parameter is first asked for, by the parameter.
     run_once: HashMap<i32, i32>,
-    /// What subplans do, as far as they were looked at.
+    /// What subplans, plans, and types' constraints do, as far as they were looked at. What moves from a plan into a node above it is still
+    /// counted for that plan.
     known: RefCell<HashMap<i32, Effects>>,
+    known_plans: RefCell<HashMap<*mut pg_sys::Plan, Effects>>,
+    known_types: RefCell<HashMap<pg_sys::Oid, Effects>>,
     /// What nodes that write do, as far as they were looked at.
     known_writing: RefCell<HashMap<*const pg_sys::ModifyTable, Effects>>,
     /// The domains whose constraints were looked at.
     domains: RefCell<HashSet<pg_sys::Oid>>,
     /// Whether a container function was found that reads shared tables.
     has_tables: Cell<bool>,
+    /// For what is of use only while a node is looked at, and how many are.
+    context: OwnedContext,
+    nodes: Cell<u32>,
 }
 
 impl Watcher {
@@ -115,13 +122,33 @@ impl Watcher {
         Watcher::with(self.statement, None, self.run_once.clone())
     }
 
+    /// As this one, once plans are no longer what they were when this one looked at them.
+    pub fn anew(&self) -> Watcher {
+        Watcher::with(self.statement, self.ignored_language, self.run_once.clone())
+    }
+
     fn with(
         statement: *const pg_sys::PlannedStmt,
         ignored_language: Option<pg_sys::Oid>,
         run_once: HashMap<i32, i32>,
     ) -> Watcher {
-        let (known, known_writing, domains, has_tables) = Default::default();
-        Watcher { statement, ignored_language, run_once, known, known_writing, domains, has_tables }
+        let (known, known_plans, known_types, known_writing, domains) = Default::default();
+        let (has_tables, nodes) = Default::default();
+        // SAFETY: the watcher is not used after the statement was planned.
+        let context = unsafe { OwnedContext::new(pg_sys::CurrentMemoryContext) };
+        Watcher {
+            statement,
+            ignored_language,
+            run_once,
+            known,
+            known_plans,
+            known_types,
+            known_writing,
+            domains,
+            has_tables,
+            context,
+            nodes,
+        }
     }
 
     /// The domains whose constraints were looked at.
@@ -161,8 +188,20 @@ impl Watcher {
         if plan.is_null() {
             return Effects::NONE;
         }
+        if let Some(known) = self.known_plans.borrow().get(&plan) {
+            return *known;
+        }
+        pgrx::check_for_interrupts!();
         // SAFETY: the caller says so.
-        unsafe { children(plan).into_iter().fold(self.of_node(plan), |found, child| found | self.of_plan(*child)) }
+        let found = unsafe {
+            // CTEs that read each other are no deeper for PostgreSQL than any others.
+            if pg_sys::stack_is_too_deep() {
+                return Effects::ANY;
+            }
+            children(plan).into_iter().fold(self.of_node(plan), |found, child| found | self.of_plan(*child))
+        };
+        self.known_plans.borrow_mut().insert(plan, found);
+        found
     }
 
     /// What a node does itself, with the subplans that it uses.
@@ -171,16 +210,22 @@ impl Watcher {
     /// `plan` is a valid plan of the statement.
     pub unsafe fn of_node(&self, plan: *mut pg_sys::Plan) -> Effects {
         use pg_sys::NodeTag::*;
+        self.nodes.set(self.nodes.get() + 1);
         // SAFETY: the caller says so; tags say which structs the nodes are.
-        unsafe {
+        let found = unsafe {
             let own = match nodes::tag(plan) {
                 T_LockRows => Effects::ACTS,
                 T_ModifyTable => self.of_writing(plan.cast()),
                 T_CteScan => self.of_subplan((*plan.cast::<pg_sys::CteScan>()).ctePlanId),
                 _ => Effects::NONE,
             };
-            own | self.of_expressions(&expressions(plan))
+            own | within(self.context.as_ptr(), || self.of_expressions(&expressions(plan)))
+        };
+        self.nodes.set(self.nodes.get() - 1);
+        if self.nodes.get() == 0 {
+            self.context.reset();
         }
+        found
     }
 
     /// What writing does: triggers may do anything with a row before it is written, and CHECK constraints call functions.
@@ -227,6 +272,17 @@ impl Watcher {
         if depth > MAX_DEPTH {
             return Effects::ANY;
         }
+        // A type may have parts of one type in many places.
+        if let Some(known) = self.known_types.borrow().get(&oid) {
+            return *known;
+        }
+        pgrx::check_for_interrupts!();
+        let found = self.of_parts(oid, depth);
+        self.known_types.borrow_mut().insert(oid, found);
+        found
+    }
+
+    fn of_parts(&self, oid: pg_sys::Oid, depth: usize) -> Effects {
         // SAFETY: lookups of a type that exists, since the plan has an expression of it. The descriptor is a copy.
         unsafe {
             let element = pg_sys::get_element_type(oid);
@@ -366,8 +422,9 @@ impl Watcher {
         }
         // SAFETY: a plan's numbers of subplans count from one.
         let found = unsafe {
-            let plans = list::elements::<pg_sys::Plan>((*self.statement).subplans);
-            let plan = usize::try_from(id - 1).ok().and_then(|position| plans.get(position).copied());
+            let position = usize::try_from(id - 1).ok();
+            let plan =
+                position.and_then(|position| list::element::<pg_sys::Plan>((*self.statement).subplans, position));
             plan.filter(|plan| !plan.is_null()).map_or(Effects::ANY, |plan| self.of_plan(plan))
         };
         self.known.borrow_mut().insert(id, found);

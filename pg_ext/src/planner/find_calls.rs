@@ -14,6 +14,9 @@ use super::effects::Watcher;
 use super::{calls_container, may_batch};
 use crate::pg::{list, nodes};
 
+/// Conditions that may stand before a call which is lifted: each is evaluated for it once more.
+const MOST_GUARDS: usize = 100;
+
 /// Finds calls of functions in one language.
 pub struct CallFinder {
     /// The oid of LANGUAGE container.
@@ -84,7 +87,12 @@ impl CallFinder {
     /// `expression` is null or a valid expression tree of a finished plan.
     pub unsafe fn find(&self, expression: *mut pg_sys::Node) -> Vec<FoundCall> {
         // SAFETY: the caller says that the tree is valid.
-        unsafe { self.walk(|walk| walk.visit(expression, &Guards::Known(Vec::new()))) }
+        unsafe {
+            if !self.has_calls(expression) {
+                return Vec::new();
+            }
+            self.walk(|walk| walk.visit(expression, &Guards::Known(Vec::new())))
+        }
     }
 
     /// As [`Self::find`], for an expression that is evaluated only where `condition` is true.
@@ -118,7 +126,8 @@ impl CallFinder {
         unsafe {
             match guards {
                 Guards::Known(before)
-                    if !pg_sys::contain_volatile_functions(source)
+                    if before.len() < MOST_GUARDS
+                        && !pg_sys::contain_volatile_functions(source)
                         && !pg_sys::contain_subplans(source)
                         && !self.has_calls(source) =>
                 {
@@ -226,6 +235,7 @@ impl Walk<'_> {
                     self.visit_list((*call).args, guards);
                     if let Guards::Known(guards) = guards
                         && self.found.len() == before
+                        && calls_container((*call).funcid, self.finder.language)
                         && !(self.waits && self.finder.has_calls((*call).args.cast()))
                         && self.finder.may_lift(call)
                     {

@@ -39,12 +39,17 @@ use super::effects::Watcher;
 use super::find_calls::{CallFinder, FoundCall};
 use super::fuse::fuse;
 use super::plans::{
-    children, evaluates_once, goes_back, has_deep_expressions, is_batch_scan, is_recursive, supports_mark,
-    takes_every_row, used_by_aggregate,
+    children, evaluates_once, goes_back, is_batch_scan, is_deep, is_recursive, supports_mark, takes_every_row,
+    used_by_aggregate,
 };
 use crate::batch_scan::{Private, SCAN_METHODS};
 use crate::pg::{catalog, list, nodes};
 use crate::settings;
+
+/// Nodes that are put above one plan node, for filters one after the other and for calls in calls; other calls stay where they are.
+const MOST_STACKED: usize = 64;
+/// Calls of one plan node that are lifted. Of more, none is.
+const MOST_CALLS: usize = 1600;
 
 /// Lifts the calls in every plan tree of a statement.
 ///
@@ -59,7 +64,7 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
         let subplans = (*statement).subplans;
         let plans = list::elements::<pg_sys::Plan>(subplans).into_iter().chain([(*statement).planTree]);
         // Its calls are made row by row.
-        if plans.into_iter().any(|plan| has_deep_expressions(plan)) {
+        if plans.into_iter().any(|plan| is_deep(plan, 0)) {
             return;
         }
         let watcher = Rc::new(Watcher::new(statement, language));
@@ -79,6 +84,7 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
             subplans,
             tables: (*statement).rtable,
             has_row_marks,
+            counting_calls: watcher.counting_calls(),
             watcher,
             is_still,
             next_id: 0,
@@ -129,6 +135,8 @@ pub(super) struct Lifter {
     pub(super) has_row_marks: bool,
     /// What the statement's expressions read and change.
     pub(super) watcher: Rc<Watcher>,
+    /// The same for whom calls of container functions count, too.
+    counting_calls: Watcher,
     /// Whether nothing in the statement is VOLATILE but calls.
     pub(super) is_still: bool,
     /// The next unused plan_node_id, which parallel queries tell nodes apart by.
@@ -271,13 +279,18 @@ impl Lifter {
             let finder = CallFinder::new(self.language).without_late_parameters((*plan).targetlist);
             // A window aggregate's filter belongs to its run condition.
             let has_own_filter = nodes::tag(plan) != pg_sys::NodeTag::T_WindowAgg;
-            loop {
+            // Each node takes over all filters that are left.
+            for _ in 0..MOST_STACKED {
                 let filters = list::elements::<pg_sys::Node>((*plan).qual);
                 let mut calls = Vec::new();
                 let mut kept = filters.len();
                 if has_own_filter {
                     for (position, filter) in filters.iter().enumerate() {
-                        calls = self.that_keep_order(vec![(*filter, finder.find(*filter))]);
+                        let found = finder.find(*filter);
+                        if found.len() > MOST_CALLS {
+                            return plan;
+                        }
+                        calls = self.that_keep_order(vec![(*filter, found)]);
                         if !calls.is_empty() {
                             // This filter and all after it move up, so that none sees a row that one before removes.
                             kept = position;
@@ -287,8 +300,11 @@ impl Lifter {
                 }
                 if calls.is_empty() {
                     let targets = list::elements::<pg_sys::Node>((*plan).targetlist);
-                    calls =
-                        self.that_keep_order(targets.into_iter().map(|entry| (entry, finder.find(entry))).collect());
+                    let found: Vec<_> = targets.into_iter().map(|entry| (entry, finder.find(entry))).collect();
+                    if found.iter().map(|(_, calls)| calls.len()).sum::<usize>() > MOST_CALLS {
+                        return plan;
+                    }
+                    calls = self.that_keep_order(found);
                 }
                 if calls.is_empty() {
                     return plan;
@@ -298,6 +314,7 @@ impl Lifter {
                     None => return plan,
                 }
             }
+            plan
         }
     }
 
@@ -371,6 +388,9 @@ impl Lifter {
                         expressions.push(expression);
                     }
                 }
+                if calls.len() > MOST_CALLS {
+                    return;
+                }
                 let calls = self.that_keep_order(vec![(list::from_elements(&expressions).cast(), calls)]);
                 let child = (*plan).lefttree;
                 let asked = asked.below(plan, child);
@@ -443,6 +463,7 @@ impl Lifter {
         mut conditions: Vec<*mut pg_sys::Node>,
         asked: Demand,
     ) -> *mut pg_sys::CustomScan {
+        pgrx::check_for_interrupts!();
         // SAFETY: the struct belongs to the tag; the child is valid.
         unsafe {
             let scan = nodes::make::<pg_sys::CustomScan>(pg_sys::NodeTag::T_CustomScan);
@@ -472,7 +493,7 @@ impl Lifter {
             let shows = |asked: Demand| {
                 // Behind the rows that are asked for, a recursion may go on for ever.
                 asked.may_stop() && is_recursive(child, self.subplans, &mut HashSet::new())
-                    || asked.shows_reading_ahead(child, &own, &self.watcher)
+                    || asked.shows_reading_ahead(child, &own, &self.watcher, &self.counting_calls)
             };
             (*scan).custom_private = Private {
                 is_bounded: first_rows.is_some(),

@@ -4,17 +4,14 @@
 //! that would show stay where they are. Between rows, it reads some ahead: where that would show to what is evaluated for the
 //! rows before, inside the node or around it, each batch has one row.
 
-use std::collections::HashMap;
-
 use pgrx::pg_sys;
 
 use super::demand::{expressions, takes_all_first};
-use super::effects::Effects;
+use super::effects::{Effects, Watcher};
 use super::find_calls::FoundCall;
 use super::lift_calls::Lifter;
 use super::plans::{children, is_batch_scan};
 use crate::batch_scan::Private;
-use crate::pg::memory::{OwnedContext, within};
 use crate::pg::{list, nodes};
 
 impl Lifter {
@@ -73,33 +70,14 @@ impl Lifter {
             let subplans = list::elements::<pg_sys::Plan>(self.subplans);
             let own: Vec<_> = subplans.iter().map(|plan| self.of_nodes(*plan)).collect();
             let main = self.of_nodes((*statement).planTree);
-            let known = &mut Known { context: OwnedContext::new(pg_sys::CurrentMemoryContext), plans: HashMap::new() };
-            self.keep_order((*statement).planTree, Effects::NONE, known);
-            for (i, subplan) in subplans.iter().enumerate() {
-                // Any other plan of the statement may be the one that asks for its rows.
-                let others = own.iter().enumerate().filter(|(j, _)| *j != i);
-                self.keep_order(*subplan, others.fold(main, |found, (_, other)| found | *other), known);
+            // Calls and what goes with them have left the plans where the other one has seen them.
+            let watcher = self.watcher.anew();
+            keep_order((*statement).planTree, Effects::NONE, &watcher);
+            // Any other plan of the statement may be the one that asks for its rows.
+            let beside = beside(&own);
+            for (subplan, others) in subplans.into_iter().zip(beside) {
+                keep_order(subplan, main | others, &watcher);
             }
-            known.context.reset();
-        }
-    }
-
-    /// What a plan does, with all below it, which does not change any more.
-    unsafe fn of_plan(&self, plan: *mut pg_sys::Plan, known: &mut Known) -> Effects {
-        if plan.is_null() {
-            return Effects::NONE;
-        }
-        if let Some(found) = known.plans.get(&plan) {
-            return *found;
-        }
-        pgrx::check_for_interrupts!();
-        // SAFETY: the caller passes a valid plan. What the look at it leaves in memory is of no use to anybody.
-        unsafe {
-            let own = within(known.context.as_ptr(), || self.watcher.of_node(plan));
-            known.context.reset();
-            let found = children(plan).into_iter().fold(own, |found, child| found | self.of_plan(*child, known));
-            known.plans.insert(plan, found);
-            found
         }
     }
 
@@ -117,45 +95,60 @@ impl Lifter {
             children(plan).into_iter().fold(own, |found, child| found | self.of_nodes(*child))
         }
     }
+}
 
-    /// `around` is what may be done between two rows of the plan.
-    unsafe fn keep_order(&self, plan: *mut pg_sys::Plan, around: Effects, known: &mut Known) {
-        if plan.is_null() {
-            return;
+/// `around` is what may be done between two rows of the plan.
+unsafe fn keep_order(plan: *mut pg_sys::Plan, around: Effects, watcher: &Watcher) {
+    if plan.is_null() {
+        return;
+    }
+    // SAFETY: the caller passes a valid plan.
+    unsafe {
+        if is_batch_scan(plan) {
+            let scan = plan.cast::<pg_sys::CustomScan>();
+            let made = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
+            let ahead = watcher.of_plan((*plan).lefttree) | watcher.of_expressions(&made);
+            let rest = [(*plan).targetlist.cast(), (*plan).qual.cast()];
+            if ahead.are_ordered(around | watcher.of_expressions(&rest)) {
+                let private = Private::from_plan(scan);
+                (*scan).custom_private = Private { is_stepwise: true, ..private }.to_list();
+            }
         }
-        // SAFETY: the caller passes a valid plan.
-        unsafe {
-            if is_batch_scan(plan) {
-                let scan = plan.cast::<pg_sys::CustomScan>();
-                let made = [(*scan).custom_scan_tlist.cast(), (*scan).custom_exprs.cast()];
-                let ahead = self.of_plan((*plan).lefttree, known) | self.watcher.of_expressions(&made);
-                let rest = [(*plan).targetlist.cast(), (*plan).qual.cast()];
-                if ahead.are_ordered(around | self.watcher.of_expressions(&rest)) {
-                    let private = Private::from_plan(scan);
-                    (*scan).custom_private = Private { is_stepwise: true, ..private }.to_list();
-                }
-            }
-            let own = self.watcher.of_node(plan);
-            // What stands above such a node begins when its child has no more rows.
-            let around = if takes_all_first(plan) { own } else { around | own };
-            let below: Vec<_> = children(plan).into_iter().map(|child| *child).collect();
-            let effects: Vec<_> = below.iter().map(|child| self.of_plan(*child, known)).collect();
-            // Of the others: those before it, and those behind it. An Append may have thousands.
-            let mut behind = vec![Effects::NONE; below.len()];
-            for i in (1..below.len()).rev() {
-                behind[i - 1] = behind[i] | effects[i];
-            }
-            let mut before = Effects::NONE;
-            for (i, child) in below.into_iter().enumerate() {
-                self.keep_order(child, around | before | behind[i], known);
-                before |= effects[i];
-            }
+        let own = watcher.of_node(plan);
+        // What stands above such a node begins when its child has no more rows.
+        let around = if takes_all_first(plan) { own } else { around | own };
+        let below: Vec<_> = children(plan).into_iter().map(|child| *child).collect();
+        let effects: Vec<_> = below.iter().map(|child| watcher.of_plan(*child)).collect();
+        for (child, others) in below.into_iter().zip(beside(&effects)) {
+            keep_order(child, around | others, watcher);
         }
     }
 }
 
-/// What plans are known to do, and memory for finding out.
-struct Known {
-    context: OwnedContext,
-    plans: HashMap<*mut pg_sys::Plan, Effects>,
+/// For each of these, what all others do. An Append may have thousands.
+fn beside(effects: &[Effects]) -> Vec<Effects> {
+    let mut others = vec![Effects::NONE; effects.len()];
+    let (mut before, mut behind) = (Effects::NONE, Effects::NONE);
+    for i in 0..effects.len() {
+        others[i] |= before;
+        before |= effects[i];
+        let j = effects.len() - 1 - i;
+        others[j] |= behind;
+        behind |= effects[j];
+    }
+    others
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_are_all_but_oneself() {
+        let reads = Effects { reads: true, ..Effects::NONE };
+        assert!(beside(&[]).is_empty());
+        assert_eq!(beside(&[Effects::ACTS]), [Effects::NONE]);
+        let found = beside(&[reads, Effects::NONE, Effects::ACTS]);
+        assert_eq!(found, [Effects::ACTS, reads | Effects::ACTS, reads]);
+    }
 }

@@ -22,10 +22,12 @@ pub(super) unsafe fn is_recursive(
         match nodes::tag(plan) {
             pg_sys::NodeTag::T_RecursiveUnion => true,
             pg_sys::NodeTag::T_CteScan => {
-                let plans = list::elements::<pg_sys::Plan>(subplans);
                 let number = (*plan.cast::<pg_sys::CteScan>()).ctePlanId;
-                let query = usize::try_from(number - 1).ok().and_then(|position| plans.get(position));
-                seen.insert(number) && query.is_some_and(|query| is_recursive(*query, subplans, seen))
+                let position = usize::try_from(number - 1).ok();
+                let query = position.and_then(|position| list::element::<pg_sys::Plan>(subplans, position));
+                // CTEs that read each other are no deeper for PostgreSQL than any others.
+                pg_sys::stack_is_too_deep()
+                    || seen.insert(number) && query.is_some_and(|query| is_recursive(query, subplans, seen))
             }
             // It has read all of it before it gives a row.
             _ if takes_all_first(plan) => false,
@@ -34,12 +36,16 @@ pub(super) unsafe fn is_recursive(
     }
 }
 
-pub(super) unsafe fn has_deep_expressions(plan: *mut pg_sys::Plan) -> bool {
+/// Whether a plan, or an expression in it, is too deep to be walked again and again, given the levels above it.
+pub(super) unsafe fn is_deep(plan: *mut pg_sys::Plan, levels: usize) -> bool {
+    /// What lifting does on one level takes a kilobyte of stack and more.
+    const MOST_LEVELS: usize = 500;
     // SAFETY: the caller passes null or a valid plan.
     unsafe {
         !plan.is_null()
-            && (demand::expressions(plan).into_iter().any(|expression| nodes::is_deep(expression))
-                || children(plan).into_iter().any(|child| has_deep_expressions(*child)))
+            && (levels >= MOST_LEVELS
+                || demand::expressions(plan).into_iter().any(|expression| nodes::is_deep(expression))
+                || children(plan).into_iter().any(|child| is_deep(*child, levels + 1)))
     }
 }
 
