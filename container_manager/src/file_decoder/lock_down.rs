@@ -10,16 +10,13 @@ use seccompiler::{
 };
 
 /// System calls that it may make, with any arguments.
-const ALLOWED: [libc::c_long; 25] = [
-    // Of files and sockets that are open, and of memory that is a file.
+const ALLOWED: [libc::c_long; 22] = [
+    // Of files and sockets that are open.
     libc::SYS_read,
     libc::SYS_pread64,
     libc::SYS_write,
     libc::SYS_lseek,
-    libc::SYS_fstat,
-    libc::SYS_statx,
     libc::SYS_close,
-    libc::SYS_memfd_create,
     libc::SYS_sendmsg,
     // Memory.
     libc::SYS_brk,
@@ -62,17 +59,29 @@ pub(super) fn lock_down() -> Result<()> {
 
 fn rules() -> std::result::Result<BTreeMap<i64, Vec<SeccompRule>>, BackendError> {
     // Of the numbered argument.
-    let only_if = |argument: u8, is: SeccompCmpOp, value: libc::c_int| {
-        let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, u64::from(value.unsigned_abs()))?;
-        SeccompRule::new(vec![condition])
+    let is = |argument: u8, operator: SeccompCmpOp, value: libc::c_uint| {
+        SeccompCondition::new(argument, SeccompCmpArgLen::Dword, operator, u64::from(value))
     };
+    let has_none =
+        |argument: u8, flags: libc::c_int| is(argument, SeccompCmpOp::MaskedEq(u64::from(flags.unsigned_abs())), 0);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = ALLOWED.into_iter().map(|call| (call, Vec::new())).collect();
-    let commands = ALLOWED_OF_FCNTL.into_iter().map(|command| only_if(1, SeccompCmpOp::Eq, command));
+    let commands = ALLOWED_OF_FCNTL
+        .into_iter()
+        .map(|command| SeccompRule::new(vec![is(1, SeccompCmpOp::Eq, command.unsigned_abs())?]));
     rules.insert(libc::SYS_fcntl, commands.collect::<std::result::Result<_, _>>()?);
-    // No memory becomes code.
-    let is_no_code = SeccompCmpOp::MaskedEq(u64::from(libc::PROT_EXEC.unsigned_abs()));
-    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
-        rules.insert(call, vec![only_if(2, is_no_code.clone(), 0)?]);
-    }
+    // No memory becomes code, and all of it is the process's own: no limit counts what is shared.
+    let is_own =
+        SeccompRule::new(vec![has_none(2, libc::PROT_EXEC)?, has_none(3, libc::MAP_SHARED | libc::MAP_GROWSDOWN)?])?;
+    rules.insert(libc::SYS_mmap, vec![is_own]);
+    rules.insert(libc::SYS_mprotect, vec![SeccompRule::new(vec![has_none(2, libc::PROT_EXEC)?])?]);
+    // Memory that is a file is that of long messages.
+    let is_message = is(1, SeccompCmpOp::Eq, libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)?;
+    rules.insert(libc::SYS_memfd_create, vec![SeccompRule::new(vec![is_message])?]);
+    // Where memory ends, it ends itself.
+    let aborts_itself = SeccompRule::new(vec![
+        is(0, SeccompCmpOp::Eq, std::process::id())?,
+        is(2, SeccompCmpOp::Eq, libc::SIGABRT.unsigned_abs())?,
+    ])?;
+    rules.insert(libc::SYS_tgkill, vec![aborts_itself]);
     Ok(rules)
 }

@@ -6,21 +6,27 @@ mod lock_down;
 
 use std::collections::HashSet;
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
+use std::hash::RandomState;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
+use nix::unistd::dup2_stderr;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use udf_client::channel::{Channel, MOST_BYTES};
 use udf_client::file_rows::Message;
+use udf_codec::wire::shorten;
 use udf_types::{Error, Kind, Result};
 
+use self::decode::Positioned;
 use crate::helper_process::{bind_socket, command, give_up};
 use crate::log;
 
@@ -28,8 +34,16 @@ use crate::log;
 pub const COMMAND: &str = "decode-file";
 /// Files that are decoded at a time; further clients wait.
 const MOST_DECODERS: usize = 4;
+/// Clients that wait, for a place or with their files.
+const MOST_WAITING: usize = 64;
+/// Longest wait for a client's file.
+const MOST_SILENCE: Duration = Duration::from_secs(10);
 /// Memory of a decoder.
 const MOST_MEMORY_BYTES: u64 = 1 << 30;
+/// Its addresses, among them those of the program.
+const MOST_ADDRESSES: u64 = 3 << 29;
+/// Its descriptors. It has half a dozen, but the kernel does not let it send more while so many of its user's are on their way.
+const MOST_DESCRIPTORS: u64 = 64;
 
 /// The socket to which clients come with files.
 #[derive(Debug)]
@@ -60,30 +74,44 @@ impl Drop for FileDecoder {
     }
 }
 
-/// How many decoders there are.
-#[derive(Debug, Default)]
+/// Places for clients, each of whom takes one.
+#[derive(Debug)]
 struct Places {
+    most: usize,
     taken: Mutex<usize>,
     freed: Condvar,
 }
 
 impl Places {
+    fn new(most: usize) -> Arc<Places> {
+        Arc::new(Places { most, taken: Mutex::default(), freed: Condvar::default() })
+    }
+
     fn lock(&self) -> MutexGuard<'_, usize> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a place, and takes it.
-    fn take(places: &Arc<Places>) -> Place {
-        let mut taken = places.lock();
-        while *taken >= MOST_DECODERS {
-            taken = places.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
+    fn take(self: &Arc<Places>) -> Place {
+        let mut taken = self.lock();
+        while *taken >= self.most {
+            taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
         }
         *taken += 1;
-        drop(taken);
-        Place(places.clone())
+        Place(self.clone())
+    }
+
+    /// Takes a place, if there is one.
+    fn take_free(self: &Arc<Places>) -> Option<Place> {
+        let mut taken = self.lock();
+        (*taken < self.most).then(|| {
+            *taken += 1;
+            Place(self.clone())
+        })
     }
 }
 
+#[derive(Debug)]
 struct Place(Arc<Places>);
 
 impl Drop for Place {
@@ -94,9 +122,8 @@ impl Drop for Place {
 }
 
 fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
-    let places = Arc::new(Places::default());
+    let (seats, decoders) = (Places::new(MOST_WAITING), Places::new(MOST_DECODERS));
     loop {
-        let place = Places::take(&places);
         let client = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
             Err(cause) => {
@@ -108,10 +135,16 @@ fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
         if !socket_peercred(&client).is_ok_and(|peer| users.contains(&peer.uid.as_raw())) {
             continue;
         }
+        let Some(seat) = seats.take_free() else {
+            let fact = "Too many clients of the manager wait for their files to be decoded.".to_string();
+            // The socket has room for it, since nothing was sent before.
+            let _ = Channel::from(client).send(&Message::Failed { kind: Kind::Busy, fact }.to_bytes());
+            continue;
+        };
+        let decoders = decoders.clone();
         // The kernel kills a decoder when the thread ends that has started it.
         let work = move || {
-            let _place = place;
-            if let Err(cause) = decode_for(&client) {
+            if let Err(cause) = serve(&client, seat, &decoders) {
                 log::warning("decoder_failed").write(format_args!("a file could not be decoded: {cause}"));
             }
         };
@@ -120,24 +153,53 @@ fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
     }
 }
 
+/// Waits for the client's file, and for a place among the decoders, which clients without a file do not take.
+fn serve(client: &OwnedFd, seat: Place, decoders: &Arc<Places>) -> std::io::Result<()> {
+    if !has_spoken(client)? {
+        return Ok(());
+    }
+    let _place = decoders.take();
+    drop(seat);
+    decode_for(client)
+}
+
+/// Waits for the client's message, but not for long; whether there is one, and the client.
+fn has_spoken(client: &OwnedFd) -> std::io::Result<bool> {
+    let deadline = Instant::now() + MOST_SILENCE;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = left.try_into().map_err(|_| std::io::ErrorKind::InvalidInput)?;
+        let mut said = [PollFd::new(client, PollFlags::IN)];
+        match poll(&mut said, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(|_| said[0].revents() == PollFlags::IN).map_err(Into::into),
+        }
+    }
+}
+
 /// Runs a decoder until it ends or its client is gone.
 fn decode_for(client: &OwnedFd) -> std::io::Result<()> {
     let mut child = command(COMMAND, [], client.try_clone()?).spawn()?;
-    let wait = || -> std::io::Result<()> {
+    // Whether it has ended, and its client has not.
+    let wait = || -> std::io::Result<bool> {
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(std::io::ErrorKind::NotFound)?;
         let child = pidfd_open(id, PidfdFlags::empty())?;
         let mut ends = [PollFd::new(client, PollFlags::empty()), PollFd::new(&child, PollFlags::IN)];
         loop {
             match poll(&mut ends, None) {
                 Err(rustix::io::Errno::INTR) => {}
-                other => return other.map(drop).map_err(Into::into),
+                other => return other.map(|_| ends[0].revents().is_empty()).map_err(Into::into),
             }
         }
     };
     let waited = wait();
     let _ = child.kill();
-    child.wait()?;
-    waited
+    let status = child.wait()?;
+    if let (true, Some(signal)) = (waited?, status.signal()) {
+        let name = Signal::try_from(signal).map_or("a signal of real time", Signal::as_str);
+        log::warning("decoder_died").write(format_args!("a decoder of a file died of {name}"));
+    }
+    Ok(())
 }
 
 /// The decoder's main, given the arguments behind [`COMMAND`]. Its standard input is the connection to its client.
@@ -151,25 +213,33 @@ pub fn run_decoder(mut arguments: impl Iterator<Item = String>) -> std::io::Resu
     let channel = Channel::from(give_up(manager, MOST_MEMORY_BYTES)?);
     channel.bound_unread()?;
     let Some((_, file)) = channel.receive_with_file()? else { return Ok(()) };
-    let file = File::from(file);
-    if !file.metadata()?.is_file() {
-        return Err(invalid("it is no file"));
-    }
+    let file = Positioned::new(File::from(file))?;
     // Long messages are memory, which is a file here.
     setrlimit(Resource::RLIMIT_FSIZE, MOST_BYTES as u64, MOST_BYTES as u64)?;
-    // What a panic says may be of the file, and standard error is the manager's log.
+    setrlimit(Resource::RLIMIT_AS, MOST_ADDRESSES, MOST_ADDRESSES)?;
+    setrlimit(Resource::RLIMIT_NOFILE, MOST_DESCRIPTORS, MOST_DESCRIPTORS)?;
     std::panic::set_hook(Box::new(|_| ()));
-    lock_down::lock_down()?;
+    // The first table's keys may be read from a file, where the kernel has no call for them.
+    let _ = RandomState::new();
+    // Standard error is the manager's log, and what the library says may be of the file.
+    let log = std::io::stderr().as_fd().try_clone_to_owned()?;
+    dup2_stderr(File::options().write(true).open("/dev/null")?)?;
+    if let Err(cause) = lock_down::lock_down() {
+        dup2_stderr(log)?;
+        return Err(cause);
+    }
+    drop(log);
     let send = |message: Message| {
         channel
             .send(&message.to_bytes())
             .map_err(|cause| Error::new(Kind::Cancelled, format!("the client is gone: {cause}")))
     };
     if let Err(error) = decode::decode(file, send) {
-        let fact = match error.detail() {
+        let mut fact = match error.detail() {
             Some(detail) => format!("{} {detail}", error.message()),
             None => error.message().to_string(),
         };
+        shorten(&mut fact);
         let _ = send(Message::Failed { kind: error.kind(), fact });
     }
     Ok(())

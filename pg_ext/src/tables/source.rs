@@ -9,6 +9,7 @@ use nix::fcntl::OFlag;
 use pgrx::pg_sys;
 use udf_client::file_rows::FileRows;
 use udf_codec::batch::BatchBuilder;
+use udf_types::terminal::quoted;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
@@ -120,8 +121,15 @@ impl FileSource {
     }
 
     fn fetch(&mut self, builder: &mut BatchBuilder, mut after: impl FnMut(&mut BatchBuilder)) -> Result<usize> {
-        let Some(batch) = self.rows.next(&Backend)? else {
-            return self.check_unchanged().map(|()| 0);
+        let batch = loop {
+            match self.rows.next(&Backend)? {
+                None => return self.check_unchanged().map(|()| 0),
+                Some(batch) if batch.num_rows() > 0 => break batch,
+                // No rows are not the end of them.
+                Some(_) => {
+                    pgrx::check_for_interrupts!();
+                }
+            }
         };
         for row in 0..batch.num_rows() {
             // SAFETY: the builder's columns have the types; values live until the context is reset.
@@ -178,7 +186,8 @@ fn open_file(path: &str) -> Result<(File, Metadata)> {
 /// The column that a table of the file's has.
 fn column_of(name: &str, ty: &Type) -> Result<QueryColumn> {
     let refuse = |fact: &str| {
-        Error::invalid_definition(format!("column \"{name}\" cannot be a column of a table")).with_detail(fact)
+        Error::invalid_definition(format!("column \"{}\" cannot be a column of a table", quoted(name)))
+            .with_detail(fact)
     };
     if name.is_empty() || name.contains('\0') {
         return Err(refuse("Its name is empty, or has zeros."));
@@ -197,7 +206,7 @@ fn column_of(name: &str, ty: &Type) -> Result<QueryColumn> {
         ty => ty,
     };
     if base.entry().is_none() {
-        return Err(Error::unsupported_type(&format!("{ty}")));
+        return Err(Error::unsupported_type(&quoted(&ty.to_string())));
     }
     // Of PostgreSQL's own, whatever else a schema has under that name.
     let type_name = CString::new(format!("pg_catalog.{ty}")).unwrap_or_default();

@@ -13,6 +13,8 @@ use arrow_array::RecordBatch;
 use arrow_flight::FlightData;
 use arrow_schema::{Schema, SchemaRef};
 use udf_codec::arrow_ipc::{BatchEncoder, decode_batch, decode_schema, encode_schema};
+use udf_codec::wire::shorten;
+use udf_types::terminal::printable;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
@@ -21,7 +23,7 @@ use crate::host::Host;
 
 /// What the name of the decoders' socket has behind the manager's.
 pub const SUFFIX: &str = ".files";
-/// Most bytes of a batch's values, so that it fits into a message with what describes them.
+/// Bytes that messages should have of rows that do not fit into one.
 const MOST_BATCH_BYTES: usize = MOST_BYTES / 2;
 /// Longest silence of a decoder, which may have to wait for others.
 const MOST_SILENCE: Duration = Duration::from_secs(300);
@@ -50,22 +52,27 @@ const END: u8 = 2;
 const FAILED: u8 = 3;
 
 impl Message {
-    /// Rows of a batch as one message or more, given to `send`.
+    /// Rows of a batch as one message or more, given to `send`; how many bytes their values have.
     ///
     /// # Errors
     /// A row is too long for a message, or what `send` returns.
-    pub fn of_batch(batch: &RecordBatch, send: &mut impl FnMut(Message) -> Result<()>) -> Result<()> {
-        if batch.get_array_memory_size() > MOST_BATCH_BYTES && batch.num_rows() > 1 {
-            let half = batch.num_rows() / 2;
-            Message::of_batch(&copied(batch, 0, half), send)?;
-            return Message::of_batch(&copied(batch, half, batch.num_rows() - half), send);
-        }
+    pub fn of_batch(batch: &RecordBatch, send: &mut impl FnMut(Message) -> Result<()>) -> Result<usize> {
         let failed = |cause| Error::new(Kind::OutOfRange, format!("Its rows cannot be sent: {cause}."));
-        let message = Message::Batch(Box::new(BatchEncoder::default().encode(batch).map_err(failed)?));
-        match message.to_bytes().len() {
-            ..=MOST_BYTES => send(message),
-            _ => Err(Error::new(Kind::OutOfMemory, format!("A row has more than {} MB.", MOST_BYTES >> 20))),
+        let data = BatchEncoder::default().encode(batch).map_err(failed)?;
+        let (bytes, length) = (data.data_body.len(), flight_length(&data));
+        if length <= MOST_BYTES {
+            return send(Message::Batch(Box::new(data))).map(|()| bytes);
         }
+        if batch.num_rows() <= 1 {
+            return Err(Error::new(Kind::OutOfMemory, format!("A row has more than {} MB.", MOST_BYTES >> 20)));
+        }
+        drop(data);
+        // Only what is of the part is encoded of it.
+        let rows = batch.num_rows() / length.div_ceil(MOST_BATCH_BYTES).min(batch.num_rows());
+        let starts = (0..batch.num_rows()).step_by(rows);
+        starts
+            .map(|start| Message::of_batch(&batch.slice(start, rows.min(batch.num_rows() - start)), send))
+            .try_fold(0, |sum, bytes| Ok(sum + bytes?))
     }
 
     /// As bytes.
@@ -106,10 +113,9 @@ impl Message {
     }
 }
 
-/// Rows with memory of their own: that of a slice is that of the whole.
-fn copied(batch: &RecordBatch, start: usize, rows: usize) -> RecordBatch {
-    let indices = arrow_array::UInt64Array::from_iter_values((start as u64)..(start + rows) as u64);
-    arrow_select::take::take_record_batch(batch, &indices).expect("the rows are there")
+/// Length of a message with such data.
+fn flight_length(data: &FlightData) -> usize {
+    1 + size_of::<u32>() + data.data_header.len() + data.data_body.len()
 }
 
 fn say(cause: impl std::fmt::Display) -> String {
@@ -143,7 +149,10 @@ impl FileRows {
         let Message::Schema(schema) = rows.receive(host)? else {
             return Err(rows.failed_protocol("its columns are missing"));
         };
-        let types = schema.fields().iter().map(|field| Ok((field.name().clone(), Type::from_field(field)?)));
+        let types = schema.fields().iter().map(|field| {
+            let ty = Type::from_field(field).map_err(|error| rows.failed(error.kind(), error.message()))?;
+            Ok((field.name().clone(), ty))
+        });
         rows.columns = types.collect::<Result<_>>()?;
         let fields: Vec<_> = rows.columns.iter().map(|(name, ty)| ty.field(name)).collect();
         rows.schema = Arc::new(Schema::new(fields));
@@ -178,9 +187,11 @@ impl FileRows {
         }
     }
 
-    /// The error of this file.
+    /// The error of this file. The fact may be of its author's, so it is cut, and commands no terminal.
     pub fn failed(&self, kind: Kind, fact: &str) -> Error {
-        Error::new(kind, format!("could not read file \"{}\"", self.name)).with_detail(fact)
+        let mut fact = fact.to_string();
+        shorten(&mut fact);
+        Error::new(kind, format!("could not read file \"{}\"", self.name)).with_detail(printable(&fact))
     }
 
     fn failed_protocol(&self, fact: &str) -> Error {
@@ -263,9 +274,20 @@ mod tests {
             parts += 1;
             Ok(())
         };
-        Message::of_batch(&batch, &mut keep).unwrap();
-        assert!(found == long && parts > 3, "{parts}");
+        let bytes = Message::of_batch(&batch, &mut keep).unwrap();
+        assert!(found == long && parts > 3 && bytes >= 27 << 20, "{parts} {bytes}");
+        // Of a part of a batch that part alone is sent.
+        let (part, mut parts) = (batch.slice(3, 1), 0);
+        let mut count = |_| {
+            parts += 1;
+            Ok(())
+        };
+        let bytes = Message::of_batch(&part, &mut count).unwrap();
+        assert!(parts == 1 && (3 << 20..4 << 20).contains(&bytes), "{parts} {bytes}");
         let error = Message::of_batch(&texts(&["x".repeat(MOST_BYTES)]), &mut |_| Ok(())).unwrap_err();
+        assert_eq!(error.kind(), Kind::OutOfMemory);
+        // One of them is too long, wherever it is.
+        let error = Message::of_batch(&texts(&["x".to_string(), "x".repeat(MOST_BYTES)]), &mut |_| Ok(())).unwrap_err();
         assert_eq!(error.kind(), Kind::OutOfMemory);
     }
 }

@@ -99,6 +99,14 @@ pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
     if found == wanted {
         return Ok(column.clone());
     }
+    let options = CastOptions { safe: false, ..CastOptions::default() };
+    let cast = |column: &ArrayRef, wanted: &DataType| {
+        cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))
+    };
+    // Whether a cast may round depends on the values alone.
+    if let DataType::Dictionary(_, values) = found {
+        return adapt(&cast(column, values)?, wanted);
+    }
     // Names and NULL rules of parts carry no meaning, but their order does.
     if let (DataType::Struct(_), DataType::Struct(fields)) = (found, wanted) {
         let parts = column.as_struct();
@@ -111,10 +119,6 @@ pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
             .map(|array| Arc::new(array) as ArrayRef)
             .map_err(|cause| format!("{cause}."));
     }
-    let options = CastOptions { safe: false, ..CastOptions::default() };
-    let cast = |column: &ArrayRef, wanted: &DataType| {
-        cast_with_options(column, wanted, &options).map_err(|cause| format!("{cause}."))
-    };
     // A cast of a list would not tell that it rounds its elements.
     if let (
         DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _),
@@ -220,6 +224,15 @@ mod tests {
         let texts = of(column(StringArray::from(vec!["1.55", "2"])), [1, 1]);
         assert!(adapt(&texts, &list(DataType::Decimal128(10, 1))).is_err());
         assert!(adapt(&texts, &list(DataType::Decimal128(10, 2))).is_ok());
+
+        let nanoseconds: ArrayRef = column(arrow_array::TimestampNanosecondArray::from(vec![1_000, 1_001]));
+        let encoded = |keys: Vec<Option<i32>>| {
+            column(arrow_array::Int32DictionaryArray::new(Int32Array::from(keys), nanoseconds.clone()))
+        };
+        let micros = DataType::Timestamp(arrow_schema::TimeUnit::Microsecond, None);
+        assert!(adapt(&encoded(vec![Some(0), Some(1)]), &micros).is_err());
+        let whole = adapt(&encoded(vec![Some(0), None]), &micros).unwrap();
+        assert_eq!(whole.as_ref(), &arrow_array::TimestampMicrosecondArray::from(vec![Some(1), None]));
 
         let decimals =
             |values: Vec<i128>| column(Decimal128Array::from(values).with_precision_and_scale(10, 2).unwrap());
