@@ -250,7 +250,7 @@ impl<'a> Execution<'a> {
     }
 
     fn add(&mut self, results: &ArrayRef) -> std::result::Result<(), Misfit> {
-        self.results.add(&self.ready.binding.results, results)?;
+        self.results.add(&self.ready.call.signature.result, &self.ready.binding.results, results)?;
         if !results.is_empty() {
             self.last = Some(results.slice(results.len() - 1, 1));
         }

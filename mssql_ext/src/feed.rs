@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use arrow_array::{Array, ArrayRef};
 use udf_codec::constants::Constants;
+use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::{Error, Kind};
 
 use crate::binding::{Parameter, Source};
@@ -13,6 +14,10 @@ use crate::columns::raw::RawColumn;
 use crate::columns::to_arrow::ColumnReader;
 use crate::guard::{Failure, broken};
 use crate::session::Ready;
+
+/// Where a batch ends at the latest. The value that fills it may have two thirds of the largest message, and text may grow by half:
+/// Arrow's offsets reach further than that.
+const MAX_BATCH_BYTES: usize = MAX_MESSAGE_BYTES / 3;
 
 /// What feeds the arguments of one call of Execute.
 pub struct Feed<'a> {
@@ -62,6 +67,7 @@ impl<'a> Feed<'a> {
         (max_rows, max_bytes): (usize, usize),
         takes_constants: bool,
     ) -> usize {
+        let max_bytes = max_bytes.min(MAX_BATCH_BYTES);
         let columns = || {
             self.arguments.iter().filter_map(|argument| match argument {
                 FeedColumn::Column(reader) => Some(reader),
@@ -104,5 +110,27 @@ impl<'a> Feed<'a> {
             FeedColumn::Constant(value) => Some((position, value.clone())),
         });
         Constants::new(constants.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use udf_types::types::Type;
+
+    use super::*;
+    use crate::columns::SqlType;
+
+    #[test]
+    fn batches_are_smaller_than_offsets_reach() {
+        let rows = 400 << 20;
+        // Nobody reads them, so that they take no memory.
+        let values = vec![0_u8; rows];
+        // SAFETY: so many are there.
+        let column = unsafe { RawColumn::new(SqlType::TinyInt, 0, rows, values.as_ptr(), std::ptr::null()) }.unwrap();
+        let reader = ColumnReader::new(column, &Type::Numeric).unwrap();
+        let feed = Feed { arguments: vec![FeedColumn::Column(reader)] };
+        // Each may become three digits.
+        assert!(feed.batch_rows(0, rows, (rows, 1 << 30), true) < i32::MAX as usize / 3);
+        assert_eq!(feed.batch_rows(0, rows, (rows, 1024), true), 1025);
     }
 }

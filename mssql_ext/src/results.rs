@@ -62,9 +62,10 @@ impl Results {
         }
     }
 
-    /// Adds results.
-    pub fn add(&mut self, results: &[ResultColumn], array: &ArrayRef) -> Result<(), Misfit> {
-        for (column, result, part) in parts(&mut self.columns[self.passthrough..], results, array) {
+    /// Adds results of a function that is declared to give `declared`.
+    pub fn add(&mut self, declared: &Type, results: &[ResultColumn], array: &ArrayRef) -> Result<(), Misfit> {
+        let columns = self.columns[self.passthrough..].iter_mut().zip(results);
+        for ((column, result), part) in columns.zip(split(declared, array)) {
             column.append(&result.ty, &part).map_err(|misfit| Misfit {
                 fact: format!("result column \"{}\": {}", result.name, misfit.fact),
                 ..misfit
@@ -95,19 +96,10 @@ impl Results {
     }
 }
 
-/// The columns that an array of results is made of: of composite values, the attributes.
-fn parts<'a>(
-    columns: &'a mut [OutputColumn],
-    results: &'a [ResultColumn],
-    array: &ArrayRef,
-) -> Vec<(&'a mut OutputColumn, &'a ResultColumn, ArrayRef)> {
-    let arrays = split(results, array);
-    columns.iter_mut().zip(results).zip(arrays).map(|((column, result), array)| (column, result, array)).collect()
-}
-
-/// The arrays of the result columns. A composite value that is NULL has attributes that are NULL.
-pub fn split(results: &[ResultColumn], array: &ArrayRef) -> Vec<ArrayRef> {
-    let Some(composite) = array.as_struct_opt().filter(|_| is_composite(results, array)) else {
+/// The arrays of the result columns: of composite values, the attributes. One that is NULL has attributes that are NULL.
+pub fn split(declared: &Type, array: &ArrayRef) -> Vec<ArrayRef> {
+    // A range is a structure too, and a single column.
+    let Some(composite) = array.as_struct_opt().filter(|_| matches!(declared, Type::Composite(_))) else {
         return vec![array.clone()];
     };
     let attributes = composite.columns().iter();
@@ -118,12 +110,47 @@ pub fn split(results: &[ResultColumn], array: &ArrayRef) -> Vec<ArrayRef> {
     attributes.map(|attribute| nullif(attribute, &is_null).expect("both are as long as the composite column")).collect()
 }
 
-/// A range is a structure too, and a single column.
-fn is_composite(results: &[ResultColumn], array: &ArrayRef) -> bool {
-    !matches!(results, [single] if single.ty.data_type() == *array.data_type() && matches!(single.ty, Type::Range(_) | Type::Composite(_)))
-}
-
 /// What GetResultColumn tells: type code, size, digits, nullability. Always nullable: the schema holds for later chunks.
 pub fn describe(sql: SqlType) -> (i16, u64, i16, i16) {
     (sql.code(), sql.column_size(), sql.decimal_digits(), SQL_NULLABLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::StructArray;
+    use arrow_schema::Field;
+
+    use super::*;
+
+    /// The values that JSON says, in a structure whose parts a server calls never NULL.
+    fn never_null(ty: &Type, json: &str) -> ArrayRef {
+        let values: Vec<serde_json::Value> = serde_json::from_str(json).unwrap();
+        let column = udf_codec::json::decode_column(ty, &values).unwrap();
+        let (fields, columns, nulls) = column.as_struct().clone().into_parts();
+        let fields: Vec<Field> = fields.iter().map(|field| field.as_ref().clone().with_nullable(false)).collect();
+        Arc::new(StructArray::try_new(fields.into(), columns, nulls).unwrap())
+    }
+
+    #[test]
+    fn composite_values_alone_have_several_columns_however_their_parts_are_described() {
+        let range = Type::from_name("range(int4)").unwrap();
+        let array =
+            never_null(&range, r#"[{"lower": 1, "upper": 5, "lower_inc": true, "upper_inc": false, "empty": false}]"#);
+        assert_eq!(*split(&range, &array), *std::slice::from_ref(&array));
+        let sql = SqlType::of_result(&range);
+        let columns = [ResultColumn { name: "f".to_string(), ty: range.clone(), sql }];
+        let mut results = Results::new(&[], &columns, 1);
+        results.add(&range, &columns, &array).unwrap();
+        assert_eq!(results.rows(), 1);
+        assert!(results.columns[0].indicator(0) > 4, "a text and no number");
+        let pair = Type::from_name("(a int4, b text)").unwrap();
+        let array = never_null(&pair, r#"[{"a": 1, "b": "x"}]"#);
+        assert_eq!(split(&pair, &array), array.as_struct().columns());
+        // A composite value within a single attribute.
+        let outer = Type::from_name("(c (a int4, b text))").unwrap();
+        let array = never_null(&outer, r#"[{"c": {"a": 1, "b": "x"}}]"#);
+        assert_eq!(split(&outer, &array), array.as_struct().columns());
+    }
 }

@@ -6,7 +6,7 @@
 //!    InitColumn, InitParam │                 │ └─────────┘
 //!                          │ any error       │ any error
 //!                          ▼                 ▼
-//!                        Failed ◀────────── Failed        CleanupSession ends it in every state
+//!                        Failed ◀────────── Failed        CleanupSession ends it in every state: Ended
 //! ```
 //!
 //! The function is looked up at the first Execute, when all columns and parameters are known. Each Execute is one
@@ -60,6 +60,7 @@ enum State {
     Describing,
     Ready(Arc<Ready>),
     Failed,
+    Ended,
 }
 
 /// A function whose columns are bound.
@@ -118,6 +119,7 @@ impl Session {
             State::Describing => Ok(()),
             State::Ready(_) => Err(broken(&format!("{what} was called after Execute"))),
             State::Failed => Err(failed_before()),
+            State::Ended => Err(ended_before()),
         }
     }
 
@@ -138,7 +140,7 @@ impl Session {
         self.results = None;
         let inputs = self.input_columns().and_then(|columns| read(&columns)).map_err(Failure::from);
         let outcome = inputs.and_then(|inputs| self.run(rows, &inputs));
-        if outcome.is_err() {
+        if outcome.is_err() && !matches!(self.state, State::Ended) {
             self.state = State::Failed;
         }
         outcome
@@ -153,6 +155,7 @@ impl Session {
                 ready
             }
             State::Failed => return Err(failed_before().into()),
+            State::Ended => return Err(ended_before().into()),
         };
         // Without an input query the script runs once, as scripts of other languages do.
         let rows = if inputs.is_empty() && self.executions == 0 { rows.max(1) } else { rows };
@@ -204,7 +207,7 @@ impl Session {
 
     /// OUTPUT parameters take the last row's values.
     fn set_outputs(&mut self, ready: &Ready, last: &ArrayRef) -> std::result::Result<(), Failure> {
-        let values = split(&ready.binding.results, last);
+        let values = split(&ready.call.signature.result, last);
         for (number, result) in &ready.binding.outputs {
             let parameter = self.parameters[*number].as_ref().expect("it was bound");
             let mut column = OutputColumn::of_parameter(parameter.sql);
@@ -241,8 +244,12 @@ impl Session {
         Ok(column.map(|column| (column.data(), column.indicator(0))).filter(|(_, indicator)| *indicator >= 0))
     }
 
-    /// Ends the session: its exchanges and leases are gone when this returns.
+    /// Ends the session: its exchanges and leases are gone when this returns. Whoever found it before it ended, and waited for
+    /// it, is refused.
     pub fn end(&mut self) {
+        self.state = State::Ended;
+        // What it has for the host to read is gone with it.
+        (self.results, self.outputs) = (None, Vec::new());
         if let Some(client) = self.client.take() {
             client.stop();
         }
@@ -251,4 +258,28 @@ impl Session {
 
 fn failed_before() -> Error {
     broken("a session was used after it had failed")
+}
+
+fn ended_before() -> Error {
+    broken("a session was used after it had ended")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    #[test]
+    fn a_session_that_has_ended_starts_no_client() {
+        let process = Arc::new(Process { settings: Settings::default(), library_folders: Vec::new() });
+        let script = Script::parse("image = 'i'\nfunction = 'f'", |_| unreachable!()).unwrap();
+        let mut session = Session::new(process, script, 0, 0);
+        session.end();
+        for _ in 0..2 {
+            let failure = session.execute(0, |_| Ok(Vec::new())).unwrap_err();
+            assert!(failure.error.to_string().contains("after it had ended"), "{}", failure.error);
+            assert!(session.client.is_none());
+        }
+        assert!(session.results().is_err() && session.result_column(0).is_err());
+    }
 }

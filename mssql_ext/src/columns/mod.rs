@@ -31,6 +31,11 @@ pub struct Misfit {
 }
 
 impl Misfit {
+    /// The same of values of which the first is of row `first`.
+    fn behind(self, first: usize) -> Misfit {
+        Misfit { row: first + self.row, ..self }
+    }
+
     /// What is wrong, as a sentence.
     pub fn sentence(&self) -> String {
         let mut characters = self.fact.chars();

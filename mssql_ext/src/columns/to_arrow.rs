@@ -68,7 +68,8 @@ impl RawColumn<'_> {
             lengths.push(text.len() - before);
         }
         lengths.resize(rows.len(), 0);
-        Ok(Arc::new(StringArray::new(OffsetBuffer::from_lengths(lengths), Buffer::from(text.into_bytes()), nulls)))
+        let offsets = offsets(lengths).map_err(|misfit| misfit.behind(rows.start))?;
+        Ok(Arc::new(StringArray::new(offsets, Buffer::from(text.into_bytes()), nulls)))
     }
 
     fn misfit(&self, row: usize) -> Misfit {
@@ -244,7 +245,8 @@ fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
         (S::Binary(_), Type::Bytea) => |column, _, rows, start| {
             let lengths = column.lengths(&rows);
             let values = Buffer::from(column.packed(start, lengths.iter().sum()));
-            Ok(Arc::new(BinaryArray::new(OffsetBuffer::from_lengths(lengths), values, column.nulls(&rows))))
+            let offsets = offsets(lengths).map_err(|misfit| misfit.behind(rows.start))?;
+            Ok(Arc::new(BinaryArray::new(offsets, values, column.nulls(&rows))))
         },
         (S::Char(_) | S::WideChar(_), ty) => match ty {
             Type::Text | Type::Json | Type::TimeTz | Type::Inet | Type::Cidr | Type::MacAddr => {
@@ -279,8 +281,8 @@ fn read_text(column: &RawColumn<'_>, rows: Range<usize>, start: usize) -> std::r
     let all = column.packed(start, lengths.iter().sum());
     let is_wide = matches!(column.sql, SqlType::WideChar(_));
     if !is_wide
-        && let Ok(array) =
-            StringArray::try_new(OffsetBuffer::from_lengths(lengths.iter().copied()), Buffer::from(all), nulls.clone())
+        && let Ok(offsets) = offsets(lengths.iter().copied())
+        && let Ok(array) = StringArray::try_new(offsets, Buffer::from(all), nulls.clone())
     {
         return Ok(Arc::new(array));
     }
@@ -306,7 +308,21 @@ fn read_text(column: &RawColumn<'_>, rows: Range<usize>, start: usize) -> std::r
         }
         ends.push(text.len() - before);
     }
-    Ok(Arc::new(StringArray::new(OffsetBuffer::from_lengths(ends), Buffer::from(text.into_bytes()), nulls)))
+    let offsets = offsets(ends).map_err(|misfit| misfit.behind(rows.start))?;
+    Ok(Arc::new(StringArray::new(offsets, Buffer::from(text.into_bytes()), nulls)))
+}
+
+/// Where values of these lengths end. Offsets have 32 bits.
+fn offsets(lengths: impl IntoIterator<Item = usize>) -> std::result::Result<OffsetBuffer<i32>, Misfit> {
+    let (mut ends, mut end) = (vec![0], 0_usize);
+    for (row, length) in lengths.into_iter().enumerate() {
+        end = end.saturating_add(length);
+        ends.push(i32::try_from(end).map_err(|_| Misfit {
+            row,
+            fact: "the values up to this one are too large for one batch; set batch_bytes to less".to_string(),
+        })?);
+    }
+    Ok(OffsetBuffer::new(ends.into()))
 }
 
 /// Appends UTF-16LE; false if it is malformed.
@@ -380,6 +396,16 @@ mod tests {
         ty: Type,
     ) -> std::result::Result<ArrayRef, Misfit> {
         ColumnReader::new(column(sql, data, lengths, rows).unwrap(), &ty).unwrap().read(0..rows)
+    }
+
+    #[test]
+    fn values_that_are_together_too_large_are_refused() {
+        assert_eq!(*offsets([1, 0, 2]).unwrap(), [0, 1, 1, 3]);
+        assert_eq!(*offsets([]).unwrap(), [0]);
+        assert_eq!(*offsets([1, i32::MAX as usize - 1]).unwrap(), [0, 1, i32::MAX]);
+        for lengths in [[1, i32::MAX as usize], [1, usize::MAX]] {
+            assert_eq!(offsets(lengths).unwrap_err().row, 1);
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::outbox::Outgoing;
 use crate::planted::{Planted, is_planted};
 use crate::spin;
 use crate::trace::Recorder;
+use crate::transport::check::check_part;
 use crate::waiter::{WAIT_SLICE, Waiter};
 
 /// Sending more than this takes long enough for another thread.
@@ -80,6 +81,8 @@ pub struct Exchange {
     /// Results that need not be asked for. The numbers of batches are then its own.
     caching: Option<Box<Caching>>,
     next_number: u64,
+    /// The last row of that batch to which a table function has given results; 0 before that.
+    last_row: i32,
     /// A map function's batches that its server did not take yet.
     untaken: usize,
     /// How often a server was reached.
@@ -125,6 +128,7 @@ impl Exchange {
             folding: Folding::default(),
             caching: None,
             next_number: 0,
+            last_row: 0,
             untaken: 0,
             attempts: 0,
             transport: None,
@@ -368,7 +372,11 @@ impl Exchange {
         if let Some(failure) = &self.failure {
             return Err(failure.clone());
         }
-        let outcome = self.wait_for_rows(host).and_then(|reply| self.unfold(reply)).map_err(|error| self.place(error));
+        let outcome = self
+            .wait_for_rows(host)
+            .and_then(|reply| self.note_rows(reply))
+            .and_then(|reply| self.unfold(reply))
+            .map_err(|error| self.place(error));
         match &outcome {
             Ok(reply) => {
                 self.room.add_permits(1);
@@ -390,6 +398,15 @@ impl Exchange {
             }
         }
         outcome
+    }
+
+    /// The same reply, whose rows are not before those of the part that came before it.
+    fn note_rows(&mut self, reply: Reply) -> Result<Reply> {
+        if self.call.signature.kind == FunctionKind::Table {
+            let last = check_part(&self.call.signature.function, self.last_row, &reply.columns)?;
+            self.last_row = if reply.is_last { 0 } else { last };
+        }
+        Ok(reply)
     }
 
     /// The reply for all rows of its batch. From now on it is the engine's.

@@ -224,6 +224,16 @@ impl Inbox {
         let _ = self.room.acquire().await;
     }
 
+    /// Waits until the engine has room for so many replies.
+    pub(crate) async fn wait_for_room_of(&self, replies: usize) {
+        let _ = self.room.acquire_many(u32::try_from(replies).unwrap_or(u32::MAX)).await;
+    }
+
+    /// Whether the engine has room for a reply.
+    pub(crate) fn has_room(&self) -> bool {
+        self.room.available_permits() > 0
+    }
+
     /// Delivers and rings. An engine that is gone misses it, which is what it wants.
     pub fn deliver(&self, event: Result<Event>) {
         if let Ok(Event::Reply(reply)) = &event {

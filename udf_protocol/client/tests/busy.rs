@@ -121,6 +121,30 @@ fn many_exchanges_of_one_query_share_few_streams() {
     }
 }
 
+/// More answers than the engine has room for wait in each of them until it comes to it.
+#[test]
+fn exchanges_with_many_batches_out_share_few_streams() {
+    let (script, open_streams) = with_threads(THREADS);
+    let (_runtime, endpoint) = serve(script, FunctionKind::Scalar);
+    let client = Client::start().unwrap();
+    let mut exchanges: Vec<_> = (0..2 * THREADS as i64)
+        .map(|_| {
+            (open(&client, &endpoint, FunctionKind::Scalar, Volatility::Volatile), BatchBuilder::new(&signature()))
+        })
+        .collect();
+    for round in 0..2 {
+        for (number, (exchange, builder)) in exchanges.iter_mut().enumerate() {
+            (0..20).for_each(|batch| send(exchange, builder, round * 10_000 + number as i64 * 100 + batch));
+        }
+        for (number, (exchange, _)) in exchanges.iter_mut().enumerate().rev() {
+            for batch in 0..20 {
+                assert_eq!(answer(exchange), round * 10_000 + number as i64 * 100 + batch + 1);
+            }
+        }
+        assert!(open_streams.load(SeqCst) <= THREADS);
+    }
+}
+
 #[test]
 fn a_stream_that_has_nothing_to_do_ends_and_another_goes_on() {
     let (script, open_streams) = with_threads(1);

@@ -744,6 +744,37 @@ fn row_numbers_that_are_not_the_batchs_are_refused() {
 }
 
 #[test]
+fn row_numbers_of_a_part_that_go_back_are_refused() {
+    let parts =
+        [(0, vec![0, 1], true), (0, vec![], true), (0, vec![1], false), (1, vec![1], true), (1, vec![0], false)];
+    let stage = Stage::new(Some(HELLO), move |mut calls, answers| {
+        let parts = parts.clone();
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&table())));
+            let _ = calls.next().await;
+            let _ = calls.next().await;
+            for (batch, rows, more) in parts {
+                let (values, metadata) = (vec![0; rows.len()], format!(r#"{{"batch": {batch}, "more": {more}}}"#));
+                let _ = answers.send(Ok(table_reply(&table(), rows, values, &metadata)));
+            }
+            let _ = calls.next().await;
+        })
+    });
+    let mut exchange = stage.open_as(FunctionKind::Table, None, Volatility::Immutable, PATIENCE);
+    for batch in batches(&[2, 2]) {
+        exchange.send(batch);
+    }
+    // Each batch begins anew, and a part may go on with the row of the part before.
+    for (rows, is_last) in [(2, false), (1, true), (1, false)] {
+        let reply = exchange.receive(&PlainHost).unwrap();
+        assert_eq!((reply.columns.num_rows(), reply.is_last), (rows, is_last));
+    }
+    let error = exchange.receive(&PlainHost).unwrap_err();
+    assert_eq!(error.kind(), Kind::ProtocolViolation);
+    assert!(error.detail().unwrap_or_default().contains("in order"), "{error:?}");
+}
+
+#[test]
 fn a_batch_that_was_answered_in_part_is_not_sent_again() {
     let exchanges = Arc::new(AtomicUsize::new(0));
     let counter = exchanges.clone();

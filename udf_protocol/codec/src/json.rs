@@ -253,8 +253,17 @@ fn read_date(text: &str) -> Option<i64> {
     Some(i64::from(date.to_epoch_days()) + (year.div_euclid(400) - 5) * CYCLE)
 }
 
+/// Whether a time has nothing but zeros below a microsecond. Parsers drop what is below a nanosecond.
+fn is_to_micros(text: &str) -> bool {
+    let fraction = text.split_once('.').map_or("", |(_, fraction)| fraction);
+    fraction.bytes().take_while(u8::is_ascii_digit).skip(6).all(|digit| digit == b'0')
+}
+
 /// Microseconds since 1970 of a time without a zone; none if digits would be lost.
 fn read_timestamp(text: &str) -> Option<i64> {
+    if !is_to_micros(text) {
+        return None;
+    }
     match NaiveDateTime::parse_from_str(text, "%Y-%m-%dT%H:%M:%S%.f") {
         Ok(time) => whole_micros(time.and_utc()),
         Err(_) => {
@@ -362,6 +371,7 @@ fn decode(ty: &Type, values: &[&Value]) -> Result<ArrayRef, String> {
             let array = primitive::<TimestampMicrosecondType>(ty, values, |value| match value.as_str()? {
                 "infinity" => Some(i64::MAX),
                 "-infinity" => Some(i64::MIN),
+                text if !is_to_micros(text) => None,
                 text => match DateTime::parse_from_rfc3339(text) {
                     Ok(time) => whole_micros(time.to_utc()),
                     // The years of RFC 3339 have four digits and no sign.
@@ -444,7 +454,7 @@ fn time(text: &str) -> Option<i64> {
     if let Some(rest) = text.strip_prefix("24:00:00") {
         return rest.trim_start_matches('.').bytes().all(|digit| digit == b'0').then_some(DAY);
     }
-    let time = chrono::NaiveTime::parse_from_str(text, "%H:%M:%S%.f").ok()?;
+    let time = chrono::NaiveTime::parse_from_str(text, "%H:%M:%S%.f").ok().filter(|_| is_to_micros(text))?;
     let (seconds, nanoseconds) = (i64::from(time.num_seconds_from_midnight()), i64::from(time.nanosecond()));
     // A leap second has more than a second's nanoseconds.
     let is_exact = nanoseconds < 1_000_000_000 && nanoseconds % 1000 == 0;
@@ -612,6 +622,12 @@ mod tests {
             (Type::Timestamp, "[null, \"2013-01-01T00:00:00.0000001\"]"),
             (Type::TimestampTz, "[null, \"2013-01-01T00:00:00.0000001Z\"]"),
             (Type::Time, "[null, \"00:00:00.0000001\"]"),
+            (Type::Timestamp, "[\"2013-01-01T00:00:00.1234560000000\", \"2013-01-01T00:00:00.1234560009\"]"),
+            (Type::Timestamp, "[null, \"+12013-01-01T00:00:00.1234560009\"]"),
+            (Type::TimestampTz, "[\"2013-01-01T00:00:00.1234560000000Z\", \"2013-01-01T00:00:00.1234560009Z\"]"),
+            (Type::TimestampTz, "[\"2013-01-01T00:00:00Z\", \"2013-01-01T00:00:00.1234560009+02:00\"]"),
+            (Type::TimestampTz, "[null, \"+12013-01-01T00:00:00.1234560009Z\"]"),
+            (Type::Time, "[\"12:00:00.1234560000000\", \"12:00:00.1234560009\"]"),
             (Type::Uuid, "[null, \"a0eebc99\"]"),
             (Type::Uuid, "[null, \"+a+e+c+9-+c+b-+e+8-+b+d-+b+9+d+8+a+1\"]"),
             (Type::Time, "[\"24:00:00\", \"24:00:00.1\"]"),

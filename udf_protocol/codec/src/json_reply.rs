@@ -19,6 +19,7 @@ use udf_types::textual_type;
 use udf_types::types::Type;
 
 use crate::json::decode_column;
+use crate::json_text::{Json, number, read_value};
 use crate::unreadable::Unreadable;
 
 /// Values that are converted at a time.
@@ -289,9 +290,8 @@ fn find_misfit(ty: &Type, text: &str) -> String {
         Ok(())
     });
     let Some(value) = found else { return format!("A value is not of type {ty}.") };
-    // As short as it can be written, if it is not long anyway.
-    let parsed = Some(value).filter(|value| value.len() < MAX_SCALAR_BYTES);
-    let parsed = parsed.and_then(|value| serde_json::from_str::<Value>(value).ok());
+    // As short as it can be written, if it is not long anyway; its numbers as they are.
+    let parsed = Some(value).filter(|value| value.len() < MAX_SCALAR_BYTES).and_then(Json::parse);
     let mut shown =
         parsed.map_or_else(|| value.get(..SHOWN_BYTES * 2).unwrap_or(value).to_string(), |it| it.to_string());
     if shown.len() > SHOWN_BYTES {
@@ -354,8 +354,7 @@ impl Column {
                 if value.len() > most || is_nested {
                     return Err(Failure::Misfit);
                 }
-                let value = serde_json::from_str(value).map_err(|cause| Failure::Malformed(cause.to_string()))?;
-                return self.append_scalar(value, left);
+                return self.append_scalar(scalar(&self.ty, value)?, left);
             }
             Values::Elements(elements) => {
                 text.each(b'[', b']', |text| elements.append(text, left))?;
@@ -446,6 +445,17 @@ impl Column {
                 Arc::new(array.map_err(malformed)?)
             }
         })
+    }
+}
+
+/// What a token stands for, in a column of fixed width. No integer passes through a float, which would round it.
+fn scalar(ty: &Type, token: &str) -> Result<Value, Failure> {
+    match ty {
+        Type::Int2 | Type::Int4 | Type::Int8 if token.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => {
+            Ok(number(ty, token))
+        }
+        Type::Interval => read_value(ty, token).ok_or(Failure::Misfit),
+        _ => serde_json::from_str(token).map_err(|cause| Failure::Malformed(cause.to_string())),
     }
 }
 
@@ -540,6 +550,15 @@ mod tests {
     }
 
     #[test]
+    fn integers_may_be_written_as_other_numbers() {
+        let Columns::Read(batch) = read("int8", "[9007199254740993.0, -0.0, 1.5e1, \"4\", -0]", None, 1000).unwrap()
+        else {
+            panic!("no rows are too many");
+        };
+        assert_eq!(batch.column(0).as_ref(), &arrow_array::Int64Array::from(vec![9_007_199_254_740_993, 0, 15, 4, 0]));
+    }
+
+    #[test]
     fn misfits_name_their_rows() {
         for (ty, text, shown) in [
             ("int4", "[1, 3.5]", "3.5"),
@@ -551,7 +570,17 @@ mod tests {
             ("int4[]", "[[1, 2, 3], [4, \"x\"]]", "[4,\"x\"]"),
             ("int4[]", "[[1, 2, 3], 4]", "4"),
             ("(a int4[], b text)", "[{\"a\": [1]}, {\"a\": 1}]", "{\"a\":1}"),
-            ("(a int4)", "[{}, {\"a\": 1, \"a\": 2}]", "{\"a\":2}"),
+            ("(a int4)", "[{}, {\"a\": 1, \"a\": 2}]", "{\"a\":1,\"a\":2}"),
+            ("int8", "[1, 4503599627370497.5]", "4503599627370497.5"),
+            ("int8", "[1, 1.00000000000000000001]", "1.00000000000000000001"),
+            ("int8", "[1, 9223372036854775808]", "9223372036854775808"),
+            ("int4", "[1, 1e-400]", "1e-400"),
+            ("int4", "[1, 1e400]", "1e400"),
+            ("int2", "[1, 0.99999999999999999999]", "0.99999999999999999999"),
+            ("int8[]", "[[1], [4503599627370497.5]]", "[4503599627370497.5]"),
+            ("(a int4)", "[{}, {\"a\": 1.00000000000000000001}]", "{\"a\":1.00000000000000000001}"),
+            ("interval", "[{}, {\"days\": 1e-400}]", "{\"days\":1e-400}"),
+            ("interval", "[{}, {\"days\": 1.00000000000000000001}]", "{\"days\":1.00000000000000000001}"),
         ] {
             let error = read(ty, text, Some(2), 1 << 20).unwrap_err();
             assert_eq!(error, format!("Row 2 holds {shown}, which is not of type {ty}.").into(), "{text}");

@@ -263,7 +263,8 @@ pub fn value_of(ty: &Type, json: Json<'_>) -> Value {
     }
 }
 
-fn number(ty: &Type, token: &str) -> Value {
+/// The same of a number.
+pub(crate) fn number(ty: &Type, token: &str) -> Value {
     match ty {
         Type::Numeric => Value::String(token.to_string()),
         Type::Int2 | Type::Int4 | Type::Int8 => match token.parse::<i64>() {

@@ -74,9 +74,22 @@ fn check_row_numbers(function: &str, calls: usize, columns: &RecordBatch) -> Res
     let rows = columns.column(0).as_primitive::<Int32Type>();
     let are_within = rows.values().iter().all(|row| usize::try_from(*row).is_ok_and(|row| row < calls));
     if rows.null_count() > 0 || !are_within || !rows.values().is_sorted() {
-        return Err(Error::protocol(function, "The row numbers of its reply are not those of the batch, in order."));
+        return Err(disordered(function));
     }
     Ok(())
+}
+
+/// Checks that a part of a table function's answer goes on where the part before it ended, at row `last`; the last row of both.
+pub(crate) fn check_part(function: &str, last: i32, part: &RecordBatch) -> Result<i32> {
+    let rows = part.column(0).as_primitive::<Int32Type>().values();
+    match rows.first() {
+        Some(first) if *first < last => Err(disordered(function)),
+        _ => Ok(rows.last().copied().unwrap_or(last)),
+    }
+}
+
+fn disordered(function: &str) -> Error {
+    Error::protocol(function, "The row numbers of its reply are not those of the batch, in order.")
 }
 
 #[cfg(test)]

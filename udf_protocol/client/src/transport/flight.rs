@@ -376,6 +376,8 @@ impl Flight {
             let goes_on = if signature.kind == FunctionKind::Table {
                 self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await?
             } else {
+                // Of those that the engine does not read, none keeps another from having a stream.
+                inbox.wait_for_room().await;
                 let _permit = self.streams.take().await;
                 self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await?
             };
@@ -465,10 +467,15 @@ impl Flight {
             if is_closing {
                 wire = None;
             }
-            let is_idle = stream_for == StreamFor::Now && wire.is_some() && outbox.is_quiet();
+            // Where there is a batch and no room for its answer, there is nothing to do until the engine takes one.
+            let has_nothing = outbox.is_quiet() || (outbox.awaited() == 0 && !inbox.has_room());
+            let is_idle = stream_for == StreamFor::Now && wire.is_some() && has_nothing;
             // Of a map function and a stream for one batch, only the end says that there is no more.
             let is_answered = wire.is_none() && unsent.is_empty() && outbox.awaited() == 0;
-            if is_answered && signature.kind != FunctionKind::Map && !is_single && end.is_none() {
+            let is_answered = is_answered && signature.kind != FunctionKind::Map && !is_single;
+            // There is room for all that such a stream awaits, and of what needs none no stream waits for any.
+            let waits_for_room = stream_for != StreamFor::Now && !is_answered;
+            if is_answered && end.is_none() {
                 end = Some(Box::pin(tokio::time::sleep(END_PATIENCE)));
             }
             tokio::select! {
@@ -482,7 +489,7 @@ impl Flight {
                         place.send(message);
                     }
                 }
-                batch = next_batch(&wire, &mut first, outbox, is_single), if wire.is_some() && unsent.is_empty() => match batch {
+                batch = next_batch(&wire, &mut first, outbox, inbox, stream_for), if wire.is_some() && unsent.is_empty() => match batch {
                     Some(batch) => {
                         let mut batch = batch.batch;
                         if encoder.positions().is_empty() {
@@ -515,7 +522,7 @@ impl Flight {
                     }
                     None => is_closing = true,
                 },
-                message = next_message(&mut replies, inbox), if replies.is_some() => {
+                message = next_message(&mut replies, inbox, waits_for_room), if replies.is_some() => {
                     let Some(received) = message.map_err(lost)? else {
                         if signature.kind == FunctionKind::Map && wire.is_none() {
                             inbox.deliver(Ok(Event::End));
@@ -662,25 +669,32 @@ async fn next_place(wire: &Option<mpsc::Sender<Fields>>) -> mpsc::Permit<'_, Fie
     }
 }
 
-/// The next batch to send, once there is a place in the queue.
+/// The next batch to send, once there is a place in the queue; on a stream that others wait for, once the engine has room for its
+/// answer and for those before it.
 async fn next_batch(
     wire: &Option<mpsc::Sender<Fields>>,
     first: &mut Option<Outgoing>,
     outbox: &mut Outbox,
-    is_single: bool,
+    inbox: &Inbox,
+    stream_for: StreamFor,
 ) -> Option<Outgoing> {
     drop(next_place(wire).await);
-    match is_single {
-        true => first.take(),
-        false => outbox.next().await,
+    match stream_for {
+        StreamFor::Batch => return first.take(),
+        StreamFor::Now => inbox.wait_for_room_of(outbox.awaited() + 1).await,
+        StreamFor::Exchange => {}
     }
+    outbox.next().await
 }
 
 async fn next_message(
     replies: &mut Option<Streaming<Received>>,
     inbox: &Inbox,
+    waits_for_room: bool,
 ) -> std::result::Result<Option<Received>, Status> {
-    inbox.wait_for_room().await;
+    if waits_for_room {
+        inbox.wait_for_room().await;
+    }
     match replies {
         Some(replies) => replies.message().await,
         None => std::future::pending().await,

@@ -175,19 +175,26 @@ impl Http {
             request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         }
         let lost = |cause: hyper::Error| Error::unreachable(&self.endpoint.to_string(), innermost(&cause));
-        let kept = loop {
+        let (connection, response) = loop {
             let kept = self.idle.lock().expect("no holder panics").pop();
-            match kept {
-                Some(connection) if connection.is_closed() => continue,
-                other => break other,
+            let is_kept = kept.is_some();
+            let mut connection = match kept {
+                Some(connection) => connection,
+                None => self.connect().await?,
+            };
+            match connection.ready().await {
+                Err(_) if is_kept => continue,
+                outcome => outcome.map_err(lost)?,
+            }
+            match connection.try_send_request(request).await {
+                Ok(response) => break (connection, response),
+                Err(mut failure) => match failure.take_message().filter(|_| is_kept) {
+                    // The server has closed the connection meanwhile, and nothing of the request was written.
+                    Some(unsent) => request = unsent,
+                    None => return Err(lost(failure.into_error())),
+                },
             }
         };
-        let mut connection = match kept {
-            Some(connection) => connection,
-            None => self.connect().await?,
-        };
-        connection.ready().await.map_err(lost)?;
-        let response = connection.send_request(request).await.map_err(lost)?;
         let status = response.status();
         let retry_after = response.headers().get(header::RETRY_AFTER).and_then(|value| pause_of(value.to_str().ok()?));
         let is_gzip = response.headers().get(header::CONTENT_ENCODING).is_some_and(|encoding| encoding == "gzip");
@@ -302,9 +309,34 @@ async fn unpack(body: &[u8], most: &mut Most<'_>) -> Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::io::{BufRead as _, BufReader, Write};
+    use std::net::TcpListener;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_kept_connection_that_was_closed_meanwhile_loses_no_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let authority = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            let closed = listener.accept().unwrap();
+            drop(closed);
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut reader, mut line) = (BufReader::new(stream.try_clone().unwrap()), String::new());
+            while reader.read_line(&mut line).is_ok_and(|size| size > 2) {
+                line.clear();
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
+        });
+        let http = Http::new(Endpoint::JsonTcp(authority.clone()), &Credentials::default());
+        let stream = tokio::net::TcpStream::connect(authority).await.unwrap();
+        stream.readable().await.unwrap();
+        let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        // The runtime has one thread: nobody has seen yet that it was closed.
+        tokio::spawn(connection);
+        http.idle.lock().unwrap().push(sender);
+        assert_eq!(http.get("/").await.unwrap().body, "ok");
+    }
 
     #[tokio::test]
     async fn what_grows_too_large_is_not_unpacked() {

@@ -1,7 +1,7 @@
 //! How batches travel. A transport moves bytes between an [`Outbox`] of calls and a [`Inbox`] of replies; it knows
 //! neither engines nor leases.
 
-mod check;
+pub(crate) mod check;
 mod columns;
 pub mod connect;
 pub mod credentials;
