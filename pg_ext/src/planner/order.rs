@@ -146,9 +146,9 @@ mod tests {
     #[test]
     fn others_are_all_but_oneself() {
         let reads = Effects { reads: true, ..Effects::NONE };
+        let acts = Effects { acts: true, ..Effects::NONE };
         assert!(beside(&[]).is_empty());
-        assert_eq!(beside(&[Effects::ACTS]), [Effects::NONE]);
-        let found = beside(&[reads, Effects::NONE, Effects::ACTS]);
-        assert_eq!(found, [Effects::ACTS, reads | Effects::ACTS, reads]);
+        assert_eq!(beside(&[acts]), [Effects::NONE]);
+        assert_eq!(beside(&[reads, Effects::NONE, acts]), [acts, reads | acts, reads]);
     }
 }
