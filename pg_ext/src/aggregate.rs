@@ -442,6 +442,7 @@ impl Groups {
     }
 
     fn ask(&mut self, number: i64, step: AggregateStep) {
+        self.send_forgotten();
         self.flush();
         self.step = step;
         // What waits to be asked for is bounded, too.
@@ -491,7 +492,7 @@ impl Groups {
             self.begin_row(AggregateStep::Forget, number);
             self.append_null_arguments();
             self.append_state(None);
-            self.builder.finish_row();
+            self.end_row();
         }
         self.flush();
     }

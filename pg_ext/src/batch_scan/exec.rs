@@ -410,6 +410,8 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
     // SAFETY: the executor passes a begun node.
     unsafe {
         let inner = &mut *(*css.cast::<BatchScanState>()).inner;
+        // A part of a subplan or of a join's inner side, though it looks at none of their parameters.
+        inner.is_scanned_once = false;
         while let Some(batch) = inner.queue.pop_front().or_else(|| inner.forming.take()) {
             retire(inner, batch);
         }

@@ -235,6 +235,35 @@ struct Context<'a> {
     change: &'a mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>,
 }
 
+/// Whether any node of an expression, or list of them, is one that is looked for.
+///
+/// # Safety
+/// `expression` is null or a valid expression tree or list of them.
+pub unsafe fn has(expression: *mut pg_sys::Node, is_it: &mut dyn FnMut(*mut pg_sys::Node) -> bool) -> bool {
+    let mut search = Search { is_it };
+    // SAFETY: the caller says so; the search outlives the walk.
+    unsafe { visit_searched(expression, (&raw mut search).cast()) }
+}
+
+struct Search<'a> {
+    is_it: &'a mut dyn FnMut(*mut pg_sys::Node) -> bool,
+}
+
+#[pg_guard]
+unsafe extern "C-unwind" fn visit_searched(node: *mut pg_sys::Node, context: *mut c_void) -> bool {
+    if node.is_null() {
+        return false;
+    }
+    // SAFETY: `has` passes a Search, and PostgreSQL hands it through.
+    unsafe {
+        let is_it = &mut (*context.cast::<Search>()).is_it;
+        if is_it(node) {
+            return true;
+        }
+        pg_sys::expression_tree_walker(node, Some(visit_searched), context)
+    }
+}
+
 #[pg_guard]
 unsafe extern "C-unwind" fn replace_node(node: *mut pg_sys::Node, context: *mut c_void) -> *mut pg_sys::Node {
     if node.is_null() {

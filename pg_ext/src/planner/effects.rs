@@ -64,6 +64,9 @@ impl BitOrAssign for Effects {
     }
 }
 
+/// Plans that are looked at for the sake of each other, at most.
+const MOST_NESTED: u32 = 200;
+
 /// Looks for effects in the plans of one statement.
 pub struct Watcher {
     statement: *const pg_sys::PlannedStmt,
@@ -119,12 +122,24 @@ impl Watcher {
 
     /// As this one, but container calls count as others do.
     pub fn counting_calls(&self) -> Watcher {
-        Watcher::with(self.statement, None, self.run_once.clone())
+        self.like(None)
     }
 
     /// As this one, once plans are no longer what they were when this one looked at them.
     pub fn anew(&self) -> Watcher {
-        Watcher::with(self.statement, self.ignored_language, self.run_once.clone())
+        self.like(self.ignored_language)
+    }
+
+    fn like(&self, ignored_language: Option<pg_sys::Oid>) -> Watcher {
+        let watcher = Watcher::with(self.statement, ignored_language, self.run_once.clone());
+        // In their order, since each reads only those before it.
+        // SAFETY: the statement is still valid.
+        unsafe {
+            for plan in list::elements::<pg_sys::Plan>((*self.statement).subplans) {
+                watcher.of_plan(plan);
+            }
+        }
+        watcher
     }
 
     fn with(
@@ -194,9 +209,9 @@ impl Watcher {
         pgrx::check_for_interrupts!();
         // SAFETY: the caller says so.
         let found = unsafe {
-            // CTEs that read each other are no deeper for PostgreSQL than any others.
-            if pg_sys::stack_is_too_deep() {
-                return Effects::ANY;
+            // CTEs that read each other are no deeper for PostgreSQL than any others. What they do is not known then, nor whose calls may move.
+            if self.nodes.get() > MOST_NESTED || pg_sys::stack_is_too_deep() {
+                return Effects { sets: true, ..Effects::ANY };
             }
             children(plan).into_iter().fold(self.of_node(plan), |found, child| found | self.of_plan(*child))
         };

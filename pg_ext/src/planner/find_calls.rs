@@ -140,16 +140,13 @@ impl CallFinder {
 
     /// Whether any call of a container function is left anywhere in an expression or list of expressions.
     unsafe fn has_calls(&self, node: *mut pg_sys::Node) -> bool {
-        let mut has_calls = false;
-        // SAFETY: the caller passes a valid expression; the copy is dropped.
+        // SAFETY: the caller passes a valid expression; the tag says which struct a node is.
         unsafe {
-            nodes::replace(node, &mut |part| {
-                has_calls |= nodes::tag(part) == pg_sys::NodeTag::T_FuncExpr
-                    && calls_container((*part.cast::<pg_sys::FuncExpr>()).funcid, self.language);
-                None
-            });
+            nodes::has(node, &mut |part| {
+                nodes::tag(part) == pg_sys::NodeTag::T_FuncExpr
+                    && calls_container((*part.cast::<pg_sys::FuncExpr>()).funcid, self.language)
+            })
         }
-        has_calls
     }
 
     unsafe fn may_lift(&self, call: *mut pg_sys::FuncExpr) -> bool {
