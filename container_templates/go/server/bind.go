@@ -116,6 +116,11 @@ func (f *Function) bindAggregate(signature reflect.Type) error {
 		return fmt.Errorf("method Merge of Go type %s must take another one", state)
 	}
 	f.merges = hasMerge
+	for _, method := range []reflect.Method{step, merge} {
+		if method.Type != nil && method.Type.NumOut() > 0 && (method.Type.NumOut() > 1 || method.Type.Out(0) != errorType) {
+			return fmt.Errorf("method %s of Go type %s must return nothing, or an error", method.Name, state)
+		}
+	}
 	for _, method := range []reflect.Method{step, finish, merge} {
 		f.takesContext = f.takesContext || method.Type != nil && method.Type.NumIn() > 1 && method.Type.In(1) == contextType
 	}

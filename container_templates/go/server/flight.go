@@ -274,7 +274,7 @@ func (s *flightServer) answer(ctx context.Context, tables *callTables, writer *f
 	}
 	start := time.Now()
 	emit := func(part arrow.RecordBatch, isLast bool) error {
-		part, err := layout.write(part)
+		written, err := layout.write(part)
 		if err != nil {
 			return err
 		}
@@ -282,9 +282,10 @@ func (s *flightServer) answer(ctx context.Context, tables *callTables, writer *f
 		if err != nil {
 			return err
 		}
-		err = writer.WriteWithAppMetadata(part, metadata)
-		// Columns of a shared table hold its map.
+		err = writer.WriteWithAppMetadata(written, metadata)
+		// Columns of a shared table hold its map. What they become in another layout may lie in it, and does not hold it.
 		runtime.KeepAlive(part)
+		runtime.KeepAlive(written)
 		start = time.Now()
 		return err
 	}

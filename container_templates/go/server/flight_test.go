@@ -3,9 +3,12 @@ package server
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"io"
+	"iter"
 	"os"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -82,6 +85,43 @@ func TestCompressedColumnsAreRefused(t *testing.T) {
 		if err := server.DoExchange(called(t, column)); err != nil {
 			t.Errorf("%s that are not compressed: %v", name, err)
 		}
+	}
+}
+
+// Values that lead nowhere come up where the handler takes rows, on whatever goroutine that is.
+func TestRowsThatCannotBeReadEndTheExchangeAlone(t *testing.T) {
+	count := func(rows iter.Seq[string]) iter.Seq[int64] {
+		return func(yield func(int64) bool) {
+			counted := make(chan int64)
+			go func() {
+				count := int64(0)
+				for range rows {
+					count++
+				}
+				counted <- count
+			}()
+			yield(<-counted)
+		}
+	}
+	function := bound(t, Function{Name: "f", Kind: "map", Batch: "row", Arguments: []Argument{{"x", typeOf("text")}}, Returns: typeOf("int8")}, count)
+	server := &flightServer{functions: map[string]*Function{"f": function}}
+	if err := server.DoExchange(called(t, stringsOf("a", "b", "c"))); err != nil {
+		t.Errorf("%v", err)
+	}
+	stream := called(t, stringsOf("a", "b", "c"))
+	isDamaged := false
+	for _, data := range stream.sent {
+		var offsets []byte
+		for offset := range uint32(4) {
+			offsets = binary.LittleEndian.AppendUint32(offsets, offset)
+		}
+		if at := bytes.Index(data.DataBody, offsets); at >= 0 {
+			binary.LittleEndian.PutUint32(data.DataBody[at+4:], 1000)
+			isDamaged = true
+		}
+	}
+	if err := server.DoExchange(stream); !isDamaged || status.Code(err) != codes.InvalidArgument || !strings.HasPrefix(status.Convert(err).Message(), "the exchange cannot be read: ") {
+		t.Errorf("%v, %v", isDamaged, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -207,15 +208,16 @@ func (f *Function) null() arrow.Array {
 
 // call runs the handler; a panic becomes an error. row is negative where no single row is to blame.
 func call(ctx context.Context, target reflect.Value, arguments []reflect.Value, row int) (result reflect.Value, err error) {
+	// What it reads of the call's tables, and what it says of them in an error, may not refer to them, and the call may have ended without it.
+	defer runtime.KeepAlive(ctx)
 	defer recoverInto(&err, row)
 	results := target.Call(withContext(ctx, target, arguments))
-	// What it reads of the call's tables may not refer to them, and the call may have ended without it.
-	runtime.KeepAlive(ctx)
 	if len(results) > 0 {
 		result = results[0]
 	}
-	if len(results) == 2 && !results[1].IsNil() {
-		failure := results[1].Interface().(error)
+	// That of a method of an aggregate's state is perhaps all that it returns.
+	if last := len(results) - 1; last >= 0 && results[last].Type() == errorType && !results[last].IsNil() {
+		failure := results[last].Interface().(error)
 		err = userError(failure.Error(), row, fmt.Sprintf("%T: %+v", failure, failure))
 	}
 	return result, err
@@ -229,7 +231,8 @@ func recoverInto(err *error, row int) {
 }
 
 func userError(message string, row int, traceback string) error {
-	failure := &CallError{Kind: "user_code", Message: message, Traceback: traceback}
+	// A copy: the message may lie in the memory of a table, which it does not hold.
+	failure := &CallError{Kind: "user_code", Message: strings.Clone(message), Traceback: traceback}
 	if row >= 0 {
 		failure.Row = &row
 	}

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"math"
+	"reflect"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -51,5 +54,29 @@ func TestRowsWithConstantsAlone(t *testing.T) {
 	flag := argument{values: arrayOf(t, typeOf("bool"), []string{"true"}), isConstant: true}
 	if most := rowsAtATime([]argument{flag}); most > mostRepeatedBytes/leastRepeatedBytes {
 		t.Errorf("%d rows at a time", most)
+	}
+}
+
+// Go would convert any slice of bytes to the first 16 of them.
+func TestResultsOfByteStringsAreUUIDsOfSixteenBytes(t *testing.T) {
+	declared := Function{Name: "f", Kind: "scalar", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("uuid")}
+	function := bound(t, declared, func(x int64) []byte {
+		if x < 0 {
+			return nil
+		}
+		return slices.Repeat([]byte{1}, int(x))
+	})
+	if found, err := answersOf(t, function, wishes{}, 2, int8s(16, -1)); err != nil || found[0] != `"01010101-0101-0101-0101-010101010101" null ` {
+		t.Errorf("%v, %v", found, err)
+	}
+	for _, bytes := range []int64{0, 15, 17, 36} {
+		_, err := answersOf(t, function, wishes{}, 2, int8s(16, bytes))
+		if failed := (*CallError)(nil); !errors.As(err, &failed) || failed.Kind != "bad_result" || *failed.Row != 1 || !strings.Contains(failed.Message, "bytes, which are not a uuid; the declared result is uuid") {
+			t.Errorf("%d bytes: %v", bytes, err)
+		}
+	}
+	declared.Arguments, declared.Returns = []Argument{{"x", typeOf("uuid")}}, typeOf("int8")
+	if err := declared.bind(reflect.ValueOf(func([]byte) int64 { return 0 })); err == nil || err.Error() != "Go type []uint8 does not hold SQL type uuid" {
+		t.Errorf("%v", err)
 	}
 }

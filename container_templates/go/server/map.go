@@ -211,13 +211,16 @@ func (m *mapExchange) flush() error {
 }
 
 func (m *mapExchange) send(column arrow.Array) error {
-	part, err := m.layout.write(batchOf(m.function.replyColumns(""), []arrow.Array{column}, column.Len()))
+	part := batchOf(m.function.replyColumns(""), []arrow.Array{column}, column.Len())
+	written, err := m.layout.write(part)
 	if err != nil {
 		return err
 	}
-	err = m.writer.Write(part)
-	// Columns of a shared table hold its map.
+	err = m.writer.Write(written)
+	// Columns of a shared table hold its map. What they become in another layout may lie in it, and does not hold it.
+	runtime.KeepAlive(column)
 	runtime.KeepAlive(part)
+	runtime.KeepAlive(written)
 	return err
 }
 
@@ -253,7 +256,8 @@ func (m *mapExchange) rows() reflect.Value {
 }
 
 // row is a row as the handler takes it.
-func (m *mapExchange) row(kind reflect.Type, columns []argument, row int) (reflect.Value, error) {
+func (m *mapExchange) row(kind reflect.Type, columns []argument, row int) (taken reflect.Value, err error) {
+	defer notRead(&err)
 	values := make([]reflect.Value, len(m.function.readers))
 	if err := m.function.arguments(columns, row, values); err != nil {
 		return reflect.Value{}, err
@@ -306,12 +310,7 @@ func (m *mapExchange) read() (batch arrow.RecordBatch, columns []argument, err e
 	// The exchange may end meanwhile, and its other references with it.
 	m.reader.Retain()
 	defer m.reader.Release()
-	defer func() {
-		// Otherwise a batch that a library cannot take would end the program, on a goroutine of the handler's.
-		if cause := recover(); cause != nil {
-			batch, columns, err = nil, nil, violation("the exchange cannot be read: %v", cause)
-		}
-	}()
+	defer notRead(&err)
 	if !m.reader.Next() {
 		if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
 			return nil, nil, err
@@ -330,6 +329,14 @@ func (m *mapExchange) read() (batch arrow.RecordBatch, columns []argument, err e
 	// The reader's own is gone with the next one.
 	batch.Retain()
 	return batch, columns, nil
+}
+
+// notRead makes a panic an error. It is deferred where a batch is read: one that a library cannot take, or a value that leads nowhere, would
+// otherwise end the program, on a goroutine of the handler's.
+func notRead(err *error) {
+	if cause := recover(); cause != nil {
+		*err = violation("the exchange cannot be read: %v", cause)
+	}
 }
 
 // note takes a batch's metadata; true if the handler gets no more rows.

@@ -99,7 +99,7 @@ func decodeSegment(file []byte) (found *decoded, err error) {
 		if err != nil {
 			return refuse("%v", err)
 		}
-		if rows == 0 || rows > rowsPerBatch || rows < rowsPerBatch && number+1 < blocks {
+		if rows < 1 || rows > rowsPerBatch || rows < rowsPerBatch && number+1 < blocks {
 			return refuse("has %d rows in batch %d", rows, number+1)
 		}
 		found.batches = append(found.batches, columns)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -372,6 +373,61 @@ func TestSchemasWithoutEndEnd(t *testing.T) {
 	binary.LittleEndian.PutUint32(footer[children:], uint32(fields-4)-uint32(children))
 	if _, err := decodeSegment(file); err == nil || !strings.Contains(err.Error(), "types within types without end") {
 		t.Errorf("%v", err)
+	}
+}
+
+// Vectors within each other that overlap: each field of a vector may have the same vector once more.
+func TestRoomForFieldsIsTakenOnce(t *testing.T) {
+	const fields = 1 << 16
+	file := fileOf(1, fields)
+	footer := file[headBytes : len(file)-trailerBytes]
+	outer := rootOf(footer).table(1).tables(1)[0]
+	inner, length := outer.vector(5, flatbuffers.SizeUOffsetT)
+	if length != fields {
+		t.Fatal(length)
+	}
+	binary.LittleEndian.PutUint32(footer[inner:], uint32(outer.Pos)-uint32(inner))
+	// The vector is half of the footer, and so has as many fields as its bound.
+	footer = append(slices.Clone(footer), make([]byte, 4*fields)...)
+	file = append(slices.Clone(file[:headBytes]), footer...)
+	file = append(binary.LittleEndian.AppendUint32(file, uint32(len(footer))), fileMagic...)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	_, err := decodeSegment(file)
+	runtime.ReadMemStats(&after)
+	if !strings.Contains(fmt.Sprint(err), "a schema that is too large") {
+		t.Errorf("%v", err)
+	}
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 2*mostTimes*uint64(len(footer)) {
+		t.Errorf("a footer of %d bytes took %d", len(footer), taken)
+	}
+}
+
+func TestBatchesHaveRows(t *testing.T) {
+	schema := arrow.NewSchema(nil, nil)
+	var out bytes.Buffer
+	writer, err := ipc.NewFileWriter(&out, ipc.WithSchema(schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Write(array.NewRecordBatch(schema, nil, 5)); err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for rows, fact := range map[int64]string{5: "<nil>", 0: "has 0 rows in batch 1", -5: "has -5 rows in batch 1"} {
+		file := aligned(out.Bytes())
+		footer := rootOf(file[:len(file)-trailerBytes][len(file)-trailerBytes-int(binary.LittleEndian.Uint32(file[len(file)-trailerBytes:])):])
+		place, _ := footer.vector(3, blockBytes)
+		start := binary.LittleEndian.Uint64(footer.Bytes[place:])
+		batch := rootOf(file[start+prefixBytes:]).table(2)
+		if !batch.MutateInt64Slot(slot(0), rows) {
+			t.Fatal("the batch does not say how many rows it has")
+		}
+		if _, err := decodeSegment(file); !strings.Contains(fmt.Sprint(err), fact) {
+			t.Errorf("%d rows: %v", rows, err)
+		}
 	}
 }
 

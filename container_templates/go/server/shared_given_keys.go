@@ -111,7 +111,7 @@ func (t *sharedTable) keyValues(position int, values reflect.Value) (arrow.Array
 }
 
 func (t *sharedTable) unfit(position int, fact string) error {
-	return fmt.Errorf("the keys do not fit column \"%s\" of table \"%s\", which is %s: %s", t.schema.Field(position).Name, t.name, t.types[position].Text, fact)
+	return fmt.Errorf("the keys do not fit column \"%s\" of table \"%s\", which is %s: %s", t.schema.Field(position).Name, t.name, t.types[position].text(), fact)
 }
 
 // textBytes is how long a text or a byte string is; 0 of other values.

@@ -117,12 +117,22 @@ func readSchema(found part, footerBytes int) (*arrow.Schema, error) {
 	return arrow.NewSchema(fields, &metadata), nil
 }
 
+// items are the tables of a vector. All of them are taken before there is room for any: vectors within each other may overlap.
+func (r *schemaReader) items(parent part, number int) ([]part, error) {
+	_, length := parent.vector(number, flatbuffers.SizeUOffsetT)
+	if err := r.take(length * fieldBytes); err != nil {
+		return nil, err
+	}
+	return parent.tables(number), nil
+}
+
 func (r *schemaReader) fields(parent part, number, depth int) ([]arrow.Field, error) {
-	if _, length := parent.vector(number, flatbuffers.SizeUOffsetT); length*fieldBytes > r.left {
-		return nil, errLargeSchema
+	items, err := r.items(parent, number)
+	if err != nil {
+		return nil, err
 	}
 	var fields []arrow.Field
-	for _, found := range parent.tables(number) {
+	for _, found := range items {
 		field, err := r.field(found, depth)
 		if err != nil {
 			return nil, err
@@ -133,13 +143,14 @@ func (r *schemaReader) fields(parent part, number, depth int) ([]arrow.Field, er
 }
 
 func (r *schemaReader) metadata(parent part, number int) (arrow.Metadata, error) {
-	if _, length := parent.vector(number, flatbuffers.SizeUOffsetT); length*fieldBytes > r.left {
-		return arrow.Metadata{}, errLargeSchema
+	items, err := r.items(parent, number)
+	if err != nil {
+		return arrow.Metadata{}, err
 	}
 	var keys, values []string
-	for _, pair := range parent.tables(number) {
+	for _, pair := range items {
 		key, value := pair.text(0), pair.text(1)
-		if err := r.take(fieldBytes + len(key) + len(value)); err != nil {
+		if err := r.take(len(key) + len(value)); err != nil {
 			return arrow.Metadata{}, err
 		}
 		keys, values = append(keys, key), append(values, value)
@@ -152,7 +163,7 @@ func (r *schemaReader) field(found part, depth int) (field arrow.Field, err erro
 		return field, errors.New("has types within types without end")
 	}
 	field = arrow.Field{Name: found.text(0), Nullable: found.GetBoolSlot(slot(1), false)}
-	if err := r.take(fieldBytes + len(field.Name)); err != nil {
+	if err := r.take(len(field.Name)); err != nil {
 		return field, err
 	}
 	if found.has(4) {
@@ -217,25 +228,23 @@ func kindOf(kind byte, found part, children []arrow.Field) arrow.DataType {
 	return nil
 }
 
-// typeOfField is the type of docs/types.md that a field of a segment carries.
+// typeOfField is the type of docs/types.md that a field of a segment carries. What has parts has no Text, which would be that of all parts
+// once more, at each depth.
 func typeOfField(field arrow.Field) *Type {
 	extension, _ := field.Metadata.GetValue(extensionKey)
 	switch kind := field.Type.(type) {
 	case *arrow.ListType:
-		element := typeOfField(kind.ElemField())
-		return &Type{Type: "array", Text: element.Text + "[]", Name: field.Name, Element: element}
+		return &Type{Type: "array", Name: field.Name, Element: typeOfField(kind.ElemField())}
 	case *arrow.StructType:
 		var parts []*Type
-		var texts []string
 		for _, found := range kind.Fields() {
-			attribute := typeOfField(found)
-			parts, texts = append(parts, attribute), append(texts, attribute.Name+" "+attribute.Text)
+			parts = append(parts, typeOfField(found))
 		}
-		bounded := &Type{Type: "range", Text: "range(" + parts[0].Text + ")", Name: field.Name, Element: parts[0]}
+		bounded := &Type{Type: "range", Name: field.Name, Element: parts[0]}
 		if extension == extensions["range"] && bounded.isOf(kind) {
 			return bounded
 		}
-		return &Type{Type: "composite", Text: "(" + strings.Join(texts, ", ") + ")", Name: field.Name, Attributes: parts}
+		return &Type{Type: "composite", Name: field.Name, Attributes: parts}
 	case *arrow.TimestampType:
 		if kind.TimeZone != "" {
 			return &Type{Type: "timestamptz", Text: "timestamptz", Name: field.Name}

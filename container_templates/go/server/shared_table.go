@@ -110,22 +110,38 @@ func (t *sharedTable) Matches(given ...any) (positions []int32, rows udf.Rows, e
 	if err != nil {
 		return nil, nil, err
 	}
-	positions = []int32{}
-	var places []place
+	positions, places, err := t.matches(wanted, mostFound)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows, err = t.gather(places)
+	return positions, rows, err
+}
+
+// matches are where all rows of all keys lie, and the position of each one's key. They are counted before there is room for any: a few keys may
+// have more rows than memory holds.
+func (t *sharedTable) matches(wanted *keys, most int) (positions []int32, places []place, err error) {
+	count := 0
+	for row := range wanted.rows {
+		for _, segment := range t.segments {
+			found := segment.rowsOf(wanted, row)
+			if found.count > most-count {
+				return nil, nil, t.tooManyFound()
+			}
+			count += found.count
+		}
+	}
+	positions, places = make([]int32, 0, count), make([]place, 0, count)
 	for row := range wanted.rows {
 		for number, segment := range t.segments {
 			found := segment.rowsOf(wanted, row)
-			if found.count > mostFound-len(places) {
-				return nil, nil, t.tooManyFound()
-			}
 			for match := range found.count {
 				positions = append(positions, int32(row))
 				places = append(places, placeOf(number, found.at(match)))
 			}
 		}
 	}
-	rows, err = t.gather(places)
-	return positions, rows, err
+	return positions, places, nil
 }
 
 func (t *sharedTable) Get(into any, key ...any) (isThere bool, err error) {

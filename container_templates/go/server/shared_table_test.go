@@ -4,6 +4,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -453,5 +455,128 @@ func TestRowsThatDoNotFit(t *testing.T) {
 	}
 	if _, err := rows.Column("other"); err == nil {
 		t.Error("there is no such column")
+	}
+}
+
+// A few keys may have more rows than there is memory for.
+func TestRowsOfMatchesAreCountedBeforeThereIsRoomForThem(t *testing.T) {
+	const rows, asked = 1000, 5000
+	file, index := numbersSegment(t, "n", make([]int64, rows)...)
+	opened, err := openedBytes(t, file, index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	table, err := newTable("t", []*segment{opened, opened})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, wanted, err := table.keysOf([]any{make([]int64, asked)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	positions, places, err := table.matches(wanted, 2*rows*asked-1)
+	runtime.ReadMemStats(&after)
+	if err == nil || err.Error() != "a look-up in table \"t\" has more than 2147483647 rows" || positions != nil || places != nil {
+		t.Errorf("%v", err)
+	}
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
+		t.Errorf("it took %d bytes", taken)
+	}
+	_, wanted, err = table.keysOf([]any{[]int64{1, 0, 0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := table.matches(wanted, 4*rows-1); err == nil {
+		t.Error("there is no bound")
+	}
+	positions, places, err = table.matches(wanted, 4*rows)
+	if err != nil || len(positions) != 4*rows || len(places) != 4*rows || cap(places) != 4*rows {
+		t.Fatalf("%d, %d, %v", len(positions), len(places), err)
+	}
+	for number, found := range places {
+		if found != (place{int32(number / rows % 2), 0, int32(number % rows)}) || positions[number] != int32(1+number/(2*rows)) {
+			t.Fatalf("match %d is %v of key %d", number, found, positions[number])
+		}
+	}
+	if positions, found, err := table.Matches([]int64{1}); err != nil || positions == nil || len(positions) != 0 || found.Len() != 0 {
+		t.Errorf("%v, %v", positions, err)
+	}
+}
+
+func TestByteStringsAreUUIDsOfSixteenBytes(t *testing.T) {
+	table := opened(t, "testdata", "uuid")
+	uuid := slices.Repeat([]byte{2}, 16)
+	text := []byte("02020202-0202-0202-0202-020202020202")
+	type id [16]byte
+	type idBytes []byte
+	for _, keys := range []any{[][]byte{uuid, nil}, [][16]byte{[16]byte(uuid), {99}}, []*id{ptr(id(uuid)), nil}, []idBytes{uuid, nil}} {
+		if rows, err := table.Lookup(keys); err != nil || !slices.Equal(numbersOf(t, rows), []int32{2, -1}) {
+			t.Errorf("%T: %v", keys, err)
+		}
+	}
+	var found struct{ N int32 }
+	if isThere, err := table.Get(&found, uuid); err != nil || !isThere || found.N != 2 {
+		t.Errorf("%v, %v", isThere, err)
+	}
+	for _, refused := range [][]byte{text, uuid[:15], slices.Concat(uuid, uuid), {}} {
+		wanted := fmt.Sprintf("which is uuid: %d bytes, which are not a uuid", len(refused))
+		if _, err := table.Lookup([][]byte{uuid, refused}); err == nil || !strings.HasSuffix(err.Error(), wanted) {
+			t.Errorf("%v", err)
+		}
+		if isThere, err := table.Get(&found, refused); isThere || err == nil || !strings.HasSuffix(err.Error(), wanted) {
+			t.Errorf("%v, %v", isThere, err)
+		}
+	}
+	for _, refused := range []any{[][15]byte{{}}, [][17]byte{{}}, [][]int8{{}}, []string{string(uuid)}} {
+		if _, err := table.Lookup(refused); err == nil || !strings.Contains(err.Error(), "does not hold SQL type uuid") {
+			t.Errorf("%T: %v", refused, err)
+		}
+	}
+	// They are read as arrays alone.
+	rows, err := table.Lookup([][]byte{uuid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rows.Scan("k", new([][]byte)); err == nil || !strings.Contains(err.Error(), "Go type []uint8 does not hold SQL type uuid") {
+		t.Errorf("%v", err)
+	}
+	if found := scanned[id](t, rows, "k"); !slices.Equal(found, []id{id(uuid)}) {
+		t.Errorf("%v", found)
+	}
+}
+
+// The columns of tables make the texts of their types when they are asked for.
+func TestTypesOfColumnsAreNamedByTheirParts(t *testing.T) {
+	number := &Type{Type: "int4", Text: "int4", Name: "n"}
+	texts := &Type{Type: "array", Text: "text[]", Name: "ts", Element: typeOf("text")}
+	span := &Type{Type: "range", Text: "range(int4)", Name: "r", Element: number}
+	for wanted, kind := range map[string]*Type{
+		"int4": number, "text[]": texts, "range(int4)": span,
+		"(n int4, ts text[], r range(int4))[]": {Type: "array", Element: &Type{Type: "composite", Attributes: []*Type{number, texts, span}}},
+	} {
+		found := typeOfField(kind.Field("x"))
+		if found.text() != wanted {
+			t.Errorf("%s is %s", wanted, found.text())
+		}
+		if _, err := newReader(found, reflect.TypeFor[chan int]()); err == nil || err.Error() != "Go type chan int does not hold SQL type "+wanted {
+			t.Errorf("%v", err)
+		}
+	}
+	// Without a copy of the texts within at each depth.
+	deep := arrow.Field{Name: strings.Repeat("n", 1<<20), Type: arrow.PrimitiveTypes.Int64}
+	for range deepestType {
+		deep = arrow.Field{Name: "s", Type: arrow.StructOf(deep)}
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	found := typeOfField(deep)
+	runtime.ReadMemStats(&after)
+	if taken := after.TotalAlloc - before.TotalAlloc; taken > 1<<20 {
+		t.Errorf("it took %d bytes", taken)
+	}
+	if text := found.text(); len(text) != 1<<20+len(" int8")+2*deepestType+(deepestType-1)*len("s ") {
+		t.Errorf("%d bytes", len(text))
 	}
 }

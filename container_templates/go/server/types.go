@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
 )
@@ -37,6 +38,38 @@ var extensions = map[string]string{
 	"numeric": "arrowudf.decimal", "json": "arrowudf.json", "uuid": "arrow.uuid", "timetz": "transship.timetz",
 	"inet": "transship.inet", "cidr": "transship.cidr", "macaddr": "transship.macaddr",
 	"datetime2": "transship.datetime2", "range": "transship.range",
+}
+
+// text is Text, or made of its parts' where it has none, as the columns of shared tables.
+func (t *Type) text() string {
+	if t.Text != "" {
+		return t.Text
+	}
+	var out strings.Builder
+	t.appendText(&out)
+	return out.String()
+}
+
+func (t *Type) appendText(out *strings.Builder) {
+	switch {
+	case t.Text != "":
+		out.WriteString(t.Text)
+	case t.Type == "array":
+		t.Element.appendText(out)
+		out.WriteString("[]")
+	case t.Type == "range":
+		out.WriteString("range(")
+		t.Element.appendText(out)
+		out.WriteString(")")
+	default:
+		separator := "("
+		for _, part := range t.Attributes {
+			out.WriteString(separator + part.Name + " ")
+			part.appendText(out)
+			separator = ", "
+		}
+		out.WriteString(")")
+	}
 }
 
 // IsText says whether values travel as text.

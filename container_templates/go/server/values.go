@@ -35,7 +35,7 @@ var (
 )
 
 func unsupported(t *Type, target reflect.Type) error {
-	return fmt.Errorf("Go type %s does not hold SQL type %s", target, t.Text)
+	return fmt.Errorf("Go type %s does not hold SQL type %s", target, t.text())
 }
 
 // isNullable says whether nil is a value of a Go type.
@@ -113,7 +113,7 @@ func newValueReader(t *Type, target reflect.Type) (reader, error) {
 	case t.Type == "bytea" && target.ConvertibleTo(bytesType) && is(reflect.Slice):
 		// A copy: the batch is gone before the handler may be done with it.
 		return valueReader(target, func(c *array.Binary, row int) ([]byte, error) { return append([]byte{}, c.Value(row)...), nil }), nil
-	case t.Type == "uuid" && target.ConvertibleTo(uuidType):
+	case t.Type == "uuid" && target.ConvertibleTo(uuidType) && is(reflect.Array):
 		return valueReader(target, func(c *array.FixedSizeBinary, row int) ([16]byte, error) { return [16]byte(c.Value(row)), nil }), nil
 	case t.Type == "date" && target == timeType:
 		return valueReader(target, func(c *array.Date32, row int) (time.Time, error) {
@@ -241,7 +241,16 @@ func newValueWriter(t *Type, source reflect.Type) (writer, error) {
 		return func(b array.Builder, v reflect.Value) error { b.(*array.Float64Builder).Append(v.Float()); return nil }, nil
 	case t.Type == "bytea" && source.ConvertibleTo(bytesType) && is(reflect.Slice):
 		return func(b array.Builder, v reflect.Value) error { b.(*array.BinaryBuilder).Append(v.Bytes()); return nil }, nil
-	case t.Type == "uuid" && source.ConvertibleTo(uuidType):
+	case t.Type == "uuid" && source.ConvertibleTo(bytesType) && is(reflect.Slice):
+		// Go would convert more bytes to the first 16 of them.
+		return func(b array.Builder, v reflect.Value) error {
+			if v.Len() != uuidType.Len() {
+				return fmt.Errorf("%d bytes, which are not a uuid", v.Len())
+			}
+			b.(*array.FixedSizeBinaryBuilder).Append(v.Bytes())
+			return nil
+		}, nil
+	case t.Type == "uuid" && source.ConvertibleTo(uuidType) && is(reflect.Array):
 		return func(b array.Builder, v reflect.Value) error {
 			bytes := v.Convert(uuidType).Interface().([16]byte)
 			b.(*array.FixedSizeBinaryBuilder).Append(bytes[:])
@@ -347,7 +356,7 @@ func fieldsOf(t *Type, target reflect.Type) ([]int, error) {
 			}
 		}
 		if found < 0 {
-			return nil, fmt.Errorf("Go type %s has no exported field for %q of SQL type %s", target, part.Name, t.Text)
+			return nil, fmt.Errorf("Go type %s has no exported field for %q of SQL type %s", target, part.Name, t.text())
 		}
 		fields = append(fields, found)
 	}

@@ -30,8 +30,9 @@ type SharedTable interface {
 	// Matches finds all rows of all keys, in the order of the keys, and the position of each row's key, counted from 0. Keys are as for
 	// Lookup.
 	Matches(keys ...any) ([]int32, Rows, error)
-	// Batches has all rows, where they lie. They can only be read. A text or a slice in them lasts as long as its Arrow array is held, and
-	// at least until the function returns: copy what is kept longer.
+	// Batches has all rows, where they lie. They can only be read. A text or a slice in them lasts as long as the table or its Arrow array is
+	// held. The tables of a call are held until its function returns; who has kept a table from an earlier call holds it, or the array, with
+	// runtime.KeepAlive. Copy what is kept longer.
 	Batches() iter.Seq[Rows]
 }
 

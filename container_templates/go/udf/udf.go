@@ -8,7 +8,7 @@ package udf
 // returns an iter.Seq, or an iter.Seq2 with an error. With batch = "columns" a function takes and returns slices; with batch =
 // "arrow" it takes an arrow.RecordBatch and returns an arrow.Array. For an aggregate function the value is a constructor
 // of a pointer whose type has the methods Step and Finish, and Merge if queries may run in parallel; its exported fields
-// travel between containers.
+// travel between containers. Step and Merge return nothing, or an error.
 //
 // SQL's types are bool, int16, int32, int64, float32, float64, string, []byte, time.Time (date, timestamp,
 // timestamptz), time.Duration (time), [16]byte (uuid), json.RawMessage (json), Interval, Range, slices and structs
