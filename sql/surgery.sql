@@ -352,3 +352,19 @@ SELECT * FROM both_ways(many_filters(100));
 SELECT * FROM both_ways(many_arms(20));
 SELECT * FROM both_ways(many_arms(250));
 DROP FUNCTION many_filters, many_arms, both_ways;
+-- CTEs that read each other, of which PostgreSQL plans one after the other.
+CREATE FUNCTION planned(query text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  line text;
+  lines bigint := 0;
+BEGIN
+  FOR line IN EXECUTE 'EXPLAIN (COSTS OFF) ' || query LOOP
+    lines := lines + 1;
+  END LOOP;
+  RETURN lines;
+END
+$$;
+SELECT planned('WITH c0 AS MATERIALIZED (SELECT 1::bigint AS a), '
+  || (SELECT string_agg(format('c%s AS MATERIALIZED (SELECT a FROM c%s)', i, i - 1), ', ') FROM generate_series(1, 4000) i)
+  || ' SELECT add_one(a) FROM c4000 LIMIT 5') > 8000 AS planned;
+DROP FUNCTION planned;
