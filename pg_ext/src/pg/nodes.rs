@@ -166,8 +166,9 @@ pub unsafe fn replace(
     change: &mut dyn FnMut(*mut pg_sys::Node) -> Option<*mut pg_sys::Node>,
 ) -> *mut pg_sys::Node {
     let mut context = Context { change };
-    // SAFETY: the context outlives the walk, and replace_node gets it back unchanged.
-    unsafe { replace_node(expression, (&raw mut context).cast()) }
+    // SAFETY: the context outlives the walk, and replace_node gets it back unchanged. What is called for PostgreSQL raises errors as
+    // PostgreSQL does, which the boundary makes errors of Rust again: the callers' values are dropped.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| replace_node(expression, (&raw mut context).cast())) }
 }
 
 /// Whether an expression nests so deep that the walks over it might need more stack than there is, where the executor needs
@@ -241,8 +242,8 @@ struct Context<'a> {
 /// `expression` is null or a valid expression tree or list of them.
 pub unsafe fn has(expression: *mut pg_sys::Node, is_it: &mut dyn FnMut(*mut pg_sys::Node) -> bool) -> bool {
     let mut search = Search { is_it };
-    // SAFETY: the caller says so; the search outlives the walk.
-    unsafe { visit_searched(expression, (&raw mut search).cast()) }
+    // SAFETY: the caller says so; the search outlives the walk. For the boundary see `replace`.
+    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| visit_searched(expression, (&raw mut search).cast())) }
 }
 
 struct Search<'a> {
