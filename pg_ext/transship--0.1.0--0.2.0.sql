@@ -58,18 +58,24 @@ CREATE TABLE table_chunks (segment uuid NOT NULL, part int NOT NULL, data bytea 
 -- They would not become smaller, and are read as a whole.
 ALTER TABLE table_chunks ALTER COLUMN data SET STORAGE EXTERNAL;
 
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_segments', 'WHERE relation IN (SELECT oid FROM pg_catalog.pg_class WHERE relkind = ''f'')');
-SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_chunks', 'WHERE segment IN (SELECT id FROM @extschema@.table_segments WHERE relation IN (SELECT oid FROM pg_catalog.pg_class WHERE relkind = ''f''))');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_segments', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_chunks', 'WHERE segment IN (SELECT id FROM @extschema@.table_segments WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e'')))');
 
 CREATE FUNCTION forget_table(relation oid) RETURNS void
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_forget_table';
 
 REVOKE EXECUTE ON FUNCTION forget_table(oid) FROM PUBLIC;
 
+CREATE FUNCTION check_dropped_column(relation oid, number int) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_check_dropped_column';
+
+REVOKE EXECUTE ON FUNCTION check_dropped_column(oid, int) FROM PUBLIC;
+
 CREATE FUNCTION forget_dropped_tables() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM transship.forget_table(objid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table';
+  PERFORM transship.check_dropped_column(objid, objsubid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table column' AND original;
 END
 $$;
 

@@ -76,9 +76,31 @@ SELECT setval('ticks', 400);
 EXECUTE look;
 ALTER DOMAIN quiet ADD CHECK (nextval('ticks') > 0);
 EXECUTE look;
+-- And one whose function does.
+CREATE FUNCTION ticks_now(v bigint) RETURNS boolean LANGUAGE plpgsql STABLE AS 'BEGIN RETURN nextval(''ticks'') > 0; END';
+CREATE DOMAIN told AS bigint CHECK (ticks_now(VALUE));
+PREPARE look_again AS SELECT add_one(currval('ticks')), x::told FROM numbers WHERE x < 5;
+SELECT setval('ticks', 500);
+EXECUTE look_again;
+ALTER FUNCTION ticks_now VOLATILE;
+EXECUTE look_again;
 RESET plan_cache_mode;
 DEALLOCATE look;
-DROP DOMAIN quiet;
+DEALLOCATE look_again;
+DROP DOMAIN quiet, told;
+DROP FUNCTION ticks_now;
+-- What is read as text, or as JSON.
+SELECT setval('ticks', 600);
+SELECT format('{%s}', x)::ticking[], add_one(currval('ticks')) FROM numbers WHERE x < 4;
+SELECT jsonb_populate_record(NULL::holder, jsonb_build_object('v', x)), add_one(currval('ticks')) FROM numbers WHERE x < 4;
+-- A constraint that calls a function whose result has it.
+CREATE DOMAIN looping AS bigint;
+CREATE FUNCTION looped(v bigint) RETURNS looping LANGUAGE plpgsql IMMUTABLE STRICT AS 'BEGIN RETURN NULL; END';
+ALTER DOMAIN looping ADD CHECK (looped(VALUE) IS NULL);
+SELECT x::looping, add_one(x) FROM numbers WHERE x < 3;
+ALTER DOMAIN looping DROP CONSTRAINT looping_check;
+DROP FUNCTION looped;
+DROP DOMAIN looping;
 DROP TABLE checked, parted, parent, child;
 DROP FUNCTION notes_id;
 DROP FUNCTION ticks_on, to_ticking;

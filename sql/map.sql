@@ -47,6 +47,15 @@ SELECT count(*) FROM transship.map('running_total', 'SELECT x FROM numbers') AS 
 DROP FUNCTION closing_total;
 DROP DOMAIN closing;
 DROP FUNCTION closes;
+-- A row type that has lost an attribute: the list of columns has none for it.
+CREATE TYPE running AS (gone text, x bigint, lost int, total bigint);
+ALTER TYPE running DROP ATTRIBUTE gone;
+ALTER TYPE running DROP ATTRIBUTE lost;
+CREATE FUNCTION running_row(x bigint) RETURNS SETOF running LANGUAGE container AS E'image = "regress:1.0"\nkind = "map"\nfunction = "running_total"';
+SELECT * FROM transship.map('running_row', 'SELECT x FROM numbers WHERE x <= 3 ORDER BY x') AS t (x bigint, total bigint);
+SELECT code, hint FROM failure($$SELECT * FROM transship.map('running_row', 'SELECT x FROM numbers') AS t (gone text, x bigint, lost int, total bigint)$$);
+DROP FUNCTION running_row;
+DROP TYPE running;
 CREATE ROLE mapper;
 GRANT SELECT ON numbers TO mapper;
 GRANT USAGE ON SCHEMA transship TO mapper;

@@ -210,6 +210,18 @@ SELECT x, as_text(x) FROM unnest('{a,b,c,d,NULL}'::text[]) x;
 SELECT x, as_numeric(x) FROM unnest('{1.255,many,NULL,7}'::text[]) x;
 SELECT x, as_pair(x), as_array(4 * x) FROM generate_series(0, 2) x;
 SELECT as_numeric('1000');
+-- Where a domain refuses NULL, it refuses an error in place of a result; a result that it refuses is no error of its row.
+CREATE DOMAIN regress_given AS bigint NOT NULL CHECK (VALUE < 3);
+CREATE FUNCTION given(x bigint, bad bigint) RETURNS regress_given LANGUAGE container IMMUTABLE
+AS E'image = "regress:1.0"\nfunction = "fail_at"\non_error = "null"';
+CREATE FUNCTION given_or_why(x bigint, bad bigint, OUT value regress_given, OUT error text) LANGUAGE container IMMUTABLE
+AS E'image = "regress:1.0"\nfunction = "fail_at"\non_error = "report"';
+SELECT x, given(x, 3), given_or_why(x, 3) FROM numbers WHERE x < 3;
+SELECT code, message, context FROM failure('SELECT given(x, 2) FROM numbers WHERE x < 3');
+SELECT code, message, context FROM failure('SELECT given_or_why(x, 2) FROM numbers WHERE x < 3');
+SELECT code, context FROM failure('SELECT given(x, 9) FROM numbers WHERE x < 4');
+DROP FUNCTION given, given_or_why;
+DROP DOMAIN regress_given;
 -- What exceptions may be, and say.
 CREATE FUNCTION raised(what text, OUT value int, OUT error text) LANGUAGE container IMMUTABLE AS $$
 template = "python"

@@ -56,6 +56,60 @@ SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('shared
 SELECT code, message, hint FROM failure($$SELECT * FROM transship.lookup('planes', 'N12') AS p (tailnum text)$$);
 -- Among a query's results it could be of other columns each time.
 SELECT code, message, hint FROM failure($$SELECT transship.lookup('shared_planes', tailnum) FROM planes$$);
+-- They are joins, unless something is to be evaluated once per call, or numbered.
+EXPLAIN (COSTS OFF) SELECT f.id, p.seats FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date) WHERE f.id BETWEEN 10 AND 13;
+EXPLAIN (COSTS OFF) SELECT count(*), sum(p.seats) FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date);
+EXPLAIN (COSTS OFF) SELECT count(*), count(p.tailnum) FROM flights f LEFT JOIN LATERAL transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date) ON p.seats > 100;
+EXPLAIN (COSTS OFF) SELECT * FROM transship.lookup('shared_planes', 'N' || ceil(random())) AS p (tailnum text, year int, seats int, weight float8, made date);
+EXPLAIN (COSTS OFF) SELECT * FROM transship.lookup('shared_planes', (SELECT min(tailnum) FROM flights)) AS p (tailnum text, year int, seats int, weight float8, made date);
+CREATE VIEW by_call AS SELECT f.id, p.tailnum, p.year, p.seats, p.weight, p.made FROM flights f,
+  ROWS FROM (transship.lookup('shared_planes', f.tailnum) AS (tailnum text, year int, seats int, weight float8, made date)) WITH ORDINALITY AS p;
+CREATE VIEW by_join AS SELECT f.id, p.* FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (tailnum text, year int, seats int, weight float8, made date);
+SELECT (SELECT count(*) FROM (TABLE by_call EXCEPT ALL TABLE by_join) d), (SELECT count(*) FROM (TABLE by_join EXCEPT ALL TABLE by_call) d), (SELECT count(*) FROM by_join);
+DROP VIEW by_call, by_join;
+SELECT f.id, p, p.seats FROM flights f LEFT JOIN LATERAL transship.lookup('shared_planes', f.tailnum) AS p (a text, b int, seats int, c float8, d date) ON f.id <> 12 WHERE f.id BETWEEN 10 AND 13 ORDER BY 1;
+SELECT count(*) FROM flights f WHERE EXISTS (SELECT FROM transship.lookup('shared_planes', f.tailnum) AS p (a text, b int, seats int, c float8, d date) WHERE p.seats > f.id % 100);
+SELECT count(*) FROM flights f, planes p WHERE p.tailnum = f.tailnum AND p.seats > f.id % 100;
+SELECT f.id, (SELECT max(p.seats) FROM transship.lookup('shared_planes', max(f.tailnum)) AS p (a text, b int, seats int, c float8, d date)) FROM flights f WHERE f.id < 4 GROUP BY f.id ORDER BY 1;
+-- Of a table that changes, or goes, between executions.
+PREPARE looked_up (text) AS SELECT p.seats FROM transship.lookup('shared_planes', $1) AS p (a text, b int, seats int, c float8, d date);
+SET plan_cache_mode = force_generic_plan;
+EXECUTE looked_up ('N12');
+EXPLAIN (COSTS OFF) EXECUTE looked_up ('N12');
+BEGIN;
+SELECT transship.append('shared_planes', $$SELECT 'N12' AS tailnum, 1 AS year, -1 AS seats, 1.0::float8 AS weight, date '2000-01-01' AS made$$);
+EXECUTE looked_up ('N12');
+ROLLBACK;
+EXECUTE looked_up ('N12');
+BEGIN;
+SELECT transship.unshare('shared_planes');
+EXECUTE looked_up ('N12');
+ROLLBACK;
+EXECUTE looked_up ('N12');
+EXECUTE looked_up (NULL);
+DEALLOCATE looked_up;
+RESET plan_cache_mode;
+-- A literal is read when it is looked up, and who may not read a table does not lock it.
+SELECT transship.share('shared_days', $$SELECT date 'today' + i AS day, i FROM generate_series(-1, 1) i$$, key => 'day');
+EXPLAIN (COSTS OFF) SELECT i FROM transship.lookup('shared_days', 'today') AS d (day date, i int);
+SELECT i FROM transship.lookup('shared_days', 'today') AS d (day date, i int);
+SELECT i FROM transship.lookup('shared_days', date 'today') AS d (day date, i int);
+CREATE ROLE regress_stranger;
+BEGIN;
+SET LOCAL ROLE regress_stranger;
+EXPLAIN (COSTS OFF) SELECT i FROM transship.lookup('shared_days', date '2000-01-01') AS d (day date, i int);
+SELECT count(*) FROM pg_locks WHERE relation = 'shared_days'::regclass;
+SELECT i FROM transship.lookup('shared_days', date '2000-01-01') AS d (day date, i int);
+ROLLBACK;
+DROP ROLE regress_stranger;
+SELECT transship.unshare('shared_days');
+-- In statements that lock and change rows.
+BEGIN;
+SELECT f.id, p.seats FROM flights f, transship.lookup('shared_planes', f.tailnum) AS p (a text, b int, seats int, c float8, d date) WHERE f.id BETWEEN 13 AND 14 ORDER BY 1 FOR UPDATE;
+UPDATE flights f SET id = -p.seats FROM flights g, transship.lookup('shared_planes', g.tailnum) AS p (a text, b int, seats int, c float8, d date) WHERE f.id = 13 AND g.id = 14 RETURNING f.id, p.a;
+MERGE INTO flights f USING (SELECT g.id, p.seats FROM flights g, transship.lookup('shared_planes', g.tailnum) AS p (a text, b int, seats int, c float8, d date) WHERE g.id = 14) s ON s.id = f.id WHEN MATCHED THEN UPDATE SET id = -s.seats;
+SELECT id, tailnum FROM flights WHERE id < 0 ORDER BY 1;
+ROLLBACK;
 -- Keys that are not unique, of several columns, and NULL.
 SELECT transship.share('"Odd Table"', $$SELECT i % 10 AS a, CASE WHEN i % 5 > 0 THEN 'k''' || i % 3 END AS "b, c", i AS "V" FROM generate_series(1, 1000) i$$, key => '"b, c", a');
 SELECT count(*), sum("V") FROM "Odd Table" WHERE a = 7 AND "b, c" = 'k''1';
@@ -63,6 +117,11 @@ SELECT count(*), sum(i) FROM generate_series(1, 1000) i WHERE i % 10 = 7 AND i %
 SELECT count(*), sum(o."V") FROM transship.lookup('"Odd Table"', 'k''1', 7) AS o (a int, "b, c" text, "V" int);
 SELECT count(*), sum(o."V") FROM transship.lookup('"Odd Table"', 'k''1', 7::smallint) AS o (a int, "b, c" text, "V" int);
 SELECT count(*) FROM "Odd Table" WHERE "b, c" IS NULL;
+EXPLAIN (COSTS OFF) SELECT count(*) FROM generate_series(1, 1000) i, transship.lookup('"Odd Table"', 'k''' || i % 4, (i % 10)::smallint) AS o (a int, "b, c" text, "V" int);
+SELECT count(*), sum(o."V") FROM generate_series(1, 1000) i, transship.lookup('"Odd Table"', 'k''' || i % 4, (i % 10)::smallint) AS o (a int, "b, c" text, "V" int);
+SELECT count(*), sum(o."V") FROM generate_series(1, 1000) i, ROWS FROM (transship.lookup('"Odd Table"', 'k''' || i % 4, (i % 10)::smallint) AS (a int, "b, c" text, "V" int)) WITH ORDINALITY AS o;
+SELECT count(*) FROM transship.lookup('"Odd Table"', 'k''1'::name, 10000000000) AS o (a int, "b, c" text, "V" int);
+SELECT count(*) FROM transship.lookup('"Odd Table"', 'k''1'::char(9), 7) AS o (a int, "b, c" text, "V" int);
 EXPLAIN (COSTS OFF) SELECT * FROM "Odd Table" WHERE a = 7 AND "b, c" = 'k1';
 EXPLAIN (COSTS OFF) SELECT * FROM "Odd Table" WHERE "b, c" = 'k1';
 EXPLAIN (COSTS OFF) SELECT * FROM flights f, "Odd Table" o WHERE o.a = f.id AND o."b, c" = 'k1' AND f.id < 10;
@@ -81,6 +140,8 @@ DECLARE
   k text;
   same bigint;
   wrong bigint;
+  called bigint;
+  columns text := (SELECT string_agg(format('%I %s', attname, format_type(atttypid, atttypmod)), ', ' ORDER BY attnum) FROM pg_attribute WHERE attrelid = 'keyed'::regclass AND attnum > 0);
 BEGIN
   FOREACH k IN ARRAY ARRAY['bool', 'int2', 'int4', 'int8', 'text', 'varchar', 'bytea', 'uuid', 'date', 'time', 'timestamp', 'timestamptz'] LOOP
     EXECUTE format('SELECT transship.share(%L, %L, %L)', 'shared_' || k, 'TABLE keyed', k);
@@ -93,6 +154,12 @@ BEGIN
     EXECUTE format('SELECT count(*) FROM keyed k JOIN keyed b USING (%1$I)', k) INTO wrong;
     IF same <> wrong THEN
       RAISE EXCEPTION '% instead of %', same, wrong;
+    END IF;
+    -- Look-ups as joins, and as calls.
+    EXECUTE format('SELECT count(*) FROM keyed k, transship.lookup(%L, k.%I) AS p (%s)', 'shared_' || k, k, columns) INTO wrong;
+    EXECUTE format('SELECT %s - count(*) FROM keyed k, ROWS FROM (transship.lookup(%L, k.%I) AS (%s)) WITH ORDINALITY', same, 'shared_' || k, k, columns) INTO called;
+    IF same <> wrong OR called <> 0 THEN
+      RAISE EXCEPTION '% and % instead of %', wrong, called, same;
     END IF;
     EXECUTE format('SELECT transship.unshare(%L)', 'shared_' || k);
   END LOOP;
@@ -254,6 +321,14 @@ EXPLAIN (COSTS OFF) SELECT count(*) FROM shared_planes WHERE tailnum = 'n2500' C
 BEGIN READ ONLY;
 SELECT transship.append('shared_planes', 'TABLE planes');
 ROLLBACK;
+-- Where nothing is merged for a while, not everything is left.
+SELECT transship.share('many_appends', 'SELECT 0 AS a', key => 'a');
+BEGIN ISOLATION LEVEL SERIALIZABLE;
+DO $$BEGIN FOR i IN 1..200 LOOP PERFORM transship.append('many_appends', format('SELECT %s AS a', i)); END LOOP; END$$;
+COMMIT;
+SELECT segments < 40 AS few, rows FROM transship.shared_tables WHERE name = 'many_appends';
+SELECT count(*), sum(a) FROM many_appends;
+SELECT transship.unshare('many_appends');
 -- Altered tables.
 ALTER FOREIGN TABLE shared_planes RENAME COLUMN year TO built;
 SELECT code, message, hint FROM failure('SELECT count(*) FROM shared_planes');
@@ -269,6 +344,26 @@ ALTER FOREIGN TABLE shared_planes ADD COLUMN note text;
 SELECT code, message FROM failure('SELECT count(*) FROM shared_planes');
 ALTER FOREIGN TABLE shared_planes DROP COLUMN note;
 SELECT count(*) FROM shared_planes;
+-- Another column in the place of one would show its values.
+SELECT code, message, hint FROM failure('ALTER FOREIGN TABLE shared_planes DROP COLUMN made');
+SELECT code, message, hint FROM failure('ALTER FOREIGN TABLE shared_planes DROP COLUMN made, ADD COLUMN made date');
+SELECT code, message FROM failure($$DO 'BEGIN
+  ALTER FOREIGN TABLE shared_planes RENAME COLUMN made TO old;
+  ALTER FOREIGN TABLE shared_planes ADD COLUMN made date;
+  ALTER FOREIGN TABLE shared_planes DROP COLUMN old;
+END'$$);
+SELECT transship.share('shared_prices', 'SELECT i AS id, i::numeric(10,2) AS price, ''p'' || i AS name FROM generate_series(1, 3) i', key => 'id');
+ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(4,1);
+SELECT code, message, hint FROM failure('SELECT * FROM shared_prices');
+ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(10,2);
+SELECT * FROM shared_prices WHERE id = 2;
+-- What a table lacks as well.
+CREATE DOMAIN narrow_text AS varchar(2);
+CREATE FOREIGN TABLE lacks (a int, b narrow_text) SERVER transship_tables;
+DROP DOMAIN narrow_text CASCADE;
+SELECT transship.append('lacks', 'SELECT 1 AS a');
+SELECT transship.unshare('lacks');
+SELECT transship.unshare('shared_prices');
 INSERT INTO shared_planes VALUES ('Z');
 ALTER FOREIGN TABLE shared_planes OPTIONS (ADD size '1');
 -- A table that is declared by hand has no rows before they are appended. Columns that were dropped are no columns.

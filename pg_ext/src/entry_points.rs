@@ -31,6 +31,7 @@ entry_point!(transship_fdw_handler, pg_finfo_transship_fdw_handler, fdw::handler
 entry_point!(transship_share, pg_finfo_transship_share, share::share);
 entry_point!(transship_append, pg_finfo_transship_append, share::append);
 entry_point!(transship_forget_table, pg_finfo_transship_forget_table, share::forget);
+entry_point!(transship_check_dropped_column, pg_finfo_transship_check_dropped_column, share::check_dropped_column);
 entry_point!(transship_lookup, pg_finfo_transship_lookup, lookup::lookup);
 entry_point!(transship_image_ddl, pg_finfo_transship_image_ddl, images::image_ddl);
 entry_point!(transship_image_info, pg_finfo_transship_image_info, images::image_info);

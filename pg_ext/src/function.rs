@@ -434,7 +434,12 @@ impl Function {
                 types.join(" or ")
             );
             Error::new(Kind::SignatureMismatch, message).with_detail(error.detail().unwrap_or_default()).with_hint(hint)
-        })
+        })?;
+        // What it was adapted to is what is called.
+        if let Some(digest) = offered.digest {
+            self.digest.get_or_init(|| digest);
+        }
+        Ok(())
     }
 
     /// What the container offers as this function; none from a server that does not say.
@@ -501,6 +506,25 @@ impl Function {
         };
         self.check_allowed(Some(&digest))?;
         Ok(Target::Image { manager: settings::manager_socket(), digest })
+    }
+
+    /// The image that this session calls, where another one would have to ask what the body stands for now; none where the body says it,
+    /// or nobody can be asked. Who then calls it is told why.
+    pub fn chosen_digest(&self, user: pg_sys::Oid) -> Option<String> {
+        let is_open = self.body.source.is_some() || (self.body.image.is_some() && self.body.digest.is_none());
+        if !is_open || self.target(user).is_err() {
+            return None;
+        }
+        self.digest.get().cloned()
+    }
+
+    /// Has a parallel worker call the image that its leader calls.
+    pub fn take_digest(&self, digest: &str) -> Result<()> {
+        if self.digest.get_or_init(|| digest.to_string()) == digest {
+            return Ok(());
+        }
+        let message = format!("the image of container function \"{}\" changed while a statement began", self.name);
+        Err(Error::new(Kind::SignatureMismatch, message).with_hint("Run the statement again."))
     }
 
     /// The image: the pinned one, or the one that the name stands for now, or the one built from inline code.

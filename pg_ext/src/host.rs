@@ -33,6 +33,11 @@ impl Host for Backend {
         // An allocation that would have ended the process has used it up.
         reserve::keep()
     }
+
+    fn check(&self) -> Result<()> {
+        pg_sys::check_for_interrupts!();
+        Ok(())
+    }
 }
 
 fn wait_on_latch(doorbell: BorrowedFd<'_>, timeout: Duration) {

@@ -26,7 +26,7 @@ pub unsafe extern "C-unwind" fn map(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys:
         let oid = pg_sys::Oid::from(arguments[0].value.value() as u32);
         let function = find(oid);
         check_columns(fcinfo, &function);
-        let mut results = ResultSet::new(fcinfo, &function.result);
+        let mut results = ResultSet::of_listed(fcinfo, &function.result);
         let query = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let mut rows = Rows::open(query, &function);
         let user = catalog::current_user();

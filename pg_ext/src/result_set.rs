@@ -1,10 +1,11 @@
 //! Results of a function that returns a set, as PostgreSQL wants them from a call handler: all of them in a tuplestore,
 //! which goes to disk beyond work_mem (SFRM_Materialize, fmgr/README).
 
-use pgrx::pg_sys;
+use pgrx::{PgTupleDesc, pg_sys};
 use udf_types::{Error, Kind};
 
 use crate::datum::from_arrow::ResultReader;
+use crate::datum::to_arrow::deform;
 use crate::datum::{Form, SqlType};
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::nodes;
@@ -15,6 +16,8 @@ pub struct ResultSet {
     store: *mut pg_sys::Tuplestorestate,
     descriptor: pg_sys::TupleDesc,
     is_composite: bool,
+    /// Where only some attributes of a composite result are columns: how many it has, and the positions of these.
+    kept: Option<(usize, Vec<usize>)>,
     row_context: OwnedContext,
 }
 
@@ -28,6 +31,26 @@ impl ResultSet {
         let is_composite = matches!(result.form, Form::Composite { .. });
         // SAFETY: the caller says so.
         ResultSet { is_composite, ..unsafe { ResultSet::of_rows(fcinfo, || result.descriptor()) } }
+    }
+
+    /// The same for a query that lists the columns, which are those attributes of a row type that were not dropped.
+    ///
+    /// # Safety
+    /// As for [`ResultSet::new`].
+    pub unsafe fn of_listed(fcinfo: pg_sys::FunctionCallInfo, result: &SqlType) -> ResultSet {
+        let whole = result.descriptor();
+        // SAFETY: the descriptor is palloc'd, and copied.
+        let attributes = unsafe { PgTupleDesc::from_pg_copy(whole) };
+        let kept = attributes.iter().enumerate().filter(|(_, attribute)| !attribute.attisdropped);
+        let kept: Vec<usize> = kept.map(|(position, _)| position).collect();
+        // SAFETY: the caller says so.
+        unsafe {
+            if kept.len() == attributes.len() {
+                return ResultSet::new(fcinfo, result);
+            }
+            let set = ResultSet::of_rows(fcinfo, || without_dropped(whole, &kept));
+            ResultSet { kept: Some((attributes.len(), kept)), ..set }
+        }
     }
 
     /// An empty set of rows of a descriptor, which is made in the query's memory context.
@@ -59,7 +82,7 @@ impl ResultSet {
             (*info).setResult = store;
             (*info).setDesc = descriptor;
             let row_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
-            ResultSet { store, descriptor, is_composite: true, row_context }
+            ResultSet { store, descriptor, is_composite: true, kept: None, row_context }
         }
     }
 
@@ -85,8 +108,16 @@ impl ResultSet {
         unsafe {
             within(self.row_context.as_ptr(), || {
                 let datum = reader.datum(row, None);
-                match datum {
-                    Some(datum) if self.is_composite => {
+                match (datum, &self.kept) {
+                    (Some(datum), Some((count, kept))) => {
+                        let (mut values, mut nulls) = (vec![pg_sys::Datum::null(); *count], vec![true; *count]);
+                        deform(datum, &mut values, &mut nulls);
+                        let mut values: Vec<_> = kept.iter().map(|i| values[*i]).collect();
+                        let mut nulls: Vec<_> = kept.iter().map(|i| nulls[*i]).collect();
+                        let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
+                        pg_sys::tuplestore_putvalues(self.store, self.descriptor, values, nulls);
+                    }
+                    (Some(datum), None) if self.is_composite => {
                         let header = datum.cast_mut_ptr::<pg_sys::HeapTupleHeaderData>();
                         let mut tuple = pg_sys::HeapTupleData {
                             t_len: (*header).t_choice.t_datum.datum_len_ as u32 >> 2,
@@ -95,7 +126,7 @@ impl ResultSet {
                         };
                         pg_sys::tuplestore_puttuple(self.store, &mut tuple);
                     }
-                    datum => {
+                    (datum, _) => {
                         let count = usize::try_from((*self.descriptor).natts).unwrap_or(0);
                         let mut values = vec![datum.unwrap_or(pg_sys::Datum::from(0usize)); count];
                         let mut nulls = vec![datum.is_none(); count];
@@ -106,5 +137,20 @@ impl ResultSet {
             });
         }
         self.row_context.reset();
+    }
+}
+
+/// A descriptor of the attributes at these positions, in the current memory context.
+///
+/// # Safety
+/// `whole` is valid, and has them.
+unsafe fn without_dropped(whole: pg_sys::TupleDesc, kept: &[usize]) -> pg_sys::TupleDesc {
+    // SAFETY: the caller says so. Attributes count from one, and a row has at most 1,600.
+    unsafe {
+        let descriptor = pg_sys::CreateTemplateTupleDesc(kept.len() as i32);
+        for (i, position) in kept.iter().enumerate() {
+            pg_sys::TupleDescCopyEntry(descriptor, i as i16 + 1, whole, *position as i16 + 1);
+        }
+        descriptor
     }
 }

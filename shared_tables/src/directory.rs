@@ -22,6 +22,9 @@ use crate::error;
 /// Held while files are counted, removed or published.
 const LOCK: &str = "lock";
 
+/// What `st_blocks` counts.
+const BLOCK_BYTES: u64 = 512;
+
 /// Between two attempts to lock the directory.
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
@@ -56,7 +59,8 @@ impl Entry {
     fn new(name: &str, found: &Stat) -> Entry {
         Entry {
             name: name.to_string(),
-            bytes: found.st_size as u64,
+            // A small file has a whole page.
+            bytes: (found.st_size as u64).max(found.st_blocks as u64 * BLOCK_BYTES),
             number: FileNumber::new(found),
             used: (found.st_mtime, found.st_mtime_nsec as i64),
         }
@@ -116,6 +120,14 @@ impl Directory {
         let found = fstatvfs(&self.file)?;
         // A tmpfs without a bound says 0.
         Ok(Some(found.f_blocks.saturating_mul(found.f_frsize)).filter(|bytes| *bytes > 0))
+    }
+
+    /// How many bytes can be allocated so that an eighth of the file system stays free for others; `None` if it has no bound. What was
+    /// removed and is still mapped takes its memory, and has no name to be counted by.
+    pub(crate) fn free(&self) -> io::Result<Option<u64>> {
+        let found = fstatvfs(&self.file)?;
+        let free = found.f_bavail.saturating_sub(found.f_blocks / 8).saturating_mul(found.f_frsize);
+        Ok(Some(free).filter(|_| found.f_blocks > 0))
     }
 
     /// Takes the lock; `None` if another process holds it for longer than `patience`.

@@ -59,6 +59,12 @@ pub(crate) fn no_room(bytes: u64, capacity: u64, reserved: u64) -> Error {
     }
 }
 
+/// Others, or sessions that still map what was removed, have the file system's memory.
+pub(crate) fn full_system(bytes: u64) -> Error {
+    let message = format!("a segment of {bytes} bytes does not fit into the memory for shared tables");
+    Error::new(Kind::OutOfMemory, message).with_detail("The rest of its file system is in use.")
+}
+
 /// The process has no memory for the build of an index.
 pub(crate) fn no_memory_for_index() -> Error {
     Error::new(Kind::OutOfMemory, "could not build the index of a segment of a shared table: out of memory")

@@ -167,7 +167,7 @@ impl Store {
             if contents.loading.contains(digest) || self.published(digest)? != seen {
                 return Ok(Begun::Loading);
             }
-            self.reserve(&lock, contents, digest, bytes + index_bytes)?
+            self.reserve(&lock, contents, digest, (0, bytes + index_bytes))?
         };
         let tally = Box::new(Tally::new(self.allocated(bytes)?));
         Ok(Begun::Incoming(Incoming { store: self.clone(), digest: *digest, tally, bytes, room }))
@@ -229,19 +229,30 @@ impl Store {
         Ok(found.map(|found| found.number))
     }
 
-    /// Reserves room in the directory that has these contents.
-    fn reserve(&self, _: &Lock, contents: Contents, digest: &Digest, bytes: u64) -> Result<Reservation> {
+    /// Reserves room in the directory that has these contents. Of the bytes, some have their memory already.
+    fn reserve(
+        &self,
+        _: &Lock,
+        contents: Contents,
+        digest: &Digest,
+        (allocated, bytes): (u64, u64),
+    ) -> Result<Reservation> {
         let Contents { mut held, reserved, .. } = contents;
         let needed = reserved.saturating_add(bytes);
         if needed > self.capacity {
             return Err(error::no_room(bytes, self.capacity, reserved));
         }
         let mut used: u64 = held.iter().map(|held| held.bytes).sum();
-        while used > self.capacity - needed
+        let lacks = |free: Option<u64>| free.is_some_and(|free| free < bytes.saturating_sub(allocated));
+        let is_full = || self.directory.free().map(lacks).map_err(counting);
+        while (used > self.capacity - needed || is_full()?)
             && let Some(oldest) = held.pop()
         {
             self.unlink(&oldest.digest).map_err(removing)?;
             used -= oldest.bytes;
+        }
+        if is_full()? {
+            return Err(error::full_system(bytes));
         }
         let reservation = Reservation::new(&self.directory, digest, bytes);
         reservation.map_err(|cause| error::io("reserve memory for shared tables", &cause))
@@ -445,7 +456,7 @@ impl Incoming {
             if whole > room.bytes {
                 let lock = store.lock()?;
                 drop(room);
-                room = store.reserve(&lock, store.contents(&lock)?, &digest, whole)?;
+                room = store.reserve(&lock, store.contents(&lock)?, &digest, (bytes, whole))?;
             }
             let mut written = store.allocated(index.len() as u64)?;
             written.write_all(&index).map_err(publishing)?;

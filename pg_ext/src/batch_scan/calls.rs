@@ -299,13 +299,19 @@ fn spelled_out(arguments: &[Given], rows: Option<Range<usize>>) -> Result<Vec<Gi
 
 /// Takes the answers that are there and for which fused calls wait, so that these go out while the engine does something else.
 pub(super) fn forward(inner: &mut Inner) {
+    // Nothing is fused. There may be thousands of answers to come, and this is asked for each.
+    if inner.depth < 2 {
+        return;
+    }
     let mut place = 0;
+    // A call is answered in the order in which it was sent.
+    let mut is_awaited_before = vec![false; inner.calls.len()];
     while let Some(&(_, i)) = inner.awaited.get(place) {
-        // A call is answered in the order in which it was sent.
-        let is_next = inner.awaited.iter().take(place).all(|(_, before)| *before != i);
+        let is_next = !is_awaited_before[i];
         if inner.calls[i].is_input && is_next && inner.driver.lane_mut(i).is_some_and(Lane::is_answered) {
             receive_at(inner, place);
         } else {
+            is_awaited_before[i] = true;
             place += 1;
         }
     }

@@ -1,4 +1,5 @@
-//! EXPLAIN of a Container Batch node, and the counters of parallel workers that it adds up.
+//! EXPLAIN of a Container Batch node, and what parallel processes share of one: the counters that it adds up, and what the leader tells
+//! workers.
 
 use std::ffi::{CStr, CString};
 
@@ -6,22 +7,22 @@ use pgrx::{pg_guard, pg_sys};
 use udf_types::transport_name::TransportName;
 
 use super::private::Private;
-use super::state::{BatchScanState, Counters, SharedCounters};
-use crate::function;
+use super::state::{BatchScanState, Call, Counters, SharedDigest, SharedState};
 use crate::pg::{list, text};
+use crate::{function, report};
 
-/// EstimateDSMCustomScan: one set of counters per worker.
+/// EstimateDSMCustomScan: one set of counters per worker, one digest per call.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn estimate_shared(
-    _css: *mut pg_sys::CustomScanState,
+    css: *mut pg_sys::CustomScanState,
     context: *mut pg_sys::ParallelContext,
 ) -> pg_sys::Size {
-    // SAFETY: the executor passes a valid parallel context.
-    let workers = unsafe { (*context).nworkers };
-    size_of::<SharedCounters>() + usize::try_from(workers).unwrap_or(0) * size_of::<Counters>()
+    // SAFETY: the executor passes a begun node and a valid parallel context.
+    unsafe { SharedState::size(usize::try_from((*context).nworkers).unwrap_or(0), calls_of(css).len()) }
 }
 
-/// InitializeDSMCustomScan: the leader clears them.
+/// InitializeDSMCustomScan: the leader clears the counters, and says which images it calls, so that one statement calls one version of
+/// each.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn initialize_shared(
     css: *mut pg_sys::CustomScanState,
@@ -30,11 +31,26 @@ pub unsafe extern "C-unwind" fn initialize_shared(
 ) {
     // SAFETY: the chunk has the size that estimate_shared asked for.
     unsafe {
-        let shared = shared.cast::<SharedCounters>();
+        let shared = shared.cast::<SharedState>();
+        let calls = calls_of(css);
         (*shared).count = usize::try_from((*context).nworkers).unwrap_or(0);
+        (*shared).calls = calls.len();
+        for (i, call) in calls.iter().enumerate() {
+            let digest = call.function.chosen_digest((*(*css.cast::<BatchScanState>()).inner).user);
+            SharedState::digests(shared).add(i).write(SharedDigest::new(digest.as_deref()));
+        }
         (*css.cast::<BatchScanState>()).shared = shared;
         clear(shared);
     }
+}
+
+/// The calls of a node; none if it was not begun.
+///
+/// # Safety
+/// `css` is a node that create_state made.
+unsafe fn calls_of<'a>(css: *mut pg_sys::CustomScanState) -> &'a [Call] {
+    // SAFETY: the caller says so; the state is null or lives as long as the query.
+    unsafe { (*css.cast::<BatchScanState>()).inner.as_ref().map_or(&[], |inner| inner.calls.as_slice()) }
 }
 
 /// ReInitializeDSMCustomScan: a rescan starts new workers; what the old ones counted is kept.
@@ -52,15 +68,23 @@ pub unsafe extern "C-unwind" fn reinitialize_shared(
     }
 }
 
-/// InitializeWorkerCustomScan: a worker learns where its counters go.
+/// InitializeWorkerCustomScan: a worker learns where its counters go, and which images it is to call.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn attach_worker(
     css: *mut pg_sys::CustomScanState,
     _toc: *mut pg_sys::shm_toc,
     shared: *mut std::ffi::c_void,
 ) {
-    // SAFETY: the leader initialised the chunk before it started workers.
-    unsafe { (*css.cast::<BatchScanState>()).shared = shared.cast() };
+    // SAFETY: the leader initialised the chunk before it started workers, and its node has the calls of this one.
+    unsafe {
+        let shared = shared.cast::<SharedState>();
+        (*css.cast::<BatchScanState>()).shared = shared;
+        for (i, call) in calls_of(css).iter().enumerate().take((*shared).calls) {
+            if let Some(digest) = (*SharedState::digests(shared).add(i)).get() {
+                report::unwrap(call.function.take_digest(digest));
+            }
+        }
+    }
 }
 
 /// ShutdownCustomScan: a worker publishes its counters; the leader takes them before the shared memory goes.
@@ -182,7 +206,7 @@ unsafe fn take_totals(node: *mut BatchScanState) {
 
 /// # Safety
 /// `shared` is mapped, and no worker is running.
-unsafe fn clear(shared: *mut SharedCounters) {
+unsafe fn clear(shared: *mut SharedState) {
     // SAFETY: the array has `count` elements.
     unsafe {
         for i in 0..(*shared).count {

@@ -31,8 +31,8 @@ pub struct BatchScanState {
     /// Ours; null under EXPLAIN without ANALYZE. It belongs to the query's memory context, which drops it however the
     /// query ends.
     pub inner: *mut Inner,
-    /// Counters of all parallel processes in shared memory; null without parallel workers, and after they ended.
-    pub shared: *mut SharedCounters,
+    /// What all parallel processes share, in shared memory; null without parallel workers, and after they ended.
+    pub shared: *mut SharedState,
     /// What workers have counted.
     pub from_workers: Counters,
     /// Where errors that pass the node's calls get their context.
@@ -276,11 +276,55 @@ impl Counters {
     }
 }
 
-/// Counters of the workers, in shared memory: `count` of them behind each other.
+/// What the leader and its workers share: counters of the workers, `count` of them behind each other, and then a digest for each of
+/// `calls` calls.
 #[repr(C)]
-pub struct SharedCounters {
+pub struct SharedState {
     pub count: usize,
+    pub calls: usize,
     pub counters: [Counters; 0],
+}
+
+/// The digest of the image that a call's function stands for; empty where workers know it as the leader does.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SharedDigest {
+    length: usize,
+    bytes: [u8; SharedDigest::MOST_BYTES],
+}
+
+impl SharedState {
+    /// Bytes that it takes.
+    pub fn size(workers: usize, calls: usize) -> usize {
+        size_of::<SharedState>() + workers * size_of::<Counters>() + calls * size_of::<SharedDigest>()
+    }
+
+    /// The digests.
+    ///
+    /// # Safety
+    /// `shared` has the size for its numbers of workers and calls.
+    pub unsafe fn digests(shared: *mut SharedState) -> *mut SharedDigest {
+        // SAFETY: the caller says so. Both structs are aligned alike.
+        unsafe { (&raw mut (*shared).counters).cast::<Counters>().add((*shared).count).cast() }
+    }
+}
+
+impl SharedDigest {
+    /// A digest is `sha256:` and 64 digits.
+    const MOST_BYTES: usize = 80;
+
+    /// A digest, or none.
+    pub fn new(digest: Option<&str>) -> SharedDigest {
+        let digest = digest.filter(|digest| digest.len() <= SharedDigest::MOST_BYTES).unwrap_or_default();
+        let mut bytes = [0; SharedDigest::MOST_BYTES];
+        bytes[..digest.len()].copy_from_slice(digest.as_bytes());
+        SharedDigest { length: digest.len(), bytes }
+    }
+
+    /// The digest.
+    pub fn get(&self) -> Option<&str> {
+        self.bytes.get(..self.length).and_then(|bytes| std::str::from_utf8(bytes).ok()).filter(|text| !text.is_empty())
+    }
 }
 
 impl Sent {
@@ -382,6 +426,14 @@ mod tests {
             assert_eq!(sent.count, expected.iter().flatten().count());
             assert_eq!(sent.rows(4).next(), Some(1));
         }
+    }
+
+    #[test]
+    fn digests_that_fit_reach_workers_as_they_are() {
+        let digest = format!("sha256:{}", "0f".repeat(32));
+        assert_eq!(SharedDigest::new(Some(&digest)).get(), Some(digest.as_str()));
+        assert_eq!(SharedDigest::new(Some(&"x".repeat(81))).get(), None);
+        assert_eq!(SharedDigest::new(None).get(), None);
     }
 
     #[test]

@@ -137,7 +137,15 @@ pub fn with_partitions(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
 
 /// What tells a plan's cache that a type has changed, with its constraints if it is a domain.
 pub fn change_of_type(oid: pg_sys::Oid) -> *mut pg_sys::PlanInvalItem {
-    let cache = pg_sys::SysCacheIdentifier::TYPEOID as i32;
+    change_of(pg_sys::SysCacheIdentifier::TYPEOID as i32, oid)
+}
+
+/// The same of a function.
+pub fn change_of_function(oid: pg_sys::Oid) -> *mut pg_sys::PlanInvalItem {
+    change_of(pg_sys::SysCacheIdentifier::PROCOID as i32, oid)
+}
+
+fn change_of(cache: c_int, oid: pg_sys::Oid) -> *mut pg_sys::PlanInvalItem {
     let none = pg_sys::Datum::from(0usize);
     // SAFETY: the struct belongs to the tag; the hash is that of a key of the system cache.
     unsafe {
@@ -235,16 +243,29 @@ pub fn user_mapping(server: pg_sys::Oid, user: pg_sys::Oid) -> Option<*mut pg_sy
     }
 }
 
-/// Raises an error unless the current user may execute the function, as the executor does for every call that it makes
-/// itself (execExpr.c, ExecInitFunc).
-pub fn check_execute(oid: pg_sys::Oid) {
+/// Whether the current user may execute the function.
+pub fn may_execute(oid: pg_sys::Oid) -> bool {
+    execute_right(oid) == pg_sys::AclResult::ACLCHECK_OK
+}
+
+fn execute_right(oid: pg_sys::Oid) -> pg_sys::AclResult::Type {
     let user = current_user();
-    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    // SAFETY: a lookup in the system cache.
     unsafe {
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_proc_aclcheck(oid, user, pg_sys::ACL_EXECUTE);
         #[cfg(not(feature = "pg15"))]
         let result = pg_sys::object_aclcheck(pg_sys::ProcedureRelationId, oid, user, pg_sys::ACL_EXECUTE.into());
+        result
+    }
+}
+
+/// Raises an error unless the current user may execute the function, as the executor does for every call that it makes
+/// itself (execExpr.c, ExecInitFunc).
+pub fn check_execute(oid: pg_sys::Oid) {
+    let result = execute_right(oid);
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
         if result != pg_sys::AclResult::ACLCHECK_OK {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, pg_sys::get_func_name(oid));
         }
@@ -390,15 +411,26 @@ pub fn check_relation(oid: pg_sys::Oid, privilege: u32) {
 
 /// The same of another user.
 pub fn check_relation_for(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) {
-    // SAFETY: as in check_relation_owner.
+    let result = relation_right(user, oid, privilege);
+    if result != pg_sys::AclResult::ACLCHECK_OK {
+        // SAFETY: as in check_relation_owner.
+        unsafe { raise_about_relation(result, oid) }
+    }
+}
+
+/// Whether the current user may read the relation.
+pub fn may_read(oid: pg_sys::Oid) -> bool {
+    relation_right(current_user(), oid, pg_sys::ACL_SELECT) == pg_sys::AclResult::ACLCHECK_OK
+}
+
+fn relation_right(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) -> pg_sys::AclResult::Type {
+    // SAFETY: a lookup in the system cache.
     unsafe {
         #[cfg(feature = "pg15")]
         let result = pg_sys::pg_class_aclcheck(oid, user, privilege);
         #[cfg(not(feature = "pg15"))]
         let result = pg_sys::pg_class_aclcheck(oid, user, privilege.into());
-        if result != pg_sys::AclResult::ACLCHECK_OK {
-            raise_about_relation(result, oid);
-        }
+        result
     }
 }
 

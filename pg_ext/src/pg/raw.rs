@@ -18,6 +18,9 @@ unsafe extern "C-unwind" {
     #[cfg_attr(feature = "pg15", link_name = "expression_tree_walker")]
     #[cfg_attr(not(feature = "pg15"), link_name = "expression_tree_walker_impl")]
     pub fn expression_tree_walker(node: *mut pg_sys::Node, walker: Walker, context: *mut c_void) -> bool;
+    #[cfg_attr(feature = "pg15", link_name = "query_tree_walker")]
+    #[cfg_attr(not(feature = "pg15"), link_name = "query_tree_walker_impl")]
+    pub fn query_tree_walker(query: *mut pg_sys::Query, walker: Walker, context: *mut c_void, flags: i32) -> bool;
     #[link_name = "ExecProcNode__pgrx_cshim"]
     pub fn exec_proc_node(node: *mut PlanState) -> *mut TupleTableSlot;
     #[link_name = "ExecEvalExpr__pgrx_cshim"]

@@ -144,10 +144,21 @@ impl Columns {
 /// Whether two plain parts are one: equal ones are, but for window functions with VOLATILE arguments, each of which PostgreSQL
 /// evaluates for itself (ExecInitWindowAgg).
 unsafe fn is_same_atom(one: *mut pg_sys::Node, other: *mut pg_sys::Node) -> bool {
-    // SAFETY: the caller passes valid nodes.
+    // SAFETY: the caller passes valid nodes; the tag says which struct a node is.
     unsafe {
+        if std::ptr::eq(one, other) {
+            return true;
+        }
+        // Most are columns, and each is looked for among all others.
+        let column_of = |node: *mut pg_sys::Node| {
+            let var = node.cast::<pg_sys::Var>();
+            (nodes::tag(node) == pg_sys::NodeTag::T_Var).then(|| ((*var).varno, (*var).varattno))
+        };
+        if column_of(one) != column_of(other) {
+            return false;
+        }
         let is_own = || nodes::tag(one) == pg_sys::NodeTag::T_WindowFunc && pg_sys::contain_volatile_functions(one);
-        std::ptr::eq(one, other) || (pg_sys::equal(one.cast(), other.cast()) && !is_own())
+        pg_sys::equal(one.cast(), other.cast()) && !is_own()
     }
 }
 
@@ -207,9 +218,13 @@ pub unsafe fn position_of(calls: &[LiftedCall], node: *mut pg_sys::Node) -> Opti
         if nodes::tag(node) != pg_sys::NodeTag::T_FuncExpr {
             return None;
         }
+        let function = (*node.cast::<pg_sys::FuncExpr>()).funcid;
         calls.iter().position(|lifted| {
-            lifted.places.iter().any(|place| std::ptr::eq(place.call.cast(), node))
-                || (lifted.is_repeatable && lifted.is_unconditional() && pg_sys::equal(lifted.call.cast(), node.cast()))
+            (*lifted.call).funcid == function
+                && (lifted.places.iter().any(|place| std::ptr::eq(place.call.cast(), node))
+                    || (lifted.is_repeatable
+                        && lifted.is_unconditional()
+                        && pg_sys::equal(lifted.call.cast(), node.cast())))
         })
     }
 }

@@ -79,6 +79,8 @@ pub struct Watcher {
     known: RefCell<HashMap<i32, Effects>>,
     known_plans: RefCell<HashMap<*mut pg_sys::Plan, Effects>>,
     known_types: RefCell<HashMap<pg_sys::Oid, Effects>>,
+    /// What functions do, those included that constraints and aggregates call.
+    known_functions: RefCell<HashMap<pg_sys::Oid, Effects>>,
     /// What nodes that write do, as far as they were looked at.
     known_writing: RefCell<HashMap<*const pg_sys::ModifyTable, Effects>>,
     /// The domains whose constraints were looked at.
@@ -147,8 +149,8 @@ impl Watcher {
         ignored_language: Option<pg_sys::Oid>,
         run_once: HashMap<i32, i32>,
     ) -> Watcher {
-        let (known, known_plans, known_types, known_writing, domains) = Default::default();
-        let (has_tables, nodes) = Default::default();
+        let (known, known_plans, known_types, known_functions) = Default::default();
+        let (known_writing, domains, has_tables, nodes) = Default::default();
         // SAFETY: the watcher is not used after the statement was planned.
         let context = unsafe { OwnedContext::new(pg_sys::CurrentMemoryContext) };
         Watcher {
@@ -158,6 +160,7 @@ impl Watcher {
             known,
             known_plans,
             known_types,
+            known_functions,
             known_writing,
             domains,
             has_tables,
@@ -169,6 +172,12 @@ impl Watcher {
     /// The domains whose constraints were looked at.
     pub fn domains(&self) -> Vec<pg_sys::Oid> {
         self.domains.borrow().iter().copied().collect()
+    }
+
+    /// The functions that were looked at, but for those that nobody may change. A plan names only its own.
+    pub fn functions(&self) -> Vec<pg_sys::Oid> {
+        let known = self.known_functions.borrow();
+        known.keys().copied().filter(|function| function.to_u32() >= pg_sys::FirstUnpinnedObjectId).collect()
     }
 
     /// Whether calls of a function do not count. Those of ordinary functions in the test mode do what they do.
@@ -282,6 +291,16 @@ impl Watcher {
         found
     }
 
+    /// What making values of types does.
+    ///
+    /// # Safety
+    /// `types` is a valid list of oids.
+    unsafe fn of_types(&self, types: *mut pg_sys::List) -> Effects {
+        // SAFETY: the caller says so.
+        let types = unsafe { list::oids(types) };
+        types.into_iter().fold(Effects::NONE, |found, oid| found | self.of_type(oid, 0))
+    }
+
     /// What making a value of a type does: the constraints of domains in it call functions.
     fn of_type(&self, oid: pg_sys::Oid, depth: usize) -> Effects {
         if depth > MAX_DEPTH {
@@ -292,6 +311,8 @@ impl Watcher {
             return *known;
         }
         pgrx::check_for_interrupts!();
+        // A constraint may call a function that returns the very type.
+        self.known_types.borrow_mut().insert(oid, Effects::ANY);
         let found = self.of_parts(oid, depth);
         self.known_types.borrow_mut().insert(oid, found);
         found
@@ -384,6 +405,11 @@ impl Watcher {
                     T_FuncExpr if self.ignores((*node.cast::<pg_sys::FuncExpr>()).funcid) => {
                         self.of_result(node.cast())
                     }
+                    // What reads a value as text or JSON checks the domains in its type.
+                    T_RangeTblFunction => self.of_types((*node.cast::<pg_sys::RangeTblFunction>()).funccoltypes),
+                    T_TableFunc => self.of_types((*node.cast::<pg_sys::TableFunc>()).coltypes),
+                    T_FuncExpr => self.of_type((*node.cast::<pg_sys::FuncExpr>()).funcresulttype, 0),
+                    T_CoerceViaIO => self.of_type((*node.cast::<pg_sys::CoerceViaIO>()).resulttype, 0),
                     T_SubPlan => self.of_subplan((*node.cast::<pg_sys::SubPlan>()).plan_id),
                     T_Param => self.of_parameter(node.cast()),
                     _ => Effects::NONE,
@@ -402,6 +428,16 @@ impl Watcher {
     }
 
     fn of_function(&self, function: pg_sys::Oid) -> Effects {
+        if let Some(known) = self.known_functions.borrow().get(&function) {
+            return *known;
+        }
+        let found = self.of_catalog(function);
+        self.known_functions.borrow_mut().insert(function, found);
+        found
+    }
+
+    /// What the catalog says of a function.
+    fn of_catalog(&self, function: pg_sys::Oid) -> Effects {
         /// now, statement_timestamp, transaction_timestamp: nothing changes what they give to a statement.
         const FIXED: [u32; 3] = [1299, 2648, 2647];
         /// currval, gen_random_uuid, lastval, nextval, pg_sleep, random, clock_timestamp, setseed, setval, timeofday (pg_proc.dat).

@@ -114,9 +114,10 @@ pub unsafe fn lift_statement(statement: *mut pg_sys::PlannedStmt, language: pg_s
             depend_on_partitions(statement);
         }
         if lifter.next_id != first_id {
-            for domain in lifter.watcher.domains() {
-                (*statement).invalItems =
-                    pg_sys::lappend((*statement).invalItems, catalog::change_of_type(domain).cast());
+            let domains = lifter.watcher.domains().into_iter().map(catalog::change_of_type);
+            let functions = lifter.watcher.functions().into_iter().map(catalog::change_of_function);
+            for item in domains.chain(functions) {
+                (*statement).invalItems = pg_sys::lappend((*statement).invalItems, item.cast());
             }
         }
         let scrolls = cursor_options & pg_sys::CURSOR_OPT_SCROLL as i32 != 0;

@@ -22,6 +22,7 @@ use crate::pg::catalog;
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::session;
 use crate::settings;
+use crate::tables::lookup_joins;
 
 thread_local! {
     static PREVIOUS: Cell<pg_sys::planner_hook_type> = const { Cell::new(None) };
@@ -46,6 +47,7 @@ unsafe extern "C-unwind" fn plan_statement(
 ) -> *mut pg_sys::PlannedStmt {
     // SAFETY: the planner passes valid arguments; previous-or-standard is called exactly once.
     unsafe {
+        lookup_joins::rewrite(query);
         let statement = match PREVIOUS.get() {
             Some(previous) => previous(query, query_string, cursor_options, parameters),
             None => standard_planner(query, query_string, cursor_options, parameters),

@@ -4,6 +4,8 @@
 //! that would show stay where they are. Between rows, it reads some ahead: where that would show to what is evaluated for the
 //! rows before, inside the node or around it, each batch has one row.
 
+use std::collections::HashSet;
+
 use pgrx::pg_sys;
 
 use super::demand::{expressions, takes_all_first};
@@ -34,7 +36,8 @@ impl Lifter {
         // SAFETY: the caller passes valid expressions and calls in them.
         unsafe {
             // Left out are the calls themselves: their arguments are what moves.
-            let is_found = |node: *mut pg_sys::Node| all.iter().any(|found| std::ptr::eq(found.call.cast(), node));
+            let places: HashSet<*mut pg_sys::Node> = all.iter().map(|found| found.call.cast()).collect();
+            let is_found = |node: *mut pg_sys::Node| places.contains(&node);
             let mut before = Effects::NONE;
             let mut ahead = Effects::NONE;
             let mut conditions = Effects::NONE;

@@ -22,22 +22,25 @@ const MOST_MERGED: usize = 64;
 /// With more segments, some are merged that are smallest together: appends at the same time, and transactions that saw an older version,
 /// have left them.
 const MANY: usize = 32;
+/// Most that a table may have: each is two maps of a session that reads it, of which the system allows some 65,000 in all.
+pub(super) const MOST_SEGMENTS: usize = 4096;
 /// How many of them.
 const SOME: usize = 16;
 
-/// Merges segments of a table to which the transaction has just added one, if nobody else does, and it sees what there is.
+/// Merges segments of a table to which the transaction has just added one, and that has so many now, if nobody else does, and it sees
+/// what there is.
 ///
 /// # Safety
 /// The table is open, and locked for writing.
-pub(super) unsafe fn compact(table: &Table) {
+pub(super) unsafe fn compact(table: &Table, segments: usize) {
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
-    // There, what one transaction reads of all tables and another writes would be a conflict.
-    // SAFETY: reads a variable of the process.
-    if unsafe { (&raw const pg_sys::XactIsoLevel).read() } >= pg_sys::XACT_SERIALIZABLE as i32 {
-        return;
-    }
     // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
     unsafe {
+        // There, what one transaction reads of all tables and another writes would be a conflict.
+        let is_serializable = (&raw const pg_sys::XactIsoLevel).read() >= pg_sys::XACT_SERIALIZABLE as i32;
+        if is_serializable && segments <= MANY {
+            return;
+        }
         if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
             return;
         }

@@ -179,7 +179,7 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
         match error.kind() {
             Kind::OutOfMemory => of_table.with_hint(ROOM_HINT),
             Kind::InvalidDefinition | Kind::OutOfRange | Kind::UnsupportedType => {
-                of_table.with_hint("Drop the table with transship.unshare, and share its rows again.")
+                of_table.with_hint(super::SHARE_AGAIN)
             }
             _ => of_table,
         }

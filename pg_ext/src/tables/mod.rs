@@ -11,6 +11,7 @@ mod compact;
 pub mod fdw;
 pub(crate) mod given;
 pub mod lookup;
+pub mod lookup_joins;
 pub mod memory;
 mod new_segment;
 mod rows;
@@ -40,6 +41,12 @@ macro_rules! callback {
     };
 }
 use callback;
+
+/// What helps where rows and columns do not fit each other.
+const SHARE_AGAIN: &str = "Drop the table with transship.unshare, and share its rows again.";
+
+/// The key of a type's modifier in a field's metadata.
+const MODIFIER: &str = "transship:typmod";
 
 /// A shared table as it is declared.
 pub(crate) struct Table {
@@ -103,7 +110,7 @@ impl Table {
 
     /// The schema of its segments.
     fn schema(&self) -> SchemaRef {
-        let fields: Vec<Field> = self.columns.iter().map(|column| column.sql_type.ty.field(&column.name)).collect();
+        let fields: Vec<Field> = self.columns.iter().map(Column::field).collect();
         Arc::new(Schema::new(fields))
     }
 
@@ -111,7 +118,8 @@ impl Table {
     fn check(&self, segment: &Segment) -> Result<()> {
         let (own, found) = (self.schema(), segment.schema());
         let is_same = |(own, found): (&Arc<Field>, &Arc<Field>)| {
-            own.name() == found.name() && own.data_type() == found.data_type()
+            let is_same_type = own.data_type() == found.data_type() && own.metadata() == found.metadata();
+            own.name() == found.name() && is_same_type
         };
         let are_same =
             own.fields().len() == found.fields().len() && own.fields().iter().zip(found.fields()).all(is_same);
@@ -120,8 +128,20 @@ impl Table {
         }
         let what = if are_same { "key columns" } else { "columns" };
         let message = format!("shared table \"{}\" has other {what} than when its rows were shared", self.name);
-        Err(Error::new(Kind::SignatureMismatch, message)
-            .with_hint("Drop the table with transship.unshare, and share its rows again."))
+        Err(Error::new(Kind::SignatureMismatch, message).with_hint(SHARE_AGAIN))
+    }
+}
+
+impl Column {
+    /// Its field in a segment. The type's modifier is in it, since PostgreSQL alters it without a look at the rows.
+    fn field(&self) -> Field {
+        let field = self.sql_type.ty.field(&self.name);
+        if self.typmod < 0 {
+            return field;
+        }
+        let mut metadata = field.metadata().clone();
+        metadata.insert(MODIFIER.to_string(), self.typmod.to_string());
+        field.with_metadata(metadata)
     }
 }
 

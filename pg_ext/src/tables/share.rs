@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString};
 
 use pgrx::pg_sys::errcodes::PgSqlErrorCode;
-use pgrx::{pg_guard, pg_sys};
+use pgrx::{PgTupleDesc, pg_guard, pg_sys};
 use shared_tables::segment::ROWS_PER_BATCH;
 use udf_codec::batch::BatchBuilder;
 use udf_types::signature::{Argument, Signature};
@@ -13,7 +13,7 @@ use udf_types::{Error, Kind};
 use super::new_segment::NewSegment;
 use super::rows::{self, Row};
 use super::source::Source;
-use super::{Table, compact, may_be_key, memory, storable};
+use super::{SHARE_AGAIN, Table, compact, may_be_key, memory, storable};
 use crate::pg::{catalog, text};
 use crate::query::QueryColumn;
 use crate::{report, server};
@@ -134,26 +134,37 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         let (written, count) = write(&table, &mut source);
         source.close();
         rows::insert_segments(oid, &written);
-        check_version(&table, &written);
-        compact::compact(&table);
+        let segments = check_version(&table, &written);
+        compact::compact(&table, segments);
         pg_sys::table_close(relation, pg_sys::NoLock as i32);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
     }
 }
 
-/// Raises an error if the table's segments, those that were just written among them, do not fit each other, or not into memory together.
-unsafe fn check_version(table: &Table, written: &[Row]) {
+/// Raises an error if the table's segments, those that were just written among them, do not fit each other, or not into memory together; how
+/// many there are.
+unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
     // SAFETY: the snapshot is registered while it is used.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let found = rows::list(table.relation, snapshot);
         report::unwrap(memory::check_room(&found, table));
+        if found.len() > compact::MOST_SEGMENTS {
+            let message = format!("shared table \"{}\" has {} segments, more than are read", table.name, found.len());
+            let error = Error::new(Kind::OutOfRange, message)
+                .with_detail("They were appended in transactions that could not merge them.");
+            report::raise_error(
+                &error.with_hint("Share the table's rows again, and append more rows at a time."),
+                None,
+            );
+        }
         // The columns of one that was there are those of all. Without room for it, somebody else will see.
         let smallest = found.iter().filter(|row| !written.contains(row)).min_by_key(|row| row.bytes);
         if let Some(Ok(segment)) = smallest.map(|row| memory::open(row, table, snapshot)) {
             report::unwrap(table.check(&segment));
         }
         pg_sys::UnregisterSnapshot(snapshot);
+        found.len()
     }
 }
 
@@ -298,4 +309,41 @@ pub unsafe extern "C-unwind" fn forget(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
     let oid = unsafe { pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32) };
     rows::delete_all(oid);
     pg_sys::Datum::from(0usize)
+}
+
+/// `transship.check_dropped_column(relation oid, number int) RETURNS void`: raises an error if a shared table has rows with the column
+/// that was just dropped, since another of that name would show its values. The extension's trigger calls it.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo with two arguments, which are not NULL, since the function is STRICT. The table was
+    // just altered, so it is locked; the snapshot is registered while it is used.
+    unsafe {
+        let arguments = (*fcinfo).args.as_slice(2);
+        let (oid, number) = (pg_sys::Oid::from(arguments[0].value.value() as u32), arguments[1].value.value() as i32);
+        let nothing = pg_sys::Datum::from(0usize);
+        if server::table_key(oid).is_none() {
+            return nothing;
+        }
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let found = rows::list(oid, snapshot);
+        if let Some(smallest) = found.iter().min_by_key(|row| row.bytes) {
+            let name = text::from_c(pg_sys::get_rel_name(oid));
+            // Whatever columns and key it has now.
+            let table = Table { relation: oid, name, columns: Vec::new(), key: vec![0] };
+            let segment = report::unwrap(memory::open(smallest, &table, snapshot));
+            // One that was added after the rows were shared lies behind theirs.
+            let relation = pg_sys::table_open(oid, pg_sys::NoLock as i32);
+            let columns = PgTupleDesc::from_pg_copy((*relation).rd_att);
+            pg_sys::table_close(relation, pg_sys::NoLock as i32);
+            let is_before =
+                |column: &&pg_sys::FormData_pg_attribute| !column.attisdropped && i32::from(column.attnum) < number;
+            if columns.iter().filter(is_before).count() < segment.schema().fields().len() {
+                let message = format!("cannot drop a column of shared table \"{}\", which has rows", table.name);
+                let error = Error::new(Kind::InvalidDefinition, message);
+                report::raise_error(&error.with_hint(SHARE_AGAIN), None);
+            }
+        }
+        pg_sys::UnregisterSnapshot(snapshot);
+        nothing
+    }
 }

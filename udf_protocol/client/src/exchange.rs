@@ -473,6 +473,7 @@ impl Exchange {
 
     /// Waits for the next thing that happens; none when the deadline passed first.
     fn next_event(&mut self, host: &dyn Host, deadline: Instant) -> Result<Option<Result<Event>>> {
+        host.check()?;
         loop {
             if let Ok(event) = self.receiver.try_recv() {
                 return Ok(Some(event));

@@ -12,6 +12,12 @@ pub trait Host {
     /// Blocks until `doorbell` is readable or `timeout` has passed, whichever is first; both are `Ok`.
     /// An error ends the wait and the work waited for: the engine was told to stop.
     fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> Result<()>;
+
+    /// Is called before each look at what has come, since a server may say so much that there is nothing to wait for. An error as in
+    /// [`Host::wait`].
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// A host without an engine: a command line, a test. Nothing cancels its waits but their deadlines.
