@@ -25,7 +25,7 @@ use crate::outbox::Outbox;
 use crate::planted::{Planted, is_planted};
 use crate::route::{Encoding, Protocol, Route, Server};
 use crate::row_errors;
-use crate::tables::{Offer, SharedTable};
+use crate::tables::{Offer, SharedTable, Untaken};
 use crate::transport::Transport;
 use crate::transport::connect;
 use crate::transport::credentials::Credentials;
@@ -126,6 +126,7 @@ pub struct Connections {
     balance: Balance,
     /// Which servers elsewhere say that they go on after a row on which the handler raises an error.
     row_errors: Mutex<HashMap<Endpoint, bool>>,
+    untaken: Arc<Untaken>,
 }
 
 impl Connections {
@@ -364,7 +365,7 @@ impl Connections {
                 "Only containers that the container manager starts are given tables, and its server runs elsewhere.",
             ));
         };
-        let offering = tokio::time::timeout(call.batch_timeout, lease.offer(function, &call.tables));
+        let offering = tokio::time::timeout(call.batch_timeout, lease.offer(function, &call.tables, &self.untaken));
         if let Ok(offered) = offering.await {
             return offered.map(Some);
         }

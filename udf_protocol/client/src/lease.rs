@@ -12,7 +12,7 @@ use udf_types::{Error, Kind, Result};
 use crate::control::{Connection, LeaseInfo, Request, Response, unexpected};
 use crate::folder::Folder;
 use crate::route::{Protocol, Route};
-use crate::tables::{Offer, SharedTable, failed};
+use crate::tables::{Offer, SharedTable, Untaken, failed};
 use crate::transport::credentials::Credentials;
 use crate::transport::unix::UnixSocket;
 use crate::transport::{Takes, Transport, connect};
@@ -34,6 +34,8 @@ pub struct Lease {
     is_of_another_user: OnceLock<bool>,
     /// The shared tables that its server knows, those that were used last at the end.
     offers: Mutex<Vec<Arc<Offer>>>,
+    /// Held while its server is given tables: one exchange after the other.
+    offering: tokio::sync::Mutex<()>,
 }
 
 impl Lease {
@@ -53,8 +55,8 @@ impl Lease {
                 let segments =
                     info.segments.as_ref().map(|path| Folder::leased(path, descriptors.next(), info.prefix.clone()));
                 let connection = tokio::sync::Mutex::new(connection);
-                let (transports, is_of_another_user, offers) = Default::default();
-                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user, offers })
+                let (transports, is_of_another_user, offers, offering) = Default::default();
+                Ok(Lease { info, sockets, segments, transports, connection, is_of_another_user, offers, offering })
             }
             other => Err(unexpected(&format!("It answered {other:?} instead of a lease."))),
         }
@@ -119,7 +121,13 @@ impl Lease {
     /// # Errors
     /// The server takes no tables, or must not be given any (of kind `NotAllowed`), or does not want these; or the replica is lost,
     /// which another try may mend.
-    pub(crate) async fn offer(&self, function: &str, tables: &[SharedTable]) -> Result<Arc<Offer>> {
+    pub(crate) async fn offer(
+        &self,
+        function: &str,
+        tables: &[SharedTable],
+        untaken: &Arc<Untaken>,
+    ) -> Result<Arc<Offer>> {
+        let _turn = self.offering.lock().await;
         if let Some(offer) = self.known_offer(tables) {
             return Ok(offer);
         }
@@ -137,7 +145,8 @@ impl Lease {
                 .with_detail("It runs as this process's own user, who could change them.")
                 .with_hint("Run the container manager as root, so that replicas run as another user."));
         }
-        let offer = Arc::new(Offer::make(path, &self.credentials(), function, tables).await?);
+        let replica = (self.info.replica.as_str(), untaken);
+        let offer = Arc::new(Offer::make(path, &self.credentials(), function, tables, replica).await?);
         let mut offers = self.offers.lock().expect("no holder panics");
         if offers.len() >= MOST_OFFERS {
             offers.remove(0);

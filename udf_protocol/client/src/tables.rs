@@ -6,9 +6,12 @@
 use std::any::Any;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use rustix::fs::fstat;
+use rustix::ioctl::{Getter, ioctl};
+use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, Interest};
 use tokio::net::UnixStream;
@@ -24,6 +27,9 @@ use crate::transport::unix;
 pub const MOST_FILES: usize = 240;
 /// Longest answer to an offer, in bytes.
 const MOST_ANSWER_BYTES: usize = 64 << 10;
+
+/// Between two looks whether a server has taken what it was given.
+const UNTAKEN_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A table that handlers read by its name. Clones share the files, which are closed with the last of them.
 #[derive(Debug, Clone)]
@@ -84,6 +90,28 @@ pub(crate) struct Offer {
     pub(crate) name: Arc<str>,
     tables: Vec<SharedTable>,
     connection: UnixStream,
+    replica: String,
+    untaken: Arc<Untaken>,
+}
+
+/// What replicas were given and had not taken when it was given up. Its descriptors are on their way as long as the replica runs, and the
+/// kernel lets a user have few of these.
+#[derive(Debug, Default)]
+pub(crate) struct Untaken(Mutex<Vec<(String, OwnedFd)>>);
+
+impl Untaken {
+    /// Waits until a replica has taken all that it was given.
+    async fn wait_for(&self, replica: &str) {
+        while self.has_of(replica) {
+            tokio::time::sleep(UNTAKEN_INTERVAL).await;
+        }
+    }
+
+    fn has_of(&self, replica: &str) -> bool {
+        let mut untaken = self.0.lock().expect("no holder panics");
+        untaken.retain(|(_, connection)| has_unread(connection));
+        untaken.iter().any(|(name, _)| name == replica)
+    }
 }
 
 #[derive(Serialize)]
@@ -99,7 +127,8 @@ struct Answer {
 }
 
 impl Offer {
-    /// Gives tables to the server that takes them at a socket, for calls of `function`.
+    /// Gives tables to the server that takes them at a socket, for calls of `function`, once its replica has taken all that it was given
+    /// before.
     ///
     /// # Errors
     /// The server does not want these; or the replica is lost, which another try may mend.
@@ -108,10 +137,13 @@ impl Offer {
         credentials: &Credentials,
         function: &str,
         tables: &[SharedTable],
+        (replica, untaken): (&str, &Arc<Untaken>),
     ) -> Result<Offer> {
         let lost = |cause: std::io::Error| failed(function, &cause);
+        untaken.wait_for(replica).await;
         let connection = connect(path, credentials).await.map_err(lost)?;
-        let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection };
+        let (replica, untaken) = (replica.to_string(), untaken.clone());
+        let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection, replica, untaken };
         for table in tables {
             match offer.add(table).await.map_err(lost)? {
                 None => {}
@@ -138,8 +170,11 @@ impl Offer {
             rest = &rest[sent..];
         }
         let answer = self.answer().await?;
-        let unreadable = |cause| std::io::Error::new(std::io::ErrorKind::InvalidData, cause);
-        let answer: Answer = serde_json::from_slice(&answer).map_err(unreadable)?;
+        let unreadable = |cause: String| std::io::Error::new(std::io::ErrorKind::InvalidData, cause);
+        let answer: Answer = serde_json::from_slice(&answer).map_err(|cause| unreadable(cause.to_string()))?;
+        if answer.error.is_none() && has_unread(&self.connection) {
+            return Err(unreadable("it came before the server had read the offer".to_string()));
+        }
         self.tables.push(table.clone());
         Ok(answer.error)
     }
@@ -170,6 +205,28 @@ impl Offer {
             || self.connection.try_read(&mut [0]).is_err_and(|it| it.kind() == std::io::ErrorKind::WouldBlock);
         self.tables == tables && is_there()
     }
+}
+
+impl Drop for Offer {
+    fn drop(&mut self) {
+        if !has_unread(&self.connection) {
+            return;
+        }
+        // A server that comes to it yet sees that it has ended.
+        let _ = shutdown(&self.connection, Shutdown::Both);
+        if let Ok(connection) = self.connection.as_fd().try_clone_to_owned() {
+            let mut untaken = self.untaken.0.lock().expect("no holder panics");
+            untaken.push((std::mem::take(&mut self.replica), connection));
+        }
+    }
+}
+
+/// Whether the other end of a Unix socket has not read all that was sent to it. Nothing is left of what it has closed.
+#[allow(unsafe_code)]
+fn has_unread(connection: impl AsFd) -> bool {
+    // SAFETY: the kernel writes an int, which is what this operation gives.
+    let unread = unsafe { ioctl(connection, Getter::<{ nix::libc::TIOCOUTQ as u32 }, nix::libc::c_int>::new()) };
+    unread.is_ok_and(|bytes| bytes > 0)
 }
 
 /// The error for a system or a server that fails while tables are offered.

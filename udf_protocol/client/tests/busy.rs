@@ -145,6 +145,33 @@ fn exchanges_with_many_batches_out_share_few_streams() {
     }
 }
 
+/// As many streams as there may be have answers that the engine takes later, for want of memory.
+#[test]
+fn answers_that_wait_for_memory_keep_no_other_exchange_waiting() {
+    let (script, _) = with_threads(2 * THREADS);
+    let (_runtime, endpoint) = serve(script, FunctionKind::Scalar);
+    let client = Client::start().unwrap();
+    client.limit_replies(64 << 10);
+    let mut exchanges: Vec<_> = (0..THREADS as i64 + 1)
+        .map(|number| {
+            let mut builder = BatchBuilder::new(&signature());
+            let patience = Duration::from_secs(5);
+            let mut exchange = open_for(&client, &endpoint, FunctionKind::Scalar, Volatility::Volatile, patience);
+            for batch in 0..3 {
+                let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };
+                column.append_slice(&vec![10 * number + batch; 2999]);
+                (0..2999).for_each(|_| builder.finish_row());
+                send(&mut exchange, &mut builder, 0);
+            }
+            exchange
+        })
+        .collect();
+    std::thread::sleep(Duration::from_millis(500));
+    for (number, exchange) in exchanges.iter_mut().enumerate().rev() {
+        (0..3).for_each(|batch| assert_eq!(answer(exchange), 10 * number as i64 + batch + 1));
+    }
+}
+
 #[test]
 fn a_stream_that_has_nothing_to_do_ends_and_another_goes_on() {
     let (script, open_streams) = with_threads(1);

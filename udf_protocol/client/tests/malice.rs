@@ -3,8 +3,10 @@
 
 mod support;
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,12 +17,12 @@ use arrow_flight::flight_service_server::FlightServiceServer;
 use arrow_ipc::root_as_message;
 use arrow_schema::{Field, Schema};
 use serde_json::{Value, json};
-use support::{Answers, MockContainer, Script, schema_of};
+use support::{Answers, MockContainer, Script, schema_of, table_reply};
 use tonic::codec::CompressionEncoding;
 use udf_client::client::Client;
 use udf_client::dispatch::{Call, Target};
 use udf_client::exchange::Exchange;
-use udf_client::host::PlainHost;
+use udf_client::host::{Host, PlainHost};
 use udf_client::transport::credentials::Credentials;
 use udf_codec::arrow_ipc::{BatchEncoder, encode_schema};
 use udf_codec::batch::{BatchBuilder, CallBatch, ColumnBuilder};
@@ -270,6 +272,32 @@ fn messages_without_end_do_not_put_off_the_deadline() {
     let mut exchange = open_within(SHORT_PATIENCE, &client, endpoint, TransportName::Flight, text.clone());
     let error = error_of(&mut exchange, two_calls(&text));
     assert_eq!(error.kind(), Kind::Timeout, "{error}");
+}
+
+#[test]
+fn parts_without_rows_do_not_keep_an_engine_from_ending_its_wait() {
+    /// An engine whose user gives up after so many looks.
+    struct Impatient(Cell<u32>);
+    impl Host for Impatient {
+        fn wait(&self, doorbell: BorrowedFd<'_>, timeout: Duration) -> udf_types::Result<()> {
+            PlainHost.wait(doorbell, timeout)
+        }
+
+        fn check(&self) -> udf_types::Result<()> {
+            self.0.set(self.0.get().checked_sub(1).ok_or_else(Error::cancelled)?);
+            Ok(())
+        }
+    }
+    let table = signature(FunctionKind::Table, "int8");
+    let messages = [schema_of(&table), table_reply(&table, Vec::new(), Vec::new(), r#"{"batch": 0, "more": true}"#)];
+    let (endpoint, _runtime) = serve(table.clone(), false, move |answers| {
+        let parts = std::iter::repeat_n(&messages[1], 1000);
+        messages[..1].iter().chain(parts).for_each(|message| drop(answers.send(Ok(message.clone()))));
+    });
+    let client = Client::start().unwrap();
+    let mut exchange = open(&client, endpoint, TransportName::Flight, table.clone());
+    exchange.send(two_calls(&table));
+    assert!(exchange.receive(&Impatient(Cell::new(500))).unwrap_err().is_cancelled());
 }
 
 #[test]

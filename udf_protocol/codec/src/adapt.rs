@@ -9,6 +9,7 @@ use arrow_buffer::OffsetBuffer;
 use arrow_cast::{CastOptions, cast_with_options};
 use arrow_schema::DataType;
 
+use crate::json::is_to_micros;
 use crate::unreadable::Unreadable;
 
 /// Refuses types none of whose values [`adapt`] would take, or of which a few bytes may stand for any number of values.
@@ -26,9 +27,18 @@ pub fn check_type(found: &DataType, wanted: &DataType) -> Result<(), String> {
         (Dictionary(..) | RunEndEncoded(..) | Union(..) | Map(..) | FixedSizeBinary(..=0), _) => {
             Err(format!("Values of {found} are not taken."))
         }
-        _ if !found.is_nested() && !wanted.is_nested() => Ok(()),
-        _ => Err(format!("Values of {found} do not fit {wanted}.")),
+        _ if found.is_nested() || wanted.is_nested() || is_of_other_kind(found, wanted) => {
+            Err(format!("Values of {found} do not fit {wanted}."))
+        }
+        _ => Ok(()),
     }
+}
+
+/// Whether casts take the one for the other though they are of different kinds: a number's bytes, and a number of units that nobody names.
+fn is_of_other_kind(found: &DataType, wanted: &DataType) -> bool {
+    (found.is_temporal() && wanted.is_numeric())
+        || (found.is_numeric() && wanted.is_temporal())
+        || (found.is_integer() && *wanted == DataType::Binary)
 }
 
 /// As [`adapt`], of a column that nobody has checked, into at most `most` bytes.
@@ -134,6 +144,9 @@ pub fn adapt(column: &ArrayRef, wanted: &DataType) -> Result<ArrayRef, String> {
             .map(|array| Arc::new(array) as ArrayRef)
             .map_err(|cause| format!("{cause}."));
     }
+    if wanted.is_temporal() && !texts_of(column).flatten().all(|text| is_kept(text, wanted)) {
+        return Err(format!("Values of {found} do not fit {wanted}."));
+    }
     let adapted = cast(column, wanted)?;
     // A cast may round: then the way back leads elsewhere.
     let may_round = found.is_floating()
@@ -157,6 +170,30 @@ fn is_decimal(data_type: &DataType) -> bool {
     matches!(data_type, Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..))
 }
 
+/// The texts of a column; none of a column of another type.
+fn texts_of(column: &ArrayRef) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
+    match column.data_type() {
+        DataType::Utf8 => Box::new(column.as_string::<i32>().iter()),
+        DataType::LargeUtf8 => Box::new(column.as_string::<i64>().iter()),
+        DataType::Utf8View => Box::new(column.as_string_view().iter()),
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+/// Whether a cast of a text to a date or time, if there is one, loses nothing of it. Its parser drops digits, the time of a date, and the
+/// zone of a time that has none; it takes a number for a time, and reads intervals unlike databases.
+fn is_kept(text: &str, wanted: &DataType) -> bool {
+    use arrow_schema::TimeUnit::{Microsecond, Nanosecond};
+    let text = text.trim();
+    let behind_date = text.get(10..).unwrap_or_default();
+    match wanted {
+        DataType::Date32 => text.starts_with(['+', '-']) || behind_date.chars().all(|it| "T :0.Z".contains(it)),
+        DataType::Timestamp(Microsecond | Nanosecond, None) => !behind_date.contains(['+', '-']) && is_to_micros(text),
+        DataType::Time64(_) => text.contains(':') && is_to_micros(text),
+        _ => false,
+    }
+}
+
 /// Texts of equal decimals may have different zeros at the end.
 fn is_same_number(a: &ArrayRef, b: &ArrayRef) -> bool {
     let (Some(a), Some(b)) = (a.as_string_opt::<i32>(), b.as_string_opt::<i32>()) else { return false };
@@ -173,6 +210,8 @@ fn is_same_number(a: &ArrayRef, b: &ArrayRef) -> bool {
 mod tests {
     use super::*;
     use arrow_array::{Decimal128Array, Float64Array, Int32Array, Int64Array, LargeStringArray, StringArray};
+    use arrow_schema::IntervalUnit::MonthDayNano;
+    use arrow_schema::TimeUnit::Microsecond;
 
     fn column(array: impl Array + 'static) -> ArrayRef {
         Arc::new(array)
@@ -243,6 +282,48 @@ mod tests {
     }
 
     #[test]
+    fn texts_of_dates_and_times_are_kept_or_refused() {
+        let timestamp = || DataType::Timestamp(Microsecond, None);
+        let with_zone = || DataType::Timestamp(Microsecond, Some("UTC".into()));
+        let (time, interval) = (|| DataType::Time64(Microsecond), || DataType::Interval(MonthDayNano));
+        for (text, wanted, value) in [
+            ("2024-05-06 07:08:09.123456", timestamp(), Some(1_714_979_289_123_456)),
+            ("2024-05-06T07:08:09.123456000000Z", timestamp(), Some(1_714_979_289_123_456)),
+            ("2024-05-06", timestamp(), Some(1_714_953_600_000_000)),
+            ("2024-05-06 07:08:09.1234567", timestamp(), None),
+            ("1969-12-31 23:59:59.9999999999", timestamp(), None),
+            ("2024-05-06 07:08:09+02:00", timestamp(), None),
+            ("2024-05-06T07:08:09-0200", timestamp(), None),
+            ("2024-05-06 09:08:09+02:00", with_zone(), None),
+            ("00:00:01.5", time(), Some(1_500_000)),
+            ("1:00 PM", time(), Some(46_800_000_000)),
+            ("00:00:01.1234565", time(), None),
+            ("00:00:01.0000000001", time(), None),
+            // Not 40 ms after midnight.
+            ("040506", time(), None),
+            ("2024-05-06", DataType::Date32, Some(19_849)),
+            ("2024-05-06 00:00:00.000", DataType::Date32, Some(19_849)),
+            ("2024-05-06T00:00:00Z", DataType::Date32, Some(19_849)),
+            ("+12024-05-06", DataType::Date32, Some(3_672_274)),
+            ("2024-05-06 07:00", DataType::Date32, None),
+            ("2024-05-06 00:00:01", DataType::Date32, None),
+            ("2024-05-06 00:00:00-05:00", DataType::Date32, None),
+            // A month for casts, a second for PostgreSQL.
+            ("1", interval(), None),
+            ("1 second", interval(), None),
+        ] {
+            let texts = column(StringArray::from(vec![None, Some(text)]));
+            for layout in [DataType::Utf8, DataType::LargeUtf8, DataType::Utf8View] {
+                let found = adapt(&adapt(&texts, &layout).unwrap(), &wanted);
+                let found =
+                    found.ok().map(|found| cast_with_options(&found, &DataType::Int64, &CastOptions::default()));
+                let found = found.map(|found| found.unwrap().as_primitive::<arrow_array::types::Int64Type>().value(1));
+                assert_eq!(found, value, "{text} as {wanted}");
+            }
+        }
+    }
+
+    #[test]
     fn what_may_stand_for_any_number_of_values_is_refused() {
         let item = |ty: DataType| Arc::new(arrow_schema::Field::new("item", ty, true));
         let encoded = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
@@ -261,6 +342,13 @@ mod tests {
             (encoded.clone(), DataType::Utf8, false),
             (list(&encoded), list(&DataType::Utf8), false),
             (DataType::Int8, list(&DataType::Int8), false),
+            // Seconds or microseconds, and which bytes, nobody says.
+            (DataType::Int64, DataType::Timestamp(Microsecond, None), false),
+            (DataType::Date32, DataType::Int32, false),
+            (DataType::Duration(Microsecond), DataType::Int64, false),
+            (DataType::Int64, DataType::Binary, false),
+            (DataType::Duration(Microsecond), DataType::Interval(MonthDayNano), true),
+            (DataType::Date32, DataType::Timestamp(Microsecond, None), true),
         ] {
             assert_eq!(check_type(&found, &wanted).is_ok(), is_taken, "{found} as {wanted}");
         }

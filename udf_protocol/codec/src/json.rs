@@ -254,7 +254,7 @@ fn read_date(text: &str) -> Option<i64> {
 }
 
 /// Whether a time has nothing but zeros below a microsecond. Parsers drop what is below a nanosecond.
-fn is_to_micros(text: &str) -> bool {
+pub(crate) fn is_to_micros(text: &str) -> bool {
     let fraction = text.split_once('.').map_or("", |(_, fraction)| fraction);
     fraction.bytes().take_while(u8::is_ascii_digit).skip(6).all(|digit| digit == b'0')
 }

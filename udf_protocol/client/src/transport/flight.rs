@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use arrow_array::RecordBatch;
 use arrow_flight::flight_service_client::FlightServiceClient;
-use arrow_flight::{Action, FlightData, FlightDescriptor};
+use arrow_flight::{Action, FlightData};
 use arrow_schema::{Schema, SchemaRef};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,7 +16,7 @@ use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
-use tokio::sync::{OnceCell, mpsc};
+use tokio::sync::{OnceCell, SemaphorePermit, mpsc};
 use tokio::time::Sleep;
 use tonic::client::Grpc;
 use tonic::codec::CompressionEncoding;
@@ -33,11 +33,14 @@ use udf_project::endpoint::Endpoint;
 use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, Signature};
 use udf_types::{Error, Kind, Result};
 
+use crate::budget::Share;
 use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::transport::check::{check_reply, check_types};
 use crate::transport::credentials::Credentials;
-use crate::transport::flight_messages::{Fields, Messages, Received, fields_of, opening_fields};
+use crate::transport::flight_messages::{
+    Fields, Info, Infos, Messages, Received, descriptor_of, fields_of, opening_fields,
+};
 use crate::transport::foreign::{
     adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs,
 };
@@ -59,6 +62,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 const DO_EXCHANGE: &str = "/arrow.flight.protocol.FlightService/DoExchange";
+const GET_FLIGHT_INFO: &str = "/arrow.flight.protocol.FlightService/GetFlightInfo";
 
 /// Between two questions whether a server is still there, while it is busy. gRPC's servers take a client that asks more often
 /// than every five minutes for a nuisance.
@@ -248,13 +252,26 @@ impl Flight {
         calls: Request<impl Stream<Item = Fields> + Send + 'static>,
         most: usize,
     ) -> std::result::Result<Streaming<Received>, Status> {
+        let mut client = self.grpc(most).await?;
+        Ok(client.streaming(calls, PathAndQuery::from_static(path), Messages).await?.into_inner())
+    }
+
+    /// What the server says of a function.
+    async fn info_of(&self, function: &str) -> std::result::Result<Info, Status> {
+        let mut client = self.grpc(MAX_ASIDE_BYTES).await?;
+        let request = Request::new(descriptor_of(function));
+        Ok(client.unary(request, PathAndQuery::from_static(GET_FLIGHT_INFO), Infos).await?.into_inner())
+    }
+
+    /// A client for messages that are read here, of at most so many bytes.
+    async fn grpc(&self, most: usize) -> std::result::Result<Grpc<InterceptedService<Channel, Secrets>>, Status> {
         let service = InterceptedService::new(self.channel.clone(), self.secrets.clone());
         let mut client = Grpc::new(service).max_decoding_message_size(most).max_encoding_message_size(usize::MAX);
         if self.compression {
             client = client.send_compressed(CompressionEncoding::Gzip).accept_compressed(CompressionEncoding::Gzip);
         }
         client.ready().await.map_err(|cause| Status::from_error(cause.into()))?;
-        Ok(client.streaming(calls, PathAndQuery::from_static(path), Messages).await?.into_inner())
+        Ok(client)
     }
 
     pub(super) async fn action(&self, name: &str) -> std::result::Result<Vec<u8>, Status> {
@@ -290,9 +307,8 @@ impl Flight {
     }
 
     async fn describe(&self, function: &str) -> Result<(Signature, Option<Foreign>)> {
-        let descriptor = FlightDescriptor::new_path(vec![function.to_string()]);
-        let info = match self.client(MAX_ASIDE_BYTES).get_flight_info(descriptor).await {
-            Ok(info) => info.into_inner(),
+        let info = match self.info_of(function).await {
+            Ok(info) => info,
             Err(status) if is_transport_failure(&status) => {
                 return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
             }
@@ -366,20 +382,20 @@ impl Flight {
         }
         // docs/protocol.md §4: a server of the arrow-udf family marks no end of a batch's results but the stream's.
         if signature.kind == FunctionKind::Table && foreign.is_some() {
-            while self.run_stream(signature, foreign, outbox, inbox, StreamFor::Batch).await? {}
+            while self.run_stream(signature, foreign, outbox, inbox, StreamFor::Batch, None).await? {}
             return Ok(());
         }
         if matches!(signature.kind, FunctionKind::Map | FunctionKind::Aggregate) {
-            return self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await.map(|_| ());
+            return self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange, None).await.map(|_| ());
         }
         while outbox.wait_for_more().await {
             let goes_on = if signature.kind == FunctionKind::Table {
-                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange).await?
+                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Exchange, None).await?
             } else {
                 // Of those that the engine does not read, none keeps another from having a stream.
                 inbox.wait_for_room().await;
-                let _permit = self.streams.take().await;
-                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now).await?
+                let permit = self.streams.take().await;
+                self.run_stream(signature, foreign, outbox, inbox, StreamFor::Now, permit).await?
             };
             if !goes_on {
                 break;
@@ -388,7 +404,7 @@ impl Flight {
         Ok(())
     }
 
-    /// One `DoExchange`, for all batches or for some. Whether there may be more.
+    /// One `DoExchange`, for all batches or for some, with a permit if it needs one. Whether there may be more.
     async fn run_stream(
         &self,
         signature: &Signature,
@@ -396,8 +412,9 @@ impl Flight {
         outbox: &mut Outbox,
         inbox: &Inbox,
         stream_for: StreamFor,
+        permit: Option<SemaphorePermit<'_>>,
     ) -> Result<bool> {
-        let outcome = self.talk(signature, foreign, outbox, inbox, stream_for).await;
+        let outcome = self.talk(signature, foreign, outbox, inbox, stream_for, permit).await;
         if outcome.as_ref().is_err_and(Error::is_busy) {
             // Nobody has seen the stream.
             outbox.rewind();
@@ -412,6 +429,7 @@ impl Flight {
         outbox: &mut Outbox,
         inbox: &Inbox,
         stream_for: StreamFor,
+        mut permit: Option<SemaphorePermit<'_>>,
     ) -> Result<bool> {
         let function = signature.function.as_str();
         let is_single = stream_for == StreamFor::Batch;
@@ -464,6 +482,9 @@ impl Flight {
         let (mut is_closing, mut is_parking) = (false, false);
         let mut end: Option<Pin<Box<Sleep>>> = None;
         loop {
+            if stream_for == StreamFor::Now && permit.is_none() && unsent.is_empty() {
+                (is_closing, is_parking) = (true, true);
+            }
             if is_closing {
                 wire = None;
             }
@@ -567,8 +588,7 @@ impl Flight {
                         _ => outbox.oldest_sent().unwrap_or_default(),
                     };
                     let mut share = inbox.budget().share_of_message(number);
-                    share.grow(function, bytes).await?;
-                    share.make_room(2 * bytes).await;
+                    make_room(&mut share, function, bytes, &mut permit).await?;
                     // Only now: an error says more than the schema that comes before it.
                     let (columns, bytes_made) =
                         read_columns(signature, foreign.is_some(), schema, &message, share.left(), most)?;
@@ -642,6 +662,25 @@ pub(super) fn read_columns(
         .map_err(|unreadable| unreadable.into_error(function, most, |fact| Error::bad_result(function, fact)))?;
     let bytes_made = bytes_of(&adapted);
     Ok((adapted, bytes_made))
+}
+
+/// Waits until a message of so many bytes may be read; without the stream's permit, since the engine may come to another exchange first.
+async fn make_room(
+    share: &mut Share,
+    function: &str,
+    bytes: usize,
+    permit: &mut Option<SemaphorePermit<'_>>,
+) -> Result<()> {
+    let mut room = pin!(async {
+        share.grow(function, bytes).await?;
+        share.make_room(2 * bytes).await;
+        Ok(())
+    });
+    if let Some(outcome) = room.as_mut().now_or_never() {
+        return outcome;
+    }
+    *permit = None;
+    room.await
 }
 
 async fn pass(end: &mut Option<Pin<Box<Sleep>>>) {

@@ -1,7 +1,7 @@
-//! Flight's messages of columns, as protobuf writes them.
+//! Flight's messages of columns, and what it says of a function, as protobuf writes them.
 //!
 //! Reading a message gives its columns, its metadata and its length. The columns are slices of the message, and keep all of it in memory.
-//! Other fields are skipped: the names in a descriptor could take far more memory than their bytes.
+//! Other fields are skipped: the names in a descriptor, or endpoints, could take far more memory than their bytes.
 
 use arrow_flight::FlightData;
 use bytes::{Buf, BufMut, Bytes};
@@ -16,6 +16,10 @@ const DESCRIPTOR: u64 = 1;
 const DATA_HEADER: u64 = 2;
 const APP_METADATA: u64 = 3;
 const DATA_BODY: u64 = 1000;
+
+// The fields of `FlightInfo`.
+const SCHEMA: u64 = 1;
+const TOTAL_RECORDS: u64 = 4;
 
 /// The only field of `Ticket`.
 const TICKET: u64 = 1;
@@ -53,6 +57,13 @@ impl Received {
     }
 }
 
+/// What a server says of a function.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Info {
+    pub(super) schema: Bytes,
+    pub(super) total_records: i64,
+}
+
 /// The fields of a message of columns.
 pub(super) fn fields_of(message: FlightData) -> Fields {
     let FlightData { data_header, app_metadata, data_body, .. } = message;
@@ -63,14 +74,19 @@ pub(super) fn fields_of(message: FlightData) -> Fields {
 
 /// The fields of the message that opens an exchange of a function: the schema with a descriptor of type PATH.
 pub(super) fn opening_fields(function: &str, schema: FlightData) -> Fields {
+    let mut fields = fields_of(schema);
+    fields.insert(0, (DESCRIPTOR, descriptor_of(function)));
+    fields
+}
+
+/// A descriptor of type PATH.
+pub(super) fn descriptor_of(function: &str) -> Bytes {
     let (kind, path, parts) = (1, 1, 3);
     let mut descriptor = Vec::new();
     write_number(kind << 3 | VARINT, &mut descriptor);
     write_number(path, &mut descriptor);
     write_field(parts, function.as_bytes(), &mut descriptor);
-    let mut fields = fields_of(schema);
-    fields.insert(0, (DESCRIPTOR, descriptor.into()));
-    fields
+    descriptor.into()
 }
 
 /// The fields of a ticket.
@@ -103,32 +119,63 @@ fn write_number(mut number: u64, to: &mut impl BufMut) {
 pub(super) fn read(from: &mut impl Buf) -> Option<Received> {
     let mut received = Received { message: FlightData::default(), bytes: from.remaining() };
     while from.has_remaining() {
-        let key = read_number(from)?;
-        let skipped = match key & 7 {
-            VARINT => {
-                read_number(from)?;
-                0
-            }
-            EIGHT_BYTES => 8,
-            FOUR_BYTES => 4,
-            WITH_LENGTH => usize::try_from(read_number(from)?).ok()?,
-            _ => return None,
-        };
-        if skipped > from.remaining() {
-            return None;
-        }
-        let field = match (key >> 3, key & 7) {
-            (DATA_HEADER, WITH_LENGTH) => &mut received.message.data_header,
-            (APP_METADATA, WITH_LENGTH) => &mut received.message.app_metadata,
-            (DATA_BODY, WITH_LENGTH) => &mut received.message.data_body,
-            _ => {
-                from.advance(skipped);
+        let (field, length) = match next_field(from)? {
+            (DATA_HEADER, Value::Bytes(length)) => (&mut received.message.data_header, length),
+            (APP_METADATA, Value::Bytes(length)) => (&mut received.message.app_metadata, length),
+            (DATA_BODY, Value::Bytes(length)) => (&mut received.message.data_body, length),
+            (_, other) => {
+                other.skip(from);
                 continue;
             }
         };
-        *field = from.copy_to_bytes(skipped);
+        *field = from.copy_to_bytes(length);
     }
     Some(received)
+}
+
+/// The same of what a server says of a function.
+fn read_info(from: &mut impl Buf) -> Option<Info> {
+    let mut info = Info::default();
+    while from.has_remaining() {
+        match next_field(from)? {
+            (SCHEMA, Value::Bytes(length)) => info.schema = from.copy_to_bytes(length),
+            (TOTAL_RECORDS, Value::Number(number)) => info.total_records = number as i64,
+            (_, other) => other.skip(from),
+        }
+    }
+    Some(info)
+}
+
+/// What a field holds: a number that was read, or so many bytes that are to be read.
+enum Value {
+    Number(u64),
+    Bytes(usize),
+    Fixed(usize),
+}
+
+impl Value {
+    fn skip(self, from: &mut impl Buf) {
+        match self {
+            Value::Number(_) => {}
+            Value::Bytes(length) | Value::Fixed(length) => from.advance(length),
+        }
+    }
+}
+
+/// The number of the next field, and what it holds.
+fn next_field(from: &mut impl Buf) -> Option<(u64, Value)> {
+    let key = read_number(from)?;
+    let value = match key & 7 {
+        VARINT => Value::Number(read_number(from)?),
+        EIGHT_BYTES => Value::Fixed(8),
+        FOUR_BYTES => Value::Fixed(4),
+        WITH_LENGTH => Value::Bytes(usize::try_from(read_number(from)?).ok()?),
+        _ => return None,
+    };
+    match value {
+        Value::Bytes(length) | Value::Fixed(length) if length > from.remaining() => None,
+        value => Some((key >> 3, value)),
+    }
 }
 
 fn read_number(from: &mut impl Buf) -> Option<u64> {
@@ -178,9 +225,51 @@ impl Decoder for Messages {
     type Error = Status;
 
     fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Received>, Status> {
-        // The library's own words for other messages.
-        read(from).map(Some).ok_or_else(|| Status::internal("failed to decode Protobuf message"))
+        read(from).map(Some).ok_or_else(not_protobuf)
     }
+}
+
+/// Writes a descriptor, and reads what a server says of a function.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Infos;
+
+impl Codec for Infos {
+    type Encode = Bytes;
+    type Decode = Info;
+    type Encoder = Infos;
+    type Decoder = Infos;
+
+    fn encoder(&mut self) -> Infos {
+        Infos
+    }
+
+    fn decoder(&mut self) -> Infos {
+        Infos
+    }
+}
+
+impl Encoder for Infos {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, descriptor: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(descriptor);
+        Ok(())
+    }
+}
+
+impl Decoder for Infos {
+    type Item = Info;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Info>, Status> {
+        read_info(from).map(Some).ok_or_else(not_protobuf)
+    }
+}
+
+/// The library's own words for messages that are none.
+fn not_protobuf() -> Status {
+    Status::internal("failed to decode Protobuf message")
 }
 
 #[cfg(test)]
@@ -234,6 +323,21 @@ mod tests {
         }
         let body = written(&vec![(DATA_BODY, vec![1; 1_000].into())]);
         assert_eq!(read(&mut body.as_slice()).unwrap().asides(), body.len());
+    }
+
+    #[test]
+    fn of_what_a_server_says_of_a_function_endpoints_are_not_made() {
+        // Endpoints without anything, which would be 100 bytes each and more, and a descriptor.
+        let others = [b"\x1a\x00".repeat(1_000_000), b"\x12\x02\x1a\x00\x28\x07".to_vec()].concat();
+        let unknown = [0xff; 9];
+        for (total_records, number) in
+            [(3, b"\x20\x03".to_vec()), (-1, [b"\x20", &unknown[..], b"\x01"].concat()), (0, vec![])]
+        {
+            let bytes = [&others[..], b"\x0a\x06schema", &number, &others].concat();
+            assert_eq!(read_info(&mut bytes.as_slice()), Some(Info { schema: "schema".into(), total_records }));
+        }
+        assert_eq!(read_info(&mut &b"\x0a\x07schema"[..]), None);
+        assert_eq!(descriptor_of("f"), &b"\x08\x01\x1a\x01f"[..]);
     }
 
     #[test]

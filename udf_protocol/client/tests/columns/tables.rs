@@ -190,6 +190,53 @@ fn a_server_that_does_not_take_a_table_is_an_error() {
     assert_eq!(error_for(Some(endless)).kind(), Kind::ProtocolViolation);
 }
 
+/// A stage whose server reads nothing of what it is given, however often it is connected to, and says this at once; and its connections.
+fn stage_that_does_not_read(answer: &'static str) -> (Stage, Arc<Mutex<Vec<UnixStream>>>) {
+    let (stage, _) = stage(Some("{}\n"));
+    let path = stage.folder.path().join("tables.sock");
+    std::fs::remove_file(&path).unwrap();
+    let listener = UnixListener::bind(path).unwrap();
+    let streams = Arc::<Mutex<Vec<UnixStream>>>::default();
+    let kept = streams.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.write_all(answer.as_bytes());
+            kept.lock().unwrap().push(stream);
+        }
+    });
+    (stage, streams)
+}
+
+#[test]
+fn a_server_that_does_not_take_what_it_was_given_is_given_no_more() {
+    if !is_root() {
+        return;
+    }
+    let planes = [table("planes", &[&["rows"]])];
+    // An answer to what was not read is none.
+    for (answer, kind) in [("", Kind::Timeout), ("{}\n", Kind::ProtocolViolation)] {
+        let (stage, streams) = stage_that_does_not_read(answer);
+        let try_once = || {
+            let mut call = Call { tables: planes.to_vec(), ..stage.call(TransportName::Shm, Volatility::Volatile) };
+            call.batch_timeout = Duration::from_millis(500);
+            let mut exchange = stage.client.open(Arc::new(call));
+            exchange.send(batches(1, 2).remove(0));
+            receive(&mut exchange).unwrap_err().kind()
+        };
+        assert_eq!((try_once(), try_once(), try_once()), (kind, Kind::Timeout, Kind::Timeout));
+        assert_eq!(streams.lock().unwrap().len(), 1);
+        // Once it has read the first, which has ended, there may be another.
+        let mut read = Vec::new();
+        streams.lock().unwrap()[0].read_to_end(&mut read).unwrap();
+        assert!(read.ends_with(b"\n"));
+        assert_eq!((try_once(), streams.lock().unwrap().len()), (kind, 2));
+        // What it closes is not on its way any more.
+        streams.lock().unwrap().clear();
+        assert_eq!((try_once(), streams.lock().unwrap().len()), (kind, 1));
+    }
+}
+
 #[test]
 fn a_table_has_files_for_one_message() {
     let file = || OwnedFd::from(tempfile::tempfile().unwrap());
