@@ -21,7 +21,7 @@ use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
 use crate::blocking::blocking;
-use crate::cancel::{Cancel, cancel};
+use crate::cancel::{Canceller, cancel};
 use crate::config::Config;
 use crate::engine_images::{LIBRARY_NAME, inline_name};
 use crate::folders::Opened;
@@ -31,10 +31,11 @@ use crate::make_dir::make_dir;
 use crate::monitoring::write_metrics;
 use crate::pool::Pool;
 use crate::progress::{Heard, Progress, progress};
-use crate::registration::upload::{Room, Upload};
+use crate::registration::upload::Upload;
 use crate::replica::Holder;
 use crate::runtime::image_store::{BuildOptions, TransferOptions};
 use crate::traces::Traces;
+use crate::users::{Asker, OfUser, Place};
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
 /// the descriptors that the manager may have.
@@ -43,9 +44,8 @@ const MOST_CONNECTIONS: usize = 8192;
 const MOST_LEASES: usize = 64;
 /// A request has so long from its first byte to its last, or as far as it is short, and again from there.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer requests of a user take turns, so that all of them together fill no memory.
+/// Longer requests of a user take turns.
 const SHORT_REQUEST_BYTES: usize = 16 << 10;
-const MOST_LONG_REQUESTS: usize = 2;
 /// Connections at a time that are told that they are refused.
 const MOST_STRANGERS: usize = 16;
 /// Between two looks at whether a connection is closed from which the next request has come already.
@@ -104,15 +104,15 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
             continue;
         };
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
-        if let Ok(place) = connections.clone().try_acquire_owned() {
-            let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator)).clone();
-            let upload = Upload::new(of_user.uploads.clone());
+        let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator));
+        if let Some(place) = Place::take(of_user, connections) {
+            let upload = Upload::new(of_user.uploads());
             let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
             let (config, traces) = (config.clone(), traces.clone());
             let held = Held { images, pool, config, traces, peer, leases: Vec::new(), log_leases, upload };
-            tokio::spawn(serve_connection(stream, held, of_user, place));
+            tokio::spawn(serve_connection(stream, held, place));
         } else if let Ok(place) = strangers.clone().try_acquire_owned() {
-            let message = format!("the container manager has {most} connections already");
+            let message = format!("the container manager has no room for another connection of user {}", peer.uid);
             tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
         }
     }
@@ -152,19 +152,6 @@ impl Peer {
         let peer = stream.peer_cred()?;
         let is_operator = config.operator_uids.contains(&peer.uid());
         Ok(Peer { connection: CONNECTIONS.fetch_add(1, Relaxed), uid: peer.uid(), pid: peer.pid(), is_operator })
-    }
-}
-
-/// What the connections of a user share.
-struct OfUser {
-    long_requests: Arc<Semaphore>,
-    uploads: Arc<Room>,
-}
-
-impl OfUser {
-    fn new(is_operator: bool) -> Arc<OfUser> {
-        let uploads = Arc::new(Room::new(is_operator));
-        Arc::new(OfUser { long_requests: Arc::new(Semaphore::new(MOST_LONG_REQUESTS)), uploads })
     }
 }
 
@@ -228,11 +215,11 @@ impl Drop for Held {
     }
 }
 
-async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUser>, _place: OwnedSemaphorePermit) {
+async fn serve_connection(stream: UnixStream, mut held: Held, place: Place) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     loop {
-        let (line, turn) = match read_request(&mut reader, &of_user.long_requests).await {
+        let (line, turn) = match read_request(&mut reader, place.of_user().long_requests()).await {
             Ok(Some(read)) => read,
             Ok(None) => return,
             Err(cause) => {
@@ -247,9 +234,11 @@ async fn serve_connection(stream: UnixStream, mut held: Held, of_user: Arc<OfUse
         drop(line);
         let response = match request {
             Ok(request) => {
-                // A build may take long; how many there are is bounded otherwise.
-                let _turn = turn.filter(|_| !matches!(request, Request::BuildInline { .. }));
-                answer_telling(request, &mut held, &mut opened, reader.get_ref(), &mut writer).await
+                let (canceller, cancel) = cancel();
+                let Peer { uid, is_operator, .. } = held.peer;
+                let asker = Asker::new(uid, is_operator, place.of_user(), cancel, turn);
+                let sockets = (reader.get_ref(), &mut writer);
+                answer_telling(request, &mut held, &mut opened, (asker, canceller), sockets).await
             }
             Err(cause) => {
                 is_readable = false;
@@ -270,12 +259,12 @@ async fn answer_telling(
     request: Request,
     held: &mut Held,
     opened: &mut Option<Opened>,
-    reader: &OwnedReadHalf,
-    writer: &mut OwnedWriteHalf,
+    (asker, canceller): (Asker, Canceller),
+    (reader, writer): (&OwnedReadHalf, &mut OwnedWriteHalf),
 ) -> Result<Response> {
-    let ((canceller, cancel), (progress, heard)) = (cancel(), progress());
+    let (progress, heard) = progress();
     let answering = async {
-        let response = answer(request, held, opened, cancel, &progress).await;
+        let response = answer(request, held, opened, asker, &progress).await;
         progress.end();
         response
     };
@@ -375,7 +364,7 @@ async fn answer(
     request: Request,
     held: &mut Held,
     opened: &mut Option<Opened>,
-    cancel: Cancel,
+    asker: Asker,
     progress: &Progress,
 ) -> Result<Response> {
     let (images, pool) = (held.images.clone(), held.pool.clone());
@@ -384,10 +373,10 @@ async fn answer(
             version: env!("CARGO_PKG_VERSION").to_string(),
             runtime: pool.runtime_name().to_string(),
         }),
-        Request::Resolve { image } => images.resolve(image, held.peer.is_operator).await.map(Response::Image),
+        Request::Resolve { image } => images.resolve(image, &asker).await.map(Response::Image),
         Request::BuildInline { manifest, source } => {
             images.check_name_allowed(&inline_name(&manifest), None, held.peer.is_operator)?;
-            images.build_inline(*manifest, source, held.peer.uid, cancel).await.map(Response::Image)
+            images.build_inline(*manifest, source, asker).await.map(Response::Image)
         }
         Request::AddToFile { path, content, is_program } => {
             let mut upload = held.upload.take();
@@ -398,28 +387,29 @@ async fn answer(
         Request::BuildLibrary { library } => {
             images.check_name_allowed(LIBRARY_NAME, None, held.peer.is_operator)?;
             let upload = held.upload.take();
-            images.build_library(library, upload, held.peer.uid, cancel).await.map(Response::Image)
+            images.build_library(library, upload, asker).await.map(Response::Image)
         }
         Request::BuildProject => {
             held.check_operator("build a project")?;
-            let (upload, options) = (held.upload.take(), BuildOptions { cancel, progress: progress.clone() });
+            let (upload, options) =
+                (held.upload.take(), BuildOptions { cancel: asker.cancel, progress: progress.clone() });
             images.build_project(upload, held.peer.uid, options).await.map(Response::Image)
         }
         Request::Push { image, reference, login } => {
             held.check_operator("push an image")?;
-            let pushed = images.push(image, reference, TransferOptions { login, cancel }).await;
+            let pushed = images.push(image, reference, TransferOptions { login, cancel: asker.cancel }).await;
             pushed.map(|reference| Response::Pushed { reference })
         }
         Request::Pull { reference, replace, login } => {
             held.check_operator("pull an image")?;
-            images.pull(reference, replace, TransferOptions { login, cancel }).await.map(Response::Image)
+            images.pull(reference, replace, TransferOptions { login, cancel: asker.cancel }).await.map(Response::Image)
         }
         Request::Doctor => {
             held.check_operator("examine the host")?;
             images.examine().await.map(|(checks, doubts)| Response::Doctor { checks, doubts })
         }
         Request::Acquire { digest } => {
-            let Peer { connection, uid, pid, is_operator } = held.peer;
+            let Peer { connection, uid, pid, .. } = held.peer;
             if held.leases.len() >= MOST_LEASES {
                 let message = format!("this connection has {MOST_LEASES} leases already");
                 return Err(Error::new(Kind::NotAllowed, message));
@@ -429,7 +419,7 @@ async fn answer(
                 let message = format!("\"{digest}\" is not the digest of an image");
                 return Err(Error::new(Kind::InvalidDefinition, message).with_hint("Resolve the image's name first."));
             }
-            images.image_of(&digest, is_operator).await?;
+            images.image_of(&digest, &asker).await?;
             let holder = Holder { connection, uid, pid, since: Instant::now() };
             let (info, folders) = pool.acquire(&digest, holder).await?;
             let (replica, image, prefix) = (info.replica.clone(), info.image.clone(), info.prefix.clone());
@@ -446,10 +436,12 @@ async fn answer(
         }
         Request::ReportFailure { replica } => {
             held.check_leased(&replica)?;
-            pool.judge(replica).await.map(|fate| Response::Fate { fate })
+            pool.judge(replica, asker).await.map(|fate| Response::Fate { fate })
         }
         Request::Replicas => {
-            Ok(Response::Replicas { replicas: pool.list(), circuits: pool.circuits(held.peer.is_operator) })
+            let Peer { uid, is_operator, .. } = held.peer;
+            let replicas = pool.list(|holder| is_operator || holder.uid == uid);
+            Ok(Response::Replicas { replicas, circuits: pool.circuits(is_operator) })
         }
         Request::Metrics => {
             held.check_operator("read metrics")?;
@@ -468,10 +460,12 @@ async fn answer(
                 .await
                 .map(|images| Response::Pruned { images })
         }
-        Request::Logs { replica } if held.check_leased(&replica).is_err() => {
-            held.check_operator("read the log of a replica that this connection does not lease")?;
+        Request::Logs { replica } => {
+            if held.check_leased(&replica).is_err() {
+                held.check_operator("read the log of a replica that this connection does not lease")?;
+            }
+            let _question = asker.question("read a log").await?;
             pool.logs(replica).await.map(|text| Response::Logs { text })
         }
-        Request::Logs { replica } => pool.logs(replica).await.map(|text| Response::Logs { text }),
     }
 }

@@ -38,3 +38,4 @@ pub mod setup_checks;
 pub mod signature_check;
 pub mod template;
 pub mod traces;
+pub mod users;

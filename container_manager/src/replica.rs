@@ -197,8 +197,9 @@ impl Replica {
         }
     }
 
-    /// What `transship ps` shows.
-    pub fn info(&self) -> ReplicaInfo {
+    /// What `transship ps` shows: of those who have leases, some.
+    pub fn info(&self, is_shown: impl Fn(&Holder) -> bool) -> ReplicaInfo {
+        let shown = self.holders.iter().filter(|holder| is_shown(holder));
         ReplicaInfo {
             name: self.name.clone(),
             image: self.image.clone(),
@@ -206,7 +207,7 @@ impl Replica {
             state: self.state().name().to_string(),
             leases: self.leases,
             age_s: self.since.elapsed().as_secs(),
-            holders: self.holders.iter().take(MOST_SHOWN_HOLDERS).map(Holder::info).collect(),
+            holders: shown.take(MOST_SHOWN_HOLDERS).map(Holder::info).collect(),
         }
     }
 }

@@ -87,6 +87,9 @@ pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>
     };
     arguments.extend(own.iter().map(|argument| argument.to_string()));
     let network = if limits.network { network } else { Some("none") };
+    if !limits.network {
+        arguments.extend(without_proxies(program));
+    }
     arguments.extend(network.map(|network| format!("--network={network}")));
     match (program, limits.gpus) {
         // Where NVIDIA's runtime is the engine's default, an image asks for GPUs in its own environment.
@@ -96,6 +99,17 @@ pub fn container_arguments(program: &str, limits: &Limits, network: Option<&str>
         (_, gpus) => arguments.extend((0..gpus).map(|number| format!("--device=nvidia.com/gpu={number}"))),
     }
     arguments
+}
+
+/// docker gives containers the proxies of its settings, and podman those of its environment, with their passwords. Without a
+/// network, there is no use for them.
+fn without_proxies(program: &str) -> Vec<String> {
+    if program != "docker" {
+        return vec!["--http-proxy=false".to_string()];
+    }
+    let names = ["HTTP_PROXY", "HTTPS_PROXY", "FTP_PROXY", "ALL_PROXY", "NO_PROXY"];
+    let both = names.iter().flat_map(|name| [name.to_string(), name.to_ascii_lowercase()]);
+    both.map(|name| format!("--env={name}=")).collect()
 }
 
 /// The command prefix of a plain process: programs of util-linux that each drop something and then become the next.
@@ -143,6 +157,16 @@ mod tests {
         for (network, expected) in [(None, None), (Some("transship"), Some("--network=transship".to_string()))] {
             let mut arguments = container_arguments("docker", &open, network).into_iter();
             assert_eq!(arguments.find(|argument| argument.starts_with("--network")), expected);
+        }
+    }
+
+    #[test]
+    fn containers_without_a_network_get_no_proxies() {
+        for (program, expected) in [("docker", "--env=https_proxy="), ("podman", "--http-proxy=false")] {
+            for network in [false, true] {
+                let arguments = container_arguments(program, &Limits { network, ..Limits::default() }, None);
+                assert_eq!(arguments.iter().any(|argument| argument == expected), !network, "{program}");
+            }
         }
     }
 

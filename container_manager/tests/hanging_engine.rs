@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -28,8 +28,16 @@ if words[0] == "info":
 elif words[:2] == ["image", "ls"]:
     print(json.load(open(folder + "/image.json"))[0]["Id"])
 elif words[:2] == ["image", "inspect"]:
+    if words[2] == "sha256:" + "09" * 32:
+        sys.exit("Error response from daemon: layer is damaged")
     print(open(folder + "/image.json").read())
+elif words[:2] == ["container", "ls"]:
+    for name in os.listdir(folder):
+        if name.endswith(".pid"):
+            print(name.removesuffix(".pid"), "Up 2 hours")
 elif words[:2] == ["container", "inspect"]:
+    if words[2] == "broken":
+        sys.exit("Error response from daemon: container is damaged")
     print(json.dumps([{"Name": "/" + words[2], "State": {"Running": is_running(), "ExitCode": 1}}]))
 elif words[0] == "run":
     name = words[words.index("--name") + 1]
@@ -76,6 +84,23 @@ Server("http.sock", Handler).serve_forever()
 /// Far less than the time after which the manager gives a question to the engine up.
 const PATIENCE: Duration = Duration::from_secs(90);
 
+/// A user who may ask, beside root.
+const USER: &str = "12345";
+
+/// Becomes a user, asks something on many connections, and keeps them open.
+const CLIENT: &str = r#"
+import os, socket, sys, time
+os.setgroups([])
+os.setgid(int(sys.argv[4]))
+os.setuid(int(sys.argv[4]))
+connections = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
+for connection in connections:
+    connection.connect(sys.argv[1])
+    connection.sendall(sys.argv[3].encode() + b"\n")
+print("asked", flush=True)
+time.sleep(600)
+"#;
+
 struct Stage {
     folder: tempfile::TempDir,
     daemon: Option<Child>,
@@ -105,10 +130,13 @@ impl Stage {
         let (listener, hangs) = (UnixListener::bind(self.path("docker.sock")).unwrap(), self.path("hangs"));
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                while hangs.exists() {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                drop(stream);
+                let hangs = hangs.clone();
+                std::thread::spawn(move || {
+                    while hangs.exists() {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    drop(stream);
+                });
             }
         });
     }
@@ -116,8 +144,10 @@ impl Stage {
     fn run(mut self) -> Stage {
         let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
         let log = std::fs::File::create(self.path("log")).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
-        command.args(["--runtime", "docker"]).env("PATH", path).stderr(log);
+        let mut command = Command::new("prlimit");
+        command.args(["--nofile=4096", env!("CARGO_BIN_EXE_transshipd"), "--runtime", "docker", "--allow-user", USER]);
+        command.env("PATH", path).stderr(log);
+        command.env("TRANSSHIP_TEMPLATES", concat!(env!("CARGO_MANIFEST_DIR"), "/../container_templates"));
         command.env("DOCKER_HOST", format!("unix://{}", self.path("docker.sock").display()));
         for (variable, name) in
             [("TRANSSHIP_SOCKET", "m.sock"), ("TRANSSHIP_STATE_DIR", "state"), ("TRANSSHIP_RUN_DIR", "r")]
@@ -131,6 +161,8 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.daemon = Some(daemon);
+        // It listens before it is ready.
+        assert_eq!(answer_of(&mut self.ask(&json!({"request": "ping"})))["response"], "pong");
         self
     }
 
@@ -140,6 +172,13 @@ impl Stage {
 
     fn log(&self) -> String {
         std::fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// What the manager has of the host's memory.
+    fn memory_kb(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.daemon.as_ref().unwrap().id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     /// A connection on which something was asked.
@@ -169,13 +208,19 @@ fn answer_of(connection: &mut BufReader<UnixStream>) -> Value {
     serde_json::from_str(&line).unwrap()
 }
 
-impl Drop for Stage {
-    fn drop(&mut self) {
+impl Stage {
+    fn end(&mut self) {
         let _ = std::fs::remove_file(self.path("hangs"));
         if let Some(mut daemon) = self.daemon.take() {
             kill(Pid::from_raw(daemon.id() as i32), Signal::SIGTERM).unwrap();
             daemon.wait().unwrap();
         }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -246,4 +291,97 @@ fn replicas_are_leased_while_the_engine_hangs() {
         }
     }
     drop(stage.run());
+}
+
+#[test]
+fn a_user_whose_questions_hang_keeps_no_other_from_the_manager() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let stage = Stage::started();
+    std::fs::set_permissions(stage.folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::write(stage.path("hangs"), "").unwrap();
+    // More than the manager has threads.
+    let question = json!({"request": "resolve", "image": "own:1"}).to_string();
+    let mut client = Command::new("python3");
+    client.args(["-c", CLIENT]).arg(stage.path("m.sock")).args(["900", &question, USER]).stdout(Stdio::piped());
+    let mut client = client.spawn().unwrap();
+    let mut asked = String::new();
+    BufReader::new(client.stdout.take().unwrap()).read_line(&mut asked).unwrap();
+    assert_eq!(asked, "asked\n");
+    // Another user's work needs a thread, too.
+    let start = Instant::now();
+    let added = answer_of(&mut stage.ask(&json!({"request": "add_to_file", "path": "a", "content": ""})));
+    assert_eq!(added["response"], "added", "{added}");
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    client.kill().unwrap();
+    client.wait().unwrap();
+}
+
+#[test]
+fn inline_code_that_waits_for_the_engine_fills_no_memory() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let stage = Stage::started();
+    std::fs::write(stage.path("hangs"), "").unwrap();
+    let function = json!({"name": "f", "arguments": ["int8"], "returns": "int8"});
+    let manifest = json!({"name": "i", "template": "python", "functions": [function]});
+    let before = stage.memory_kb();
+    let mut waiting = Vec::new();
+    for number in 0..64 {
+        let source = format!("# {number}{}", "x".repeat(4 << 20));
+        let request = json!({"request": "build_inline", "manifest": manifest, "source": source}).to_string();
+        let mut stream = UnixStream::connect(stage.path("m.sock")).unwrap();
+        waiting.push(stream.try_clone().unwrap());
+        // The manager reads few of them to their end.
+        std::thread::spawn(move || {
+            let _ = writeln!(stream, "{request}");
+        });
+    }
+    std::thread::sleep(Duration::from_secs(5));
+    let more = stage.memory_kb().saturating_sub(before);
+    assert!(more < 100 << 10, "{more} kB more");
+    for stream in waiting {
+        let _ = stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+#[test]
+fn a_broken_container_keeps_no_other_from_being_taken_over() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let mut stage = Stage::started();
+    let (first, lease) = stage.lease();
+    let mut daemon = stage.daemon.take().unwrap();
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+    drop(first);
+    // One cannot be inspected, and the image of another.
+    let mut sleeping: Vec<Child> = Vec::new();
+    for (name, digits) in [("broken", "07"), ("unknown", "09")] {
+        let socket_dir = stage.path(&format!("r/{}", digits.repeat(16)));
+        std::fs::create_dir(&socket_dir).unwrap();
+        let record = json!({"digest": format!("sha256:{}", digits.repeat(32)), "socket_dir": socket_dir});
+        std::fs::write(stage.path(&format!("state/containers/{name}")), record.to_string()).unwrap();
+        let process = Command::new("sleep").arg("600").spawn().unwrap();
+        std::fs::write(stage.path(&format!("{name}.pid")), process.id().to_string()).unwrap();
+        sleeping.push(process);
+    }
+    std::fs::remove_file(stage.path("m.sock")).unwrap();
+    let mut stage = stage.run();
+    let (_, another) = stage.lease();
+    assert_eq!(another["replica"], lease["replica"], "{}", stage.log());
+    assert!(stage.log().contains("left container \"unknown\" alone"), "{}", stage.log());
+    // The one does not answer and was stopped. The other is as it was.
+    let start = Instant::now();
+    while sleeping[0].try_wait().unwrap().is_none() {
+        assert!(start.elapsed() < PATIENCE, "{}", stage.log());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(sleeping[1].try_wait().unwrap().is_none() && stage.path(&format!("r/{}", "09".repeat(16))).is_dir());
+    stage.end();
+    sleeping[1].kill().unwrap();
+    sleeping[1].wait().unwrap();
 }

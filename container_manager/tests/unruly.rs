@@ -605,6 +605,9 @@ fn an_engine_may_do_what_an_engine_needs() {
     let held = replicas.iter().find(|replica| replica["image"] == "good:1").unwrap();
     assert_eq!(held["holders"][0]["uid"], 12_345);
     assert!(held["holders"][0]["pid"].as_i64().unwrap() > 1);
+    // Of others' it hears that they have some.
+    let others = replicas.iter().find(|replica| replica["name"] == other).unwrap();
+    assert_eq!((&others["leases"], &others["holders"]), (&json!(1), &Value::Null));
     let listed = stage.transship(&["ps"]).unwrap();
     assert!(listed.contains(&format!("root pid {}", std::process::id())), "{listed}");
     wait_until("the lease has ended", || stage.replicas().iter().map(|(.., leases)| leases).sum::<u64>() == 1);

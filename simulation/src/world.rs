@@ -234,7 +234,8 @@ impl World {
     fn end(self: &Rc<World>, scheduler: &mut Scheduler) -> std::result::Result<(), String> {
         let idle = kernel::now() + self.config.idle_timeout + self.config.adopted_grace + SETTLING;
         self.until(scheduler, "containers are stopped that nobody uses", || kernel::now() > idle)?;
-        let known = self.pool.lock().expect("no holder panics").as_ref().map(|pool| pool.list()).unwrap_or_default();
+        let known =
+            self.pool.lock().expect("no holder panics").as_ref().map(|pool| pool.list(|_| true)).unwrap_or_default();
         if let Some(leased) = known.iter().find(|replica| replica.leases > 0 || !replica.holders.is_empty()) {
             return Err(format!("nobody has a lease, and the manager says: {leased:?}"));
         }
@@ -364,7 +365,7 @@ impl World {
             self.model.note_wrong(format!("{} containers run, of {}", running.len(), self.config.max_containers));
         }
         let Some(pool) = self.pool.lock().expect("no holder panics").clone() else { return };
-        let known = pool.list();
+        let known = pool.list(|_| true);
         let mut doubtful = Vec::new();
         for name in &running {
             if !known.iter().any(|replica| replica.name == *name) {

@@ -5,17 +5,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
+use tokio::sync::OwnedSemaphorePermit;
 use udf_client::control::ImageInfo;
 use udf_project::manifest::Manifest;
 use udf_types::{Kind, Result};
 
 use super::Images;
-use crate::cancel::Cancel;
 use crate::log;
 use crate::registration::build::{build_inline, build_upload, find_built, name_inline, read_manifest};
 use crate::registration::library::name_library;
 use crate::registration::upload::Upload;
 use crate::runtime::image_store::{BuildOptions, ImageStore};
+use crate::users::Asker;
 
 /// The work of a build.
 trait Build: FnOnce(&dyn ImageStore, &Path, &Manifest, &BuildOptions) -> Result<ImageInfo> + Send + 'static {}
@@ -28,31 +29,26 @@ impl Images {
         self: &Arc<Images>,
         manifest: Manifest,
         source: String,
-        user: u32,
-        cancel: Cancel,
+        asker: Asker,
     ) -> Result<ImageInfo> {
+        let question = asker.question("look up inline code").await?;
         let source = Arc::new(source);
         let text = source.clone();
         let named =
             self.blocking(move |images| name_inline(&images.config.host.paths.templates, &manifest, &text)).await?;
-        self.build(named, user, cancel, move |store, templates, manifest, options| {
+        self.build(named, asker, question, move |store, templates, manifest, options| {
             build_inline(store, templates, manifest, &source, options)
         })
         .await
     }
 
     /// Builds a project that an engine has sent for a user, unless its image exists.
-    pub async fn build_library(
-        self: &Arc<Images>,
-        library: String,
-        upload: Upload,
-        user: u32,
-        cancel: Cancel,
-    ) -> Result<ImageInfo> {
+    pub async fn build_library(self: &Arc<Images>, library: String, upload: Upload, asker: Asker) -> Result<ImageInfo> {
+        let question = asker.question("look up a library").await?;
         let upload = Arc::new(upload);
         let sent = upload.clone();
         let named = self.blocking(move |_| name_library(&library, &sent)).await?;
-        self.build(named, user, cancel, move |store, templates, manifest, options| {
+        self.build(named, asker, question, move |store, templates, manifest, options| {
             build_upload(store, templates, manifest, &upload, options)
         })
         .await
@@ -81,8 +77,8 @@ impl Images {
     async fn build(
         self: &Arc<Images>,
         manifest: Manifest,
-        user: u32,
-        cancel: Cancel,
+        asker: Asker,
+        question: OwnedSemaphorePermit,
         build: impl Build,
     ) -> Result<ImageInfo> {
         let name = manifest.image();
@@ -92,7 +88,10 @@ impl Images {
         {
             return Ok(found);
         }
-        let place = self.turns.enter(user)?;
+        let place = self.turns.enter(asker.user)?;
+        let cancel = asker.cancel.clone();
+        // A build may take long, and is one of a few: other requests of the user need not wait for it.
+        drop((question, asker));
         let _lock = place.lock(&name, &cancel).await?;
         // Somebody else may have built it meanwhile.
         if let Some(found) = self.find_built(&manifest).await? {

@@ -25,6 +25,7 @@ use crate::pool::Pool;
 use crate::runtime::image_store::ImageStore;
 use crate::runtime::program::end_long_work;
 use crate::setup_checks::doubt_of_users;
+use crate::users::Asker;
 use turns::Turns;
 use uses::Uses;
 
@@ -74,38 +75,39 @@ impl Images {
     }
 
     /// The image that a name or digest stands for. All but operators may ask for those of `--allow-images`.
-    pub async fn resolve(self: &Arc<Images>, image: String, is_operator: bool) -> Result<ImageInfo> {
+    pub async fn resolve(self: &Arc<Images>, image: String, asker: &Asker) -> Result<ImageInfo> {
         ImageReference::parse(&image)?;
-        let info = self.look_up(image, is_operator).await?;
+        let info = self.look_up(image, asker).await?;
         self.uses.note(&info.digest).await;
         Ok(info)
     }
 
-    async fn look_up(self: &Arc<Images>, image: String, is_operator: bool) -> Result<ImageInfo> {
+    async fn look_up(self: &Arc<Images>, image: String, asker: &Asker) -> Result<ImageInfo> {
         // A name may stand for another image by now, but a digest whose replica runs is there. Asking a container engine
         // takes a while.
         if self.pool.serves(&image)
             && let Some(info) = self.catalogue.image(&image)
         {
-            return self.check_allowed(&info, is_operator).map(|()| info);
+            return self.check_allowed(&info, asker.is_operator).map(|()| info);
         }
+        let _question = asker.question(&format!("look up image \"{image}\"")).await?;
         let asked = image.clone();
         let info = self.blocking(move |images| images.store.resolve(&asked)).await?;
         // One that is noted may be kept warm.
-        self.check_allowed(&info, is_operator)?;
+        self.check_allowed(&info, asker.is_operator)?;
         self.catalogue.note(&info, image == info.manifest.image());
         Ok(info)
     }
 
     /// What is known of an image that is to be leased. All but operators may lease those of `--allow-images`.
-    pub async fn image_of(self: &Arc<Images>, digest: &str, is_operator: bool) -> Result<ImageInfo> {
+    pub async fn image_of(self: &Arc<Images>, digest: &str, asker: &Asker) -> Result<ImageInfo> {
         match self.catalogue.image(digest) {
             Some(info) => {
-                self.check_allowed(&info, is_operator)?;
+                self.check_allowed(&info, asker.is_operator)?;
                 self.uses.note(digest).await;
                 Ok(info)
             }
-            None => self.resolve(digest.to_string(), is_operator).await,
+            None => self.resolve(digest.to_string(), asker).await,
         }
     }
 

@@ -39,7 +39,7 @@ impl Snapshot {
         circuits.iter_mut().for_each(|circuit| circuit.last.clear());
         Snapshot {
             runtime: pool.runtime_name().to_string(),
-            replicas: pool.list(),
+            replicas: pool.list(|_| false),
             circuits,
             builds_running: running as u64,
             builds_waiting: waiting as u64,

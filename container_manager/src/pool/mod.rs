@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::folders::Folders;
 use crate::kept_logs::KeptLogs;
 use crate::metrics::Metrics;
-use crate::replica::Replica;
+use crate::replica::Holder;
 use crate::runtime::container_runtime::ContainerRuntime;
 use crate::sandbox::ServerUsers;
 use state::PoolState;
@@ -89,11 +89,11 @@ impl Pool {
         self.lock().circuits.remove(digest);
     }
 
-    /// One entry per replica, by name.
-    pub fn list(&self) -> Vec<ReplicaInfo> {
+    /// One entry per replica, by name; of those who have leases, some may be shown.
+    pub fn list(&self, is_shown: impl Fn(&Holder) -> bool) -> Vec<ReplicaInfo> {
         let state = self.lock();
-        let mut replicas: Vec<ReplicaInfo> =
-            state.replicas.values().chain(state.leaving.values()).map(Replica::info).collect();
+        let all = state.replicas.values().chain(state.leaving.values());
+        let mut replicas: Vec<ReplicaInfo> = all.map(|replica| replica.info(&is_shown)).collect();
         replicas.sort_by(|a, b| a.name.cmp(&b.name));
         replicas
     }

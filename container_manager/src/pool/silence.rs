@@ -14,6 +14,7 @@ use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
 use crate::runtime::container_runtime::ReplicaStatus;
+use crate::users::Asker;
 
 /// Between two times that a replica is asked which did not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
@@ -27,14 +28,14 @@ const LEAST_MISSED: u32 = 3;
 impl Pool {
     /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
     /// answer may be busy for somebody else: it becomes Silent.
-    pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
+    pub async fn judge(self: &Arc<Pool>, name: String, asker: Asker) -> Result<String> {
         // It goes on without the engine that asked.
-        let pool = self.clone();
-        let judged = tokio::spawn(async move { pool.judge_to_the_end(name).await }).await;
+        let (pool, asker) = (self.clone(), asker.staying());
+        let judged = tokio::spawn(async move { pool.judge_to_the_end(name, &asker).await }).await;
         judged.unwrap_or_else(|cause| Err(failed(&cause)))
     }
 
-    async fn judge_to_the_end(self: &Arc<Pool>, name: String) -> Result<String> {
+    async fn judge_to_the_end(self: &Arc<Pool>, name: String, asker: &Asker) -> Result<String> {
         let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
             return Ok("was stopped".to_string());
         };
@@ -42,7 +43,10 @@ impl Pool {
         // A connection is lost before the process behind it is seen to have ended: a busy container engine takes seconds.
         loop {
             let asked = name.clone();
-            if let ReplicaStatus::Ended(fate) = self.blocking(move |pool| pool.containers.status(&asked)).await? {
+            let question = asker.question("ask how a replica ended").await?;
+            let status = self.blocking(move |pool| pool.containers.status(&asked)).await?;
+            drop(question);
+            if let ReplicaStatus::Ended(fate) = status {
                 self.discard_ended(name, End::Ended, &fate).await;
                 return Ok(fate);
             }

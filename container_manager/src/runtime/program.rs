@@ -18,7 +18,7 @@ use crate::progress::Progress;
 /// Longest that a program may take which gets an image or gives it to a registry.
 pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Longest that any other may take.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(2 * 60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(2 * 60);
 /// Most that a program may write to its standard output.
 const MOST_OUTPUT: usize = 16 << 20;
 /// So much of the end of its standard error is kept.

@@ -175,19 +175,41 @@ impl ContainerRuntime for DockerContainers {
 
     fn find_replicas(&self) -> Result<Vec<FoundReplica>> {
         let filter = format!("label={MANAGER_LABEL}={}", self.manager);
-        let mut command = self.cli.command(["container", "ls", "--all", "--quiet", "--filter", &filter]);
+        let format = "{{.Names}} {{.Status}}";
+        // The list says all that is needed: a container that cannot be inspected hides no other, and is stopped if it is broken.
+        let mut command = self.cli.command(["container", "ls", "--all", "--filter", &filter, "--format", format]);
         let mut found = Vec::new();
-        for id in run(&mut command, Kind::ContainerFailed, "list containers")?.split_whitespace() {
-            let Some(container) = self.cli.inspect_container(id)? else { continue };
-            let name = container.name.trim_start_matches('/').to_string();
+        for line in run(&mut command, Kind::ContainerFailed, "list containers")?.lines() {
+            let (name, status) = line.split_once(' ').unwrap_or((line, ""));
+            let (name, is_paused) = (name.to_string(), says_paused(status));
             let Some(Record { digest, socket_dir }) = self.read_record(&name) else {
                 let fact =
                     format_args!("left container \"{name}\" alone: it has this manager's label, but not its record");
                 log::warning("container_ignored").replica(&name).write(fact);
                 continue;
             };
-            found.push(FoundReplica { name, digest, socket_dir, is_paused: container.state.paused });
+            found.push(FoundReplica { name, digest, socket_dir, is_paused });
         }
         Ok(found)
+    }
+}
+
+/// Whether a container is paused, by its status in a list: `Up 2 hours (Paused)` of docker's, `Paused` of podman's.
+fn says_paused(status: &str) -> bool {
+    status.to_ascii_lowercase().contains("paused")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_tells_paused_containers() {
+        for status in ["Up 2 hours (Paused)", "Paused", "paused"] {
+            assert!(says_paused(status), "{status}");
+        }
+        for status in ["Up 2 hours", "Exited (0) 3 seconds ago", "Created", ""] {
+            assert!(!says_paused(status), "{status}");
+        }
     }
 }

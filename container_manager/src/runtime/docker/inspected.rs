@@ -82,7 +82,6 @@ impl InspectedConfig {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub(super) struct InspectedContainer {
-    pub(super) name: String,
     pub(super) state: InspectedState,
 }
 
@@ -94,7 +93,7 @@ pub(super) struct InspectedState {
     #[serde(default)]
     exit_code: i64,
     #[serde(default)]
-    pub(super) paused: bool,
+    paused: bool,
     #[serde(rename = "OOMKilled", default)]
     oom_killed: bool,
 }
@@ -130,7 +129,7 @@ mod tests {
                 ended("was killed because it ran out of memory"),
             ),
         ] {
-            let text = format!(r#"{{"Name": "/a", "State": {state}}}"#);
+            let text = format!(r#"{{"State": {state}}}"#);
             let container: InspectedContainer = serde_json::from_str(&text).unwrap();
             assert_eq!(container.state.status(), status, "{state}");
         }
