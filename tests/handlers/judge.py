@@ -128,6 +128,9 @@ def judge_threads(path):
 def judge(template):
     with container(template) as (path, found):
         check("a wrong result", {key: ask(path, "wrong_type", [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
+        # What the language would make NULL of.
+        if name := {"node": "no_json", "r": "no_integer"}.get(template):
+            check("a value that is not of the type", {key: ask(path, name, [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
         error = ask(path, "throws", [1, 2, 3])
         # R leaves the batch, and not the row.
         check("an exception without words", (error["kind"], error.get("row")), ("user_code", None if template == "r" else 1))

@@ -271,6 +271,9 @@ transship_status transship_work_fail(transship_work *work, const char *kind, con
 /* A shared table (docs/protocol.md §4.13, §10), as an offer has it, which never changes. Any thread may use it. */
 typedef struct transship_table transship_table;
 
+/* The tables that a client has offered together. Any thread may use it. */
+typedef struct transship_offer transship_offer;
+
 /* Opens a table that the caller of the work has given to it. The caller of this ends it with transship_table_close; it may outlive the
  * work. TRANSSHIP_FAILED if there is no such table. Any thread may call it, beside others that use the work, until the work ends. */
 transship_status transship_work_table(const transship_work *work, const char *name, transship_table **table);
@@ -283,8 +286,19 @@ int32_t transship_work_has_tables(const transship_work *work);
  * its configuration says "tables". */
 transship_status transship_tables_serve(int listener);
 
-/* The same servers open a table by the name of its offer, which came with the call. */
-transship_status transship_table_open(const char *offer, const char *name, transship_table **table);
+/* The same servers open the offer that a call names when the call begins, and close it when the call ends. The offer has its tables until then,
+ * whatever its client does. TRANSSHIP_FAILED if there is none of this name: the call is refused, and its handler not called. */
+transship_status transship_offer_open(const char *name, transship_offer **offer);
+
+/* 1 until the client has ended the offer, 0 afterwards or if `offer` is NULL. Servers that keep an offer for later calls look before each. */
+int32_t transship_offer_is_there(const transship_offer *offer);
+
+/* Opens a table of the offer by its name. The table may outlive the offer. TRANSSHIP_FAILED if there is no such table. Any thread may call it,
+ * beside others that use the offer. */
+transship_status transship_offer_table(const transship_offer *offer, const char *name, transship_table **table);
+
+/* Closes an offer. NULL is nothing. */
+void transship_offer_close(transship_offer *offer);
 
 /* The number of rows; 0 if `table` is NULL. */
 int64_t transship_table_rows(const transship_table *table);

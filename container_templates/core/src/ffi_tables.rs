@@ -11,7 +11,7 @@ use udf_types::error::Result;
 
 use crate::ffi::{Failure, OK, PulledWork, borrowed, columns, entry, give, text};
 use crate::open_table::{OpenTable, failed};
-use crate::tables::{Given, Table, serve_on};
+use crate::tables::{Given, Offer, Table, offers, serve_on};
 
 /// Gives a table that was found.
 ///
@@ -71,24 +71,78 @@ pub unsafe extern "C" fn transship_tables_serve(listener: c_int) -> i32 {
     })
 }
 
+/// `transship_offer`.
+pub struct OpenOffer {
+    name: String,
+    offer: Arc<Offer>,
+}
+
 /// See the header.
 ///
 /// # Safety
 /// As the header says.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn transship_table_open(
-    offer: *const c_char,
+pub unsafe extern "C" fn transship_offer_open(name: *const c_char, offer: *mut *mut OpenOffer) -> i32 {
+    entry(|| {
+        // SAFETY: the header asks for memory for the result, and for a text that ends with a zero.
+        let name = unsafe {
+            give(offer, std::ptr::null_mut(), "offer is NULL")?;
+            text(name, "name is NULL")?.into_owned()
+        };
+        let found =
+            offers().find(&name).ok_or_else(|| Failure::Failed("there is no offer of this name".to_string()))?;
+        let opened = Box::into_raw(Box::new(OpenOffer { name, offer: found }));
+        // SAFETY: as above: the memory is not NULL.
+        unsafe { give(offer, opened, "offer is NULL")? };
+        Ok(OK)
+    })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_offer_is_there(offer: *const OpenOffer) -> i32 {
+    // SAFETY: the header asks for an offer that is open, or NULL.
+    let Some(opened) = (unsafe { offer.as_ref() }) else { return 0 };
+    let is_it = |found: Arc<Offer>| Arc::ptr_eq(&found, &opened.offer);
+    i32::from(offers().find(&opened.name).is_some_and(is_it))
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_offer_table(
+    offer: *const OpenOffer,
     name: *const c_char,
     table: *mut *mut OpenTable,
 ) -> i32 {
     entry(|| {
-        // SAFETY: the header asks for memory for the result, and for texts that end with a zero.
+        // SAFETY: the header asks for memory for the result, for an offer that is open, or NULL, and for a text that ends with a zero.
         unsafe {
             give(table, std::ptr::null_mut(), "table is NULL")?;
-            let (offer, name) = (text(offer, "offer is NULL")?, text(name, "name is NULL")?);
-            give_table(Given::of(Some(&offer)).table(&name), table)
+            let (opened, name) = (borrowed(offer, "offer is NULL")?, text(name, "name is NULL")?);
+            give_table(Given::Offer(opened.offer.clone()).table(&name), table)
         }
     })
+}
+
+/// See the header.
+///
+/// # Safety
+/// As the header says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn transship_offer_close(offer: *mut OpenOffer) {
+    if !offer.is_null() {
+        entry(|| {
+            // SAFETY: the header asks for an offer that is open, and that is closed once.
+            drop(unsafe { Box::from_raw(offer) });
+            Ok(OK)
+        });
+    }
 }
 
 /// See the header.
@@ -240,26 +294,51 @@ mod tests {
         let client = Offering::connect(&path);
         let offer = "fedcba98765432100123456789abcdef";
         client.offer(offer, "numbers", &[numbers(&[(1, "one")])]);
-        let open = |offer: &str, name: &str| {
-            let (offer, name, mut table) =
-                (CString::new(offer).unwrap(), CString::new(name).unwrap(), std::ptr::null_mut());
-            // SAFETY: both texts end with a zero, and there is memory for the table.
-            let status = unsafe { transship_table_open(offer.as_ptr(), name.as_ptr(), &mut table) };
+        let find = |name: &str| {
+            let (name, mut found) = (CString::new(name).unwrap(), std::ptr::null_mut());
+            // SAFETY: the text ends with a zero, and there is memory for the offer.
+            let status = unsafe { transship_offer_open(name.as_ptr(), &mut found) };
+            (status, found)
+        };
+        let (status, found) = find("x");
+        assert!(status < 0 && found.is_null());
+        let (status, found) = find(offer);
+        assert_eq!(status, OK);
+        let open = |name: &str| {
+            let (name, mut table) = (CString::new(name).unwrap(), std::ptr::null_mut());
+            // SAFETY: the offer is open until it is closed below, the text ends with a zero, and there is memory for the table.
+            let status = unsafe { transship_offer_table(found, name.as_ptr(), &mut table) };
             (status, table)
         };
-        let (status, table) = open(offer, "numbers");
-        assert_eq!(status, OK);
-        // SAFETY: the table is open until it is closed here.
-        unsafe {
-            assert_eq!((transship_table_rows(table), transship_table_batches(table)), (1, 1));
-            transship_table_close(table);
+        let check = || {
+            let (status, table) = open("numbers");
+            assert_eq!(status, OK);
+            // SAFETY: the table is open until it is closed here.
+            unsafe {
+                assert_eq!((transship_table_rows(table), transship_table_batches(table)), (1, 1));
+                transship_table_close(table);
+            }
+        };
+        check();
+        let (status, table) = open("letters");
+        assert!(status < 0 && table.is_null());
+        // SAFETY: the message lives until the next call.
+        let message = unsafe { std::ffi::CStr::from_ptr(transship_message()) }.to_string_lossy();
+        assert!(message.starts_with("no shared table \"letters\""), "{message}");
+        // SAFETY: the offer is open.
+        let is_there = || unsafe { transship_offer_is_there(found) };
+        assert_eq!(is_there(), 1);
+        drop(client);
+        while find(offer).0 == OK {
+            std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        for (offer, name) in [(offer, "letters"), ("x", "numbers")] {
-            let (status, table) = open(offer, name);
-            assert!(status < 0 && table.is_null());
-            // SAFETY: the message lives until the next call.
-            let message = unsafe { std::ffi::CStr::from_ptr(transship_message()) }.to_string_lossy();
-            assert!(message.starts_with(&format!("no shared table \"{name}\"")), "{message}");
-        }
+        // A call that has opened the offer before has its tables, and no other of the same name is mistaken for it.
+        check();
+        let again = Offering::connect(&path);
+        again.offer(offer, "numbers", &[numbers(&[(1, "one"), (2, "two")])]);
+        assert_eq!(is_there(), 0);
+        check();
+        // SAFETY: the offer is open, and closed once.
+        unsafe { transship_offer_close(found) };
     }
 }

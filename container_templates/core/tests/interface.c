@@ -76,8 +76,11 @@ static void check_null(void) {
   CHECK(transship_work_fail(NULL, "user_code", "no", NULL, -1) == TRANSSHIP_INVALID);
   transship_table *table = (transship_table *)&table;
   CHECK(transship_work_table(NULL, "numbers", &table) == TRANSSHIP_INVALID && !table);
-  CHECK(transship_table_open(NULL, "numbers", &table) == TRANSSHIP_INVALID && transship_table_open("x", NULL, &table) == TRANSSHIP_INVALID);
-  CHECK(transship_table_open("x", "numbers", &table) == TRANSSHIP_FAILED && !table);
+  transship_offer *offer = (transship_offer *)&offer;
+  CHECK(transship_offer_open(NULL, &offer) == TRANSSHIP_INVALID && transship_offer_open("x", NULL) == TRANSSHIP_INVALID);
+  CHECK(transship_offer_open("x", &offer) == TRANSSHIP_FAILED && !offer && !transship_offer_is_there(NULL));
+  CHECK(transship_offer_table(NULL, "numbers", &table) == TRANSSHIP_INVALID && !table);
+  transship_offer_close(NULL);
   CHECK(transship_table_rows(NULL) == 0 && transship_table_batches(NULL) == 0);
   CHECK(transship_table_schema(NULL, &schema) == TRANSSHIP_INVALID && transship_table_batch(NULL, 0, &array) == TRANSSHIP_INVALID);
   CHECK(transship_tables_serve(-1) == TRANSSHIP_INVALID && transship_tables_serve(0) == TRANSSHIP_FAILED);

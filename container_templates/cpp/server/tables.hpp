@@ -105,7 +105,10 @@ public:
       std::vector<const transship_value *> parts;
       for (std::size_t i = 0; i < own.key_columns; i++) parts.push_back(key + i);
       const Found &found = own.find(1, parts.data(), false);
-      return found.has_first() ? &found : nullptr;
+      if (found.has_first()) return &found;
+      // Nobody can read it, and a handler may look for any number of keys.
+      own.found_.pop_back();
+      return nullptr;
     };
     lookup = [](const transship_shared_table *table, std::size_t keys, const transship_value *const *columns) -> const transship_found * {
       return &static_cast<const SharedTable *>(table)->find(keys, columns, false);

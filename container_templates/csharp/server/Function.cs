@@ -290,6 +290,7 @@ namespace Transship
                 {
                     lock (stream)
                     {
+                        if (stream.Cut != null) throw stream.Cut;
                         call.CheckCancelled();
                         if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
                         Add(results, value, null);
@@ -300,6 +301,7 @@ namespace Transship
             {
                 stream.End();
             }
+            if (stream.Cut != null) throw stream.Cut;
             return reply;
         }
 
@@ -313,7 +315,15 @@ namespace Transship
                 for (var row = 0; row < rows; row++)
                 {
                     var values = new object[readers.Length];
-                    for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i], i, row);
+                    try
+                    {
+                        for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i], i, row);
+                    }
+                    catch (CallError cause)
+                    {
+                        stream.Cut = cause;
+                        throw;
+                    }
                     yield return values;
                 }
             }
@@ -453,6 +463,9 @@ namespace Transship
         readonly Action beforeWaiting;
         readonly Thread owner = Thread.CurrentThread;
         bool isOver;
+
+        /// <summary>Why the rows ended early. A handler that has caught it would take what it has got for all rows.</summary>
+        public volatile CallError Cut;
 
         public MapStream(IntPtr work, Action beforeWaiting)
         {

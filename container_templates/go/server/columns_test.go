@@ -4,10 +4,13 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -167,6 +170,20 @@ func TestDatesBeyondTheirRangeAreRefused(t *testing.T) {
 			if appendJSON(array.NewBuilder(memory.DefaultAllocator, kind.Arrow()), kind, json.RawMessage(text)) == nil {
 				t.Errorf("%s was taken as %s", text, name)
 			}
+		}
+	}
+}
+
+// The first and the last day stand for infinity.
+func TestDaysThatStandForInfinityAreNoResults(t *testing.T) {
+	write, err := newWriter(typeOf("date"), timeType)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for days, isRight := range map[int64]bool{math.MinInt32: false, math.MinInt32 + 1: true, math.MaxInt32 - 1: true, math.MaxInt32: false} {
+		day := time.Unix(days*86400, 0).UTC()
+		if err := write(array.NewDate32Builder(memory.DefaultAllocator), reflect.ValueOf(day)); (err == nil) != isRight {
+			t.Errorf("day %d: %v", days, err)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"runtime"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -11,6 +12,8 @@ import (
 // decoded is a result that a handler may have encoded as a dictionary of texts. It stays one if the client takes dictionaries
 // (docs/protocol.md §7.9), then with indexes of int32.
 func (f *Function) decoded(column arrow.Array, mayEncode bool) (arrow.Array, error) {
+	// It may hold the map of a shared table, which its texts do not.
+	defer runtime.KeepAlive(column)
 	encoded, ok := column.(*array.Dictionary)
 	if !ok {
 		return column, nil

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -275,6 +276,8 @@ func (s *restServer) answer(ctx context.Context, function *Function, asked *call
 }
 
 func writeJSON(function *Function, asked *callBatch, answered *replyParts) []byte {
+	// Columns of a shared table hold its map, which the texts that are written do not.
+	defer runtime.KeepAlive(answered)
 	rows := 0
 	for _, part := range answered.parts {
 		rows += int(part.NumRows())

@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"errors"
+	"runtime"
 	"strings"
 	"unicode/utf8"
 
@@ -116,6 +117,8 @@ func inPieces(ctx context.Context, rows, step int, null func() arrow.Array, fail
 		return results[0], nil
 	}
 	joined, err := array.Concatenate(results, memory.DefaultAllocator)
+	// They may hold the map of a shared table while it is copied.
+	runtime.KeepAlive(results)
 	if err != nil {
 		return nil, &CallError{Kind: "bad_result", Message: "Its results differ: " + err.Error() + "."}
 	}

@@ -262,7 +262,8 @@ func newValueWriter(t *Type, source reflect.Type) (writer, error) {
 			_, offset := value.Zone()
 			seconds := value.Unix() + int64(offset)
 			days := floorDiv(seconds, 86400)
-			if days < math.MinInt32 || days > math.MaxInt32 || seconds != days*86400 || value.Nanosecond() != 0 {
+			// The least and the greatest stand for infinity.
+			if days <= math.MinInt32 || days >= math.MaxInt32 || seconds != days*86400 || value.Nanosecond() != 0 {
 				return fmt.Errorf("%v, which is not a date", value)
 			}
 			b.(*array.Date32Builder).Append(arrow.Date32(days))

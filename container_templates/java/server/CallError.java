@@ -32,7 +32,6 @@ final class CallError extends Exception {
     /** The error for an exception of the handler. */
     static CallError fromHandler(Throwable cause, Integer row) {
         if (cause instanceof CallError error) return error;
-        if (cause instanceof CallTables.UnknownOffer) return violation(cause.getMessage());
         StringWriter text = new StringWriter();
         cause.printStackTrace(new PrintWriter(text));
         return new CallError("user_code", cause.toString(), row, text.toString());

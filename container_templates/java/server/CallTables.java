@@ -16,24 +16,14 @@ public final class CallTables implements AutoCloseable {
     static final String FIELD = "transship-tables";
     private static final ThreadLocal<CallTables> RUNNING = new ThreadLocal<>();
 
-    private static final String UNKNOWN_OFFER = "the server does not have the offer of tables that the call names";
-
-    /** The call names an offer that this server does not have. This is no error of the handler's. */
-    static final class UnknownOffer extends IllegalStateException {
-        private static final long serialVersionUID = 1;
-
-        UnknownOffer() {
-            super(UNKNOWN_OFFER);
-        }
-    }
-
-    private final String offer;
+    /** The offer, which has its tables until the call ends, whatever its client does; 0 if this server does not have it. */
+    private final long offer;
     private final Map<String, CoreTable> opened = new HashMap<>();
     /** Tables and rows. */
     private final Set<Lent> lent = ConcurrentHashMap.newKeySet();
 
     private CallTables(String offer) {
-        this.offer = offer;
+        this.offer = Offers.open(offer);
     }
 
     /** The tables of a call that names an offer, which this thread answers until they are closed; null, for null. */
@@ -44,9 +34,9 @@ public final class CallTables implements AutoCloseable {
         return tables;
     }
 
-    /** Refuses a call whose offer the server does not have. */
+    /** Refuses a call whose offer the server does not have. Its handler is not called, so it cannot catch this. */
     void check() throws CallError {
-        if (!Offers.isThere(offer)) throw CallError.violation(UNKNOWN_OFFER);
+        if (offer == 0) throw CallError.violation("the server does not have the offer of tables that the call names");
     }
 
     /** See SharedTable. */
@@ -54,7 +44,7 @@ public final class CallTables implements AutoCloseable {
         Objects.requireNonNull(name, "name");
         CallTables running = RUNNING.get();
         if (running == null) throw new IllegalStateException("no shared table \"" + name + "\": no call that has shared tables runs on this thread");
-        return running.opened.computeIfAbsent(name, unopened -> new CoreTable(unopened, Offers.open(running.offer, unopened), running.lent));
+        return running.opened.computeIfAbsent(name, unopened -> new CoreTable(unopened, Core.open(running.offer, unopened), running.lent));
     }
 
     @Override
@@ -63,5 +53,6 @@ public final class CallTables implements AutoCloseable {
         // Once the tables are closed, nobody finds further rows.
         opened.values().forEach(CoreTable::close);
         lent.forEach(Lent::close);
+        if (offer != 0) Core.closeOffer(offer);
     }
 }

@@ -26,7 +26,11 @@ final class Core {
 
     private static native int transship_tables_serve(int listener);
 
-    private static native int transship_table_open(byte[] offer, byte[] name, long table);
+    private static native int transship_offer_open(byte[] name, long offer);
+
+    private static native int transship_offer_table(long offer, byte[] name, long table);
+
+    private static native void transship_offer_close(long offer);
 
     private static native long transship_table_rows(long table);
 
@@ -67,12 +71,25 @@ final class Core {
         check(transship_tables_serve(listener));
     }
 
+    // Offers
+
+    /** Opens an offer, which the caller closes; 0 if there is none. */
+    static long openOffer(String name) {
+        Memory result = RESULT.get();
+        return transship_offer_open(text(name), Pointer.nativeValue(result)) < 0 ? 0 : result.getLong(0);
+    }
+
+    static void closeOffer(long offer) {
+        transship_offer_close(offer);
+    }
+
     // Tables
 
-    /** Opens a table of an offer, which the caller closes; 0 if there is none, of which message() tells. */
-    static long open(String offer, String name) {
+    /** Opens a table of an open offer, which the caller closes. IllegalStateException if there is none. */
+    static long open(long offer, String name) {
         Memory result = RESULT.get();
-        return transship_table_open(text(offer), text(name), Pointer.nativeValue(result)) < 0 ? 0 : result.getLong(0);
+        check(transship_offer_table(offer, text(name), Pointer.nativeValue(result)));
+        return result.getLong(0);
     }
 
     static void close(long table) {

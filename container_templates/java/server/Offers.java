@@ -20,8 +20,6 @@ final class Offers {
     /** JNA finds its own library beside it. */
     static final Path LIBRARY = Path.of(System.getProperty("jna.boot.library.path", "/opt/transship/native"), "libtransship_core.so");
     private static final int BACKLOG = 128;
-    /** What the library says of an offer that it does not have. */
-    private static final String UNKNOWN = "The server does not have the offer of tables that the call names.";
 
     private static volatile boolean isLoaded;
 
@@ -83,20 +81,8 @@ final class Offers {
         }
     }
 
-    /** Whether there is an offer of this name. */
-    static boolean isThere(String offer) {
-        if (!isLoaded) return false;
-        long table = Core.open(offer, "");
-        if (table == 0) return !Core.message().endsWith(UNKNOWN);
-        Core.close(table);
-        return true;
-    }
-
-    /** Opens a table of an offer, which the caller closes. IllegalStateException if there is none. */
-    static long open(String offer, String name) {
-        long table = isLoaded ? Core.open(offer, name) : 0;
-        if (table != 0) return table;
-        String fact = isLoaded ? Core.message() : UNKNOWN;
-        throw fact.endsWith(UNKNOWN) ? new CallTables.UnknownOffer() : new IllegalStateException(fact);
+    /** Opens an offer, which the caller closes by Core.closeOffer; 0 if there is none. */
+    static long open(String name) {
+        return isLoaded ? Core.openOffer(name) : 0;
     }
 }

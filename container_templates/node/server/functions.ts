@@ -161,21 +161,30 @@ export class UserFunction {
       if (results.rows) await give();
       await wait;
     });
+    // Why the rows ended early. A handler that has caught it would take what it has got for all rows.
+    let cut: any;
     const rows = async function* () {
-      for await (const [count, columns] of take) {
-        for (let row = 0; row < count; row++) yield columns.map((column) => column[row]);
+      try {
+        for await (const [count, columns] of take) {
+          for (let row = 0; row < count; row++) yield columns.map((column) => column[row]);
+        }
+      } catch (error) {
+        cut = error;
+        throw error;
       }
     };
     try {
       const found = this.takesSignal ? this.target(rows(), call.signal) : this.target(rows());
       let count = 0;
       for await (const value of (isThenable(found) ? await found : found) ?? []) {
+        if (cut !== undefined) throw cut;
         this.addResult(results, value);
         if (results.rows >= RESULTS_PER_PART || results.textBytes >= BYTES_PER_PART) await give();
         if (++count % ROWS_BETWEEN_LOOKS === 0) await call.look();
       }
+      if (cut !== undefined) throw cut;
     } catch (error) {
-      throw fromException(error);
+      throw fromException(cut ?? error);
     }
     return [results.rows, [results.take()]];
   }

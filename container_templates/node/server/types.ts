@@ -123,7 +123,7 @@ function writerOfValue(type: Type): Convert {
     case "bytea":
       return (value) => (value instanceof Uint8Array ? Buffer.from(value.buffer, value.byteOffset, value.byteLength).toString("base64") : misfit(value));
     case "json":
-      return (value) => JSON.stringify(value) ?? misfit(value);
+      return jsonText;
     case "interval":
       return (value) => {
         const parts = [value.months ?? 0, value.days ?? 0, value.microseconds ?? 0];
@@ -174,6 +174,15 @@ export function attributesOf(type: Type): { name: string; type: Type }[] {
     { name: "upper_inc", type: bool },
     { name: "empty", type: bool },
   ];
+}
+
+/** A value as JSON, which has neither NaN nor infinity: JavaScript writes null for them. */
+function jsonText(value: any): string {
+  const text = JSON.stringify(value) ?? misfit(value);
+  if (text.includes("null")) {
+    JSON.stringify(value, (_, part) => (typeof part === "number" && !Number.isFinite(part) ? misfit(part) : part));
+  }
+  return text;
 }
 
 /** Half of a surrogate pair has no UTF-8 form. */

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from transship_server import rest
 from transship_server.aggregate_function import AggregateFunction
-from transship_server.errors import CallError
+from transship_server.errors import CallError, Cancelled
+from transship_server.map_function import MapFunction
 from transship_server.table_function import TableFunction
 from transship_server.types import by_name
 
@@ -156,3 +157,69 @@ def test_an_exchange_in_use_is_kept_and_takes_one_request_at_a_time(monkeypatch)
     later[0] += rest._EXCHANGE_IDLE_S + 1
     with pytest.raises(CallError, match="no exchange 'long'"):
         ask("long", 3, "finish")
+
+
+def given_batches():
+    """Two batches, and then one that a client should not have sent."""
+    yield int8(1, 2)
+    yield int8(3)
+    yield batch((["x"], pa.utf8()))
+
+
+def caught(rows):
+    total = 0
+    try:
+        for (x,) in rows:
+            total += x
+    except Exception:
+        pass
+    yield total
+
+
+def caught_columns(batches):
+    try:
+        total = sum(len(batch) for batch in batches)
+    except Exception:
+        total = -1
+    return [pa.array([total], pa.int64())]
+
+
+def caught_again(rows):
+    while True:
+        try:
+            yield next(rows)[0]
+        except StopIteration:
+            return
+        except Exception:
+            pass
+
+
+@pytest.mark.parametrize("target, form", [(caught, "row"), (caught_again, "row"), (caught_columns, "arrow"), (caught_columns, "pandas")])
+def test_a_map_function_that_catches_the_end_of_its_rows_fails_all_the_same(target, form):
+    """It would take the rows before for all of them."""
+    made = MapFunction("f", target, form, [("x", by_name("int8"))], by_name("int8"))
+    with pytest.raises(CallError) as found:
+        list(made.run(given_batches()))
+    assert found.value.kind == "protocol_violation"
+
+    def gone():
+        yield int8(1)
+        raise Cancelled
+
+    with pytest.raises(Cancelled):
+        list(made.run(gone()))
+
+
+def test_a_map_function_may_take_its_rows_on_several_threads():
+    def target(rows):
+        taken = []
+        threads = [threading.Thread(target=lambda: taken.extend(x for (x,) in rows)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        yield len(taken)
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    batches = [int8(*range(1000)) for _ in range(20)]
+    assert [part.column(0).to_pylist() for part in made.run(iter(batches))] == [[20_000]]

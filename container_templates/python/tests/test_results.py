@@ -295,3 +295,49 @@ def test_moments_that_would_lose_digits_are_refused():
     for column in (numpy.array(["2024-02-29T00:00:00.000000001"] * 2, "M8[ns]"), pandas.Series(pandas.to_datetime([1, 2], unit="ns"))):
         with pytest.raises(CallError, match="lose data"):
             run(lambda x, column=column: column, "timestamp", "pandas")
+
+
+DATE, NAIVE = datetime.date(2020, 1, 2), datetime.datetime(2020, 1, 2, 3, 4, 5)
+AWARE = NAIVE.replace(tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
+
+
+@pytest.mark.parametrize(
+    "first, second, returns",
+    [
+        (DATE, NAIVE, "date"),
+        (DATE, NAIVE, "timestamp"),
+        (NAIVE, AWARE, "timestamp"),
+        (AWARE, NAIVE, "timestamptz"),
+        (datetime.time(1), datetime.time(1, tzinfo=datetime.timezone.utc), "time"),
+        (NAIVE, pandas.Timestamp("2020-01-01 00:00:00.123456789"), "timestamp"),
+    ],
+)
+@pytest.mark.parametrize("form", ["arrow", "pandas"])
+def test_moments_of_a_column_that_arrow_would_even_out_are_refused(first, second, returns, form):
+    objects = numpy.empty(2, object)
+    objects[:] = [first, second]
+    for column, kind in [
+        ([first, second], returns),
+        (objects, returns),
+        (pandas.Series([first, second], dtype=object), returns),
+        ([[None, first], [second]], f"{returns}[]"),
+        ([{"a": first}, {"a": second}], f"(a {returns})"),
+        ({"a": [first, second]}, f"(a {returns})"),
+    ]:
+        with pytest.raises(CallError) as caught:
+            run(lambda x: column, kind, form)
+        assert caught.value.kind == "bad_result" and repr(second) in caught.value.message
+
+
+def test_moments_of_one_kind_are_what_they_are():
+    utc = AWARE.astimezone(datetime.timezone.utc)
+    for values, returns in [
+        ([DATE, None], "date"),
+        ([NAIVE, NAIVE], "timestamp"),
+        ([NAIVE, pandas.NaT], "timestamp"),
+        ([AWARE, utc], "timestamptz"),
+        ([[DATE], [None, DATE]], "date[]"),
+        ([datetime.time(1), None], "time"),
+    ]:
+        expected = [None if value is pandas.NaT else utc if value is AWARE else value for value in values]
+        assert run(lambda x: values, returns, "pandas")[1].to_pylist() == expected

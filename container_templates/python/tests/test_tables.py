@@ -17,7 +17,7 @@ import pyarrow.flight
 import pytest
 import transship
 from pyarrow.flight import FlightDescriptor
-from segments import BATCH_ROWS, Offer, numbers, segment_of
+from segments import BATCH_ROWS, Offer, index_of, numbers, segment_of
 from test_columns import body_of, lay_out
 from transship_server import columns, errors, flight, function, offers, rest, types
 
@@ -328,19 +328,15 @@ def test_a_table_that_a_call_does_not_have_is_an_exception_of_the_handler(offer,
 NO_OFFER = "the server does not have the offer of tables that the call names"
 
 
-@pytest.mark.parametrize("is_called", [False, True])
-def test_an_unknown_offer_is_no_exception_of_the_handler(is_called, tables_path, offer, readers, address, location, monkeypatch):
-    """It is told before the handler is called, and also if the offer ends in between."""
+def test_an_unknown_offer_is_no_exception_of_the_handler(tables_path, offer, readers, address, location, monkeypatch):
+    """It is told before the handler is called."""
     offer({"numbers": numbers("n")})
     unknown = "0" * 32
     called = {name for name, entry in readers.items() if name not in ("from_thread", "leave_task", "tell_task")}
     assert {entry.kind for entry in map(readers.get, called)} == {"scalar", "table", "map", "aggregate"}
-    if is_called:
-        monkeypatch.setattr(offers._offers, "check", lambda offer: None)
-    else:
-        for name in called:
-            monkeypatch.setattr(readers[name], "target", lambda *_: pytest.exit("it was called"))
-            readers[name].__dict__.pop("row_target", None)
+    for name in called:
+        monkeypatch.setattr(readers[name], "target", lambda *_: pytest.exit("it was called"))
+        readers[name].__dict__.pop("row_target", None)
     schema = pa.schema([("group", pa.int64()), ("x", pa.int64()), ("state", pa.binary())])
     group = pa.RecordBatch.from_pylist([{"group": 0, "x": 1, "state": None}], schema)
     try:
@@ -374,10 +370,9 @@ def test_an_offer_is_unknown_while_the_library_is_not_loaded(monkeypatch):
     monkeypatch.setattr(offers._offers, "_library", None)
     for failure, fact in [(None, NO_OFFER), (OSError("too old"), f"{NO_OFFER}: too old")]:
         monkeypatch.setattr(offers._offers, "_failure", failure)
-        for ask in (offers.check, lambda: transship.table("it")):
-            with offers.named("0" * 32), pytest.raises(errors.CallError) as caught:
-                ask()
-            assert (caught.value.kind, caught.value.message) == ("protocol_violation", fact)
+        with offers.named("0" * 32), pytest.raises(errors.CallError) as caught:
+            offers.check()
+        assert (caught.value.kind, caught.value.message) == ("protocol_violation", fact)
     offers.check()
 
 
@@ -405,17 +400,58 @@ def test_a_table_without_a_call_is_told():
         transship.table("planes")
 
 
+def end(made):
+    """Ends an offer, and waits until the server has noticed."""
+    made.connection.close()
+    deadline = time.monotonic() + 20
+    while (handle := offers._offers._library.open_offer(made.name)) is not None:
+        offers._offers._library.close_offer(handle)
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_an_offer_that_ends_stays_for_the_calls_that_have_it(tables_path):
+    """A handler that asks for a table later gets it, and no exception that it may catch."""
+    made = Offer(tables_path, {"it": numbers("n"), "other": numbers("m")}, ["key"])
+    with offers.named(made.name):
+        assert transship.table("it").get(3) == {"key": 3, "name": "n3"}
+        end(made)
+        offers.check()
+        assert transship.table("other").get(3) == {"key": 3, "name": "m3"}
+
+
+def test_an_offer_is_not_taken_for_one_that_has_ended(tables_path, offer):
+    """Its name is nobody else's, but that is for clients to keep."""
+    made = Offer(tables_path, {"it": numbers("n")}, ["key"])
+    with offers.named(made.name):
+        assert transship.table("it").get(3)["name"] == "n3"
+    end(made)
+    again = Offer(tables_path, {}, [])
+    again.name = made.name
+    again.add("it", [2], [segment_of(numbers("m"), ["key"]), index_of(numbers("m"), ["key"])])
+    with offers.named(made.name):
+        assert transship.table("it").get(3)["name"] == "m3"
+    end(again)
+
+
+def test_tables_of_an_offer_that_has_ended_are_not_kept(tables_path, offer):
+    made = Offer(tables_path, {"it": numbers("n")}, ["key"])
+    with offers.named(made.name):
+        transship.table("it")
+    assert made.name in offers._offers._recent and offers.are_kept()
+    end(made)
+    with offers.named(offer({"it": numbers("m")})):
+        assert made.name not in offers._offers._recent
+        transship.table("it")
+
+
 def test_an_offer_ends_with_its_connection(tables_path):
     made = Offer(tables_path, {"it": numbers("n")}, ["key"])
     with offers.named(made.name):
         table = transship.table("it")
-    made.connection.close()
-    other = offers._Offer(made.name)
-    deadline = time.monotonic() + 20
-    with pytest.raises(errors.CallError, match="offer") as caught:
-        while time.monotonic() < deadline:
-            offers._offers.open(other, "it")
-            time.sleep(0.01)
+    end(made)
+    with offers.named(made.name), pytest.raises(errors.CallError, match=NO_OFFER) as caught:
+        offers.check()
     assert caught.value.kind == "protocol_violation"
     # What a handler has opened goes on.
     assert (table.get(3), table.lookup([4])["name"].to_pylist()) == ({"key": 3, "name": "n3"}, ["n4"])
@@ -429,7 +465,7 @@ def test_opened_tables_are_kept_for_calls_of_their_offer(offer, monkeypatch):
         assert transship.table("it") is first and transship.table("other") is not first
     with offers.named(given):
         assert transship.table("it") is first
-    others = [secrets.token_hex(16) for _ in range(offers._MOST_OFFERS)]
+    others = [offer({"it": numbers("o")}) for _ in range(offers._MOST_OFFERS)]
     for name in others[:-1]:
         with offers.named(name):
             pass
@@ -442,7 +478,7 @@ def test_opened_tables_are_kept_for_calls_of_their_offer(offer, monkeypatch):
     assert given in offers._offers._recent and others[0] not in offers._offers._recent
     offers.forget_unused()
     assert given in offers._offers._recent
-    monkeypatch.setattr(offers, "_UNUSED_S", -1)
+    monkeypatch.setattr(offers, "UNUSED_S", -1)
     with offers.named(given):
         offers.forget_unused()
         assert offers._offers._recent == {} and transship.table("it") is first
@@ -497,7 +533,7 @@ def test_without_a_library_no_tables_are_taken(monkeypatch, tmp_path):
     monkeypatch.setattr(offers, "_offers", taken)
     assert flight.greeting({})["tables"] is False
     with offers.named("0" * 32), pytest.raises(errors.CallError, match=NO_OFFER):
-        transship.table("it")
+        offers.check()
 
 
 def test_a_library_that_cannot_be_loaded_is_told(monkeypatch, tmp_path, capfd):
@@ -517,7 +553,7 @@ def test_a_library_that_cannot_be_loaded_is_told(monkeypatch, tmp_path, capfd):
     assert "cannot take shared tables" in capfd.readouterr().err
     monkeypatch.setattr(offers, "_offers", taken)
     with offers.named("0" * 32), pytest.raises(errors.CallError, match=f"{NO_OFFER}: .*broken.so"):
-        transship.table("it")
+        offers.check()
 
 
 def test_a_server_takes_tables_once_a_client_offers_some(tmp_path):

@@ -7,14 +7,10 @@ import ctypes
 
 import pyarrow as pa
 
-from .errors import UnknownOffer
-
 # Room for a struct ArrowArray and a struct ArrowSchema behind it.
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72
 _Memory = ctypes.c_char * (_ARRAY_BYTES + _SCHEMA_BYTES)
 _TEXT, _POINTER = ctypes.c_char_p, ctypes.c_void_p
-# What the library says of an offer that it does not have.
-_UNKNOWN_OFFER = "The server does not have the offer of tables that the call names."
 
 
 class Library:
@@ -24,11 +20,15 @@ class Library:
         library = ctypes.CDLL(path)
         self._message = _function(library.transship_message, _TEXT)
         self._serve = _function(library.transship_tables_serve, ctypes.c_int32, ctypes.c_int)
-        self._open = _function(library.transship_table_open, ctypes.c_int32, _TEXT, _TEXT, _POINTER)
+        self._open_offer = _function(library.transship_offer_open, ctypes.c_int32, _TEXT, _POINTER)
+        self._open = _function(library.transship_offer_table, ctypes.c_int32, _POINTER, _TEXT, _POINTER)
         self._schema = _function(library.transship_table_schema, ctypes.c_int32, _POINTER, _POINTER)
         self._batches = _function(library.transship_table_batches, ctypes.c_size_t, _POINTER)
         self._batch = _function(library.transship_table_batch, ctypes.c_int32, _POINTER, ctypes.c_size_t, _POINTER)
         self._lookup = _function(library.transship_table_lookup, ctypes.c_int32, *[_POINTER] * 5)
+        # Whether the client of an opened offer still has it (0 or 1), and the end of what was opened.
+        self.is_there = _function(library.transship_offer_is_there, ctypes.c_int32, _POINTER)
+        self.close_offer = _function(library.transship_offer_close, None, _POINTER)
         # The number of rows of an opened table, and its end.
         self.rows = _function(library.transship_table_rows, ctypes.c_int64, _POINTER)
         self.close = _function(library.transship_table_close, None, _POINTER)
@@ -37,23 +37,17 @@ class Library:
         """Takes offers at the descriptor of a socket that listens, until the process ends."""
         self._check(self._serve(listener))
 
-    def open(self, offer, name):
-        """Opens a table of an offer, which close() ends. Raises LookupError if there is none, UnknownOffer if there is no offer."""
-        table = _POINTER()
-        if self._open(offer.encode(), name.encode(), ctypes.byref(table)) < 0:
-            fact = self._last_message()
-            raise (UnknownOffer if fact.endswith(_UNKNOWN_OFFER) else LookupError)(fact)
-        return table.value
+    def open_offer(self, name):
+        """Opens an offer, which close_offer() ends; None if there is none."""
+        offer = _POINTER()
+        return None if self._open_offer(name.encode(), ctypes.byref(offer)) < 0 else offer.value
 
-    def has_offer(self, offer):
-        """Whether there is an offer of this name."""
-        try:
-            self.close(self.open(offer, ""))
-        except UnknownOffer:
-            return False
-        except LookupError:
-            pass
-        return True
+    def open(self, offer, name):
+        """Opens a table of an opened offer, which close() ends. Raises LookupError if there is none."""
+        table = _POINTER()
+        if self._open(offer, name.encode(), ctypes.byref(table)) < 0:
+            raise LookupError(self._last_message())
+        return table.value
 
     def schema(self, table):
         """The schema of an opened table."""

@@ -23,10 +23,6 @@ class CallError(Exception):
         return wire
 
 
-class UnknownOffer(Exception):
-    """A call names an offer of shared tables that the server does not have."""
-
-
 class Cancelled(Exception):
     """The client has gone; nobody waits for the rest."""
 

@@ -19,7 +19,7 @@ import uuid
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from . import constants, small, types, waiting
+from . import constants, inferred, small, types, waiting
 from .errors import Cancelled, CallError, from_exception
 
 # Most rows that pass between two looks at whether the client has gone, and the time after which the next row waits for one.
@@ -269,7 +269,7 @@ class Function:
             if isinstance(answer, pa.ChunkedArray):
                 answer = answer.combine_chunks()
             if not isinstance(answer, pa.Array):
-                answer = pa.array(answer, from_pandas=self.form == "pandas")
+                answer = inferred.array_of(answer, self.form == "pandas")
             if may_encode and (encoded := types.dictionary_of(self.result, answer)) is not None:
                 return encoded
             answer = types.with_plain_digits(self.result, types.cast(self.result, answer))
@@ -299,7 +299,7 @@ def _struct_of(answer, entry):
     for name, part in entry.attributes:
         column = answer[name]
         column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        column = column if isinstance(column, pa.Array) else pa.array(column, from_pandas=True)
+        column = column if isinstance(column, pa.Array) else inferred.array_of(column, from_pandas=True)
         columns.append(types.cast(part, column))
     return pa.StructArray.from_arrays(columns, fields=list(entry.arrow))
 

@@ -5,6 +5,8 @@ batches, "pandas": data frames, "numpy": tuples of arrays) and yields columns of
 between rows, and may give results before, between and after them.
 """
 
+import threading
+
 import pyarrow as pa
 
 from .errors import CallError, from_exception
@@ -38,6 +40,7 @@ class MapFunction(Function):
             given = (tuple(self.batch_values(batch)) for batch in taken)
         else:
             given = taken
+        given = _Given(iter(given))
         columns = None
         while True:
             # Nothing is given out in here: what ends this generator is no exception of the handler's.
@@ -46,12 +49,13 @@ class MapFunction(Function):
                     answers = iter(self.target(given) or ())
                     columns = self._row_columns(answers) if self.form == "row" else map(self.array_of, answers)
                 column = next(columns, None)
+                if given.cut is not None:
+                    raise given.cut
                 if column is not None and is_cancelled():
                     raise Cancelled
-            except (Cancelled, CallError):
-                raise
             except BaseException as exception:
-                raise from_exception(exception) from None
+                cause = given.cut or exception
+                raise (cause if isinstance(cause, Cancelled) else from_exception(cause)) from None
             if column is None:
                 return
             yield pa.RecordBatch.from_arrays([column], schema=self.reply_schema)
@@ -69,3 +73,27 @@ class MapFunction(Function):
                 values = []
         if values:
             yield self.column_of(values)
+
+
+class _Given:
+    """What the handler is given, one after the other. What cuts it off is raised once, and remembered: a handler that catches it would take
+    what it has got for all there is."""
+
+    def __init__(self, items):
+        self._items, self._lock, self.cut = items, threading.Lock(), None
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        # A handler may ask on several threads.
+        with self._lock:
+            if self.cut is not None:
+                raise StopIteration
+            try:
+                return next(self._items)
+            except StopIteration:
+                raise
+            except BaseException as cause:
+                self.cut = cause
+                raise

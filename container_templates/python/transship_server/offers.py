@@ -4,6 +4,9 @@ The library of the server core takes offers, on a thread of its own. It is loade
 tables do without it. Which offer a call has is kept in a context variable: threads that the handler starts, and what runs beside,
 have none. What the handler leaves running has the variable, but no offer any more once the call has ended. So nobody sees tables of
 another's call.
+
+A call that names an offer opens it before its handler is called, and has its tables until it ends, whatever the client does meanwhile. So
+an offer that is not here is never an exception that a handler could catch.
 """
 
 import contextlib
@@ -14,8 +17,9 @@ import socket
 import sys
 import threading
 import time
+import weakref
 
-from .errors import CallError, UnknownOffer
+from .errors import CallError
 from .tables import Table
 
 FIELD = "transship-tables"
@@ -23,13 +27,14 @@ _LIBRARY = f"{os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}/lib/l
 _BACKLOG = 128
 # Offers whose opened tables are kept for later calls, and for how long after their last call began.
 _MOST_OFFERS = 8
-_UNUSED_S = 10
+UNUSED_S = 10
 
 _call = contextvars.ContextVar("transship_tables", default=None)
 
 
 class _Call:
-    """A call that names an offer, and the offer until the call ends: tasks and threads of asyncio's copy the context, and go on."""
+    """A call that names an offer, and the offer until the call ends, if there is one: tasks and threads of asyncio's copy the context, and
+    go on."""
 
     __slots__ = ("offer",)
 
@@ -38,10 +43,20 @@ class _Call:
 
 
 class _Offer:
-    """The tables of an offer that calls have opened, by name, and when the last of these calls began."""
+    """An opened offer, the tables of it that calls have opened, by name, and when the last of these calls began."""
 
-    def __init__(self, name):
+    def __init__(self, library, name, handle):
         self.name, self.tables, self.used = name, {}, 0
+        self._library, self._handle = library, handle
+        weakref.finalize(self, library.close_offer, handle).atexit = False
+
+    def is_there(self):
+        """Whether its client has not ended it."""
+        return bool(self._library.is_there(self._handle))
+
+    def open(self, name):
+        """Opens a table. Raises LookupError if the offer has none of this name."""
+        return Table(self._library, self._library.open(self._handle, name))
 
 
 class _Offers:
@@ -76,49 +91,53 @@ class _Offers:
             listener.close()
 
     def named(self, name):
-        """The offer that a call names."""
-        surplus = None
+        """The offer that a call names; None if there is none."""
+        library = self._library
+        if library is None:
+            return None
         with self._lock:
-            offer = self._recent.pop(name, None) or _Offer(name)
+            offer = self._recent.pop(name, None)
+            if offer is not None and offer.is_there():
+                self._recent[name] = offer
+                offer.used = time.monotonic()
+                return offer
+        # A client that offers something else most likely has ended what it had offered before. Tables are closed once the lock is free.
+        self.forget_unused()
+        handle = library.open_offer(name)
+        if handle is None:
+            return None
+        offer, surplus = _Offer(library, name, handle), None
+        offer.used = time.monotonic()
+        with self._lock:
+            if (found := self._recent.pop(name, None)) is not None and found.is_there():
+                # Another call was faster.
+                offer, surplus = found, offer
             self._recent[name] = offer
-            offer.used = time.monotonic()
             if len(self._recent) > _MOST_OFFERS:
-                # Its tables are closed once the lock is free.
                 surplus = self._recent.pop(next(iter(self._recent)))
         del surplus
         return offer
 
+    def are_kept(self):
+        """Whether tables wait to be forgotten."""
+        return bool(self._recent)
+
     def forget_unused(self):
-        """Closes the tables of offers that no call has named for long, but those that handlers keep."""
-        before = time.monotonic() - _UNUSED_S
+        """Closes the tables of offers that have ended, or that no call has named for long, but those that handlers keep."""
+        before = time.monotonic() - UNUSED_S
         with self._lock:
-            unused = [offer for offer in self._recent.values() if offer.used < before]
+            unused = [offer for offer in self._recent.values() if offer.used < before or not offer.is_there()]
             for offer in unused:
                 del self._recent[offer.name]
 
-    def open(self, offer, name):
-        """Opens a table. Raises LookupError if the offer has none of this name, and CallError if there is no such offer."""
-        library = self._library
-        if library is None:
-            raise self._unknown()
-        try:
-            return Table(library, library.open(offer.name, name))
-        except UnknownOffer:
-            raise self._unknown() from None
-
-    def check(self, offer):
-        """Raises CallError if there is no such offer."""
-        if self._library is None or not self._library.has_offer(offer.name):
-            raise self._unknown()
-
-    def _unknown(self):
-        # It is no exception of the handler's: that would be a NULL for callers who want NULLs for these.
+    def unknown(self):
+        """What a call is refused with that names no offer of this server's. It is no exception of the handler's."""
         cause = f": {self._failure}" if self._failure else ""
         return CallError("protocol_violation", f"the server does not have the offer of tables that the call names{cause}")
 
 
 _offers = _Offers()
-listen, forget_unused = _offers.listen, _offers.forget_unused
+listen, are_kept, forget_unused = _offers.listen, _offers.are_kept, _offers.forget_unused
 
 
 def are_taken():
@@ -142,8 +161,8 @@ def named(name):
 def check():
     """Raises CallError if the running call names an offer that is not there."""
     call = _call.get()
-    if call is not None:
-        _offers.check(call.offer)
+    if call is not None and call.offer is None:
+        raise _offers.unknown()
 
 
 def table(name):
@@ -156,5 +175,5 @@ def table(name):
         raise LookupError(f'the call has no shared table "{name}": it has ended')
     found = offer.tables.get(name)
     if found is None:
-        found = offer.tables.setdefault(name, _offers.open(offer, name))
+        found = offer.tables.setdefault(name, offer.open(name))
     return found

@@ -106,11 +106,11 @@ class _Handler(http1.Handler):
 
     def _answer_call(self, body):
         try:
+            offers.check()
             if not self.path.startswith(_PREFIX) and (answered := self._answer_dialect(body)):
                 status, answer = answered
                 return self._send(status, "application/json", exact_json.dumps(answer).encode())
             function = self._find()
-            offers.check()
             if self.headers.get("content-type") == columns.CONTENT_TYPE:
                 if function.small_codec is not None and (call := function.small_codec.read(body)) is not None:
                     return self._answer_small(function, call, body)
@@ -365,14 +365,15 @@ class _Server:
         swept = time.monotonic()
         while not self._stopped.is_set():
             # While nothing happens, nobody is looked after, but that there is somebody.
-            if self._is_active.wait(_SWEEP_S if self._is_led() else _START_PATIENCE_S):
+            patience_s = offers.UNUSED_S if offers.are_kept() else _SWEEP_S
+            if self._is_active.wait(patience_s if self._is_led() else _START_PATIENCE_S):
                 self._is_active.clear()
                 self._stopped.wait(_PATIENCE_S)
             self._look_after()
+            offers.forget_unused()
             if time.monotonic() - swept >= _SWEEP_S:
                 swept = time.monotonic()
                 self._close_idle(swept - _IDLE_S)
-                offers.forget_unused()
 
     def shutdown(self):
         """Takes no more connections, and waits for the calls that are running."""

@@ -6,7 +6,7 @@ import weakref
 
 import pyarrow as pa
 
-from . import types
+from . import inferred, types
 from .function import as_it_is
 
 _KEY_METADATA = b"transship:key"
@@ -151,7 +151,7 @@ def _column_of(name, entry, values):
         if isinstance(values, (str, bytes)):
             raise TypeError(f"{values!r}, which is no column")
         if not isinstance(values, (pa.Array, pa.ChunkedArray)):
-            values = pa.array(values, from_pandas=True)
+            values = inferred.array_of(values, from_pandas=True)
         if isinstance(values, pa.ChunkedArray):
             values = values.combine_chunks()
         if isinstance(values, pa.DictionaryArray):

@@ -229,10 +229,15 @@ check_vector <- function(type, x) {
     row <- which(!is.na(x) & !is_right)[1]
     if (!is.na(row)) misfit(row, shown(x[row]))
   }
+  # A NaN would be NULL.
+  refuse_nan <- function() {
+    if (is.double(x) && !bit64::is.integer64(x) && any(is.nan(x))) misfit(which(is.nan(x))[1], "NaN")
+  }
   switch(type$type,
     bool = wants(is.logical(x)),
     int2 = , int4 = {
       wants(is.numeric(x))
+      refuse_nan()
       limit <- if (type$type == "int2") 2^15 else 2^31
       number <- as.numeric(x)
       in_range(is.finite(number) & number == trunc(number) & number >= -limit & number < limit)
@@ -240,8 +245,7 @@ check_vector <- function(type, x) {
     int8 = {
       wants(is.numeric(x))
       if (!bit64::is.integer64(x)) in_range(is.finite(x) & x == trunc(x) & abs(x) <= 2^53)
-      # A NaN would be NULL.
-      if (is.double(x) && !bit64::is.integer64(x) && any(is.nan(x))) misfit(which(is.nan(x))[1], "NaN")
+      refuse_nan()
     },
     float4 = , float8 = {
       wants(is.numeric(x) && !bit64::is.integer64(x))

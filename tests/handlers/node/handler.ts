@@ -6,6 +6,9 @@ export const right = (x: bigint): bigint => x;
 
 export const wrong_type = (x: bigint): any => (x === 2n ? "text" : x);
 
+/** JavaScript writes null for it. */
+export const no_json = (x: bigint): any => [null, { value: x === 2n ? NaN : 1 }];
+
 export function throws(x: bigint): bigint {
   if (x === 2n) throw Object.create(null);
   void Promise.reject(new Error("unseen"));

@@ -27,3 +27,6 @@ loops <- function(x) {
 }
 
 exits <- function(x) quit(status = 3)
+
+# R takes it for NA.
+no_integer <- function(x) if (x == 2) NaN else 1

@@ -16,7 +16,7 @@ use udf_types::error::{Error, Kind};
 
 use crate::error::CallError;
 pub(crate) use listener::{Listening, serve_on};
-use offers::{Offer, offers};
+pub(crate) use offers::{Offer, offers};
 
 thread_local! {
     /// What the batch that this thread answers has.
@@ -53,7 +53,6 @@ impl Given {
         let fail = |fact: &str| Error::new(Kind::UserCode, format!("no shared table \"{name}\"")).with_detail(fact);
         match self {
             Given::Nothing => Err(fail("The caller gives no tables to this call.")),
-            // Python's server knows it by these words.
             Given::Unknown => Err(fail("The server does not have the offer of tables that the call names.")),
             Given::Offer(offer) => offer.table(name).ok_or_else(|| fail("The caller does not give it to this call.")),
         }

@@ -40,14 +40,14 @@ pub(super) const SWEEP: Duration = Duration::from_secs(1);
 const NAME_DIGITS: usize = 32;
 
 /// The offers of this process.
-pub(super) fn offers() -> &'static Offers {
+pub(crate) fn offers() -> &'static Offers {
     static OFFERS: LazyLock<Offers> = LazyLock::new(Offers::default);
     &OFFERS
 }
 
 /// Tables under the names of their offers.
 #[derive(Debug, Default)]
-pub(super) struct Offers {
+pub(crate) struct Offers {
     listed: Mutex<Listed>,
     segments: Mutex<Segments>,
 }
@@ -90,7 +90,7 @@ struct Line {
 
 impl Offers {
     /// The offer of a name.
-    pub(super) fn find(&self, name: &str) -> Option<Arc<Offer>> {
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Offer>> {
         self.listed().offers.get(name).map(|owned| owned.offer.clone())
     }
 
