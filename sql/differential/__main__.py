@@ -1,9 +1,9 @@
 """Do batched calls change any result?  differential [QUESTIONS [SEED [FIRST]]]
 
 Random questions, each asked in two ways that must come to the same: with functions in PL/pgSQL and with the same functions in
-a container, or in two ways that logic says are one. Connects as libpq's variables say, to a database in which
-sql/setup.sql was run, and fails if any question's sides differ, or if the server crashes. A question depends on its number and the
-seed alone, so that `differential 1 SEED NUMBER` asks it again.
+a container, of ordinary tables and of shared ones, or in two ways that logic says are one. Connects as libpq's variables say, to a
+database in which sql/setup.sql was run, and fails if any question's sides differ, or if the server crashes. A question depends on its
+number and the seed alone, so that `differential 1 SEED NUMBER` asks it again.
 """
 
 import collections
@@ -12,10 +12,14 @@ import time
 
 import logic
 import sessions
+import sets
+import table_twins
+import tables
 from queries import Queries
 from script import NOT_ALLOWED, OPTIONS, TIMED_OUT, Server, Step
 from shapes import shapes
 from twins import set_up
+import versions
 
 # How often each kind is asked, compared with the others.
 ONE_STATEMENT = {
@@ -24,10 +28,11 @@ ONE_STATEMENT = {
 }  # fmt: skip
 SEVERAL_STATEMENTS = {
     sessions.prepared: 6, sessions.cursors: 8, sessions.locking_cursors: 3, sessions.changes: 4, sessions.meetings: 6, sessions.effects: 4,
-    sessions.turns: 8, sessions.stops: 6, sessions.roles: 6, logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3, logic.batching: 4, logic.fusion: 5,
-    shapes: 10,
+    sessions.turns: 8, sessions.stops: 6, sessions.roles: 6, logic.partitions: 6, logic.counts: 5, logic.having_partitions: 3,
+    logic.batching: 4, logic.fusion: 5, logic.keeping: 2, shapes: 10, sets.own_aggregates: 5, sets.maps: 4, tables.tables: 12,
+    tables.values: 6, versions.transactions: 5, versions.snapshots: 3, versions.encounters: 3,
 }  # fmt: skip
-# Of a kind that makes calls in all its questions, some must be batched.
+# Of so many questions of a kind that makes calls, some must be batched.
 ENOUGH = 20
 # Failures of a kind that are printed in full.
 PRINTED = 5
@@ -60,6 +65,7 @@ def make_question(seed, number):
 class Report:
     def __init__(self):
         self.asked = collections.Counter()
+        self.calling = collections.Counter()
         self.batched = collections.Counter()
         self.refused = collections.Counter()
         self.undecided = collections.Counter()
@@ -83,7 +89,7 @@ class Report:
             print(f"{kind}: {counts}" + (f", {len(failed)} FAILED: {' '.join(map(str, failed))}" if failed else ""))
 
     def never_batched(self):
-        return [kind for kind in self.asked if self.asked[kind] >= ENOUGH and not self.batched[kind]]
+        return [kind for kind in self.asked if self.calling[kind] >= ENOUGH and not self.batched[kind]]
 
 
 def describe(question, outcomes):
@@ -111,6 +117,7 @@ def describe(question, outcomes):
 def ask(server, report, seed, number):
     question = make_question(seed, number)
     report.asked[question.kind] += 1
+    report.calling[question.kind] += question.is_batched
     expected, was_batched = server.run(question.sides[0], looks_at_plan=question.is_logic)
     found, is_batched = server.run(question.sides[1], looks_at_plan=True)
     report.batched[question.kind] += was_batched or is_batched
@@ -130,6 +137,8 @@ def main():
     count, seed, first = (int(argument) for argument in [*sys.argv[1:], *["2000", "1", "0"][len(sys.argv) - 1 :]])
     server, report, start = Server(), Report(), time.monotonic()
     set_up(server.session(1))
+    sets.set_up(server.session(1))
+    table_twins.set_up(server.session(1))
     slowest = (0, first)
     print(f"Every session has {' '.join(f'{name}={value}' for name, value in OPTIONS.items())}")
     for number in range(first, first + count):

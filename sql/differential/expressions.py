@@ -20,6 +20,8 @@ class Expressions:
         self.parameters = []
         self.has_initplans = False
         self.is_in_subquery = False
+        # Aggregates are those of sets.py.
+        self.has_own_aggregates = False
         # Settings without which the query would not be what it is meant to be.
         self.settings = {}
 
@@ -183,7 +185,15 @@ class Expressions:
     def aggregate(self, tables, argument=None):
         """An aggregate, of `argument` if that is given."""
         number = argument or self.number(tables, 2)
+        order = f"ORDER BY {number}, {', '.join(f'{table}.id, {table}.a, {table}.b' for table in tables)}"
         choices = [
+            lambda: f"%total({number})",
+            lambda: f"%total(DISTINCT {number})",
+            lambda: f"%total({number}) FILTER (WHERE {self.condition(tables, 1)})",
+            lambda: f"%gather({number} {order})",
+            lambda: f"%gather({number} {order}) FILTER (WHERE {self.condition(tables, 1)})",
+            lambda: f"%gather(DISTINCT {number})",
+        ] if self.has_own_aggregates else [
             lambda: f"sum({number})",
             lambda: f"count({number})",
             lambda: f"min({number})",

@@ -1,7 +1,7 @@
 """Questions that need no second implementation: two ways to ask the same of container functions."""
 
 from script import Question, Side, Step
-from twins import with_form
+from twins import kept_form, with_form
 
 
 def partitions(queries):
@@ -71,6 +71,17 @@ def fusion(queries):
     apart.steps.insert(0, Step("SET transship.fusion = off"))
     fused.steps.insert(0, Step("SET transship.fusion = on"))
     return Question("fusion", (apart, fused), True)
+
+
+def keeping(queries):
+    """The same query, asked twice, with results kept and not."""
+    kind = queries.one_of("plain", "plain", "initplans", "grouping_sets", "window_conditions", "lateral_subselects", "composites", "set_operations")
+    query = getattr(queries, kind)()
+    queries.settings["transship.cache"] = queries.one_of("always", "always", "auto")
+    called, kept = _sides("called", query, "kept", kept_form(query))
+    called.steps *= 2
+    kept.steps *= 2
+    return Question("keeping", (called, kept), True)
 
 
 def _sides(left_name, left, right_name, right):

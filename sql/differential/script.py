@@ -65,6 +65,8 @@ class Question:
     sides: tuple[Side, Side]
     # Both sides make calls, so neither is known to be right.
     is_logic: bool = False
+    # Of many such questions some have a batch in a plan.
+    is_batched: bool = True
 
 
 @dataclasses.dataclass

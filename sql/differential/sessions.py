@@ -108,7 +108,7 @@ def locking_cursors(queries):
     return twins("locking cursors", [*steps, Step("COMMIT"), Step("SELECT * FROM d4")])
 
 
-def _change(queries):
+def a_change(queries):
     """A statement that changes or locks rows of d4, of which each meets at most one other row unless that does not matter."""
     number = lambda *tables: queries.number(list(tables), queries.integer(1, 2))  # noqa: E731
     condition = lambda *tables: queries.condition(list(tables), 1)  # noqa: E731
@@ -141,7 +141,7 @@ def _change(queries):
 
 def changes(queries):
     """INSERT, UPDATE, DELETE and MERGE, and what they leave."""
-    return twins("changes", [*map(Step, FRESH_ROWS), Step(_change(queries)), Step("SELECT * FROM d4")])
+    return twins("changes", [*map(Step, FRESH_ROWS), Step(a_change(queries)), Step("SELECT * FROM d4")])
 
 
 def meetings(queries):
@@ -156,9 +156,9 @@ def meetings(queries):
         f"DELETE FROM d4 WHERE {span}",
     )
     end = queries.one_of("COMMIT", "COMMIT", "COMMIT", "ROLLBACK")
-    second = _change(queries)
+    second = a_change(queries)
     while second.startswith("INSERT"):
-        second = _change(queries)
+        second = a_change(queries)
     steps = [
         *map(Step, FRESH_ROWS), Step("BEGIN"), Step(first), Step(second, session=2, overlaps=True), Step(end),
         # Waits for the second session.

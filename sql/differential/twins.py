@@ -33,6 +33,8 @@ FUNCTIONS = [
     ("fail", ["bigint"], "bigint", "IMMUTABLE STRICT", "RETURN 100 / (a1 - 7);", "return int(100 / (a1 - 7))"),
 ]  # fmt: skip
 
+# Those of which k_name is a form of c_name that keeps its results.
+KEPT = [name for name, _, result, clauses, *_ in FUNCTIONS if "IMMUTABLE" in clauses and "SETOF" not in result]
 # Roles with a mapping each to one server, whose function says how long the caller's token is. The last may not use the
 # server. The superuser has no mapping.
 ROLES = {"d_one": "x", "d_two": "xxxx", "d_none": None}
@@ -78,6 +80,11 @@ def with_form(sql, prefix):
     return re.sub(r"%(?=[a-z])", prefix, sql)
 
 
+def kept_form(sql):
+    """A query with the form k_name of those functions whose results may be kept."""
+    return re.sub(f"%(?=({'|'.join(KEPT)})[(])", "k_", sql)
+
+
 def set_up(connection):
     for statement in SETUP.split(";\n"):
         connection.execute(statement)
@@ -94,7 +101,10 @@ def set_up_functions(connection):
         for prefix, language, text in (
             ("p_", "plpgsql", f"BEGIN {body} END"),
             ("c_", "container", f"template = \"python\"\nsource = '''\n{source}'''"),
+            ("k_", "container", f"template = \"python\"\ncache = true\nfunction = \"c_{name}\"\nsource = '''\n{source}'''"),
         ):
+            if prefix == "k_" and name not in KEPT:
+                continue
             connection.execute(
                 f"CREATE OR REPLACE FUNCTION {prefix}{name}({signature}) RETURNS {result} LANGUAGE {language} {clauses} "
                 f"PARALLEL SAFE COST 1000 AS $f${text}$f$"
