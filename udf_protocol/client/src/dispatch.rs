@@ -159,6 +159,7 @@ impl Connections {
     /// Takes tables back that no exchange is using, and of which `is_unwanted` says so.
     pub fn forget_offers(&self, is_unwanted: fn(&SharedTable) -> bool) {
         self.leases.lock().expect("no holder panics").values().for_each(|held| held.lease.forget_offers(is_unwanted));
+        self.untaken.forget_taken();
     }
 
     /// Ends the leases that no exchange is using and that nobody has asked for within `linger`. They are ended when what is returned

@@ -127,6 +127,10 @@ impl Lease {
         tables: &[SharedTable],
         untaken: &Arc<Untaken>,
     ) -> Result<Arc<Offer>> {
+        // Who needs nothing waits for no other exchange, whose server may be slow.
+        if let Some(offer) = self.known_offer(tables) {
+            return Ok(offer);
+        }
         let _turn = self.offering.lock().await;
         if let Some(offer) = self.known_offer(tables) {
             return Ok(offer);

@@ -13,7 +13,7 @@ use rustix::fs::fstat;
 use rustix::ioctl::{Getter, ioctl};
 use rustix::net::{Shutdown, shutdown};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncReadExt, Interest};
+use tokio::io::Interest;
 use tokio::net::UnixStream;
 use udf_codec::wire::WireError;
 use udf_types::{Error, Kind, Result};
@@ -89,7 +89,7 @@ impl PartialEq for SharedTable {
 pub(crate) struct Offer {
     pub(crate) name: Arc<str>,
     tables: Vec<SharedTable>,
-    connection: UnixStream,
+    connection: Arc<UnixStream>,
     replica: String,
     untaken: Arc<Untaken>,
 }
@@ -97,7 +97,7 @@ pub(crate) struct Offer {
 /// What replicas were given and had not taken when it was given up. Its descriptors are on their way as long as the replica runs, and the
 /// kernel lets a user have few of these.
 #[derive(Debug, Default)]
-pub(crate) struct Untaken(Mutex<Vec<(String, OwnedFd)>>);
+pub(crate) struct Untaken(Mutex<Vec<(String, Arc<UnixStream>)>>);
 
 impl Untaken {
     /// Waits until a replica has taken all that it was given.
@@ -108,9 +108,13 @@ impl Untaken {
     }
 
     fn has_of(&self, replica: &str) -> bool {
-        let mut untaken = self.0.lock().expect("no holder panics");
-        untaken.retain(|(_, connection)| has_unread(connection));
-        untaken.iter().any(|(name, _)| name == replica)
+        self.forget_taken();
+        self.0.lock().expect("no holder panics").iter().any(|(name, _)| name == replica)
+    }
+
+    /// Closes the connections of which a replica has taken all, or that it has closed.
+    pub(crate) fn forget_taken(&self) {
+        self.0.lock().expect("no holder panics").retain(|(_, connection)| has_unread(connection));
     }
 }
 
@@ -141,7 +145,7 @@ impl Offer {
     ) -> Result<Offer> {
         let lost = |cause: std::io::Error| failed(function, &cause);
         untaken.wait_for(replica).await;
-        let connection = connect(path, credentials).await.map_err(lost)?;
+        let connection = Arc::new(connect(path, credentials).await.map_err(lost)?);
         let (replica, untaken) = (replica.to_string(), untaken.clone());
         let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection, replica, untaken };
         for table in tables {
@@ -179,11 +183,12 @@ impl Offer {
         Ok(answer.error)
     }
 
-    async fn answer(&mut self) -> std::io::Result<Vec<u8>> {
+    async fn answer(&self) -> std::io::Result<Vec<u8>> {
         let mut answer = Vec::new();
         while !answer.ends_with(b"\n") {
             let mut buffer = [0; 1024];
-            let read = self.connection.read(&mut buffer).await?;
+            let receiving = || Ok(rustix::io::read(&self.connection, &mut buffer[..])?);
+            let read = self.connection.async_io(Interest::READABLE, receiving).await?;
             answer.extend_from_slice(&buffer[..read]);
             if read == 0 {
                 return Err(std::io::ErrorKind::UnexpectedEof.into());
@@ -214,10 +219,8 @@ impl Drop for Offer {
         }
         // A server that comes to it yet sees that it has ended.
         let _ = shutdown(&self.connection, Shutdown::Both);
-        if let Ok(connection) = self.connection.as_fd().try_clone_to_owned() {
-            let mut untaken = self.untaken.0.lock().expect("no holder panics");
-            untaken.push((std::mem::take(&mut self.replica), connection));
-        }
+        let mut untaken = self.untaken.0.lock().expect("no holder panics");
+        untaken.push((std::mem::take(&mut self.replica), self.connection.clone()));
     }
 }
 
@@ -248,4 +251,33 @@ pub(crate) fn failed(function: &str, cause: &std::io::Error) -> Error {
 async fn connect(path: &Path, credentials: &Credentials) -> std::io::Result<UnixStream> {
     let socket = unix::UnixSocket::new(path, credentials);
     UnixStream::from_std(unix::connect(&socket.path(), credentials.server_user).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_was_given_up_is_kept_until_it_is_taken_or_closed() {
+        let untaken = Arc::<Untaken>::default();
+        let give_up = async |replica: &str| {
+            let (connection, server) = UnixStream::pair().unwrap();
+            connection.writable().await.unwrap();
+            connection.try_write(b"a table").unwrap();
+            let (connection, replica) = (Arc::new(connection), replica.to_string());
+            drop(Offer { name: "o".into(), tables: Vec::new(), connection, replica, untaken: untaken.clone() });
+            server
+        };
+        let left = || {
+            untaken.forget_taken();
+            untaken.0.lock().unwrap().iter().map(|(replica, _)| replica.clone()).collect::<Vec<_>>()
+        };
+        let (slow, dead) = (give_up("slow").await, give_up("dead").await);
+        assert_eq!(left(), ["slow", "dead"]);
+        drop(dead);
+        assert_eq!(left(), ["slow"]);
+        slow.readable().await.unwrap();
+        slow.try_read(&mut [0; 7]).unwrap();
+        assert!(left().is_empty());
+    }
 }

@@ -148,7 +148,7 @@ fn exchanges_with_many_batches_out_share_few_streams() {
 /// As many streams as there may be have answers that the engine takes later, for want of memory.
 #[test]
 fn answers_that_wait_for_memory_keep_no_other_exchange_waiting() {
-    let (script, _) = with_threads(2 * THREADS);
+    let (script, _) = with_threads(THREADS);
     let (_runtime, endpoint) = serve(script, FunctionKind::Scalar);
     let client = Client::start().unwrap();
     client.limit_replies(64 << 10);

@@ -187,11 +187,16 @@ fn is_kept(text: &str, wanted: &DataType) -> bool {
     let text = text.trim();
     let behind_date = text.get(10..).unwrap_or_default();
     match wanted {
-        DataType::Date32 => text.starts_with(['+', '-']) || behind_date.chars().all(|it| "T :0.Z".contains(it)),
+        DataType::Date32 => text.starts_with(['+', '-']) || is_midnight(behind_date),
         DataType::Timestamp(Microsecond | Nanosecond, None) => !behind_date.contains(['+', '-']) && is_to_micros(text),
         DataType::Time64(_) => text.contains(':') && is_to_micros(text),
         _ => false,
     }
+}
+
+/// Whether what stands behind a date, if anything does, is no time but its first moment in UTC.
+fn is_midnight(text: &str) -> bool {
+    text.strip_suffix("+00:00").unwrap_or(text).chars().all(|it| "Tt :0.Zz".contains(it))
 }
 
 /// Texts of equal decimals may have different zeros at the end.
@@ -304,6 +309,14 @@ mod tests {
             ("2024-05-06", DataType::Date32, Some(19_849)),
             ("2024-05-06 00:00:00.000", DataType::Date32, Some(19_849)),
             ("2024-05-06T00:00:00Z", DataType::Date32, Some(19_849)),
+            ("2024-05-06t00:00:00.000z", DataType::Date32, Some(19_849)),
+            ("2024-05-06 00:00:00+00:00", DataType::Date32, Some(19_849)),
+            ("2024-05-06 01:00:00+00:00", DataType::Date32, None),
+            ("2024-05-06 00:00:00+00:01", DataType::Date32, None),
+            ("2024-5-6 1:00", DataType::Date32, None),
+            ("2024-5-6 00:00:10", DataType::Date32, None),
+            ("+12024-05-06 07:00", DataType::Date32, None),
+            ("-2024-05-06 07:00", DataType::Date32, None),
             ("+12024-05-06", DataType::Date32, Some(3_672_274)),
             ("2024-05-06 07:00", DataType::Date32, None),
             ("2024-05-06 00:00:01", DataType::Date32, None),

@@ -25,7 +25,7 @@ use udf_types::signature::Signature;
 use udf_types::types::Type;
 use udf_types::{Error, Result};
 
-use crate::adapt::adapt;
+use crate::adapt::{adapt, check_type};
 use crate::unreadable::Unreadable;
 
 /// Longest metadata of a file, in bytes: the library makes room for as many row groups as these could be.
@@ -166,7 +166,10 @@ fn check_pages(file: &Arc<Bytes>, chunk: &ColumnChunkMetaData, rows: usize) -> s
 
 /// A batch with the types of the function instead of the file's.
 fn typed(schema: &SchemaRef, batch: &RecordBatch) -> std::result::Result<RecordBatch, String> {
-    let columns = schema.fields().iter().zip(batch.columns()).map(|(field, column)| adapt(column, field.data_type()));
+    let columns = schema.fields().iter().zip(batch.columns()).map(|(field, column)| {
+        check_type(column.data_type(), field.data_type())?;
+        adapt(column, field.data_type())
+    });
     RecordBatch::try_new(schema.clone(), columns.collect::<std::result::Result<_, _>>()?).map_err(say)
 }
 
@@ -176,19 +179,35 @@ fn say(cause: impl std::fmt::Display) -> String {
 
 #[cfg(test)]
 mod tests {
-    use arrow_array::StringArray;
+    use arrow_array::{ArrayRef, Int64Array, StringArray};
 
     use super::*;
     use udf_types::types::Type;
 
     fn file_of(texts: Vec<&str>, properties: WriterProperties) -> Buffer {
-        let column = Arc::new(StringArray::from(texts)) as _;
+        file_of_column(Arc::new(StringArray::from(texts)), properties)
+    }
+
+    fn file_of_column(column: ArrayRef, properties: WriterProperties) -> Buffer {
         let batch = RecordBatch::try_from_iter_with_nullable([("f", column, true)]).unwrap();
         let mut file = Vec::new();
         let mut writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties)).unwrap();
         writer.write(&batch).unwrap();
         writer.close().unwrap();
         file.into()
+    }
+
+    #[test]
+    fn numbers_are_no_times() {
+        let read = |ty| {
+            let file = file_of_column(Arc::new(Int64Array::from(vec![1])), WriterProperties::default());
+            decode_reply(&Signature::scalar("f", Vec::new(), ty), 1, &file)
+        };
+        assert!(read(Type::Int4).is_ok());
+        for ty in [Type::Time, Type::Date, Type::Timestamp, Type::Bytea] {
+            let fact = read(ty.clone()).unwrap_err();
+            assert!(fact.contains("Values of Int64 do not fit"), "{ty}: {fact}");
+        }
     }
 
     #[test]

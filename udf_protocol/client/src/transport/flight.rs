@@ -57,6 +57,7 @@ use crate::transport::{CONNECT_TIMEOUT, MAX_ASIDE_BYTES, Takes, Transport};
 /// while the one before is still being read.
 const STREAM_WINDOW_BYTES: u32 = 16 << 20;
 /// A few streams that are not read keep no other from being read. No more than that: h2 bounds the number of small frames by this window.
+/// So where the large replies of eight exchanges wait for memory, a ninth on the connection may have to wait for the engine, or time out.
 const CONNECTION_WINDOW_BYTES: u32 = 8 * STREAM_WINDOW_BYTES;
 /// How long a server that has answered everything may take to end a stream.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -505,11 +506,7 @@ impl Flight {
                 // Nobody waits for what it could still say, however much, but its lease would last.
                 () = pass(&mut end), if end.is_some() => return Ok(is_parking),
                 stream = &mut opened, if replies.is_none() => replies = Some(stream.map_err(lost)?),
-                place = next_place(&wire), if !unsent.is_empty() => {
-                    if let Some(message) = unsent.pop_front() {
-                        place.send(message);
-                    }
-                }
+                () = wait_for_place(&wire), if !unsent.is_empty() => send_next(&wire, &mut unsent),
                 batch = next_batch(&wire, &mut first, outbox, inbox, stream_for), if wire.is_some() && unsent.is_empty() => match batch {
                     Some(batch) => {
                         let mut batch = batch.batch;
@@ -588,7 +585,18 @@ impl Flight {
                         _ => outbox.oldest_sent().unwrap_or_default(),
                     };
                     let mut share = inbox.budget().share_of_message(number);
-                    make_room(&mut share, function, bytes, &mut permit).await?;
+                    let leave = async {
+                        if stream_for != StreamFor::Now {
+                            return;
+                        }
+                        permit = None;
+                        while !unsent.is_empty() {
+                            wait_for_place(&wire).await;
+                            send_next(&wire, &mut unsent);
+                        }
+                        wire = None;
+                    };
+                    make_room(&mut share, function, bytes, leave).await?;
                     // Only now: an error says more than the schema that comes before it.
                     let (columns, bytes_made) =
                         read_columns(signature, foreign.is_some(), schema, &message, share.left(), most)?;
@@ -664,13 +672,9 @@ pub(super) fn read_columns(
     Ok((adapted, bytes_made))
 }
 
-/// Waits until a message of so many bytes may be read; without the stream's permit, since the engine may come to another exchange first.
-async fn make_room(
-    share: &mut Share,
-    function: &str,
-    bytes: usize,
-    permit: &mut Option<SemaphorePermit<'_>>,
-) -> Result<()> {
+/// Waits until a message of so many bytes may be read. If it waits, `leave` gives up the stream's permit, since the engine may come to
+/// another exchange first, and closes the stream, so that the server's thread is free once it has answered what it was sent.
+async fn make_room(share: &mut Share, function: &str, bytes: usize, leave: impl Future<Output = ()>) -> Result<()> {
     let mut room = pin!(async {
         share.grow(function, bytes).await?;
         share.make_room(2 * bytes).await;
@@ -679,8 +683,11 @@ async fn make_room(
     if let Some(outcome) = room.as_mut().now_or_never() {
         return outcome;
     }
-    *permit = None;
-    room.await
+    tokio::select! {
+        biased;
+        () = leave => room.await,
+        outcome = &mut room => outcome,
+    }
 }
 
 async fn pass(end: &mut Option<Pin<Box<Sleep>>>) {
@@ -696,15 +703,23 @@ fn is_waiting(wire: &Option<mpsc::Sender<Fields>>, unsent: &VecDeque<Fields>) ->
     !unsent.is_empty() || wire.as_ref().is_some_and(|wire| wire.capacity() == 0)
 }
 
-/// A place in the queue of what is sent.
-async fn next_place(wire: &Option<mpsc::Sender<Fields>>) -> mpsc::Permit<'_, Fields> {
+/// Waits for a place in the queue of what is sent.
+async fn wait_for_place(wire: &Option<mpsc::Sender<Fields>>) {
     // The queue is gone only if the server ended the stream; reading its end says why.
     match wire.as_ref().map(mpsc::Sender::reserve) {
         Some(place) => match place.await {
-            Ok(place) => place,
+            Ok(place) => drop(place),
             Err(_) => std::future::pending().await,
         },
         None => std::future::pending().await,
+    }
+}
+
+/// Sends the next message, for which there is a place.
+fn send_next(wire: &Option<mpsc::Sender<Fields>>, unsent: &mut VecDeque<Fields>) {
+    if let (Some(wire), Some(message)) = (wire, unsent.pop_front()) {
+        // It fails only if the server ended the stream.
+        let _ = wire.try_send(message);
     }
 }
 
@@ -717,7 +732,7 @@ async fn next_batch(
     inbox: &Inbox,
     stream_for: StreamFor,
 ) -> Option<Outgoing> {
-    drop(next_place(wire).await);
+    wait_for_place(wire).await;
     match stream_for {
         StreamFor::Batch => return first.take(),
         StreamFor::Now => inbox.wait_for_room_of(outbox.awaited() + 1).await,

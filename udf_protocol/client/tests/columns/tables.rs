@@ -190,6 +190,34 @@ fn a_server_that_does_not_take_a_table_is_an_error() {
     assert_eq!(error_for(Some(endless)).kind(), Kind::ProtocolViolation);
 }
 
+#[test]
+fn a_call_whose_tables_are_known_waits_for_no_other_offer() {
+    if !is_root() {
+        return;
+    }
+    let (stage, _) = stage(Some("{}\n"));
+    let known = [table("planes", &[&["rows"]])];
+    call(&stage, TransportName::Shm, &known).unwrap();
+    // From now on, a listener that takes nothing.
+    let path = stage.folder.path().join("tables.sock");
+    std::fs::remove_file(&path).unwrap();
+    let listener = UnixListener::bind(path).unwrap();
+    let other = Call { tables: vec![table("new", &[&["x"]])], ..stage.call(TransportName::Shm, Volatility::Volatile) };
+    let mut slow = stage.client.open(Arc::new(other));
+    slow.send(batches(1, 2).remove(0));
+    let _stream = listener.accept().unwrap();
+    let start = std::time::Instant::now();
+    let call = Call {
+        tables: known.to_vec(),
+        batch_timeout: Duration::from_secs(2),
+        ..stage.call(TransportName::Shm, Volatility::Volatile)
+    };
+    let mut exchange = stage.client.open(Arc::new(call));
+    exchange.send(batches(1, 2).remove(0));
+    assert_eq!(receive(&mut exchange).unwrap(), [0, 10]);
+    assert!(start.elapsed() < Duration::from_secs(2));
+}
+
 /// A stage whose server reads nothing of what it is given, however often it is connected to, and says this at once; and its connections.
 fn stage_that_does_not_read(answer: &'static str) -> (Stage, Arc<Mutex<Vec<UnixStream>>>) {
     let (stage, _) = stage(Some("{}\n"));
