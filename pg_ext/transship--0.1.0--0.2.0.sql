@@ -66,16 +66,16 @@ LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_forget_table';
 
 REVOKE EXECUTE ON FUNCTION forget_table(oid) FROM PUBLIC;
 
-CREATE FUNCTION check_dropped_column(relation oid, number int) RETURNS void
+CREATE FUNCTION check_dropped_column(relation oid, number int, is_named boolean) RETURNS void
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_check_dropped_column';
 
-REVOKE EXECUTE ON FUNCTION check_dropped_column(oid, int) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION check_dropped_column(oid, int, boolean) FROM PUBLIC;
 
 CREATE FUNCTION forget_dropped_tables() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM transship.forget_table(objid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table';
-  PERFORM transship.check_dropped_column(objid, objsubid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table column' AND original;
+  PERFORM transship.check_dropped_column(objid, objsubid, original) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table column';
 END
 $$;
 

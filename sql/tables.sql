@@ -357,6 +357,13 @@ ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(4,1);
 SELECT code, message, hint FROM failure('SELECT * FROM shared_prices');
 ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(10,2);
 SELECT * FROM shared_prices WHERE id = 2;
+-- One that goes with something else takes the rows along, and keeps nobody from that.
+CREATE COLLATION passing FROM "C";
+SELECT transship.share('shared_passing', 'SELECT 1 AS a, ''old'' COLLATE passing AS b');
+DROP COLLATION passing CASCADE;
+ALTER FOREIGN TABLE shared_passing ADD COLUMN b text;
+SELECT * FROM shared_passing;
+SELECT transship.unshare('shared_passing');
 -- What a table lacks as well.
 CREATE DOMAIN narrow_text AS varchar(2);
 CREATE FOREIGN TABLE lacks (a int, b narrow_text) SERVER transship_tables;

@@ -508,23 +508,34 @@ impl Function {
         Ok(Target::Image { manager: settings::manager_socket(), digest })
     }
 
-    /// The image that this session calls, where another one would have to ask what the body stands for now; none where the body says it,
-    /// or nobody can be asked. Who then calls it is told why.
-    pub fn chosen_digest(&self, user: pg_sys::Oid) -> Option<String> {
+    /// The image that this session calls, where another one would have to ask what the body stands for now; none where the body says it.
+    ///
+    /// # Errors
+    /// Nobody can be asked. Who then calls it is told why.
+    pub fn chosen_digest(&self, user: pg_sys::Oid) -> Result<Option<String>> {
         let is_open = self.body.source.is_some() || (self.body.image.is_some() && self.body.digest.is_none());
-        if !is_open || self.target(user).is_err() {
-            return None;
+        if is_open {
+            self.target(user)?;
         }
-        self.digest.get().cloned()
+        Ok(self.digest.get().filter(|_| is_open).cloned())
     }
 
-    /// Has a parallel worker call the image that its leader calls.
-    pub fn take_digest(&self, digest: &str) -> Result<()> {
+    /// The function as a parallel worker is to call it: that of the image that its leader calls.
+    pub fn of_leader(self: &Rc<Function>, oid: pg_sys::Oid, digest: &str) -> Result<Rc<Function>> {
         if self.digest.get_or_init(|| digest.to_string()) == digest {
-            return Ok(());
+            return Ok(self.clone());
         }
-        let message = format!("the image of container function \"{}\" changed while a statement began", self.name);
-        Err(Error::new(Kind::SignatureMismatch, message).with_hint("Run the statement again."))
+        // It was adapted to another one.
+        let mut function = Function::from_row(catalog::read_proc(oid).ok_or_else(|| unknown(oid))?)?;
+        function.body.digest = Some(digest.to_string());
+        function.adapt()?;
+        let is_it = function.digest.get().is_some_and(|found| found == digest);
+        if is_it && function.signature == self.signature && function.composites == self.composites {
+            return Ok(Rc::new(function));
+        }
+        let message =
+            format!("container function \"{}\" is of another image than when the session first called it", self.name);
+        Err(Error::new(Kind::SignatureMismatch, message).with_hint("Begin a new session."))
     }
 
     /// The image: the pinned one, or the one that the name stands for now, or the one built from inline code.

@@ -242,8 +242,13 @@ impl Store {
         if needed > self.capacity {
             return Err(error::no_room(bytes, self.capacity, reserved));
         }
+        let missing = bytes.saturating_sub(allocated);
         let mut used: u64 = held.iter().map(|held| held.bytes).sum();
-        let lacks = |free: Option<u64>| free.is_some_and(|free| free < bytes.saturating_sub(allocated));
+        // What is mapped keeps its memory, whoever removes its name.
+        if self.directory.free().map_err(counting)?.is_some_and(|free| free.saturating_add(used) < missing) {
+            return Err(error::full_system(bytes));
+        }
+        let lacks = |free: Option<u64>| free.is_some_and(|free| free < missing);
         let is_full = || self.directory.free().map(lacks).map_err(counting);
         while (used > self.capacity - needed || is_full()?)
             && let Some(oldest) = held.pop()

@@ -107,7 +107,8 @@ pub unsafe extern "C" fn transship_offer_is_there(offer: *const OpenOffer) -> i3
     // SAFETY: the header asks for an offer that is open, or NULL.
     let Some(opened) = (unsafe { offer.as_ref() }) else { return 0 };
     let is_it = |found: Arc<Offer>| Arc::ptr_eq(&found, &opened.offer);
-    i32::from(offers().find(&opened.name).is_some_and(is_it))
+    let is_there = || offers().find(&opened.name).is_some_and(is_it);
+    i32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(is_there)).unwrap_or(false))
 }
 
 /// See the header.

@@ -309,23 +309,33 @@ namespace Transship
         {
             while (true)
             {
-                int rows;
-                var columns = stream.Next(out rows);
+                int rows = 0;
+                var columns = Noted(stream, () => stream.Next(out rows));
                 if (columns == null) yield break;
                 for (var row = 0; row < rows; row++)
                 {
                     var values = new object[readers.Length];
-                    try
+                    Noted(stream, () =>
                     {
                         for (var i = 0; i < values.Length; i++) values[i] = ReadValue(columns[i], i, row);
-                    }
-                    catch (CallError cause)
-                    {
-                        stream.Cut = cause;
-                        throw;
-                    }
+                        return values;
+                    });
                     yield return values;
                 }
+            }
+        }
+
+        // What cuts the rows off ends the call, whatever the handler makes of the exception.
+        static T Noted<T>(MapStream stream, Func<T> read)
+        {
+            try
+            {
+                return read();
+            }
+            catch (Exception cause) when (!(cause is Cancelled))
+            {
+                stream.Cut ??= cause;
+                throw;
             }
         }
 
@@ -465,7 +475,7 @@ namespace Transship
         bool isOver;
 
         /// <summary>Why the rows ended early. A handler that has caught it would take what it has got for all rows.</summary>
-        public volatile CallError Cut;
+        public volatile Exception Cut;
 
         public MapStream(IntPtr work, Action beforeWaiting)
         {

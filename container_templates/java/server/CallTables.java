@@ -50,9 +50,12 @@ public final class CallTables implements AutoCloseable {
     @Override
     public void close() {
         RUNNING.remove();
-        // Once the tables are closed, nobody finds further rows.
-        opened.values().forEach(CoreTable::close);
-        lent.forEach(Lent::close);
-        if (offer != 0) Core.closeOffer(offer);
+        try {
+            // Once the tables are closed, nobody finds further rows.
+            opened.values().forEach(CoreTable::close);
+            lent.forEach(Lent::close);
+        } finally {
+            if (offer != 0) Core.closeOffer(offer);
+        }
     }
 }

@@ -320,6 +320,7 @@ def test_moments_of_a_column_that_arrow_would_even_out_are_refused(first, second
         ([first, second], returns),
         (objects, returns),
         (pandas.Series([first, second], dtype=object), returns),
+        (iter([first, second]), returns),
         ([[None, first], [second]], f"{returns}[]"),
         ([{"a": first}, {"a": second}], f"(a {returns})"),
         ({"a": [first, second]}, f"(a {returns})"),

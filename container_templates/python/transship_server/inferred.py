@@ -11,6 +11,9 @@ import pyarrow as pa
 
 def array_of(values, from_pandas=False):
     """A list, NumPy array or pandas series as an Arrow array. TypeError, ValueError or ArrowException if values differ in kind."""
+    if not hasattr(values, "__len__"):
+        # An iterator gives its values once.
+        values = list(values)
     array = pa.array(values, from_pandas=from_pandas)
     if getattr(values, "dtype", object) == object and _has_moments(array.type):
         _check(values, {}, ())
@@ -32,7 +35,7 @@ def _check(values, kinds, path):
             # Pandas' NaT is a datetime, and not equal to itself.
             if value == value:
                 _check_one(value, kinds, path)
-        elif hasattr(value, "__iter__") and not isinstance(value, (str, bytes)):
+        elif hasattr(value, "__iter__") and not isinstance(value, (str, bytes)) and getattr(value, "ndim", 1) > 0:
             _check(value, kinds, (*path, None))
 
 

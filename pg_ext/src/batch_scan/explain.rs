@@ -35,9 +35,14 @@ pub unsafe extern "C-unwind" fn initialize_shared(
         let calls = calls_of(css);
         (*shared).count = usize::try_from((*context).nworkers).unwrap_or(0);
         (*shared).calls = calls.len();
+        // Where nobody can be asked for one, nobody is asked for the others.
+        let mut may_ask = true;
         for (i, call) in calls.iter().enumerate() {
-            let digest = call.function.chosen_digest((*(*css.cast::<BatchScanState>()).inner).user);
-            SharedState::digests(shared).add(i).write(SharedDigest::new(digest.as_deref()));
+            let user = (*(*css.cast::<BatchScanState>()).inner).user;
+            let digest = if may_ask { call.function.chosen_digest(user) } else { Ok(None) };
+            may_ask &= digest.is_ok();
+            let digest = SharedDigest::new(digest.ok().flatten().as_deref());
+            SharedState::digests(shared).add(i).write(digest);
         }
         (*css.cast::<BatchScanState>()).shared = shared;
         clear(shared);
@@ -48,9 +53,9 @@ pub unsafe extern "C-unwind" fn initialize_shared(
 ///
 /// # Safety
 /// `css` is a node that create_state made.
-unsafe fn calls_of<'a>(css: *mut pg_sys::CustomScanState) -> &'a [Call] {
+unsafe fn calls_of<'a>(css: *mut pg_sys::CustomScanState) -> &'a mut [Call] {
     // SAFETY: the caller says so; the state is null or lives as long as the query.
-    unsafe { (*css.cast::<BatchScanState>()).inner.as_ref().map_or(&[], |inner| inner.calls.as_slice()) }
+    unsafe { (*css.cast::<BatchScanState>()).inner.as_mut().map_or(&mut [], |inner| inner.calls.as_mut_slice()) }
 }
 
 /// ReInitializeDSMCustomScan: a rescan starts new workers; what the old ones counted is kept.
@@ -79,9 +84,10 @@ pub unsafe extern "C-unwind" fn attach_worker(
     unsafe {
         let shared = shared.cast::<SharedState>();
         (*css.cast::<BatchScanState>()).shared = shared;
-        for (i, call) in calls_of(css).iter().enumerate().take((*shared).calls) {
+        for (i, call) in calls_of(css).iter_mut().enumerate().take((*shared).calls) {
             if let Some(digest) = (*SharedState::digests(shared).add(i)).get() {
-                report::unwrap(call.function.take_digest(digest));
+                let oid = (*call.expression).funcid;
+                call.function = report::unwrap(call.function.of_leader(oid, digest));
             }
         }
     }

@@ -396,7 +396,12 @@ impl Watcher {
                     T_JsonConstructorExpr => Effects::READS,
                     // JSON_VALUE and its like: texts with times mean what the session's time zone says.
                     #[cfg(not(feature = "pg15"))]
-                    T_JsonExpr => Effects::READS,
+                    T_JsonExpr => {
+                        let returning = (*node.cast::<pg_sys::JsonExpr>()).returning.as_ref();
+                        let mut effects = Effects::READS;
+                        effects |= returning.map_or(Effects::NONE, |returning| self.of_type(returning.typid, 0));
+                        effects
+                    }
                     T_Aggref => self.of_aggregate((*node.cast::<pg_sys::Aggref>()).aggfnoid),
                     T_WindowFunc if (*node.cast::<pg_sys::WindowFunc>()).winagg => {
                         self.of_aggregate((*node.cast::<pg_sys::WindowFunc>()).winfnoid)

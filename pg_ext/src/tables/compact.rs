@@ -28,28 +28,29 @@ pub(super) const MOST_SEGMENTS: usize = 4096;
 const SOME: usize = 16;
 
 /// Merges segments of a table to which the transaction has just added one, and that has so many now, if nobody else does, and it sees
-/// what there is.
+/// what there is. How many fewer there are.
 ///
 /// # Safety
 /// The table is open, and locked for writing.
-pub(super) unsafe fn compact(table: &Table, segments: usize) {
+pub(super) unsafe fn compact(table: &Table, segments: usize) -> usize {
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
     unsafe {
         // There, what one transaction reads of all tables and another writes would be a conflict.
         let is_serializable = (&raw const pg_sys::XactIsoLevel).read() >= pg_sys::XACT_SERIALIZABLE as i32;
         if is_serializable && segments <= MANY {
-            return;
+            return 0;
         }
         if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
-            return;
+            return 0;
         }
-        let Some(found) = rows::list_latest(table.relation) else { return };
+        let Some(found) = rows::list_latest(table.relation) else { return 0 };
         let merged = &found[to_merge(&found)];
-        let Some(first) = merged.first() else { return };
+        let Some(first) = merged.first() else { return 0 };
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let opened: Result<Vec<_>> = merged.iter().map(|row| memory::open(row, table, snapshot)).collect();
         // Without memory for them, they stay as they are.
+        let is_merged = opened.is_ok();
         if let Ok(opened) = opened {
             let ids: Vec<_> = merged.iter().map(|row| row.id).collect();
             rows::delete(table.relation, &ids, snapshot);
@@ -67,6 +68,7 @@ pub(super) unsafe fn compact(table: &Table, segments: usize) {
             memory::remove(merged);
         }
         pg_sys::UnregisterSnapshot(snapshot);
+        if is_merged { merged.len() - 1 } else { 0 }
     }
 }
 

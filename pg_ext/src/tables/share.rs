@@ -135,7 +135,10 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         source.close();
         rows::insert_segments(oid, &written);
         let segments = check_version(&table, &written);
-        compact::compact(&table, segments);
+        let fewer = compact::compact(&table, segments);
+        if segments > compact::MOST_SEGMENTS && fewer == 0 {
+            report::raise_error(&too_many(&table, segments), None);
+        }
         pg_sys::table_close(relation, pg_sys::NoLock as i32);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
     }
@@ -149,15 +152,6 @@ unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let found = rows::list(table.relation, snapshot);
         report::unwrap(memory::check_room(&found, table));
-        if found.len() > compact::MOST_SEGMENTS {
-            let message = format!("shared table \"{}\" has {} segments, more than are read", table.name, found.len());
-            let error = Error::new(Kind::OutOfRange, message)
-                .with_detail("They were appended in transactions that could not merge them.");
-            report::raise_error(
-                &error.with_hint("Share the table's rows again, and append more rows at a time."),
-                None,
-            );
-        }
         // The columns of one that was there are those of all. Without room for it, somebody else will see.
         let smallest = found.iter().filter(|row| !written.contains(row)).min_by_key(|row| row.bytes);
         if let Some(Ok(segment)) = smallest.map(|row| memory::open(row, table, snapshot)) {
@@ -166,6 +160,14 @@ unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
         pg_sys::UnregisterSnapshot(snapshot);
         found.len()
     }
+}
+
+/// The error of an append for which nothing could be merged.
+fn too_many(table: &Table, segments: usize) -> Error {
+    let message = format!("shared table \"{}\" would have {segments} segments, more than are read", table.name);
+    Error::new(Kind::OutOfRange, message)
+        .with_detail("A transaction that has merged some has not ended, or this one does not see all.")
+        .with_hint("Append again later, and more rows at a time, or share the table's rows again.")
 }
 
 /// Raises an error where a transaction may not write.
@@ -311,15 +313,17 @@ pub unsafe extern "C-unwind" fn forget(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
     pg_sys::Datum::from(0usize)
 }
 
-/// `transship.check_dropped_column(relation oid, number int) RETURNS void`: raises an error if a shared table has rows with the column
-/// that was just dropped, since another of that name would show its values. The extension's trigger calls it.
+/// `transship.check_dropped_column(relation oid, number int, is_named boolean) RETURNS void`: a shared table that has rows with the column
+/// that was just dropped may not lose it, since another of that name would show its values. If it was dropped with something else, the
+/// rows go. The extension's trigger calls it.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL passes a valid fcinfo with two arguments, which are not NULL, since the function is STRICT. The table was
+    // SAFETY: PostgreSQL passes a valid fcinfo with three arguments, which are not NULL, since the function is STRICT. The table was
     // just altered, so it is locked; the snapshot is registered while it is used.
     unsafe {
-        let arguments = (*fcinfo).args.as_slice(2);
+        let arguments = (*fcinfo).args.as_slice(3);
         let (oid, number) = (pg_sys::Oid::from(arguments[0].value.value() as u32), arguments[1].value.value() as i32);
+        let is_named = arguments[2].value.value() != 0;
         let nothing = pg_sys::Datum::from(0usize);
         if server::table_key(oid).is_none() {
             return nothing;
@@ -330,17 +334,25 @@ pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCal
             let name = text::from_c(pg_sys::get_rel_name(oid));
             // Whatever columns and key it has now.
             let table = Table { relation: oid, name, columns: Vec::new(), key: vec![0] };
-            let segment = report::unwrap(memory::open(smallest, &table, snapshot));
-            // One that was added after the rows were shared lies behind theirs.
+            let segment = if is_named { Some(report::unwrap(memory::open(smallest, &table, snapshot))) } else { None };
             let relation = pg_sys::table_open(oid, pg_sys::NoLock as i32);
             let columns = PgTupleDesc::from_pg_copy((*relation).rd_att);
             pg_sys::table_close(relation, pg_sys::NoLock as i32);
+            // One that was added after the rows were shared lies behind theirs.
             let is_before =
                 |column: &&pg_sys::FormData_pg_attribute| !column.attisdropped && i32::from(column.attnum) < number;
-            if columns.iter().filter(is_before).count() < segment.schema().fields().len() {
-                let message = format!("cannot drop a column of shared table \"{}\", which has rows", table.name);
-                let error = Error::new(Kind::InvalidDefinition, message);
-                report::raise_error(&error.with_hint(SHARE_AGAIN), None);
+            let before = columns.iter().filter(is_before).count();
+            match segment {
+                Some(segment) if before < segment.schema().fields().len() => {
+                    let message = format!("cannot drop a column of shared table \"{}\", which has rows", table.name);
+                    let error = Error::new(Kind::InvalidDefinition, message);
+                    report::raise_error(&error.with_hint(SHARE_AGAIN), None);
+                }
+                Some(_) => {}
+                None => {
+                    rows::delete_all(oid);
+                    pgrx::warning!("shared table \"{}\" has lost a column, and its rows", table.name);
+                }
             }
         }
         pg_sys::UnregisterSnapshot(snapshot);
