@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Interest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader, Interest};
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_client::control::{MAX_LINE_BYTES, MAX_SPANS_PER_REQUEST, Request, Response, send};
+use udf_client::control::{MAX_SPANS_PER_REQUEST, Request, Response, send};
 use udf_project::reference::is_digest;
 use udf_types::{Error, Kind, Result};
 
@@ -33,23 +32,18 @@ use crate::pool::Pool;
 use crate::progress::{Heard, Progress, progress};
 use crate::registration::upload::Upload;
 use crate::replica::Holder;
+use crate::request::{hung_up, read_request};
 use crate::runtime::image_store::{BuildOptions, TransferOptions};
 use crate::traces::Traces;
-use crate::users::{Asker, OfUser, Place};
+use crate::users::{Asker, Connections, OfUser, Place};
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
 /// the descriptors that the manager may have.
 const MOST_CONNECTIONS: usize = 8192;
 /// Leases at a time of one connection; engines have one.
 const MOST_LEASES: usize = 64;
-/// A request has so long from its first byte to its last, or as far as it is short, and again from there.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer requests of a user take turns.
-const SHORT_REQUEST_BYTES: usize = 16 << 10;
 /// Connections at a time that are told that they are refused.
 const MOST_STRANGERS: usize = 16;
-/// Between two looks at whether a connection is closed from which the next request has come already.
-const HANG_UP_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a refused connection may stay, and what it may still send.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 const MOST_IGNORED_BYTES: u64 = 64 << 10;
@@ -81,7 +75,8 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
     let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE).unwrap_or((1024, 1024));
     let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
     let mut users: HashMap<u32, Arc<OfUser>> = HashMap::new();
-    let (of_engines, of_operators) = (Arc::new(Semaphore::new(most)), Arc::new(Semaphore::new(most)));
+    let of_engines = Connections::new(most, config.allowed_uids.difference(&config.operator_uids).count());
+    let of_operators = Connections::new(most, config.operator_uids.len());
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -105,15 +100,19 @@ pub async fn serve(listener: UnixListener, images: Arc<Images>, pool: Arc<Pool>,
         };
         let connections = if peer.is_operator { &of_operators } else { &of_engines };
         let of_user = users.entry(peer.uid).or_insert_with(|| OfUser::new(peer.is_operator));
-        if let Some(place) = Place::take(of_user, connections) {
-            let upload = Upload::new(of_user.uploads());
-            let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
-            let (config, traces) = (config.clone(), traces.clone());
-            let held = Held { images, pool, config, traces, peer, leases: Vec::new(), log_leases, upload };
-            tokio::spawn(serve_connection(stream, held, place));
-        } else if let Ok(place) = strangers.clone().try_acquire_owned() {
-            let message = format!("the container manager has no room for another connection of user {}", peer.uid);
-            tokio::spawn(refuse(stream, Error::new(Kind::ContainerFailed, message), place));
+        match connections.take(peer.uid, of_user) {
+            Ok(place) => {
+                let upload = Upload::new(of_user.uploads());
+                let (images, pool, log_leases) = (images.clone(), pool.clone(), config.log_leases);
+                let (config, traces) = (config.clone(), traces.clone());
+                let held = Held { images, pool, config, traces, peer, leases: Vec::new(), log_leases, upload };
+                tokio::spawn(serve_connection(stream, held, place));
+            }
+            Err(refusal) => {
+                if let Ok(place) = strangers.clone().try_acquire_owned() {
+                    tokio::spawn(refuse(stream, refusal, place));
+                }
+            }
         }
     }
 }
@@ -224,8 +223,12 @@ async fn serve_connection(stream: UnixStream, mut held: Held, place: Place) {
             Ok(None) => return,
             Err(cause) => {
                 let Peer { uid, pid, .. } = held.peer;
-                let event = log::warning("request_cut_off").peer(uid, pid);
-                return event.write(format_args!("a request was cut off: {cause}"));
+                // Not every one, so that no user fills the log.
+                if let Some(count) = place.of_user().count_cut_off() {
+                    let event = log::warning("request_cut_off").peer(uid, pid);
+                    event.write(format_args!("{count} requests of user {uid} were cut off, the last one: {cause}"));
+                }
+                return;
             }
         };
         let mut is_readable = true;
@@ -299,49 +302,6 @@ async fn tell(writer: &mut OwnedWriteHalf, mut heard: Heard) -> std::io::Result<
         writer.write_all(&line_of(&Response::Progress { text })).await?;
     }
     Ok(())
-}
-
-/// Reads the line of a request, of at most [`MAX_LINE_BYTES`]; a long one with its turn. None at the end of the stream.
-async fn read_request(
-    reader: &mut BufReader<OwnedReadHalf>,
-    long_requests: &Arc<Semaphore>,
-) -> std::io::Result<Option<(String, Option<OwnedSemaphorePermit>)>> {
-    // Whoever has a lease may say nothing for as long as it likes.
-    if reader.fill_buf().await?.is_empty() {
-        return Ok(None);
-    }
-    let (mut line, mut turn) = (Vec::new(), None);
-    read_piece(reader, &mut line, SHORT_REQUEST_BYTES).await?;
-    if line.len() == SHORT_REQUEST_BYTES && !line.ends_with(b"\n") {
-        turn = long_requests.clone().acquire_owned().await.ok();
-        read_piece(reader, &mut line, MAX_LINE_BYTES as usize).await?;
-    }
-    let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, fact);
-    if line.pop() != Some(b'\n') {
-        return Err(invalid("line too long or cut off"));
-    }
-    let line = String::from_utf8(line).map_err(|_| invalid("line is not UTF-8"))?;
-    Ok(Some((line, turn)))
-}
-
-/// Reads on to the end of the line, or until it has `most` bytes.
-async fn read_piece(reader: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>, most: usize) -> std::io::Result<()> {
-    let mut rest = reader.take((most - line.len()) as u64);
-    tokio::time::timeout(REQUEST_TIMEOUT, rest.read_until(b'\n', line)).await??;
-    Ok(())
-}
-
-/// Waits until the other end is closed. One that only sends no more may wait for its answer.
-async fn hung_up(stream: &UnixStream) {
-    let is_closed = || {
-        let mut polled = [PollFd::new(stream.as_fd(), PollFlags::empty())];
-        let is_polled = poll(&mut polled, PollTimeout::ZERO).is_ok();
-        is_polled && polled[0].revents().is_some_and(|found| found.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
-    };
-    // This does not wait where the next request is there already.
-    while stream.ready(Interest::READABLE).await.is_ok() && !is_closed() {
-        tokio::time::sleep(HANG_UP_INTERVAL).await;
-    }
 }
 
 /// Sends a response, with the folders that a lease opens.
@@ -436,7 +396,7 @@ async fn answer(
         }
         Request::ReportFailure { replica } => {
             held.check_leased(&replica)?;
-            pool.judge(replica, asker).await.map(|fate| Response::Fate { fate })
+            pool.judge(replica).await.map(|fate| Response::Fate { fate })
         }
         Request::Replicas => {
             let Peer { uid, is_operator, .. } = held.peer;

@@ -32,6 +32,7 @@ pub mod registration;
 pub mod registry_login;
 pub mod registry_name;
 pub mod replica;
+mod request;
 pub mod runtime;
 pub mod sandbox;
 pub mod setup_checks;

@@ -26,6 +26,8 @@ use udf_project::endpoint::Endpoint;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
+use crate::pool::Fate;
+
 /// So many of those who have leases are shown, so that a list of replicas stays short.
 const MOST_SHOWN_HOLDERS: usize = 100;
 
@@ -112,6 +114,8 @@ pub struct Replica {
     pub is_being_asked: bool,
     /// Whether it is being asked because somebody waited for it in vain. Nobody gets a lease on it until it answers.
     pub is_reported: bool,
+    /// What became of it, if somebody has lost it.
+    pub(crate) fate: Option<Fate>,
     /// When it was started or adopted.
     pub since: Instant,
     /// When it last had a lease.
@@ -139,6 +143,7 @@ impl Replica {
             asked: now,
             is_being_asked: false,
             is_reported: false,
+            fate: None,
             since: now,
             used: now,
             state: watch::Sender::new(State::Starting),

@@ -1,21 +1,26 @@
 //! What the requests of one user have together: connections, long requests, files that were sent, and questions to the container
 //! engine. Each is bounded by user, so that a user whose questions wait for a slow engine keeps no other from the manager.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use udf_types::Result;
+use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
 use crate::registration::upload::Room;
+use crate::request::MOST_PERMITS;
 
-/// Longer requests of a user take turns, so that all of them together fill no memory.
-const MOST_LONG_REQUESTS: usize = 2;
-/// A user may have so many times the connections that are free. One user alone thus gets 8 of 9, and several get equal parts.
+/// Longer requests of a user have the length of two of the longest together, so that they fill no memory.
+const MOST_OF_LONG_REQUESTS: usize = 2 * MOST_PERMITS as usize;
+/// Where there are several users, one may have so many times the connections that are free. One that comes alone thus gets 8 of 9,
+/// and all of them get equal parts.
 const MOST_OF_FREE: usize = 8;
 /// Questions of a user to the container engine at a time. Each takes one of the runtime's 512 threads, and up to two minutes.
-const MOST_QUESTIONS: usize = 32;
+pub(crate) const MOST_QUESTIONS: usize = 32;
+/// Between two lines in the log about cut-off requests of a user.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the connections of a user share.
 pub(crate) struct OfUser {
@@ -24,15 +29,24 @@ pub(crate) struct OfUser {
     long_requests: Arc<Semaphore>,
     questions: Arc<Semaphore>,
     uploads: Arc<Room>,
+    cut_off: Mutex<CutOff>,
+}
+
+/// The requests that were cut off since the log has said so.
+#[derive(Default)]
+struct CutOff {
+    count: usize,
+    said: Option<Instant>,
 }
 
 impl OfUser {
     pub(crate) fn new(is_operator: bool) -> Arc<OfUser> {
         Arc::new(OfUser {
             connections: AtomicUsize::new(0),
-            long_requests: Arc::new(Semaphore::new(MOST_LONG_REQUESTS)),
+            long_requests: Arc::new(Semaphore::new(MOST_OF_LONG_REQUESTS)),
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
             uploads: Arc::new(Room::new(is_operator)),
+            cut_off: Mutex::default(),
         })
     }
 
@@ -43,6 +57,46 @@ impl OfUser {
     pub(crate) fn uploads(&self) -> Arc<Room> {
         self.uploads.clone()
     }
+
+    /// Counts a request that was cut off. How many there are of which the log is to say something by now.
+    pub(crate) fn count_cut_off(&self) -> Option<usize> {
+        let mut cut_off = self.cut_off.lock().unwrap_or_else(PoisonError::into_inner);
+        cut_off.count += 1;
+        if cut_off.said.is_some_and(|said| said.elapsed() < LOG_INTERVAL) {
+            return None;
+        }
+        cut_off.said = Some(Instant::now());
+        Some(std::mem::take(&mut cut_off.count))
+    }
+}
+
+/// The connections of all users of a kind.
+pub(crate) struct Connections {
+    most: usize,
+    /// Whether there are several such users.
+    is_shared: bool,
+    free: Arc<Semaphore>,
+}
+
+impl Connections {
+    pub(crate) fn new(most: usize, users: usize) -> Connections {
+        Connections { most, is_shared: users > 1, free: Arc::new(Semaphore::new(most)) }
+    }
+
+    /// A place for one more of a user; an error if there is none, or others need those that are free.
+    pub(crate) fn take(&self, user: u32, of_user: &Arc<OfUser>) -> Result<Place> {
+        let (has, free) = (of_user.connections.load(Relaxed), self.free.available_permits());
+        let has_share = !self.is_shared || has < free.saturating_mul(MOST_OF_FREE);
+        let Some(of_all) = self.free.clone().try_acquire_owned().ok().filter(|_| has_share) else {
+            let fact = format!("the container manager has no room for another connection of user {user}");
+            let fact = format!("{fact}, who has {has} of {}; {free} are free", self.most);
+            return Err(Error::new(Kind::ContainerFailed, fact).with_hint(
+                "Raise LimitNOFILE of transshipd: the manager serves a third as many connections, at most 8192.",
+            ));
+        };
+        of_user.connections.fetch_add(1, Relaxed);
+        Ok(Place { of_user: of_user.clone(), _of_all: of_all })
+    }
 }
 
 /// One open connection of a user.
@@ -52,15 +106,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// A place for one more, of all that users of its kind may have; none if others need those that are free.
-    pub(crate) fn take(of_user: &Arc<OfUser>, of_all: &Arc<Semaphore>) -> Option<Place> {
-        let most = of_all.available_permits().saturating_mul(MOST_OF_FREE);
-        let has_share = of_user.connections.load(Relaxed) < most;
-        let of_all = of_all.clone().try_acquire_owned().ok().filter(|_| has_share)?;
-        of_user.connections.fetch_add(1, Relaxed);
-        Some(Place { of_user: of_user.clone(), _of_all: of_all })
-    }
-
     pub(crate) fn of_user(&self) -> &OfUser {
         &self.of_user
     }
@@ -85,7 +130,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// A user; a long request comes with its turn.
+    /// A user; a long request comes with its permits.
     pub(crate) fn new(
         user: u32,
         is_operator: bool,
@@ -100,11 +145,6 @@ impl Asker {
     pub fn manager() -> Asker {
         let of_manager = OfUser::new(true);
         Asker::new(nix::unistd::Uid::effective().as_raw(), true, &of_manager, Cancel::default(), None)
-    }
-
-    /// The same, who waits to the end.
-    pub(crate) fn staying(self) -> Asker {
-        Asker { cancel: Cancel::default(), ..self }
     }
 
     /// Waits until the user may ask the container engine one thing more, or nobody waits for its answer.
@@ -123,21 +163,39 @@ mod tests {
 
     #[test]
     fn no_user_has_all_connections() {
-        let (all, users) = (Arc::new(Semaphore::new(90)), [false; 3].map(OfUser::new));
-        let take_all = |user| std::iter::from_fn(|| Place::take(user, &all)).collect::<Vec<_>>();
+        let (all, users) = (Connections::new(90, 3), [false; 3].map(OfUser::new));
+        let take_all = |user| std::iter::from_fn(|| all.take(1, user).ok()).collect::<Vec<_>>();
+        let free = || all.free.available_permits();
         let first = take_all(&users[0]);
-        assert_eq!((first.len(), all.available_permits()), (80, 10));
+        assert_eq!((first.len(), free()), (80, 10));
         let second = take_all(&users[1]);
-        assert_eq!((second.len(), all.available_permits()), (9, 1));
-        assert!(Place::take(&users[0], &all).is_none());
-        let third = Place::take(&users[2], &all).unwrap();
+        assert_eq!((second.len(), free()), (9, 1));
+        let refusal = all.take(1, &users[0]).err().unwrap();
+        assert!(refusal.message().ends_with("who has 80 of 90; 1 are free") && refusal.hint().is_some(), "{refusal}");
+        let third = all.take(1, &users[2]).unwrap();
         assert!(take_all(&users[2]).is_empty());
         // What is given back can be had by the others.
         drop(first);
         assert_eq!(take_all(&users[1]).len() + second.len(), 80);
         drop((second, third));
-        assert_eq!(all.available_permits(), 90);
+        assert_eq!(free(), 90);
         assert!(users.iter().all(|user| user.connections.load(Relaxed) == 0));
+    }
+
+    #[test]
+    fn the_only_user_has_all_connections() {
+        let (all, user) = (Connections::new(90, 1), OfUser::new(false));
+        let taken: Vec<_> = std::iter::from_fn(|| all.take(1, &user).ok()).collect();
+        assert_eq!(taken.len(), 90);
+    }
+
+    #[test]
+    fn cut_off_requests_do_not_fill_the_log() {
+        let user = OfUser::new(false);
+        assert_eq!(user.count_cut_off(), Some(1));
+        assert!((0..100).all(|_| user.count_cut_off().is_none()));
+        user.cut_off.lock().unwrap().said = None;
+        assert_eq!(user.count_cut_off(), Some(101));
     }
 
     #[tokio::test]

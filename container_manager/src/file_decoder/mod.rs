@@ -4,7 +4,7 @@
 mod decode;
 mod lock_down;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::hash::RandomState;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,10 +32,12 @@ use crate::log;
 
 /// The first argument of the manager's program when it is to decode a file.
 pub const COMMAND: &str = "decode-file";
-/// Files that are decoded at a time; further clients wait.
+/// Files that are decoded at a time; further clients wait. A decoder is there until its client has read all rows.
 const MOST_DECODERS: usize = 4;
 /// Clients that wait, for a place or with their files.
 const MOST_WAITING: usize = 64;
+/// One in so many places of either kind is for the others, where there are several users.
+const PART_OF_OTHERS: usize = 4;
 /// Longest wait for a client's file.
 const MOST_SILENCE: Duration = Duration::from_secs(10);
 /// Memory of a decoder.
@@ -74,55 +76,70 @@ impl Drop for FileDecoder {
     }
 }
 
-/// Places for clients, each of whom takes one.
+/// Places for clients, each of whom takes one. One user does not get all of them.
 #[derive(Debug)]
 struct Places {
     most: usize,
-    taken: Mutex<usize>,
+    most_of_user: usize,
+    /// By user.
+    taken: Mutex<HashMap<u32, usize>>,
     freed: Condvar,
 }
 
 impl Places {
-    fn new(most: usize) -> Arc<Places> {
-        Arc::new(Places { most, taken: Mutex::default(), freed: Condvar::default() })
+    fn new(most: usize, users: usize) -> Arc<Places> {
+        let most_of_user = if users > 1 { most - most / PART_OF_OTHERS } else { most };
+        Arc::new(Places { most, most_of_user, taken: Mutex::default(), freed: Condvar::default() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, usize> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a place, and takes it.
-    fn take(self: &Arc<Places>) -> Place {
+    fn take(self: &Arc<Places>, user: u32) -> Place {
         let mut taken = self.lock();
-        while *taken >= self.most {
+        loop {
+            if let Some(place) = self.take_of(&mut taken, user) {
+                return place;
+            }
             taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
         }
-        *taken += 1;
-        Place(self.clone())
     }
 
     /// Takes a place, if there is one.
-    fn take_free(self: &Arc<Places>) -> Option<Place> {
-        let mut taken = self.lock();
-        (*taken < self.most).then(|| {
-            *taken += 1;
-            Place(self.clone())
+    fn take_free(self: &Arc<Places>, user: u32) -> Option<Place> {
+        self.take_of(&mut self.lock(), user)
+    }
+
+    fn take_of(self: &Arc<Places>, taken: &mut HashMap<u32, usize>, user: u32) -> Option<Place> {
+        let all: usize = taken.values().sum();
+        let of_user = taken.entry(user).or_default();
+        (all < self.most && *of_user < self.most_of_user).then(|| {
+            *of_user += 1;
+            Place { places: self.clone(), user }
         })
     }
 }
 
 #[derive(Debug)]
-struct Place(Arc<Places>);
+struct Place {
+    places: Arc<Places>,
+    user: u32,
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        *self.0.lock() -= 1;
-        self.0.freed.notify_one();
+        if let Some(of_user) = self.places.lock().get_mut(&self.user) {
+            *of_user -= 1;
+        }
+        // Those who wait are of several users.
+        self.places.freed.notify_all();
     }
 }
 
 fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
-    let (seats, decoders) = (Places::new(MOST_WAITING), Places::new(MOST_DECODERS));
+    let [seats, decoders] = [MOST_WAITING, MOST_DECODERS].map(|most| Places::new(most, users.len()));
     loop {
         let client = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
@@ -132,10 +149,9 @@ fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
                 continue;
             }
         };
-        if !socket_peercred(&client).is_ok_and(|peer| users.contains(&peer.uid.as_raw())) {
-            continue;
-        }
-        let Some(seat) = seats.take_free() else {
+        let user = socket_peercred(&client).ok().map(|peer| peer.uid.as_raw());
+        let Some(user) = user.filter(|user| users.contains(user)) else { continue };
+        let Some(seat) = seats.take_free(user) else {
             let fact = "Too many clients of the manager wait for their files to be decoded.".to_string();
             // The socket has room for it, since nothing was sent before.
             let _ = Channel::from(client).send(&Message::Failed { kind: Kind::Busy, fact }.to_bytes());
@@ -158,7 +174,7 @@ fn serve(client: &OwnedFd, seat: Place, decoders: &Arc<Places>) -> std::io::Resu
     if !has_spoken(client)? {
         return Ok(());
     }
-    let _place = decoders.take();
+    let _place = decoders.take(seat.user);
     drop(seat);
     decode_for(client)
 }
@@ -243,4 +259,29 @@ pub fn run_decoder(mut arguments: impl Iterator<Item = String>) -> std::io::Resu
         let _ = send(Message::Failed { kind: error.kind(), fact });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_has_all_places() {
+        let places = Places::new(4, 2);
+        let mut first: Vec<_> = (0..3).map(|_| places.take(1)).collect();
+        assert!(places.take_free(1).is_none());
+        let other = places.take(2);
+        assert!(places.take_free(2).is_none());
+        drop(first.pop());
+        // Of those who wait, the one who may goes on.
+        let waiting = [1, 2].map(|user| {
+            let places = places.clone();
+            thread::spawn(move || places.take(user))
+        });
+        drop((first, other));
+        assert!(waiting.map(|thread| thread.join().unwrap()).iter().map(|place| place.user).eq([1, 2]));
+        assert!(places.lock().values().all(|taken| *taken == 0));
+        let places = Places::new(4, 1);
+        assert_eq!(std::iter::from_fn(|| places.take_free(1)).collect::<Vec<_>>().len(), 4);
+    }
 }

@@ -62,12 +62,12 @@ impl Pool {
         self.blocking(|pool| pool.containers.check()).await.map(drop)
     }
 
-    /// Removes the folders of replicas that are not there, but for those of sockets that are `left` alone.
-    pub async fn sweep_folders(self: &Arc<Pool>, left: Vec<PathBuf>) -> Result<()> {
+    /// Removes the folders of replicas that are not there.
+    pub async fn sweep_folders(self: &Arc<Pool>) -> Result<()> {
         let known: Vec<PathBuf> = {
             let state = self.lock();
             let all = state.replicas.values().chain(state.leaving.values());
-            all.map(|replica| replica.socket_dir.clone()).chain(left).collect()
+            all.map(|replica| replica.socket_dir.clone()).collect()
         };
         self.blocking(move |pool| {
             pool.folders.sweep(&known);

@@ -12,6 +12,7 @@ mod stop;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tokio::sync::Semaphore;
 use udf_client::control::{CircuitInfo, ReplicaInfo};
 use udf_types::{Error, Kind, Result};
 
@@ -24,6 +25,8 @@ use crate::metrics::Metrics;
 use crate::replica::Holder;
 use crate::runtime::container_runtime::ContainerRuntime;
 use crate::sandbox::ServerUsers;
+use crate::users::MOST_QUESTIONS;
+pub(crate) use silence::Fate;
 use state::PoolState;
 #[cfg(test)]
 pub(crate) use stop::tests::unwell_pool;
@@ -38,6 +41,8 @@ pub struct Pool {
     folders: Folders,
     kept_logs: KeptLogs,
     metrics: Metrics,
+    /// Those who judge replicas ask the runtime so many things at a time.
+    questions: Semaphore,
     state: Mutex<PoolState>,
 }
 
@@ -53,8 +58,18 @@ impl Pool {
         let (are_processes, owner) = (containers.name() == "process", containers.owner()?);
         let folders = Folders::new(&paths.run_dir, &paths.shm_dir, config.segment_bytes, are_processes, owner)?;
         let kept_logs = KeptLogs::new(&paths.state_dir);
-        let (metrics, state) = (Metrics::default(), Mutex::default());
-        Ok(Arc::new(Pool { config, containers, catalogue, server_users, folders, kept_logs, metrics, state }))
+        let (metrics, questions, state) = (Metrics::default(), Semaphore::new(MOST_QUESTIONS), Mutex::default());
+        Ok(Arc::new(Pool {
+            config,
+            containers,
+            catalogue,
+            server_users,
+            folders,
+            kept_logs,
+            metrics,
+            questions,
+            state,
+        }))
     }
 
     /// The runtime's name.

@@ -4,17 +4,16 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use tokio::sync::watch;
 use udf_client::control::STILL_RUNNING;
-use udf_types::Result;
+use udf_types::{Error, Kind, Result};
 
 use super::Pool;
 use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet, is_deserted};
-use crate::blocking::failed;
 use crate::log;
 use crate::metrics::End;
 use crate::replica::State;
 use crate::runtime::container_runtime::ReplicaStatus;
-use crate::users::Asker;
 
 /// Between two times that a replica is asked which did not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
@@ -25,25 +24,42 @@ const LATE_INTERVAL: Duration = Duration::from_millis(100);
 /// A silent replica has missed at least so many greetings before it is stopped.
 const LEAST_MISSED: u32 = 3;
 
+/// What became of a replica, once it is known.
+pub(crate) type Fate = watch::Receiver<Option<Result<String>>>;
+
 impl Pool {
     /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
     /// answer may be busy for somebody else: it becomes Silent.
-    pub async fn judge(self: &Arc<Pool>, name: String, asker: Asker) -> Result<String> {
-        // It goes on without the engine that asked.
-        let (pool, asker) = (self.clone(), asker.staying());
-        let judged = tokio::spawn(async move { pool.judge_to_the_end(name, &asker).await }).await;
-        judged.unwrap_or_else(|cause| Err(failed(&cause)))
+    pub async fn judge(self: &Arc<Pool>, name: String) -> Result<String> {
+        let Some(mut fate) = self.begin_to_judge(name) else { return Ok("was stopped".to_string()) };
+        let fate = fate.wait_for(Option::is_some).await.ok().and_then(|fate| fate.clone());
+        fate.unwrap_or_else(|| Err(Error::new(Kind::ContainerFailed, "could not judge how a replica ended")))
     }
 
-    async fn judge_to_the_end(self: &Arc<Pool>, name: String, asker: &Asker) -> Result<String> {
-        let Some(socket_dir) = self.lock().replicas.get(&name).map(|replica| replica.socket_dir.clone()) else {
-            return Ok("was stopped".to_string());
-        };
+    /// Many sessions may lose one replica, but it is judged once at a time. Its fate comes, also if those who asked are gone.
+    fn begin_to_judge(self: &Arc<Pool>, name: String) -> Option<Fate> {
+        let mut state = self.lock();
+        let replica = state.replicas.get_mut(&name)?;
+        // The other end is there until the fate is known.
+        if let Some(fate) = replica.fate.as_ref().filter(|fate| fate.has_changed().is_ok()) {
+            return Some(fate.clone());
+        }
+        let (sender, fate) = watch::channel(None);
+        replica.fate = Some(fate.clone());
+        let (pool, socket_dir) = (self.clone(), replica.socket_dir.clone());
+        tokio::spawn(async move {
+            let fate = pool.judge_to_the_end(name, socket_dir).await;
+            sender.send_replace(Some(fate));
+        });
+        Some(fate)
+    }
+
+    async fn judge_to_the_end(self: &Arc<Pool>, name: String, socket_dir: PathBuf) -> Result<String> {
         let (begun, mut is_silent) = (Instant::now(), false);
         // A connection is lost before the process behind it is seen to have ended: a busy container engine takes seconds.
         loop {
             let asked = name.clone();
-            let question = asker.question("ask how a replica ended").await?;
+            let question = self.questions.acquire().await;
             let status = self.blocking(move |pool| pool.containers.status(&asked)).await?;
             drop(question);
             if let ReplicaStatus::Ended(fate) = status {
@@ -153,5 +169,31 @@ impl Pool {
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering::SeqCst;
+
+    use tokio::task::JoinSet;
+
+    use super::super::unwell_pool;
+
+    #[tokio::test]
+    async fn a_replica_that_many_have_lost_is_judged_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pool, stops) = unwell_pool(folder.path(), 2, 0);
+        let replica = pool.new_replica("sha256:1");
+        let name = replica.name.clone();
+        pool.lock().replicas.insert(name.clone(), replica);
+        let mut judges = JoinSet::new();
+        for _ in 0..100 {
+            let (pool, name) = (pool.clone(), name.clone());
+            judges.spawn(async move { pool.judge(name).await.unwrap() });
+        }
+        assert!(judges.join_all().await.iter().all(|fate| fate == "exited with status 137"));
+        assert_eq!(stops.2.load(SeqCst), 1);
+        assert_eq!(pool.judge(name).await.unwrap(), "was stopped");
     }
 }

@@ -207,9 +207,9 @@ pub(super) mod tests {
     use crate::replica::Holder;
     use crate::runtime::container_runtime::{ContainerRuntime, FoundReplica, ReplicaSpec, ReplicaStatus};
 
-    /// Counts how many replicas were stopped, and how often that fails before. Image `sha256:2` was not built here.
+    /// Counts how many replicas were stopped, how often that fails before, and how often it is asked for states. Image `sha256:2` was not built here.
     #[derive(Default)]
-    pub(crate) struct Stops(AtomicUsize, AtomicUsize);
+    pub(crate) struct Stops(AtomicUsize, AtomicUsize, pub(crate) AtomicUsize);
 
     impl ContainerRuntime for Stops {
         fn name(&self) -> &'static str {
@@ -225,6 +225,7 @@ pub(super) mod tests {
             Ok(())
         }
         fn status(&self, _: &str) -> Result<ReplicaStatus> {
+            self.2.fetch_add(1, SeqCst);
             Ok(ReplicaStatus::Ended("exited with status 137".to_string()))
         }
         fn pause(&self, _: &str) -> Result<()> {
