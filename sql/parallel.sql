@@ -71,20 +71,26 @@ RESET parallel_leader_participation;
 DROP FUNCTION says, add_one_restricted, refuses, wait_restricted;
 -- One statement calls one version of an image, also of a function without a digest whose image's name stands for another one by now.
 \! mkdir -p target/regress/versions
-\! printf 'name = "regress_versions"\nversion = "1.0"\ntemplate = "python"\n\n[[functions]]\nname = "image_version"\n' > target/regress/versions/transship.toml
-\! printf 'def image_version(x: int) -> int:\n    return 1\n' > target/regress/versions/handler.py
+\! printf 'name = "regress_versions"\nversion = "1.0"\ntemplate = "python"\n\n[[functions]]\nname = "image_version"\n\n[[functions]]\nname = "version_of"\narguments = ["(x int8)"]\nreturns = "int8"\n' > target/regress/versions/transship.toml
+\! printf 'def image_version(x: int) -> int:\n    return 1\n\n\ndef version_of(row):\n    return 1\n' > target/regress/versions/handler.py
 \! target/release/transship build target/regress/versions > /dev/null 2>&1
 SET check_function_bodies = off;
 CREATE FUNCTION image_version(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE COST 1000 AS 'image = "regress_versions:1.0"';
+-- One that takes rows is adapted to the image's row type before a worker knows its leader's image.
+CREATE TYPE versioned AS (x bigint);
+CREATE FUNCTION version_of(v versioned) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE COST 1000 AS 'image = "regress_versions:1.0"';
 RESET check_function_bodies;
-SELECT image_version(1);
+SELECT image_version(1), version_of(ROW(1)::versioned);
 \! sed -i 's/return 1/return 2/' target/regress/versions/handler.py
 \! target/release/transship build target/regress/versions > /dev/null 2>&1
 SET parallel_leader_participation = off;
 SELECT sum(image_version(x)), count(*) FROM numbers;
+SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers;
 RESET parallel_leader_participation;
 SELECT sum(image_version(x)), count(*) FROM numbers;
 \c -
 SELECT sum(image_version(x)), count(*) FROM numbers;
-DROP FUNCTION image_version;
+SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers;
+DROP FUNCTION image_version, version_of;
+DROP TYPE versioned;
 \! rm -r target/regress/versions
