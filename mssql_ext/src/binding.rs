@@ -24,6 +24,8 @@ pub struct InputColumn {
     pub sql: SqlType,
     /// SQL_NO_NULLS, SQL_NULLABLE or SQL_NULLABLE_UNKNOWN.
     pub nullable: i16,
+    /// Its place among the columns that the input is partitioned by; below zero if it is none of them.
+    pub partition_by: i16,
 }
 
 /// A parameter of `@params`.
@@ -73,12 +75,13 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Binds a session's columns and parameters to a function.
+    /// Binds a session's columns and parameters to a function, in one of so many tasks.
     pub fn new(
         script: &Script,
         signature: &Signature,
         columns: &[InputColumn],
         parameters: &[Parameter],
+        tasks: u16,
         guid: GuidForm,
     ) -> Result<Binding> {
         let function = &signature.function;
@@ -100,15 +103,20 @@ impl Binding {
                 }
             }
         }
-        let argument_of = |parameter: &Parameter| find_argument(signature, &parameter.name);
         if signature.kind == FunctionKind::Map && parameters.iter().any(is_streaming) {
             return Err(invalid(format!("map function \"{function}\" cannot be streamed"))
                 .with_hint("Leave out @r_rowsPerRead: the function would see each part as a stream of its own."));
         }
+        let is_partitioned = columns.iter().any(|column| column.partition_by >= 0);
+        if signature.kind == FunctionKind::Map && tasks > 1 && !is_partitioned {
+            return Err(invalid(format!("map function \"{function}\" cannot run in parallel"))
+                .with_detail("Each task would see its share of the rows as a stream of its own.")
+                .with_hint("Write @parallel = 0, or name columns in @input_data_1_partition_by_columns."));
+        }
 
         let mut arguments: Vec<Option<Source>> = vec![None; signature.arguments.len()];
         for (number, parameter) in parameters.iter().enumerate() {
-            let Some(argument) = argument_of(parameter) else { continue };
+            let Some(argument) = find_argument(signature, &parameter.name) else { continue };
             if let Some(Source::Parameter(other)) = arguments[argument].replace(Source::Parameter(number)) {
                 let (argument, [one, other]) =
                     (argument_name(signature, argument), [other, number].map(|i| &parameters[i].name));
@@ -129,6 +137,17 @@ impl Binding {
                 }
             }
             Bind::Name => {
+                for column in columns {
+                    let Some(argument) = find_argument(signature, &column.name) else { continue };
+                    if let Some(Source::Parameter(number)) = arguments[argument] {
+                        let (argument, parameter) = (argument_name(signature, argument), &parameters[number].name);
+                        return Err(invalid(format!(
+                            "column \"{}\" and parameter @{parameter} both feed argument \"{argument}\" of \"{function}\"",
+                            column.name
+                        ))
+                        .with_hint("Give the column another name in the query."));
+                    }
+                }
                 for argument in unfed {
                     let name = argument_name(signature, argument);
                     let column = find_column(columns, &name, &format!("argument \"{name}\" of \"{function}\""))?;
@@ -163,9 +182,19 @@ fn same_name(one: &str, other: &str) -> bool {
     one == other || one.to_lowercase() == other.to_lowercase()
 }
 
-/// The argument that a parameter of this name feeds. `arg3` is the third, unless one has that name.
+/// The one of this name, or else the only one whose name differs in case alone.
+fn position_of<'a>(mut names: impl Iterator<Item = &'a str> + Clone, name: &str) -> Option<usize> {
+    let mut alike = names.clone().enumerate().filter(|(_, other)| same_name(other, name)).map(|(position, _)| position);
+    names.position(|other| other == name).or_else(|| alike.next().filter(|_| alike.next().is_none()))
+}
+
+/// The argument that a parameter or a column of this name feeds. `arg3` is the third, unless one has that name.
 fn find_argument(signature: &Signature, name: &str) -> Option<usize> {
-    let by_name = signature.arguments.iter().position(|argument| same_name(&argument.name, name));
+    // Arguments may be without a name, and so may columns.
+    if name.is_empty() {
+        return None;
+    }
+    let by_name = position_of(signature.arguments.iter().map(|argument| argument.name.as_str()), name);
     by_name.or_else(|| {
         let number: usize = name.strip_prefix("arg")?.parse().ok()?;
         (1..=signature.arguments.len()).contains(&number).then(|| number - 1)
@@ -247,7 +276,7 @@ fn find_outputs(
             }
             continue;
         }
-        let by_name = results.iter().position(|result| same_name(&result.name, &parameter.name));
+        let by_name = position_of(results.iter().map(|result| result.name.as_str()), &parameter.name);
         let is_only = results.len() == 1 && parameters.iter().filter(|other| other.is_output).count() == 1;
         match by_name.or(is_only.then_some(0)) {
             Some(result) => {
@@ -314,7 +343,8 @@ mod tests {
     }
 
     fn columns(names: &str) -> Vec<InputColumn> {
-        let column = |name: &str| InputColumn { name: name.to_string(), sql: SqlType::Float, nullable: 1 };
+        let column =
+            |name: &str| InputColumn { name: name.to_string(), sql: SqlType::Float, nullable: 1, partition_by: -1 };
         names.split_whitespace().map(column).collect()
     }
 
@@ -324,7 +354,7 @@ mod tests {
 
     fn bind(script: &str, signature: &Signature, names: &str, parameters: &[Parameter]) -> Result<Binding> {
         let script = Script::parse(&format!("image = 'i'\n{script}"), |_| unreachable!()).unwrap();
-        Binding::new(&script, signature, &columns(names), parameters, GuidForm::Guid)
+        Binding::new(&script, signature, &columns(names), parameters, 1, GuidForm::Guid)
     }
 
     #[test]
@@ -357,6 +387,32 @@ mod tests {
     }
 
     #[test]
+    fn names_that_differ_in_case_are_told_apart() {
+        use Source::{Column, Parameter as Param};
+        let f = signature("x float8, X float8", "(y float8, Y float8)");
+        let bound = bind("", &f, "z", &[parameter("X", false), parameter("Y", true)]).unwrap();
+        assert_eq!((bound.arguments, bound.outputs), (vec![Column(0), Param(0)], vec![(1, 1)]));
+        assert_eq!(bind("bind = 'name'", &f, "x", &[parameter("X", false)]).unwrap().arguments, [Column(0), Param(0)]);
+        let g = signature("ab float8, AB float8", "float8");
+        assert!(bind("", &g, "z", &[parameter("Ab", false)]).unwrap_err().message().contains("feeds no argument"));
+    }
+
+    #[test]
+    fn map_functions_run_in_parallel_by_partition_alone() {
+        let map = Signature { kind: FunctionKind::Map, ..signature("a float8", "float8") };
+        let script = Script::parse("image = 'i'\nbind = 'name'", |_| unreachable!()).unwrap();
+        let mut columns = columns("g a");
+        let bind = |signature: &Signature, columns: &[InputColumn], tasks| {
+            Binding::new(&script, signature, columns, &[], tasks, GuidForm::Guid)
+        };
+        assert!(bind(&map, &columns, 1).is_ok());
+        assert!(bind(&map, &columns, 2).unwrap_err().message().contains("cannot run in parallel"));
+        assert!(bind(&signature("a float8", "float8"), &columns, 2).is_ok());
+        columns[0].partition_by = 0;
+        assert!(bind(&map, &columns, 2).is_ok());
+    }
+
+    #[test]
     fn what_does_not_match_is_told_with_names() {
         let f = signature("a float8, b int4", "float8");
         for (script, names, parameters, word) in [
@@ -373,6 +429,8 @@ mod tests {
                 "@a and @arg1 both feed",
             ),
             ("", "x", vec![parameter("A", false), parameter("a", false)], "@A and @a both feed"),
+            ("bind = 'name'", "A b", vec![parameter("a", false)], "column \"A\" and parameter @a both feed"),
+            ("bind = 'name'", "b", vec![parameter("a", false), parameter("arg2", false)], "and parameter @arg2 both"),
             ("result_columns = ['int']", "x y", vec![], "cannot come back as int"),
             ("result_columns = ['float', 'float']", "x y", vec![], "2 types"),
         ] {

@@ -228,7 +228,7 @@ impl<'a> Execution<'a> {
                 for number in numbers.values() {
                     // The protocol's client has checked that they are rows of the batch, in order.
                     let row = sent.row(*number as usize);
-                    self.results.pass(&self.passing, row..row + 1);
+                    self.pass(row..row + 1)?;
                 }
             }
             let results = reply.columns.column(1).clone();
@@ -242,11 +242,19 @@ impl<'a> Execution<'a> {
                 (Some(reply), Some(kept)) => scatter(reply.columns.column(0), kept, sent.rows.len()),
                 (None, _) => new_null_array(&self.ready.call.signature.result.data_type(), sent.rows.len()),
             };
-            self.results.pass(&self.passing, sent.rows.clone());
+            self.pass(sent.rows.clone())?;
             self.add(&results).map_err(|misfit| self.misfit(&misfit, Some(sent.rows.start + misfit.row)))?;
         }
         self.telemetry.convert_out += thread_time() - start;
         Ok(())
+    }
+
+    fn pass(&mut self, rows: Range<usize>) -> std::result::Result<(), Failure> {
+        self.results.pass(&self.passing, rows).map_err(|misfit| {
+            let message = "a value cannot pass through";
+            let error = Error::new(Kind::OutOfRange, message).with_detail(misfit.sentence());
+            Failure { error, context: Some(self.context(Some(misfit.row))) }
+        })
     }
 
     fn add(&mut self, results: &ArrayRef) -> std::result::Result<(), Misfit> {

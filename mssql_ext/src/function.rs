@@ -65,7 +65,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
         };
         return Ok(Function {
             signature,
-            is_strict: false,
+            is_strict: !has_signatures && script.keys.strict,
             place,
             max_batch_rows,
             cache: cache_use(process, script, Volatility::Volatile)?,
@@ -210,5 +210,27 @@ impl Function {
             start_timeout: settings.start_timeout,
             tables: Vec::new(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    #[test]
+    fn functions_of_servers_without_signatures_are_as_strict_as_the_script_says() {
+        let settings = Settings { allowed: "*".to_string(), ..Settings::default() };
+        let process = Process { settings, library_folders: Vec::new() };
+        let client = Client::start().unwrap();
+        for strict in [false, true] {
+            let text = format!(
+                "endpoint = 'http://127.0.0.1:9'\ndialect = 'snowflake'\nfunction = 'f'\narguments = ['x float8']\n\
+                 returns = 'float8'\nstrict = {strict}"
+            );
+            let script = Script::parse(&text, |_| unreachable!()).unwrap();
+            assert_eq!(find(&process, &client, &script).unwrap().is_strict, strict);
+        }
+        client.stop();
     }
 }

@@ -82,10 +82,10 @@ pub fn read_column(
     // SAFETY: there are as many indicators as rows, and as many bytes as these tell of; both outlive the column.
     let Ok(column) = (unsafe { RawColumn::new(sql, 1, rows, pointer, lengths) }) else { return Vec::new() };
     let Some(mut reader) = ColumnReader::new(column, ty) else { return Vec::new() };
-    let (mut read, mut passed, mut start) = (Vec::new(), OutputColumn::new(sql, rows), 0);
+    let (mut read, mut passed, mut start) = (Vec::new(), OutputColumn::new(sql, rows), Some(0));
     for first in (0..rows).step_by(batch) {
         let last = rows.min(first + batch);
-        start = passed.append_raw(&column, first..last, start);
+        start = start.and_then(|start| passed.append_raw(&column, first..last, start).ok());
         match reader.read(first..last) {
             Ok(array) => {
                 assert_eq!(array.len(), last - first);

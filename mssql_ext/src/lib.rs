@@ -32,6 +32,7 @@ use abi::{
 };
 use binding::{InputColumn, Parameter};
 use columns::SqlType;
+use columns::decimal;
 use columns::raw::RawColumn;
 use columns::to_arrow::refuse;
 use guard::{Failure, broken, element, guard, guard_and_tell, host_owned_text, out, required_text, text};
@@ -200,7 +201,7 @@ unsafe fn with_library_error(
 pub unsafe extern "C" fn InitSession(
     session: SqlGuid,
     task: u16,
-    _tasks: u16,
+    tasks: u16,
     script: *const u8,
     script_length: u64,
     columns: u16,
@@ -223,7 +224,7 @@ pub unsafe extern "C" fn InitSession(
             let installed = library::find(&process, name)?;
             Ok((installed.image, installed.digest))
         })?;
-        let session = Session::new(process, script, usize::from(columns), usize::from(parameters));
+        let session = Session::new(process, script, tasks, usize::from(columns), usize::from(parameters));
         Ok(process::add_session(key, session)?)
     })
 }
@@ -243,7 +244,7 @@ pub unsafe extern "C" fn InitColumn(
     size: u64,
     digits: i16,
     nullable: i16,
-    _partition_by: i16,
+    partition_by: i16,
     _order_by: i16,
 ) -> SqlReturn {
     let key = (session, task);
@@ -253,7 +254,7 @@ pub unsafe extern "C" fn InitColumn(
         let name = name.trim_end_matches('\0').to_string();
         with_session(key, |session| -> Result<()> {
             let sql = SqlType::from_host(data_type, size, digits).map_err(|what| refuse("column", &name, what))?;
-            session.init_column(usize::from(number), InputColumn { name, sql, nullable })
+            session.init_column(usize::from(number), InputColumn { name, sql, nullable, partition_by })
         })?;
         Ok(())
     })
@@ -295,8 +296,7 @@ pub unsafe extern "C" fn InitParam(
             let is_null = indicator == SQL_NULL_DATA || (value.is_null() && length > 0);
             // SAFETY: the value is not NULL, and so long.
             let bytes = (!is_null).then(|| unsafe { guard::bytes(value, length) }.to_vec());
-            // A decimal without digits is the empty structure of a parameter that is for output alone.
-            let bytes = bytes.filter(|bytes| !(data_type == code::NUMERIC && bytes.first() == Some(&0)));
+            let bytes = bytes.filter(|bytes| !(data_type == code::NUMERIC && decimal::is_unset(bytes)));
             let is_output = input_output != SQL_PARAM_INPUT;
             session.init_parameter(usize::from(number), Parameter { name, sql, value: bytes, is_output })
         })?;

@@ -46,13 +46,13 @@ impl Results {
     }
 
     /// Lets rows of the input pass; they must not go back.
-    pub fn pass(&mut self, inputs: &[RawColumn<'_>], rows: std::ops::Range<usize>) {
+    pub fn pass(&mut self, inputs: &[RawColumn<'_>], rows: std::ops::Range<usize>) -> Result<(), Misfit> {
         for ((column, input), cursor) in self.columns.iter_mut().zip(inputs).zip(&mut self.cursors) {
             while cursor.row < rows.start {
                 cursor.byte += input.length(cursor.row).unwrap_or(0);
                 cursor.row += 1;
             }
-            let end = column.append_raw(input, rows.clone(), cursor.byte);
+            let end = column.append_raw(input, rows.clone(), cursor.byte)?;
             // The last row may pass again: a table function may have several results for it.
             if let Some(last) = rows.clone().last() {
                 // The indicator of a fixed-size value is no size, and its place needs none.
@@ -60,6 +60,7 @@ impl Results {
                 *cursor = Cursor { row: last, byte: end - length };
             }
         }
+        Ok(())
     }
 
     /// Adds results of a function that is declared to give `declared`.

@@ -39,7 +39,7 @@ pub struct Keys {
     /// Inline code: what the function makes of its calls.
     kind: FunctionKind,
     /// Inline code: whether a NULL argument makes the result NULL without a call.
-    strict: bool,
+    pub strict: bool,
 }
 
 /// The names of [`Keys`]' members.

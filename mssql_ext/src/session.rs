@@ -38,6 +38,8 @@ pub struct Session {
     // for the session
     process: Arc<Process>,
     script: Script,
+    /// How many processes share the call's rows.
+    tasks: u16,
     columns: Vec<Option<InputColumn>>,
     parameters: Vec<Option<Parameter>>,
     client: Option<Client>,
@@ -76,11 +78,12 @@ pub struct Ready {
 }
 
 impl Session {
-    /// A session of so many columns and parameters.
-    pub fn new(process: Arc<Process>, script: Script, columns: usize, parameters: usize) -> Session {
+    /// A session of so many columns and parameters; its task is one of so many.
+    pub fn new(process: Arc<Process>, script: Script, tasks: u16, columns: usize, parameters: usize) -> Session {
         Session {
             process,
             script,
+            tasks,
             columns: vec![None; columns],
             parameters: vec![None; parameters],
             client: None,
@@ -138,48 +141,39 @@ impl Session {
     ) -> std::result::Result<usize, Failure> {
         // What the host may have read until now.
         self.results = None;
-        let inputs = self.input_columns().and_then(|columns| read(&columns)).map_err(Failure::from);
-        let outcome = inputs.and_then(|inputs| self.run(rows, &inputs));
-        if outcome.is_err() && !matches!(self.state, State::Ended) {
-            self.state = State::Failed;
-        }
-        outcome
-    }
-
-    fn run(&mut self, rows: usize, inputs: &[RawColumn<'_>]) -> std::result::Result<usize, Failure> {
         let ready = match &self.state {
-            State::Ready(ready) => ready.clone(),
-            State::Describing => {
-                let ready = Arc::new(self.prepare()?);
-                self.state = State::Ready(ready.clone());
-                ready
-            }
+            State::Ready(ready) => Some(ready.clone()),
+            State::Describing => None,
             State::Failed => return Err(failed_before().into()),
             State::Ended => return Err(ended_before().into()),
         };
-        // Without an input query the script runs once, as scripts of other languages do.
-        let rows = if inputs.is_empty() && self.executions == 0 { rows.max(1) } else { rows };
+        // So it stays after an error, or a panic.
+        self.state = State::Failed;
+        let inputs = read(&self.input_columns()?)?;
+        let ready = match ready {
+            Some(ready) => ready,
+            None => Arc::new(self.prepare()?),
+        };
+        let count = self.run(&ready, rows, &inputs)?;
+        self.state = State::Ready(ready);
+        Ok(count)
+    }
+
+    fn run(&mut self, ready: &Ready, rows: usize, inputs: &[RawColumn<'_>]) -> std::result::Result<usize, Failure> {
+        let rows = if inputs.is_empty() { rows_without_input(self.executions) } else { rows };
         self.executions += 1;
         self.telemetry.executions += 1;
         let client = self.client.as_ref().expect("a session that is ready has a client");
         let pace = *self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
-        let execution = Execution::new(
-            &ready,
-            client,
-            pace,
-            &self.parameters,
-            inputs,
-            rows,
-            self.rows_before,
-            &mut self.telemetry,
-        )?;
+        let execution =
+            Execution::new(ready, client, pace, &self.parameters, inputs, rows, self.rows_before, &mut self.telemetry)?;
         let (mut results, last, pace) = execution.run()?;
         self.pace = Some(pace);
         results.finish();
         self.telemetry.result_rows += results.rows() as u64;
         self.rows_before += rows as u64;
         if let Some(last) = last {
-            self.set_outputs(&ready, &last)?;
+            self.set_outputs(ready, &last)?;
         }
         self.results = Some(results);
         Ok(ready.passthrough.len() + ready.binding.results.len())
@@ -197,8 +191,8 @@ impl Session {
         };
         client.limit_replies(self.process.settings.max_reply_size);
         let function = function::find(&self.process, client, &self.script)?;
-        let binding =
-            Binding::new(&self.script, &function.signature, &columns, &parameters, self.process.settings.guid)?;
+        let guid = self.process.settings.guid;
+        let binding = Binding::new(&self.script, &function.signature, &columns, &parameters, self.tasks, guid)?;
         let call = Arc::new(function.call(&self.process, &self.script));
         let passthrough = binding.passthrough.iter().map(|column| columns[*column].sql).collect();
         self.outputs = parameters.iter().map(|_| None).collect();
@@ -256,6 +250,11 @@ impl Session {
     }
 }
 
+/// Without an input query the script runs once, as scripts of other languages do.
+fn rows_without_input(executions: u64) -> usize {
+    usize::from(executions == 0)
+}
+
 fn failed_before() -> Error {
     broken("a session was used after it had failed")
 }
@@ -269,14 +268,32 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
 
-    #[test]
-    fn a_session_that_has_ended_starts_no_client() {
+    fn session() -> Session {
         let process = Arc::new(Process { settings: Settings::default(), library_folders: Vec::new() });
         let script = Script::parse("image = 'i'\nfunction = 'f'", |_| unreachable!()).unwrap();
-        let mut session = Session::new(process, script, 0, 0);
+        Session::new(process, script, 1, 0, 0)
+    }
+
+    #[test]
+    fn a_session_that_panicked_has_failed_and_reads_no_buffers() {
+        let mut session = session();
+        let call = std::panic::AssertUnwindSafe(|| session.execute(0, |_| panic!("as a broken reader")));
+        assert!(std::panic::catch_unwind(call).is_err());
+        let failure = session.execute(0, |_| unreachable!("it has failed")).unwrap_err();
+        assert!(failure.error.to_string().contains("after it had failed"), "{}", failure.error);
+    }
+
+    #[test]
+    fn without_columns_the_function_is_called_once() {
+        assert_eq!([0, 1, 2].map(rows_without_input), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_session_that_has_ended_starts_no_client() {
+        let mut session = session();
         session.end();
         for _ in 0..2 {
-            let failure = session.execute(0, |_| Ok(Vec::new())).unwrap_err();
+            let failure = session.execute(0, |_| unreachable!("it has ended")).unwrap_err();
             assert!(failure.error.to_string().contains("after it had ended"), "{}", failure.error);
             assert!(session.client.is_none());
         }

@@ -16,7 +16,7 @@ class Guid(ctypes.Structure):
 
 
 SESSION = Guid(1, 2, 3)
-BIT, BIGINT, CHAR = -7, -25, 1
+BIT, BIGINT, CHAR, NUMERIC = -7, -25, 1, 2
 
 
 class Host:
@@ -80,6 +80,12 @@ def refused_buffers(host):
 def odd_length(host):
     host.init(b'image = "regress:1.0" function = "shout"', 0, 1)
     return [host.parameter(0, b"@text", CHAR, 10, b"abc", indicator) for indicator in (-3, -1, 3)]
+
+
+def decimal_without_precision(host):
+    host.init(b'image = "regress:1.0" function = "echo_numeric"', 0, 1)
+    host.parameter(0, b"@arg1", NUMERIC, 38, b"\0\0\1" + (7).to_bytes(16, "little"), 19)
+    return [host.execute(0), *host.results(0, 19)]
 
 
 def counter_names(host):

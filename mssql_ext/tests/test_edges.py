@@ -36,6 +36,11 @@ def test_a_text_parameter_of_odd_length_is_refused():
     assert bare("odd_length") == [-1, 0, 0]
 
 
+def test_a_decimal_parameter_without_precision_is_a_number():
+    first, code, value = bare("decimal_without_precision")
+    assert (first, code, value) == ([0, 1], 0, [38, 10, 1, *(7 * 10**10).to_bytes(16, "little")])
+
+
 def test_counter_names_end_with_nul():
     code, pairs = bare("counter_names")
     assert code == 0 and len(pairs) == 10

@@ -37,6 +37,16 @@ def test_parallel_tasks_have_all_rows_once_and_may_have_none(call):
         assert run.out == "column1\n6\n7\n8\n"
 
 
+def test_map_functions_run_in_parallel_by_partition_alone(call):
+    script = 'image = "regress:1.0" function = "running_total" bind = "name"'
+    table = {"columns": "g int NOT NULL, x bigint", "rows": ["1, 10", "1, 20", "2, 5", "2, 6"]}
+    run = call(script, "--tasks", 2, arguments="@parallel = 1", **table)
+    assert run.code != 0 and "cannot run in parallel" in run.err and "@parallel = 0" in run.err, run.out
+    assert call(script, "--tasks", 1, arguments="@parallel = 1", **table).out == "column1,column2\n10,10\n20,30\n5,35\n6,41\n"
+    partitioned = "@parallel = 1, @input_data_1_partition_by_columns = N'g'"
+    assert call(script, "--tasks", 2, arguments=partitioned, **table).out == "column1,column2\n10,10\n20,30\n5,5\n6,11\n"
+
+
 def test_what_no_host_should_do_is_refused(call):
     run = call(ADD_ONE, "--probe", columns="x bigint", rows=["1"])
     assert run.out == "column1\n2\n", run.out

@@ -16,6 +16,11 @@ pub struct Decimal {
 /// Bytes of SQL_NUMERIC_STRUCT: precision, scale, sign, magnitude.
 pub const STRUCT_BYTES: usize = 19;
 
+/// Whether a structure is the empty one of a parameter that is for output alone.
+pub fn is_unset(bytes: &[u8]) -> bool {
+    bytes.iter().all(|byte| *byte == 0)
+}
+
 /// One more than the largest magnitude of 38 digits.
 const LIMIT: u128 = 10u128.pow(38);
 
@@ -144,6 +149,14 @@ mod tests {
         for given in ["", "-", ".", "NaN", "Infinity", "1x", "1e", "e1", "--1", "1E+99", &"9".repeat(40)] {
             assert_eq!(Decimal::parse(given), None, "{given}");
         }
+    }
+
+    #[test]
+    fn a_structure_with_a_magnitude_is_a_number_whatever_its_precision() {
+        let mut bytes = [0; STRUCT_BYTES];
+        assert!(is_unset(&bytes));
+        bytes[3] = 7;
+        assert!(!is_unset(&bytes));
     }
 
     #[test]

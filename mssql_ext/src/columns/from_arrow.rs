@@ -15,7 +15,7 @@ use udf_types::textual_type;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
-use super::decimal::Decimal;
+use super::decimal::{self, Decimal};
 use super::raw::RawColumn;
 use super::time::{self, DateTime};
 use super::to_arrow::swap_guid;
@@ -82,31 +82,52 @@ impl OutputColumn {
 
     /// Appends rows of an input column, as they are. `start` is where the first packed value lies; the end of the last is
     /// given back.
-    pub fn append_raw(&mut self, column: &RawColumn<'_>, rows: std::ops::Range<usize>, start: usize) -> usize {
+    pub fn append_raw(
+        &mut self,
+        column: &RawColumn<'_>,
+        rows: std::ops::Range<usize>,
+        start: usize,
+    ) -> std::result::Result<usize, Misfit> {
         match self.sql.element_bytes() {
             Some(element) => {
                 let values = column.fixed(&rows);
-                if self.sql == SqlType::Bit {
+                match self.sql {
                     // Hosts may send the digit 1 for true, and take only the number.
-                    values.iter().for_each(|byte| self.data.push(u8::from(!matches!(byte, 0 | b'0'))));
-                } else {
-                    self.data.extend_from_slice(values);
+                    SqlType::Bit => values.iter().for_each(|byte| self.data.push(u8::from(!matches!(byte, 0 | b'0')))),
+                    SqlType::Decimal { precision, scale } => {
+                        for (row, value) in rows.clone().zip(values.as_chunks().0) {
+                            let value = if column.is_null(row) {
+                                [0; decimal::STRUCT_BYTES]
+                            } else {
+                                let number = Decimal::from_struct(value, scale);
+                                number.and_then(|number| number.to_struct(precision, scale)).ok_or_else(|| {
+                                    let fact = format!("the number has more digits than {}", self.sql);
+                                    Misfit { row, fact }
+                                })?
+                            };
+                            self.data.extend_from_slice(&value);
+                        }
+                    }
+                    _ => self.data.extend_from_slice(values),
                 }
                 self.data.resize(self.data.len() + rows.len() * element - values.len(), 0);
                 let length = element as i32;
                 self.indicators.extend(rows.map(|row| if column.is_null(row) { SQL_NULL_DATA } else { length }));
-                start
+                Ok(start)
             }
             None => {
                 let mut end = start;
                 for row in rows {
-                    let length = column.length(row);
-                    end += length.unwrap_or(0);
-                    // A length came as an int32.
-                    self.indicators.push(length.map_or(SQL_NULL_DATA, |length| length as i32));
+                    match column.length(row) {
+                        Some(length) => {
+                            self.push_length(row, length)?;
+                            end += length;
+                        }
+                        None => self.indicators.push(SQL_NULL_DATA),
+                    }
                 }
                 self.data.extend_from_slice(column.packed(start, end - start));
-                end
+                Ok(end)
             }
         }
     }
@@ -347,4 +368,35 @@ fn write_json_form(column: &mut OutputColumn, ty: &Type, array: &ArrayRef) -> st
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pass(sql: SqlType, data: &[u8], lengths: &[i32]) -> std::result::Result<OutputColumn, Misfit> {
+        // SAFETY: the slices hold what the lengths tell of, and outlive the column.
+        let column = unsafe { RawColumn::new(sql, 1, lengths.len(), data.as_ptr(), lengths.as_ptr()) }.unwrap();
+        let mut passed = OutputColumn::new(sql, lengths.len());
+        passed.append_raw(&column, 0..lengths.len(), 0)?;
+        Ok(passed)
+    }
+
+    #[test]
+    fn values_that_are_longer_than_their_column_do_not_pass() {
+        assert_eq!(pass(SqlType::Char(2), b"abab", &[2, -1, 2]).unwrap().indicators, [2, -1, 2]);
+        let misfit = pass(SqlType::Char(2), b"ababc", &[2, -1, 3]).unwrap_err();
+        assert_eq!((misfit.row, misfit.fact.as_str()), (2, "the value has 3 bytes, too many for varchar(2)"));
+    }
+
+    #[test]
+    fn decimals_pass_with_the_digits_of_their_column() {
+        let sql = SqlType::Decimal { precision: 4, scale: 2 };
+        let mut host = Decimal { magnitude: 1234, scale: 2, is_negative: true }.to_struct(38, 2).unwrap();
+        let passed = pass(sql, &[host, [0xff; 19]].concat(), &[19, -1]).unwrap();
+        assert_eq!(passed.data.as_slice()[..6], [4, 2, 0, 0xd2, 4, 0]);
+        assert_eq!((passed.data.len(), passed.indicator(1)), (38, SQL_NULL_DATA));
+        host[5] = 1;
+        assert_eq!(pass(sql, &host, &[19]).unwrap_err().fact, "the number has more digits than decimal(4, 2)");
+    }
 }

@@ -87,7 +87,7 @@ pub enum SqlType {
 
 impl SqlType {
     /// The type of a column or parameter, as the host describes it; the error says what is wrong with it.
-    /// Sizes are taken as they are: hosts differ in what they pass.
+    /// Sizes are taken as they are: hosts differ in what they pass. A size of 0 is ODBC's for a (max) column.
     pub fn from_host(code: i16, size: u64, digits: i16) -> std::result::Result<SqlType, &'static str> {
         Ok(match code {
             code::BIT => SqlType::Bit,
@@ -107,9 +107,9 @@ impl SqlType {
                     _ => return Err("a decimal of impossible scale"),
                 }
             }
-            code::CHAR => SqlType::Char(size),
-            code::WCHAR => SqlType::WideChar(size),
-            code::BINARY => SqlType::Binary(size),
+            code::CHAR => SqlType::Char(if size == 0 { LOB_BYTES } else { size }),
+            code::WCHAR => SqlType::WideChar(if size == 0 { WIDE_LOB_BYTES } else { size }),
+            code::BINARY => SqlType::Binary(if size == 0 { LOB_BYTES } else { size }),
             code::DATE => SqlType::Date,
             code::TIMESTAMP => SqlType::DateTime { digits: u8::try_from(digits.clamp(0, 7)).unwrap_or(7) },
             code::GUID => SqlType::Guid,
@@ -350,6 +350,13 @@ mod tests {
         assert_eq!((SqlType::Char(0).column_size(), SqlType::WideChar(0).column_size()), (1, 2));
         assert_eq!(SqlType::parse("nvarchar(10)").unwrap().max_bytes(), 20);
         assert_eq!(SqlType::parse("varchar(max)").unwrap().max_bytes(), i32::MAX as usize);
+    }
+
+    #[test]
+    fn a_size_of_0_is_max() {
+        for (code, name) in [(code::CHAR, "varchar"), (code::WCHAR, "nvarchar"), (code::BINARY, "varbinary")] {
+            assert_eq!(SqlType::from_host(code, 0, 0), Ok(SqlType::parse(&format!("{name}(max)")).unwrap()));
+        }
     }
 
     #[test]
