@@ -26,7 +26,8 @@ use udf_project::endpoint::Endpoint;
 use udf_types::transport_name::TransportName;
 use udf_types::{Error, Kind, Result};
 
-use crate::pool::Fate;
+/// What became of a replica, once it is known.
+pub(crate) type Fate = watch::Receiver<Option<Result<String>>>;
 
 /// So many of those who have leases are shown, so that a list of replicas stays short.
 const MOST_SHOWN_HOLDERS: usize = 100;

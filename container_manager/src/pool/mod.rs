@@ -26,7 +26,6 @@ use crate::replica::Holder;
 use crate::runtime::container_runtime::ContainerRuntime;
 use crate::sandbox::ServerUsers;
 use crate::users::MOST_QUESTIONS;
-pub(crate) use silence::Fate;
 use state::PoolState;
 #[cfg(test)]
 pub(crate) use stop::tests::unwell_pool;

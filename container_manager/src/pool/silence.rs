@@ -12,7 +12,7 @@ use super::Pool;
 use super::greet::{PROBE_INTERVAL, PROBE_TIMEOUT, greet, is_deserted};
 use crate::log;
 use crate::metrics::End;
-use crate::replica::State;
+use crate::replica::{Fate, State};
 use crate::runtime::container_runtime::ReplicaStatus;
 
 /// Between two times that a replica is asked which did not answer.
@@ -23,9 +23,6 @@ const ENDING_TIMEOUT: Duration = Duration::from_secs(15);
 const LATE_INTERVAL: Duration = Duration::from_millis(100);
 /// A silent replica has missed at least so many greetings before it is stopped.
 const LEAST_MISSED: u32 = 3;
-
-/// What became of a replica, once it is known.
-pub(crate) type Fate = watch::Receiver<Option<Result<String>>>;
 
 impl Pool {
     /// What became of a replica with which an engine lost its connection; one that has ended is taken out. One that does not
