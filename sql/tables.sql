@@ -71,6 +71,24 @@ SELECT f.id, p, p.seats FROM flights f LEFT JOIN LATERAL transship.lookup('share
 SELECT count(*) FROM flights f WHERE EXISTS (SELECT FROM transship.lookup('shared_planes', f.tailnum) AS p (a text, b int, seats int, c float8, d date) WHERE p.seats > f.id % 100);
 SELECT count(*) FROM flights f, planes p WHERE p.tailnum = f.tailnum AND p.seats > f.id % 100;
 SELECT f.id, (SELECT max(p.seats) FROM transship.lookup('shared_planes', max(f.tailnum)) AS p (a text, b int, seats int, c float8, d date)) FROM flights f WHERE f.id < 4 GROUP BY f.id ORDER BY 1;
+-- Values of other types and collations are compared by the key's collation, and kept by it.
+CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+CREATE TABLE visits AS SELECT i, ('N' || i % 5)::varchar AS v, ('N' || i % 5)::name AS n, (CASE WHEN i % 2 = 0 THEN 'N' ELSE 'n' END || i % 5) COLLATE any_case AS c FROM generate_series(1, 2000) i;
+ANALYZE visits;
+SET enable_hashjoin = off;
+SET enable_mergejoin = off;
+EXPLAIN (COSTS OFF) SELECT count(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', v) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+SELECT count(p.seats), sum(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', v) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+SELECT count(p.seats), sum(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', n) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+SELECT count(p.seats), sum(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', c) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+RESET enable_hashjoin;
+RESET enable_mergejoin;
+SELECT count(p.seats), sum(p.seats) FROM visits JOIN planes p ON p.tailnum = v;
+SELECT count(p.seats), sum(p.seats) FROM visits JOIN planes p ON p.tailnum = c COLLATE "C";
+SELECT count(p.seats), sum(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', v) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+SELECT count(p.seats), sum(p.seats) FROM visits LEFT JOIN LATERAL transship.lookup('shared_planes', c) AS p (tailnum text, year int, seats int, weight float8, made date) ON true;
+DROP TABLE visits;
+DROP COLLATION any_case;
 -- Of a table that changes, or goes, between executions.
 PREPARE looked_up (text) AS SELECT p.seats FROM transship.lookup('shared_planes', $1) AS p (a text, b int, seats int, c float8, d date);
 SET plan_cache_mode = force_generic_plan;

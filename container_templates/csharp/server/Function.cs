@@ -334,7 +334,7 @@ namespace Transship
             }
             catch (Exception cause) when (!(cause is Cancelled))
             {
-                stream.Cut ??= cause;
+                if (stream.Cut == null) stream.Cut = cause;
                 throw;
             }
         }

@@ -185,7 +185,7 @@ unsafe fn equality(column: &Column, value: *mut pg_sys::Expr) -> Option<*mut pg_
         let (mut left, mut right) = (pg_sys::InvalidOid, pg_sys::InvalidOid);
         pg_sys::op_input_types(operator, &mut left, &mut right);
         let column_value = relabelled(column_of(column), left, column.collation);
-        let value = relabelled(value, right, pg_sys::exprCollation(value.cast()));
+        let value = relabelled(value, right, column.collation);
         let condition = pg_sys::make_opclause(
             operator,
             pg_sys::BOOLOID,
@@ -234,11 +234,11 @@ unsafe fn cast(value: *mut pg_sys::Expr, given: pg_sys::Oid, wanted: pg_sys::Oid
     }
 }
 
-/// An expression as one of a type that has the same bytes.
+/// An expression as one of a type that has the same bytes, and of a collation: nodes that hash a join's values take it from them.
 unsafe fn relabelled(expression: *mut pg_sys::Expr, ty: pg_sys::Oid, collation: pg_sys::Oid) -> *mut pg_sys::Expr {
     // SAFETY: the caller passes a valid expression.
     unsafe {
-        if pg_sys::exprType(expression.cast()) == ty {
+        if (pg_sys::exprType(expression.cast()), pg_sys::exprCollation(expression.cast())) == (ty, collation) {
             return expression;
         }
         let format = pg_sys::CoercionForm::COERCE_IMPLICIT_CAST;
