@@ -22,6 +22,9 @@ use crate::error;
 /// Held while files are counted, removed or published.
 const LOCK: &str = "lock";
 
+/// An eighth of the file system stays free for others, such as the shared memory of parallel queries, or so many bytes.
+const MOST_LEFT_BYTES: u64 = 256 << 20;
+
 /// What `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
 
@@ -122,11 +125,12 @@ impl Directory {
         Ok(Some(found.f_blocks.saturating_mul(found.f_frsize)).filter(|bytes| *bytes > 0))
     }
 
-    /// How many bytes can be allocated so that an eighth of the file system stays free for others; `None` if it has no bound. What was
-    /// removed and is still mapped takes its memory, and has no name to be counted by.
+    /// How many bytes can be allocated so that some stay free for others; `None` if the file system has no bound. What was removed and is
+    /// still mapped takes its memory, and has no name to be counted by.
     pub(crate) fn free(&self) -> io::Result<Option<u64>> {
         let found = fstatvfs(&self.file)?;
-        let free = found.f_bavail.saturating_sub(found.f_blocks / 8).saturating_mul(found.f_frsize);
+        let left = (found.f_blocks.saturating_mul(found.f_frsize) / 8).min(MOST_LEFT_BYTES);
+        let free = found.f_bavail.saturating_mul(found.f_frsize).saturating_sub(left);
         Ok(Some(free).filter(|_| found.f_blocks > 0))
     }
 

@@ -421,7 +421,7 @@ fn child_fills_its_disk() {
     fs::remove_file(Path::new(&folder).join("others")).unwrap();
     let mut mapped = Vec::new();
     let error = loop {
-        match load(&store, &segment(mapped.len() as i64, 8000)) {
+        match load(&store, &segment(10 + mapped.len() as i64, 8000)) {
             Ok(segment) => mapped.push(segment),
             Err(error) => break error,
         }
