@@ -382,6 +382,13 @@ DROP COLLATION passing CASCADE;
 ALTER FOREIGN TABLE shared_passing ADD COLUMN b text;
 SELECT * FROM shared_passing;
 SELECT transship.unshare('shared_passing');
+-- Rows that never had it stay.
+SELECT transship.share('shared_kept', 'SELECT 1 AS a');
+CREATE DOMAIN passing_text AS text;
+ALTER FOREIGN TABLE shared_kept ADD COLUMN b passing_text;
+DROP DOMAIN passing_text CASCADE;
+SELECT * FROM shared_kept;
+SELECT transship.unshare('shared_kept');
 -- What a table lacks as well.
 CREATE DOMAIN narrow_text AS varchar(2);
 CREATE FOREIGN TABLE lacks (a int, b narrow_text) SERVER transship_tables;

@@ -314,7 +314,7 @@ pub unsafe extern "C-unwind" fn forget(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
 }
 
 /// `transship.check_dropped_column(relation oid, number int, is_named boolean) RETURNS void`: a shared table that has rows with the column
-/// that was just dropped may not lose it, since another of that name would show its values. If it was dropped with something else, the
+/// that was just dropped may not lose it, since another of that name would show its values. If it was dropped with something else, such
 /// rows go. The extension's trigger calls it.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
@@ -334,7 +334,7 @@ pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCal
             let name = text::from_c(pg_sys::get_rel_name(oid));
             // Whatever columns and key it has now.
             let table = Table { relation: oid, name, columns: Vec::new(), key: vec![0] };
-            let segment = if is_named { Some(report::unwrap(memory::open(smallest, &table, snapshot))) } else { None };
+            let opened = memory::open(smallest, &table, snapshot);
             let relation = pg_sys::table_open(oid, pg_sys::NoLock as i32);
             let columns = PgTupleDesc::from_pg_copy((*relation).rd_att);
             pg_sys::table_close(relation, pg_sys::NoLock as i32);
@@ -342,17 +342,19 @@ pub unsafe extern "C-unwind" fn check_dropped_column(fcinfo: pg_sys::FunctionCal
             let is_before =
                 |column: &&pg_sys::FormData_pg_attribute| !column.attisdropped && i32::from(column.attnum) < number;
             let before = columns.iter().filter(is_before).count();
-            match segment {
-                Some(segment) if before < segment.schema().fields().len() => {
-                    let message = format!("cannot drop a column of shared table \"{}\", which has rows", table.name);
-                    let error = Error::new(Kind::InvalidDefinition, message);
-                    report::raise_error(&error.with_hint(SHARE_AGAIN), None);
-                }
-                Some(_) => {}
-                None => {
-                    rows::delete_all(oid);
-                    pgrx::warning!("shared table \"{}\" has lost a column, and its rows", table.name);
-                }
+            let is_in_rows = opened.as_ref().map_or(true, |segment| before < segment.schema().fields().len());
+            if is_named {
+                report::unwrap(opened);
+            }
+            if is_named && is_in_rows {
+                let message = format!("cannot drop a column of shared table \"{}\", which has rows", table.name);
+                let error = Error::new(Kind::InvalidDefinition, message);
+                report::raise_error(&error.with_hint(SHARE_AGAIN), None);
+            }
+            if is_in_rows {
+                rows::delete_all(oid);
+                let message = format!("shared table \"{}\" has lost a column, and its rows", table.name);
+                report::warn(&Error::new(Kind::InvalidDefinition, message));
             }
         }
         pg_sys::UnregisterSnapshot(snapshot);
