@@ -11,6 +11,8 @@ build_image bench/overhead/image
 build_image sql/functions
 say "Measuring; each contender in turn, round by round"
 export BENCH_RUNTIME=$("$BUILD/transship" doctor | sed -n 's/^ok *runtime: *\([^:]*\):.*/\1/p')
+# bench/small compares a handler in Rust.
+[ "$BENCH_RUNTIME" != docker ] || "$ROOT/scripts/docker.sh" compilers
 # A network to measure needs root.
 if [ "$(id -u)" = 0 ]; then all="overhead session small cache tables fusion scaling batches codecs transfer sqlserver remote"; else all="overhead session small cache tables fusion scaling batches codecs transfer sqlserver"; fi
 questions=${1:-$all}
