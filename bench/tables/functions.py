@@ -13,9 +13,9 @@ FUNCTIONS = [
         AS 'image = "bench-tables:1.0" function = "plus_one_of" tables = ["tables_shared"]'""",
 ]
 QUERIES = [
-    ("hash join, then called", "SELECT sum(tables_plus_one(d.a)) FROM tables_probes p JOIN tables_dims d USING (k)"),
-    ("shared table joined, then called", "SELECT sum(tables_plus_one(d.a)) FROM tables_probes p JOIN tables_shared d USING (k)"),
-    ("looked up in the container", "SELECT sum(tables_plus_one_of(p.k)) FROM tables_probes p"),
+    ("hash join, then called", "SELECT sum(tables_plus_one(d.a)) FROM tables_part p JOIN tables_dims d USING (k)"),
+    ("shared table joined, then called", "SELECT sum(tables_plus_one(d.a)) FROM tables_part p JOIN tables_shared d USING (k)"),
+    ("looked up in the container", "SELECT sum(tables_plus_one_of(p.k)) FROM tables_part p"),
 ]
 
 
