@@ -1,7 +1,8 @@
 """What do small queries cost, from one session or many?  run.py [SECONDS [ROUNDS]]
 
-pgbench (prepared statements, one thread) asks each contender in turn, so many seconds a round. The function is `x + 1`, VOLATILE, by
-a handler for one row. The results replace the part of bench/README.md between the markers, and the picture in bench/plots.
+pgbench (prepared statements, one thread) asks each contender in turn, so many seconds a round; what is asked before all sessions have had
+their first answer does not count. The function is `x + 1`, VOLATILE, by a handler for one row. The results replace the part of
+bench/README.md between the markers, and the pictures in bench/plots.
 """
 
 import datetime
@@ -17,14 +18,18 @@ import time
 import psycopg
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import forest  # noqa: E402
+import pacing  # noqa: E402
 import plots  # noqa: E402
 from images import build  # noqa: E402
 from paired import ratio, spread  # noqa: E402
 from readme import write_section  # noqa: E402
 
-SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 2
+SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 1
 ROUNDS = int(sys.argv[2]) if len(sys.argv) > 2 else 7
-SESSIONS = (1, 8, 32, 64)
+SESSIONS = (1, 8, 32, 64, 256)
+# How long sessions take to begin, each; where it is more, they are given it.
+BEGIN_S = 0.005
 PGBENCH = pathlib.Path(os.environ.get("PG_CONFIG", "/usr/lib/postgresql/15/bin/pg_config")).with_name("pgbench")
 HERE = pathlib.Path(__file__).parent
 CONTENDERS = {
@@ -33,6 +38,7 @@ CONTENDERS = {
     "container, Python": "small_python",
     "container, Rust": "small_rust",
 }
+IMAGES = {"container, Python": "bench-small:1.0", "container, Rust": "bench-small-rust:1.0"}
 QUERIES = {
     "one row": "\\set x random(1, 100000)\nSELECT {function}(:x);\n",
     "a hundred rows": "\\set k random(1, 99000)\nSELECT sum({function}(x)) FROM small_rows WHERE id BETWEEN :k AND :k + 99;\n",
@@ -52,19 +58,38 @@ VACUUM ANALYZE small_rows;
 LOOP = """DO $$ DECLARE y float8; BEGIN FOR i IN 1..{count} LOOP y := {function}(i); END LOOP; END $$"""
 
 
-def latencies(script, sessions):
-    """Seconds of each query, and queries per second."""
+BEGINNINGS = {}
+
+
+def pgbench(script, sessions, seconds):
+    """What was asked: session, seconds that it took, and when it was answered."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "query.sql")
         path.write_text(script)
-        command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={sessions}", "--jobs=1", f"--time={SECONDS:g}"]
+        command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={sessions}", "--jobs=1", f"--time={max(round(seconds), 1)}"]
         command += [f"--file={path}", "--log", f"--log-prefix={folder}/log"]
         done = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         if "number of failed transactions: 0 " not in done:
             sys.exit(done)
-        rate = float(next(line.split()[2] for line in done.splitlines() if line.startswith("tps")))
-        times = [int(line.split()[2]) / 1e6 for log in glob.glob(f"{folder}/log*") for line in open(log)]
-    return times, rate
+        lines = (line.split() for log in glob.glob(f"{folder}/log*") for line in open(log))
+        return [(int(line[0]), int(line[2]) / 1e6, int(line[4]) + int(line[5]) / 1e6) for line in lines]
+
+
+def latencies(script, sessions):
+    """Seconds of each query, and queries per second, from when all sessions have had their first answer."""
+    beginning = BEGINNINGS.get((script, sessions), BEGIN_S * sessions)
+    while True:
+        asked = pgbench(script, sessions, SECONDS + beginning)
+        first = {}
+        for session, _, moment in asked:
+            first[session] = min(moment, first.get(session, moment))
+        begin, end = max(first.values()), max(moment for _, _, moment in asked)
+        if len(first) == sessions and end - begin >= SECONDS / 2:
+            times = [seconds for _, seconds, moment in asked if moment > begin]
+            return times, len(times) / (end - begin)
+        beginning = BEGINNINGS[script, sessions] = 2 * beginning + SECONDS
+        if beginning > 60:
+            sys.exit(f"not all of {sessions} sessions are answered")
 
 
 def whole(values):
@@ -128,10 +153,11 @@ def main():
         if len(results) > 1:
             sys.exit(f"the contenders give {results}")
     head = (
-        f"{datetime.date.today()}, {ROUNDS} rounds of {SECONDS:g} s after one of warm-up; {os.cpu_count()} cores, runtime "
+        f"{datetime.date.today()}, {ROUNDS} rounds of about {SECONDS:g} s after one of warm-up; {os.cpu_count()} cores, runtime "
         f"{os.environ['BENCH_RUNTIME']}. Medians, with the least and the most; ratios of queries per second are medians of the rounds' ratios."
     )
-    text = "\n\n".join([head, *map(measure, QUERIES), loops()])
+    parts = [*map(measure, QUERIES), pacing.measure(CONTENDERS, IMAGES, SECONDS, ROUNDS), forest.measure(latencies, ROUNDS), loops()]
+    text = "\n\n".join([head, *parts])
     print(text)
     write_section("small", text)
 
