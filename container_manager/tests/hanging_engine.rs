@@ -170,6 +170,15 @@ impl Stage {
         self
     }
 
+    /// Kills the manager, which leaves its container running, and gives a lease up that it gave.
+    fn kill_daemon(&mut self, lease: BufReader<UnixStream>) {
+        let mut daemon = self.daemon.take().unwrap();
+        daemon.kill().unwrap();
+        daemon.wait().unwrap();
+        drop(lease);
+        std::fs::remove_file(self.path("m.sock")).unwrap();
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -358,11 +367,7 @@ fn an_image_that_cannot_be_looked_at_once_costs_no_container() {
     }
     let mut stage = Stage::started();
     let (first, lease) = stage.lease();
-    let mut daemon = stage.daemon.take().unwrap();
-    daemon.kill().unwrap();
-    daemon.wait().unwrap();
-    drop(first);
-    std::fs::remove_file(stage.path("m.sock")).unwrap();
+    stage.kill_daemon(first);
     // As it looks for images that it knows, and for that of the container.
     std::fs::write(stage.path("fails"), "xx").unwrap();
     let stage = stage.run();
@@ -404,10 +409,7 @@ fn a_broken_container_keeps_no_other_from_being_taken_over() {
     }
     let mut stage = Stage::started();
     let (first, lease) = stage.lease();
-    let mut daemon = stage.daemon.take().unwrap();
-    daemon.kill().unwrap();
-    daemon.wait().unwrap();
-    drop(first);
+    stage.kill_daemon(first);
     // One cannot be inspected, and the image of another: neither answers.
     let mut sleeping: Vec<Child> = Vec::new();
     for (name, digits) in [("broken", "07"), ("unknown", "09")] {
@@ -419,7 +421,6 @@ fn a_broken_container_keeps_no_other_from_being_taken_over() {
         std::fs::write(stage.path(&format!("{name}.pid")), process.id().to_string()).unwrap();
         sleeping.push(process);
     }
-    std::fs::remove_file(stage.path("m.sock")).unwrap();
     let stage = stage.run();
     let (_, another) = stage.lease();
     assert_eq!(another["replica"], lease["replica"], "{}", stage.log());
