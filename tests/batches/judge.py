@@ -320,6 +320,32 @@ def judge_cancelled_stream(path, peer):
     sys.exit("an endless stream goes on after its client has gone")
 
 
+def judge_lost_stream(path, peer):
+    """A map function that asks for rows again after an exception comes to their end once its client has gone."""
+
+    def progress():
+        status, body = peer.post("calls_ended", json.dumps({"batch": 0, "rows": 1, "columns": []}), "application/json")
+        return status, json.loads(body)["columns"]
+
+    def waits_for(value):
+        for _ in range(100):
+            if progress() == (200, [[value]]):
+                return
+            time.sleep(0.1)
+        sys.exit(f"a handler that asks again does not come to {value}")
+
+    numbers = pa.schema([("x", pa.int64())])
+    with flight.connect(f"grpc+unix://{path}", generic_options=[("grpc.default_authority", "localhost")]) as client:
+        writer, reader = client.do_exchange(flight.FlightDescriptor.for_path("stubborn"))
+        writer.begin(numbers)
+        writer.write_batch(pa.RecordBatch.from_arrays([int8(7)], schema=numbers))
+        waits_for(7)
+        reader.cancel()
+        with contextlib.suppress(flight.FlightError, pa.ArrowException):
+            writer.close()
+    waits_for(1000)
+
+
 def judge_connections(peer):
     """Java's server of HTTP bounds its connections; Go has a test of its own for that."""
     status, body = peer.post("connections", json.dumps({"batch": 0, "rows": 1, "columns": []}), "application/json")
@@ -367,6 +393,7 @@ def judge(image, folder, segments):
     judge_flight(f"{folder}/flight.sock")
     judge_early_error(f"{folder}/flight.sock")
     judge_cancelled_stream(f"{folder}/flight.sock", peer)
+    judge_lost_stream(f"{folder}/flight.sock", peer)
     if "java" in image:
         judge_connections(peer)
     print(f"{image} answered as it should")

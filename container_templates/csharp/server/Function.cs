@@ -284,6 +284,7 @@ namespace Transship
             // Nothing is kept back while the stream may wait for its client.
             var stream = new MapStream(call.Work, () => { if (results.Rows > 0) give(); });
             var rows = StreamRows(stream);
+            Exception cut;
             try
             {
                 foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
@@ -299,9 +300,9 @@ namespace Transship
             }
             finally
             {
-                stream.End();
+                cut = stream.End();
             }
-            if (stream.Cut != null) throw stream.Cut;
+            if (cut != null) throw cut;
             return reply;
         }
 
@@ -325,14 +326,14 @@ namespace Transship
             }
         }
 
-        // What cuts the rows off ends the call, whatever the handler makes of the exception.
+        // What cuts the rows off ends the call, whatever the handler makes of the exception. It is told once, and gets no rows after that.
         static T Noted<T>(MapStream stream, Func<T> read)
         {
             try
             {
                 return read();
             }
-            catch (Exception cause) when (!(cause is Cancelled))
+            catch (Exception cause)
             {
                 if (stream.Cut == null) stream.Cut = cause;
                 throw;
@@ -483,13 +484,18 @@ namespace Transship
             this.beforeWaiting = beforeWaiting;
         }
 
-        /// <summary>Waits for the next batch; null after the last. A thread that outlives its call gets Cancelled.</summary>
+        /// <summary>
+        /// Waits for the next batch; null after the last, and once the rows were cut off: a handler that asks until there are no more ends. A
+        /// thread that outlives its call gets Cancelled.
+        /// </summary>
         public GivenColumn[] Next(out int rows)
         {
             lock (this)
             {
                 while (true)
                 {
+                    rows = 0;
+                    if (Cut != null) return null;
                     if (isOver) throw new Cancelled();
                     beforeWaiting();
                     GivenColumn[] columns;
@@ -500,10 +506,14 @@ namespace Transship
             }
         }
 
-        /// <summary>The work is about to end: nobody may use it any more.</summary>
-        public void End()
+        /// <summary>The work is about to end: nobody may use it any more. Why the rows ended early, if they did.</summary>
+        public Exception End()
         {
-            lock (this) isOver = true;
+            lock (this)
+            {
+                isOver = true;
+                return Cut;
+            }
         }
     }
 

@@ -25,6 +25,8 @@ final class MapExchange {
     private final Layout layout;
     /** Why the calls ended early. The handler may have caught it. */
     private volatile Exception cut;
+    /** Whether the handler was told why the calls ended. One that has caught it gets no more calls, so that a loop around them ends. */
+    private volatile boolean isTold;
     /** Whether the handler is done. Threads of its own may still ask for rows, and get none. */
     private volatile boolean isEnded;
     /** Guards what follows, up to the row. Nobody holds it while the stream waits for its client: isReading says that somebody does. */
@@ -56,6 +58,11 @@ final class MapExchange {
         Cut(Exception cause) {
             super(cause);
         }
+    }
+
+    private Cut tell(Exception cause) {
+        isTold = true;
+        return new Cut(cause);
     }
 
     /** Answers the whole stream. */
@@ -135,6 +142,7 @@ final class MapExchange {
     }
 
     private synchronized void add(Object value) throws Exception {
+        if (cut != null) throw cut;
         UserFunction.checkCancelled(context::isCancelled);
         if (function.batch.equals("arrow")) {
             if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
@@ -204,14 +212,14 @@ final class MapExchange {
                 row = 1;
                 return new VectorSchemaRoot(calls.columns().stream().map(FieldVector::getField).toList(), calls.columns(), calls.rows());
             } catch (CallError error) {
-                throw new Cut(cut = error);
+                throw tell(cut = error);
             }
         }
     }
 
     private void checkOpen() {
-        if (cut != null) throw new Cut(cut);
-        if (isEnded) throw new Cut(new UserFunction.Cancelled());
+        if (cut != null) throw tell(cut);
+        if (isEnded) throw tell(new UserFunction.Cancelled());
     }
 
     /** Whether there is a row or batch to take, which the stream may wait for. */
@@ -219,6 +227,7 @@ final class MapExchange {
         while (true) {
             try {
                 synchronized (reading) {
+                    if (isTold) return false;
                     checkOpen();
                     while (isReading) {
                         reading.wait();
@@ -232,7 +241,7 @@ final class MapExchange {
             } catch (Cut cause) {
                 throw cause;
             } catch (Exception cause) {
-                throw new Cut(cut = cause);
+                throw tell(cut = cause);
             }
         }
     }

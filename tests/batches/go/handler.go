@@ -22,7 +22,7 @@ var Functions = udf.Functions{
 	"join_columns": joinColumns, "add_arrow": addArrow, "double_in_place": doubleInPlace, "echo_list": first, "echo_pair": first, "echo_flag": first,
 	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "bloat": bloat, "spell": spell, "join_rows": joinRows,
 	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "pumped": pumped, "leaves": leaves,
-	"fails_early": failsEarly, "later": later,
+	"fails_early": failsEarly, "stubborn": stubborn, "later": later,
 	"calls_ended": func() int64 { return ended.Swap(0) },
 }
 
@@ -230,6 +230,18 @@ func failsEarly(rows iter.Seq[int64]) iter.Seq2[int64, error] {
 	leaves(rows)
 	time.Sleep(50 * time.Millisecond)
 	return func(yield func(int64, error) bool) { yield(0, errBad) }
+}
+
+// stubborn asks for rows again after their end, and ends with it.
+func stubborn(rows iter.Seq[int64]) iter.Seq[int64] {
+	return func(yield func(int64) bool) {
+		for x := range rows {
+			ended.Store(x)
+		}
+		for range rows {
+		}
+		ended.Store(1000)
+	}
 }
 
 func later(ctx context.Context, seconds *float64) (*float64, error) {

@@ -207,6 +207,21 @@ final class Handler {
         throw new IllegalArgumentException("13 is bad");
     }
 
+    /** Asks for rows again whatever happens, and ends when there are no more. */
+    static List<Long> stubborn(Iterator<Long> rows) {
+        boolean hasRows = true;
+        while (hasRows) {
+            try {
+                hasRows = rows.hasNext();
+                if (hasRows) ENDED.set(rows.next());
+            } catch (RuntimeException cause) {
+                hasRows = true;
+            }
+        }
+        ENDED.set(1000);
+        return List.of();
+    }
+
     static CompletionStage<Double> later(Double seconds) {
         if (seconds == null) return null;
         if (seconds == 13) throw new IllegalArgumentException("13 is bad");
