@@ -24,8 +24,8 @@ use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Code, Request, Status, Streaming};
-use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_described_schema, decode_schema};
+use tonic::{Request, Status, Streaming};
+use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_schema};
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::lines::MAX_LINES;
 use udf_codec::wire::{PROTOCOL_VERSION, ServerInfo, WireError};
@@ -38,15 +38,12 @@ use crate::inbox::{Event, Inbox, Reply, bytes_of};
 use crate::outbox::{Outbox, Outgoing};
 use crate::transport::check::{check_reply, check_types};
 use crate::transport::credentials::Credentials;
+use crate::transport::flight_greeting::{Foreign, Said};
 use crate::transport::flight_messages::{
     Fields, Info, Infos, Messages, Received, descriptor_of, fields_of, opening_fields,
 };
-use crate::transport::foreign::{
-    adapt_columns, adapt_reply, check_foreign_types, first_arrow_udf_schema, foreign_inputs,
-};
-use crate::transport::grpc_status::{
-    is_denial, is_of_transport, is_transport_failure, reply_error, say, status_error, words_of,
-};
+use crate::transport::foreign::{adapt_columns, adapt_reply, check_foreign_types};
+use crate::transport::grpc_status::reply_error;
 use crate::transport::streams::Streams;
 use crate::transport::tcp::Tcp;
 use crate::transport::tls::Tls;
@@ -74,22 +71,15 @@ const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// A Flight server.
 #[derive(Debug)]
 pub struct Flight {
-    endpoint: Endpoint,
+    pub(super) endpoint: Endpoint,
     channel: Channel,
     secrets: Secrets,
     compression: bool,
     /// Whether the server may be one that does not speak this protocol.
-    may_be_foreign: bool,
+    pub(super) may_be_foreign: bool,
     /// What the server said, once it was asked.
-    said: OnceCell<Said>,
+    pub(super) said: OnceCell<Said>,
     streams: Streams,
-}
-
-/// What a server's greeting says of exchanges.
-#[derive(Debug, Clone, Copy)]
-struct Said {
-    protocol: u32,
-    constants: bool,
 }
 
 /// For how much of an exchange a stream is.
@@ -101,13 +91,6 @@ enum StreamFor {
     Batch,
     /// Until there is nothing to do.
     Now,
-}
-
-/// A function of a server that does not speak this protocol.
-struct Foreign {
-    signature: Signature,
-    /// The arguments, as the server wants them.
-    arguments: SchemaRef,
 }
 
 /// Adds a token and other secret headers, if there are any, to each request.
@@ -258,7 +241,7 @@ impl Flight {
     }
 
     /// What the server says of a function.
-    async fn info_of(&self, function: &str) -> std::result::Result<Info, Status> {
+    pub(super) async fn info_of(&self, function: &str) -> std::result::Result<Info, Status> {
         let mut client = self.grpc(MAX_ASIDE_BYTES).await?;
         let request = Request::new(descriptor_of(function));
         Ok(client.unary(request, PathAndQuery::from_static(GET_FLIGHT_INFO), Infos).await?.into_inner())
@@ -280,94 +263,6 @@ impl Flight {
         let mut results = self.client(MAX_ASIDE_BYTES).do_action(action).await?.into_inner();
         let first = results.message().await?;
         Ok(first.map(|result| result.body.to_vec()).unwrap_or_default())
-    }
-
-    fn read_greeting(body: &[u8]) -> Result<ServerInfo> {
-        let info: ServerInfo = serde_json::from_slice(body)
-            .map_err(|cause| Error::protocol("", format!("Its greeting cannot be read: {cause}.")))?;
-        // docs/protocol.md §2: "a client refuses a version that it does not know".
-        if info.protocol > PROTOCOL_VERSION {
-            return Err(Error::protocol("", format!("It speaks version {} of the protocol.", info.protocol)));
-        }
-        Ok(info)
-    }
-
-    async fn say_hello(&self) -> Result<ServerInfo> {
-        match self.action("transship.hello").await {
-            Ok(body) => Flight::read_greeting(&body),
-            Err(status) if is_transport_failure(&status) => {
-                Err(Error::unreachable(&self.endpoint.to_string(), say(&status)))
-            }
-            Err(status) if is_denial(&status) => {
-                Err(Error::refused(&format!("the server at \"{}\"", self.endpoint), words_of(&status)))
-            }
-            Err(status) if is_of_transport(&status) => Err(status_error("", &status)),
-            // docs/protocol.md §2: "any other error means a server of the arrow-udf family".
-            Err(_) => Ok(ServerInfo { protocol: 0, server: "arrow-udf".to_string(), ..ServerInfo::default() }),
-        }
-    }
-
-    async fn describe(&self, function: &str) -> Result<(Signature, Option<Foreign>)> {
-        let info = match self.info_of(function).await {
-            Ok(info) => info,
-            Err(status) if is_transport_failure(&status) => {
-                return Err(Error::unreachable(&self.endpoint.to_string(), say(&status)));
-            }
-            Err(status) if is_of_transport(&status) => return Err(status_error(function, &status)),
-            Err(status) if status.code() == Code::NotFound => {
-                let offered = self.say_hello().await.map(|info| info.functions).unwrap_or_default();
-                return Err(Error::function_not_found(
-                    function,
-                    &format!("the server at \"{}\"", self.endpoint),
-                    &offered,
-                ));
-            }
-            Err(status) => {
-                return Err(Error::protocol(function, format!("GetFlightInfo failed: {}.", status.message())));
-            }
-        };
-        let total = info.total_records;
-        let schema = decode_described_schema(&info.schema)
-            .map_err(|cause| Error::protocol(function, format!("Its schema cannot be read: {cause}.")))?;
-        if self.is_foreign(function).await? {
-            let inputs = foreign_inputs(&schema, total);
-            let signature = match first_arrow_udf_schema(&schema, total) {
-                Some(first) if !self.says_arrow_udf_version(function).await? => {
-                    Signature::from_foreign_schema(function, &first, inputs)?
-                }
-                _ => Signature::from_foreign_schema(function, &schema, inputs)?,
-            };
-            let arguments = Arc::new(Schema::new(schema.fields()[..inputs].to_vec()));
-            return Ok((signature.clone(), Some(Foreign { signature, arguments })));
-        }
-        let inputs = usize::try_from(total)
-            .map_err(|_| Error::protocol(function, "It does not say how many inputs the function has."))?;
-        Ok((Signature::from_schema(function, &schema, inputs)?, None))
-    }
-
-    /// What the server says. It is asked once.
-    async fn said(&self, function: &str) -> Result<Said> {
-        let ask = async || match self.action("transship.hello").await {
-            Ok(body) => Flight::read_greeting(&body)
-                .map(|info| Said { protocol: info.protocol, constants: info.constants && info.protocol > 0 }),
-            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
-            Err(_) => Ok(Said { protocol: 0, constants: false }),
-        };
-        self.said.get_or_try_init(ask).await.copied()
-    }
-
-    /// Whether the server does not speak this protocol.
-    async fn is_foreign(&self, function: &str) -> Result<bool> {
-        Ok(self.may_be_foreign && self.said(function).await?.protocol == 0)
-    }
-
-    /// Whether an arrow-udf server is newer than version 1 of its protocol, which has no such action.
-    async fn says_arrow_udf_version(&self, function: &str) -> Result<bool> {
-        match self.action("protocol_version").await {
-            Ok(_) => Ok(true),
-            Err(status) if is_of_transport(&status) => Err(status_error(function, &status)),
-            Err(_) => Ok(false),
-        }
     }
 
     async fn run_exchange(&self, signature: &Signature, outbox: &mut Outbox, inbox: &Inbox) -> Result<()> {

@@ -7,6 +7,7 @@ pub mod connect;
 pub mod credentials;
 mod envelope;
 pub mod flight;
+mod flight_greeting;
 mod flight_messages;
 mod foreign;
 #[cfg(feature = "fuzzing")]
