@@ -197,6 +197,13 @@ impl Channel {
     }
 }
 
+/// Whether a system call failed for want of descriptors: of this process, of the host, or of those that the kernel lets this user have
+/// on their way to processes that do not take them.
+pub fn lacks_descriptors(cause: &io::Error) -> bool {
+    const LACKS: [i32; 3] = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ETOOMANYREFS];
+    cause.raw_os_error().is_some_and(|code| LACKS.contains(&code))
+}
+
 /// The path of a socket beside the manager's.
 pub fn path_beside(manager: &Path, suffix: &str) -> PathBuf {
     let mut path = manager.as_os_str().to_owned();

@@ -18,7 +18,7 @@ use udf_types::terminal::printable;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
-use crate::channel::{Channel, MOST_BYTES};
+use crate::channel::{Channel, MOST_BYTES, lacks_descriptors};
 use crate::host::Host;
 
 /// What the name of the decoders' socket has behind the manager's.
@@ -27,6 +27,8 @@ pub const SUFFIX: &str = ".files";
 const MOST_BATCH_BYTES: usize = MOST_BYTES / 2;
 /// Longest silence of a decoder, which may have to wait for others.
 const MOST_SILENCE: Duration = Duration::from_secs(300);
+/// A decoder ends if its client reads nothing for so long, since others may wait for its place.
+pub const MOST_STALL: Duration = Duration::from_secs(120);
 
 /// What a decoder says.
 #[derive(Debug)]
@@ -141,9 +143,12 @@ impl FileRows {
     /// The manager cannot be reached, does not let this user in, or its decoder fails: the file is none that it reads, or has columns of
     /// types that `docs/types.md` does not have. What the host's wait returns.
     pub fn open(host: &impl Host, manager: &Path, file: BorrowedFd<'_>, name: &str) -> Result<FileRows> {
-        let unreachable = |cause: std::io::Error| Error::manager_unreachable(&manager.to_string_lossy(), cause);
-        let channel = Channel::connect_beside(manager, SUFFIX).map_err(unreachable)?;
-        channel.send_with_file(&[], file).map_err(unreachable)?;
+        let failed = |cause: std::io::Error| match lacks_descriptors(&cause) {
+            true => Error::new(Kind::OutOfMemory, format!("no file descriptors for file \"{name}\": {cause}")),
+            false => Error::manager_unreachable(&manager.to_string_lossy(), cause),
+        };
+        let channel = Channel::connect_beside(manager, SUFFIX).map_err(failed)?;
+        channel.send_with_file(&[], file).map_err(failed)?;
         let (columns, schema) = (Vec::new(), Arc::new(Schema::empty()));
         let mut rows = FileRows { channel, name: name.to_string(), columns, schema, rows: 0, has_ended: false };
         let Message::Schema(schema) = rows.receive(host)? else {
@@ -204,9 +209,12 @@ impl FileRows {
             match self.channel.receive() {
                 Ok(Some(bytes)) => break bytes,
                 Ok(None) => {
-                    let fact = "Its decoder ended: the file needs more memory than a decoder may have, or is made to \
-                                break it, or the manager has ended or does not let this user in.";
-                    return Err(self.failed(Kind::OutOfMemory, fact));
+                    let fact = format!(
+                        "Its decoder ended: the file needs more memory than a decoder may have, or is made to break it, \
+                         or its rows were not read for {} s, or the manager has ended or does not let this user in.",
+                        MOST_STALL.as_secs()
+                    );
+                    return Err(self.failed(Kind::OutOfMemory, &fact));
                 }
                 Err(cause) if cause.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(cause) if cause.kind() == std::io::ErrorKind::Interrupted => continue,

@@ -143,14 +143,14 @@ impl Lease {
                     "Build the image again, from a template whose documentation says that it reads shared tables.",
                 ));
         };
-        if !self.owner_differs().map_err(|cause| failed(function, &cause))? {
+        if !self.owner_differs().map_err(|cause| failed(function, &self.info.image, &cause))? {
             let message = format!("the container of function \"{function}\" must not read shared tables");
             return Err(Error::new(Kind::NotAllowed, message)
                 .with_detail("It runs as this process's own user, who could change them.")
                 .with_hint("Run the container manager as root, so that replicas run as another user."));
         }
-        let replica = (self.info.replica.as_str(), untaken);
-        let offer = Arc::new(Offer::make(path, &self.credentials(), function, tables, replica).await?);
+        let offer = Offer::make(path, &self.credentials(), function, tables, (&self.info, untaken)).await?;
+        let offer = Arc::new(offer);
         let mut offers = self.offers.lock().expect("no holder panics");
         if offers.len() >= MOST_OFFERS {
             offers.remove(0);

@@ -18,7 +18,8 @@ use tokio::net::UnixStream;
 use udf_codec::wire::WireError;
 use udf_types::{Error, Kind, Result};
 
-use crate::control::send;
+use crate::channel::lacks_descriptors;
+use crate::control::{LeaseInfo, send};
 use crate::names::random_name;
 use crate::transport::credentials::Credentials;
 use crate::transport::unix;
@@ -141,13 +142,18 @@ impl Offer {
         credentials: &Credentials,
         function: &str,
         tables: &[SharedTable],
-        (replica, untaken): (&str, &Arc<Untaken>),
+        (replica, untaken): (&LeaseInfo, &Arc<Untaken>),
     ) -> Result<Offer> {
-        let lost = |cause: std::io::Error| failed(function, &cause);
-        untaken.wait_for(replica).await;
+        let lost = |cause: std::io::Error| failed(function, &replica.image, &cause);
+        untaken.wait_for(&replica.replica).await;
         let connection = Arc::new(connect(path, credentials).await.map_err(lost)?);
-        let (replica, untaken) = (replica.to_string(), untaken.clone());
-        let mut offer = Offer { name: random_name().into(), tables: Vec::new(), connection, replica, untaken };
+        let mut offer = Offer {
+            name: random_name().into(),
+            tables: Vec::new(),
+            connection,
+            replica: replica.replica.clone(),
+            untaken: untaken.clone(),
+        };
         for table in tables {
             match offer.add(table).await.map_err(lost)? {
                 None => {}
@@ -232,14 +238,17 @@ fn has_unread(connection: impl AsFd) -> bool {
     unread.is_ok_and(|bytes| bytes > 0)
 }
 
-/// The error for a system or a server that fails while tables are offered.
-pub(crate) fn failed(function: &str, cause: &std::io::Error) -> Error {
-    /// No descriptors, in this process or on this host, or too many on their way to servers that do not take them.
-    const LACKS: [i32; 3] = [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ETOOMANYREFS];
-    match cause.raw_os_error() {
-        Some(code) if LACKS.contains(&code) => {
+/// The error for a system or a server that fails while tables are offered to a container of an image.
+pub(crate) fn failed(function: &str, image: &str, cause: &std::io::Error) -> Error {
+    match cause {
+        _ if lacks_descriptors(cause) => {
             let message = format!("no file descriptors for the shared tables of function \"{function}\": {cause}");
-            Error::new(Kind::OutOfMemory, message)
+            // Which container does not take its own, the kernel does not say.
+            let error = Error::new(Kind::OutOfMemory, message)
+                .with_detail(format!("They are for a container of image \"{image}\"."));
+            error.with_hint(
+                "Raise LimitNOFILE of this service, and end containers that do not take what they are given.",
+            )
         }
         _ if cause.kind() == std::io::ErrorKind::InvalidData => {
             Error::protocol(function, format!("Its answer to an offer of tables cannot be read: {cause}."))
@@ -256,6 +265,18 @@ async fn connect(path: &Path, credentials: &Credentials) -> std::io::Result<Unix
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_want_of_descriptors_names_function_and_image() {
+        for code in [nix::libc::EMFILE, nix::libc::ENFILE, nix::libc::ETOOMANYREFS] {
+            let error = failed("f", "prices:1.0", &std::io::Error::from_raw_os_error(code));
+            assert_eq!((error.kind(), error.is_retryable()), (Kind::OutOfMemory, false));
+            assert!(error.message().starts_with("no file descriptors for the shared tables of function \"f\": "));
+            assert_eq!(error.detail(), Some("They are for a container of image \"prices:1.0\"."));
+        }
+        let lost = failed("f", "prices:1.0", &std::io::ErrorKind::ConnectionReset.into());
+        assert!(lost.is_retryable(), "{lost}");
+    }
 
     #[tokio::test]
     async fn what_was_given_up_is_kept_until_it_is_taken_or_closed() {
