@@ -35,7 +35,7 @@ use crate::replica::Holder;
 use crate::request::{hung_up, read_request};
 use crate::runtime::image_store::{BuildOptions, TransferOptions};
 use crate::traces::Traces;
-use crate::users::{Asker, Connections, OfUser, Place};
+use crate::users::{Asker, Connection, Connections, OfUser};
 
 /// Connections at a time of engines, each session of which has one, and as many of operators; but no more than a third each of
 /// the descriptors that the manager may have.
@@ -214,7 +214,7 @@ impl Drop for Held {
     }
 }
 
-async fn serve_connection(stream: UnixStream, mut held: Held, place: Place) {
+async fn serve_connection(stream: UnixStream, mut held: Held, place: Connection) {
     let (reader, mut writer) = stream.into_split();
     let mut reader = BufReader::new(reader);
     loop {

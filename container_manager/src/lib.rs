@@ -26,6 +26,7 @@ pub mod make_dir;
 pub mod metrics;
 pub mod monitoring;
 pub mod otlp_endpoint;
+mod places;
 pub mod pool;
 pub mod progress;
 pub mod registration;

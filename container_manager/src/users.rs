@@ -1,7 +1,6 @@
 //! What the requests of one user have together: connections, long requests, files that were sent, and questions to the container
 //! engine. Each is bounded by user, so that a user whose questions wait for a slow engine keeps no other from the manager.
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use udf_types::{Error, Kind, Result};
 
 use crate::cancel::Cancel;
+use crate::places::{Full, Place, Places};
 use crate::registration::upload::Room;
 use crate::request::MOST_PERMITS;
 
@@ -24,8 +24,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the connections of a user share.
 pub(crate) struct OfUser {
-    /// Those that are open.
-    connections: AtomicUsize,
     long_requests: Arc<Semaphore>,
     questions: Arc<Semaphore>,
     uploads: Arc<Room>,
@@ -42,7 +40,6 @@ struct CutOff {
 impl OfUser {
     pub(crate) fn new(is_operator: bool) -> Arc<OfUser> {
         Arc::new(OfUser {
-            connections: AtomicUsize::new(0),
             long_requests: Arc::new(Semaphore::new(MOST_OF_LONG_REQUESTS)),
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
             uploads: Arc::new(Room::new(is_operator)),
@@ -71,49 +68,35 @@ impl OfUser {
 }
 
 /// The connections of all users of a kind.
-pub(crate) struct Connections {
-    most: usize,
-    /// Whether there are several such users.
-    is_shared: bool,
-    free: Arc<Semaphore>,
-}
+pub(crate) struct Connections(Arc<Places>);
 
 impl Connections {
     pub(crate) fn new(most: usize, users: usize) -> Connections {
-        Connections { most, is_shared: users > 1, free: Arc::new(Semaphore::new(most)) }
+        Connections(Places::new(most, MOST_OF_FREE, users))
     }
 
     /// A place for one more of a user; an error if there is none, or others need those that are free.
-    pub(crate) fn take(&self, user: u32, of_user: &Arc<OfUser>) -> Result<Place> {
-        let (has, free) = (of_user.connections.load(Relaxed), self.free.available_permits());
-        let has_share = !self.is_shared || has < free.saturating_mul(MOST_OF_FREE);
-        let Some(of_all) = self.free.clone().try_acquire_owned().ok().filter(|_| has_share) else {
+    pub(crate) fn take(&self, user: u32, of_user: &Arc<OfUser>) -> Result<Connection> {
+        let place = self.0.take_free(user).map_err(|Full { has, most, free }| {
             let fact = format!("the container manager has no room for another connection of user {user}");
-            let fact = format!("{fact}, who has {has} of {}; {free} are free", self.most);
-            return Err(Error::new(Kind::ContainerFailed, fact).with_hint(
+            let fact = format!("{fact}, who has {has} of {most}; {free} are free");
+            Error::new(Kind::ContainerFailed, fact).with_hint(
                 "Raise LimitNOFILE of transshipd: the manager serves a third as many connections, at most 8192.",
-            ));
-        };
-        of_user.connections.fetch_add(1, Relaxed);
-        Ok(Place { of_user: of_user.clone(), _of_all: of_all })
+            )
+        })?;
+        Ok(Connection { of_user: of_user.clone(), _place: place })
     }
 }
 
 /// One open connection of a user.
-pub(crate) struct Place {
+pub(crate) struct Connection {
     of_user: Arc<OfUser>,
-    _of_all: OwnedSemaphorePermit,
+    _place: Place,
 }
 
-impl Place {
+impl Connection {
     pub(crate) fn of_user(&self) -> &OfUser {
         &self.of_user
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.of_user.connections.fetch_sub(1, Relaxed);
     }
 }
 
@@ -163,30 +146,13 @@ mod tests {
 
     #[test]
     fn no_user_has_all_connections() {
-        let (all, users) = (Connections::new(90, 3), [false; 3].map(OfUser::new));
-        let take_all = |user| std::iter::from_fn(|| all.take(1, user).ok()).collect::<Vec<_>>();
-        let free = || all.free.available_permits();
-        let first = take_all(&users[0]);
-        assert_eq!((first.len(), free()), (80, 10));
-        let second = take_all(&users[1]);
-        assert_eq!((second.len(), free()), (9, 1));
+        let (all, users) = (Connections::new(9, 2), [false; 2].map(OfUser::new));
+        let taken: Vec<_> = std::iter::from_fn(|| all.take(1, &users[0]).ok()).collect();
         let refusal = all.take(1, &users[0]).err().unwrap();
-        assert!(refusal.message().ends_with("who has 80 of 90; 1 are free") && refusal.hint().is_some(), "{refusal}");
-        let third = all.take(1, &users[2]).unwrap();
-        assert!(take_all(&users[2]).is_empty());
-        // What is given back can be had by the others.
-        drop(first);
-        assert_eq!(take_all(&users[1]).len() + second.len(), 80);
-        drop((second, third));
-        assert_eq!(free(), 90);
-        assert!(users.iter().all(|user| user.connections.load(Relaxed) == 0));
-    }
-
-    #[test]
-    fn the_only_user_has_all_connections() {
-        let (all, user) = (Connections::new(90, 1), OfUser::new(false));
-        let taken: Vec<_> = std::iter::from_fn(|| all.take(1, &user).ok()).collect();
-        assert_eq!(taken.len(), 90);
+        assert!(refusal.message().ends_with("who has 8 of 9; 1 are free") && refusal.hint().is_some(), "{refusal}");
+        assert!(all.take(2, &users[1]).is_ok());
+        drop(taken);
+        assert!(all.take(1, &users[0]).is_ok());
     }
 
     #[test]

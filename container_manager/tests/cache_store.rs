@@ -1,7 +1,9 @@
 //! The process that keeps results: whom it answers, what it gives up, and what it does with garbage.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -113,6 +115,40 @@ fn other_users_are_not_answered() {
     // It may be closed before this is sent.
     let _ = channel.send(&look_up(Vec::new()).to_bytes());
     assert_eq!(next(&channel), None);
+}
+
+/// Becomes a user, makes as many connections as it gets, and keeps them.
+const GREEDY: &str = r#"
+import os, resource, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+os.setgroups([])
+os.setgid(int(sys.argv[2]))
+os.setuid(int(sys.argv[2]))
+connections = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(1200)]
+for connection in connections:
+    connection.connect(sys.argv[1])
+print("connected", flush=True)
+time.sleep(600)
+"#;
+
+#[test]
+fn one_user_does_not_get_all_connections() {
+    if !Uid::effective().is_root() {
+        // Without root there is no other user.
+        return;
+    }
+    let (store, greedy) = (Store::new(&[0, 12345]), "12345");
+    fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::set_permissions(store.folder.path().join("s"), fs::Permissions::from_mode(0o666)).unwrap();
+    let mut client = Command::new("python3");
+    client.args(["-c", GREEDY]).arg(store.folder.path().join("s")).arg(greedy).stdout(Stdio::piped());
+    let mut client = client.spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(client.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "connected\n");
+    assert!(found(&store.connect(), Vec::new()).1.is_empty());
+    client.kill().unwrap();
+    client.wait().unwrap();
 }
 
 #[test]

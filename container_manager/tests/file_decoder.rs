@@ -23,6 +23,7 @@ use parquet::data_type::{FixedLenByteArray, FixedLenByteArrayType, Int96, Int96T
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use udf_client::channel::{Channel, path_beside};
 use udf_client::file_rows::{FileRows, Message, SUFFIX};
 use udf_client::host::PlainHost;
@@ -209,6 +210,7 @@ fn what_cannot_be_decoded_is_an_error() {
         broken[position] ^= 0xff;
         if let Err(error) = manager.read(&broken) {
             assert_ne!(error.kind(), Kind::ProtocolViolation, "{error} {:?}", error.detail());
+            assert!(!error.detail().unwrap().ends_with(".."), "{error} {:?}", error.detail());
         }
     }
     // Another file after all of them.
@@ -284,6 +286,33 @@ fn a_decoder_ends_with_its_client_and_reads_files_alone() {
         sleep(Duration::from_millis(10));
     }
     assert_eq!(manager.open(&arrow_of(&sample(3))).unwrap().columns().len(), 5);
+}
+
+#[test]
+fn a_decoder_ends_whose_client_reads_no_more() {
+    let flags = SocketFlags::CLOEXEC;
+    let (client, served) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    let (client, manager) = (Channel::from(client), std::process::id().to_string());
+    let mut decoder = Command::new(env!("CARGO_BIN_EXE_transshipd"));
+    let mut decoder = decoder.args(["decode-file", &manager, "1"]).stdin(served).spawn().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("file");
+    fs::write(&path, parquet_of(&sample(200_000), Compression::SNAPPY)).unwrap();
+    client.send_with_file(&[], File::open(&path).unwrap().as_fd()).unwrap();
+    // Who reads slowly is waited for.
+    for _ in 0..3 {
+        assert!(client.receive().unwrap().is_some());
+        sleep(Duration::from_millis(500));
+        assert!(decoder.try_wait().unwrap().is_none());
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while decoder.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            decoder.kill().unwrap();
+            panic!("the decoder waits for a client that reads nothing");
+        }
+        sleep(Duration::from_millis(10));
+    }
 }
 
 /// The file with other numbers of rows: that of the file, and that of its only group.

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 use udf_types::Result;
 
-use super::server::serve;
+use super::server::{MOST_CONNECTIONS, serve};
 use super::store::{Clock, Store};
 use crate::helper_process::{bind_socket, command, give_up};
 use crate::log;
@@ -28,6 +29,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LONG_RUN: Duration = Duration::from_secs(60);
 /// Memory beside the results: stacks, messages, the program.
 const BESIDE_BYTES: u64 = 512 << 20;
+/// Descriptors, of which the connections that it serves may have a third.
+const MOST_DESCRIPTORS: u64 = 3 * MOST_CONNECTIONS as u64;
 
 /// The manager's end of the store.
 #[derive(Debug)]
@@ -123,6 +126,8 @@ pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()>
     };
     let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES);
     let listener = give_up(*manager, most)?;
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(MOST_DESCRIPTORS)), hard)?;
     let users: HashSet<u32> = users.iter().filter_map(|user| u32::try_from(*user).ok()).collect();
     serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host())))
 }

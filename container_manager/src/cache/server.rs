@@ -4,19 +4,22 @@ use std::collections::HashSet;
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{SocketFlags, accept_with};
 use udf_client::cache::message::Request;
 use udf_client::channel::Channel;
 
 use super::Store;
+use crate::places::Places;
 
 /// Connections at a time: a session has two.
-const MOST_CONNECTIONS: usize = 1024;
+pub(super) const MOST_CONNECTIONS: usize = 1024;
+/// Where there are several users, one may have so many times the connections that are free. One that comes alone thus gets 8 of 9.
+const MOST_OF_FREE: usize = 8;
 /// A connection over which nothing has come for so long is ended. Its session makes another one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A client that does not read its answer for so long is gone, or as good as.
@@ -26,7 +29,10 @@ const STACK_BYTES: usize = 256 << 10;
 
 /// Answers connections to a listening socket until that fails.
 pub fn serve(listener: &OwnedFd, users: &HashSet<u32>, store: &Arc<Store>) -> io::Result<()> {
-    let connections = Arc::new(AtomicUsize::new(0));
+    // Beside each, a message may be on its way in either direction.
+    let (soft, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let most = usize::try_from(soft / 3).unwrap_or(MOST_CONNECTIONS).min(MOST_CONNECTIONS);
+    let places = Places::new(most, MOST_OF_FREE, users.len());
     loop {
         let socket = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(socket) => socket,
@@ -43,10 +49,10 @@ pub fn serve(listener: &OwnedFd, users: &HashSet<u32>, store: &Arc<Store>) -> io
         };
         let Ok(peer) = socket_peercred(&socket) else { continue };
         let user = peer.uid.as_raw();
-        if !users.contains(&user) || connections.load(Relaxed) >= MOST_CONNECTIONS {
+        if !users.contains(&user) {
             continue;
         }
-        let place = Place::take(&connections);
+        let Ok(place) = places.take_free(user) else { continue };
         let store = store.clone();
         let work = move || {
             let _place = place;
@@ -54,22 +60,6 @@ pub fn serve(listener: &OwnedFd, users: &HashSet<u32>, store: &Arc<Store>) -> io
         };
         // Without a thread the connection is closed, and its session goes without the store.
         let _ = thread::Builder::new().stack_size(STACK_BYTES).spawn(work);
-    }
-}
-
-/// A place among the connections, until it is dropped.
-struct Place(Arc<AtomicUsize>);
-
-impl Place {
-    fn take(connections: &Arc<AtomicUsize>) -> Place {
-        connections.fetch_add(1, Relaxed);
-        Place(connections.clone())
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
     }
 }
 

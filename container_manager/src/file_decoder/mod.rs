@@ -4,13 +4,13 @@
 mod decode;
 mod lock_down;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::hash::RandomState;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,26 +18,27 @@ use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::Signal;
 use nix::unistd::dup2_stderr;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::net::sockopt::socket_peercred;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{SocketFlags, accept_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use udf_client::channel::{Channel, MOST_BYTES};
-use udf_client::file_rows::Message;
+use udf_client::file_rows::{MOST_STALL, Message};
 use udf_codec::wire::shorten;
 use udf_types::{Error, Kind, Result};
 
 use self::decode::Positioned;
 use crate::helper_process::{bind_socket, command, give_up};
 use crate::log;
+use crate::places::{Place, Places};
 
 /// The first argument of the manager's program when it is to decode a file.
 pub const COMMAND: &str = "decode-file";
-/// Files that are decoded at a time; further clients wait. A decoder is there until its client has read all rows.
+/// Files that are decoded at a time; further clients wait. A decoder is there until its client has read all rows, or stops reading.
 const MOST_DECODERS: usize = 4;
 /// Clients that wait, for a place or with their files.
 const MOST_WAITING: usize = 64;
-/// One in so many places of either kind is for the others, where there are several users.
-const PART_OF_OTHERS: usize = 4;
+/// Where there are several users, one may have so many times the places of either kind that are free: three of four.
+const MOST_OF_FREE: usize = 3;
 /// Longest wait for a client's file.
 const MOST_SILENCE: Duration = Duration::from_secs(10);
 /// Memory of a decoder.
@@ -76,70 +77,8 @@ impl Drop for FileDecoder {
     }
 }
 
-/// Places for clients, each of whom takes one. One user does not get all of them.
-#[derive(Debug)]
-struct Places {
-    most: usize,
-    most_of_user: usize,
-    /// By user.
-    taken: Mutex<HashMap<u32, usize>>,
-    freed: Condvar,
-}
-
-impl Places {
-    fn new(most: usize, users: usize) -> Arc<Places> {
-        let most_of_user = if users > 1 { most - most / PART_OF_OTHERS } else { most };
-        Arc::new(Places { most, most_of_user, taken: Mutex::default(), freed: Condvar::default() })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, usize>> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits for a place, and takes it.
-    fn take(self: &Arc<Places>, user: u32) -> Place {
-        let mut taken = self.lock();
-        loop {
-            if let Some(place) = self.take_of(&mut taken, user) {
-                return place;
-            }
-            taken = self.freed.wait(taken).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Takes a place, if there is one.
-    fn take_free(self: &Arc<Places>, user: u32) -> Option<Place> {
-        self.take_of(&mut self.lock(), user)
-    }
-
-    fn take_of(self: &Arc<Places>, taken: &mut HashMap<u32, usize>, user: u32) -> Option<Place> {
-        let all: usize = taken.values().sum();
-        let of_user = taken.entry(user).or_default();
-        (all < self.most && *of_user < self.most_of_user).then(|| {
-            *of_user += 1;
-            Place { places: self.clone(), user }
-        })
-    }
-}
-
-#[derive(Debug)]
-struct Place {
-    places: Arc<Places>,
-    user: u32,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(of_user) = self.places.lock().get_mut(&self.user) {
-            *of_user -= 1;
-        }
-        // Those who wait are of several users.
-        self.places.freed.notify_all();
-    }
-}
-
 fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
-    let [seats, decoders] = [MOST_WAITING, MOST_DECODERS].map(|most| Places::new(most, users.len()));
+    let [seats, decoders] = [MOST_WAITING, MOST_DECODERS].map(|most| Places::new(most, MOST_OF_FREE, users.len()));
     loop {
         let client = match accept_with(listener, SocketFlags::CLOEXEC) {
             Ok(client) => client,
@@ -151,7 +90,7 @@ fn take_clients(listener: &OwnedFd, users: &HashSet<u32>) {
         };
         let user = socket_peercred(&client).ok().map(|peer| peer.uid.as_raw());
         let Some(user) = user.filter(|user| users.contains(user)) else { continue };
-        let Some(seat) = seats.take_free(user) else {
+        let Ok(seat) = seats.take_free(user) else {
             let fact = "Too many clients of the manager wait for their files to be decoded.".to_string();
             // The socket has room for it, since nothing was sent before.
             let _ = Channel::from(client).send(&Message::Failed { kind: Kind::Busy, fact }.to_bytes());
@@ -195,7 +134,8 @@ fn has_spoken(client: &OwnedFd) -> std::io::Result<bool> {
 
 /// Runs a decoder until it ends or its client is gone.
 fn decode_for(client: &OwnedFd) -> std::io::Result<()> {
-    let mut child = command(COMMAND, [], client.try_clone()?).spawn()?;
+    let stall = MOST_STALL.as_secs().to_string();
+    let mut child = command(COMMAND, [stall], client.try_clone()?).spawn()?;
     // Whether it has ended, and its client has not.
     let wait = || -> std::io::Result<bool> {
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(std::io::ErrorKind::NotFound)?;
@@ -224,10 +164,14 @@ fn decode_for(client: &OwnedFd) -> std::io::Result<()> {
 /// It cannot be what it should be, or the client says nothing that can be read.
 pub fn run_decoder(mut arguments: impl Iterator<Item = String>) -> std::io::Result<()> {
     let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, fact);
-    let manager = arguments.next().and_then(|manager| manager.parse().ok());
-    let manager = manager.ok_or_else(|| invalid("only transshipd decodes files"))?;
+    let mut number = || arguments.next().and_then(|argument| argument.parse().ok());
+    let (Some(manager), Some(stall)) = (number(), number()) else {
+        return Err(invalid("only transshipd decodes files"));
+    };
     let channel = Channel::from(give_up(manager, MOST_MEMORY_BYTES)?);
     channel.bound_unread()?;
+    // One who reads no more keeps a place from others.
+    set_socket_timeout(channel.as_fd(), Timeout::Send, Some(Duration::from_secs(stall)))?;
     let Some((_, file)) = channel.receive_with_file()? else { return Ok(()) };
     let file = Positioned::new(File::from(file))?;
     // Long messages are memory, which is a file here.
@@ -259,29 +203,4 @@ pub fn run_decoder(mut arguments: impl Iterator<Item = String>) -> std::io::Resu
         let _ = send(Message::Failed { kind: error.kind(), fact });
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_user_has_all_places() {
-        let places = Places::new(4, 2);
-        let mut first: Vec<_> = (0..3).map(|_| places.take(1)).collect();
-        assert!(places.take_free(1).is_none());
-        let other = places.take(2);
-        assert!(places.take_free(2).is_none());
-        drop(first.pop());
-        // Of those who wait, the one who may goes on.
-        let waiting = [1, 2].map(|user| {
-            let places = places.clone();
-            thread::spawn(move || places.take(user))
-        });
-        drop((first, other));
-        assert!(waiting.map(|thread| thread.join().unwrap()).iter().map(|place| place.user).eq([1, 2]));
-        assert!(places.lock().values().all(|taken| *taken == 0));
-        let places = Places::new(4, 1);
-        assert_eq!(std::iter::from_fn(|| places.take_free(1)).collect::<Vec<_>>().len(), 4);
-    }
 }
