@@ -12,7 +12,9 @@ import psycopg
 from common import PGBENCH, connect, segments_of, unshare
 
 READERS = 8
-ROWS = 100
+ROWS = 10
+# Rows that there are before: scans take about as long at the end as at the beginning.
+FIRST = 50_000
 LARGE = 1_000_000
 # Rows are numbered as they are appended. Division by zero ends a reader, and with it the benchmark.
 SCAN = """SELECT count(*) / (count(*) >= :seen AND count(*) = max(number) AND sum(number) = count(*) * (count(*) + 1) / 2)::int AS seen
@@ -30,7 +32,7 @@ class Readers:
 
     def run(self, seconds):
         with tempfile.TemporaryDirectory() as folder:
-            command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={READERS}", "--jobs=1", f"--time={seconds}", "--define=seen=1"]
+            command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={READERS}", "--jobs=1", f"--time={seconds}", f"--define=seen={FIRST}"]
             for name, script in [("scan", SCAN), ("read", READ)]:
                 path = pathlib.Path(folder, name)
                 path.write_text(script)
@@ -48,14 +50,17 @@ class Readers:
         return sorted(taken for number, taken, end in self.log if number == script and end <= before)
 
 
+def rows_from(first, count):
+    return f"SELECT i AS number, i AS a, ''more '' || i AS t FROM generate_series({first}, {first + count - 1}::bigint) i"
+
+
 def append(connection, name, first, count):
-    query = f"SELECT i AS number, i AS a, ''more '' || i AS t FROM generate_series({first}, {first + count - 1}::bigint) i"
-    connection.execute(f"SELECT transship.append('{name}', '{query}')")
+    connection.execute(f"SELECT transship.append('{name}', '{rows_from(first, count)}')")
 
 
 def start(connection, name):
     unshare(connection, name)
-    connection.execute(f"SELECT transship.share('{name}', 'SELECT 1::bigint AS number, 1::bigint AS a, ''more 1'' AS t', 'number')")
+    connection.execute(f"SELECT transship.share('{name}', '{rows_from(1, FIRST)}', 'number')")
 
 
 def rate(connection, count, rows):
@@ -63,7 +68,7 @@ def rate(connection, count, rows):
     start(connection, "tables_appended")
     begin = time.perf_counter()
     for number in range(count):
-        append(connection, "tables_appended", 2 + number * rows, rows)
+        append(connection, "tables_appended", FIRST + 1 + number * rows, rows)
     return count * rows / (time.perf_counter() - begin)
 
 
@@ -77,7 +82,7 @@ def against_readers(connection, appends):
             with connect() as appender:
                 for number in range(appends):
                     begin = time.perf_counter()
-                    append(appender, "tables_appended", 2 + number * ROWS, ROWS)
+                    append(appender, "tables_appended", FIRST + 1 + number * ROWS, ROWS)
                     taken.append(time.perf_counter() - begin)
         except psycopg.Error as failure:
             failures.append(failure)
@@ -103,7 +108,7 @@ def measure(connection, options):
     taken, meanwhile, end = against_readers(connection, options.appends)
     segments = segments_of(connection, "tables_appended")
     rows, last = connection.execute("SELECT count(*), max(number) FROM tables_appended").fetchone()
-    if rows != last or rows != options.appends * ROWS + 1:
+    if rows != last or rows != FIRST + options.appends * ROWS:
         sys.exit(f"{rows} rows after {options.appends} appends of {ROWS}, the last of them {last}")
     alone = Readers()
     alone.run(2)

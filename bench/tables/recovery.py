@@ -160,7 +160,7 @@ def measure(connection, options):
         rounds = [one_round(manager, options.queries) for _ in range(options.rounds)]
         connection.execute("DROP FUNCTION tables_recovered(bigint)")
     unshare(connection, "tables_shared")
-    lines = [f"| {options.queries} queries, {AT_A_TIME} at a time | median | least | most |", "|---|---|---|---|"]
+    lines = [f"| {options.rounds} kills, each during {options.queries} queries, {AT_A_TIME} at a time | median | least | most |", "|---|---|---|---|"]
     titles = [
         ("answered rightly", 1, ".0f"), ("could not reach the manager, and said so", 1, ".0f"),
         ("from the kill to the next answer, ms", 1e3, ".0f"), ("from the kill to the first answer of a new session, ms", 1e3, ".0f"),

@@ -20,13 +20,14 @@ import segments  # noqa: E402
 from common import TABLES_SIZE, connect  # noqa: E402
 from readme import write_section  # noqa: E402
 
+# With whether contenders take turns in it.
 PARTS = {
-    "joins": joins.measure,
-    "memory": memory.measure,
-    "segments": segments.measure,
-    "appends": appends.measure,
-    "recovery": recovery.measure,
-    "flights": flights.measure,
+    "joins": (joins.measure, True),
+    "memory": (memory.measure, False),
+    "segments": (segments.measure, True),
+    "appends": (appends.measure, False),
+    "recovery": (recovery.measure, False),
+    "flights": (flights.measure, True),
 }
 
 
@@ -49,15 +50,17 @@ def arguments():
 
 def main():
     options = arguments()
-    head = (
-        f"{datetime.date.today()}, {options.rounds} rounds after one of warm-up; {os.cpu_count()} cores, runtime {os.environ['BENCH_RUNTIME']}; "
+    machine = (
+        f"{os.cpu_count()} cores, runtime {os.environ['BENCH_RUNTIME']}; "
         f"no parallel workers, work_mem 1 GB, transship.tables_size {TABLES_SIZE}, without JIT and memoize nodes."
     )
     with connect() as connection:
         connection.execute("CREATE EXTENSION IF NOT EXISTS transship")
         for name in options.parts or PARTS:
             print(f"==> {name}", file=sys.stderr)
-            text = f"{head}\n\n{PARTS[name](connection, options)}"
+            measure, is_in_turn = PARTS[name]
+            turns = f"{options.rounds} rounds after one of warm-up; " if is_in_turn else ""
+            text = f"{datetime.date.today()}, {turns}{machine}\n\n{measure(connection, options)}"
             print(text, flush=True)
             write_section(f"tables: {name}", text)
 
