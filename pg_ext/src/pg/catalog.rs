@@ -404,6 +404,22 @@ pub fn check_relation_owner(oid: pg_sys::Oid) {
     }
 }
 
+/// Raises an error unless the current user is the relation's owner itself, and no member of it, nor a superuser.
+pub fn check_exact_owner(oid: pg_sys::Oid) {
+    // SAFETY: a tuple of the cache RELOID holds a FormData_pg_class, and stays valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(oid));
+        let mut is_owner = false;
+        if !tuple.is_null() {
+            is_owner = (*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).relowner == current_user();
+            pg_sys::ReleaseSysCache(tuple);
+        }
+        if !is_owner {
+            raise_about_relation(pg_sys::AclResult::ACLCHECK_NOT_OWNER, oid);
+        }
+    }
+}
+
 /// Raises an error unless the current user has a privilege on the relation.
 pub fn check_relation(oid: pg_sys::Oid, privilege: u32) {
     check_relation_for(current_user(), oid, privilege);
@@ -415,6 +431,26 @@ pub fn check_relation_for(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) {
     if result != pg_sys::AclResult::ACLCHECK_OK {
         // SAFETY: as in check_relation_owner.
         unsafe { raise_about_relation(result, oid) }
+    }
+}
+
+/// Raises an error unless the current user may read these columns of a relation, or any if there are none.
+pub fn check_columns(oid: pg_sys::Oid, numbers: &[i16]) {
+    let (user, privilege) = (current_user(), pg_sys::ACL_SELECT);
+    if relation_right(user, oid, privilege) == pg_sys::AclResult::ACLCHECK_OK {
+        return;
+    }
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
+        let any = pg_sys::AclMaskHow::ACLMASK_ANY;
+        let of = |number| pg_sys::pg_attribute_aclcheck(oid, number, user, privilege.into());
+        let may_read = match numbers {
+            [] => pg_sys::pg_attribute_aclcheck_all(oid, user, privilege.into(), any) == pg_sys::AclResult::ACLCHECK_OK,
+            numbers => numbers.iter().all(|number| of(*number) == pg_sys::AclResult::ACLCHECK_OK),
+        };
+        if !may_read {
+            raise_about_relation(pg_sys::AclResult::ACLCHECK_NO_PRIV, oid);
+        }
     }
 }
 
