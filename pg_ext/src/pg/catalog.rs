@@ -121,15 +121,19 @@ unsafe fn check_constraints(relation: pg_sys::Relation) -> Vec<*mut pg_sys::Node
 
 /// A table, and all its partitions and theirs, which are not locked.
 pub fn with_partitions(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
+    // SAFETY: a lookup in the system cache.
+    let is_partitioned = unsafe { pg_sys::get_rel_relkind(table) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE };
+    if is_partitioned { with_inheritors(table) } else { vec![table] }
+}
+
+/// A table, and all that inherit from it, which are not locked.
+pub fn with_inheritors(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     // pgrx leaves it out (catalog/pg_inherits.h).
     unsafe extern "C-unwind" {
         fn find_all_inheritors(parent: pg_sys::Oid, lock: c_int, parents: *mut *mut pg_sys::List) -> *mut pg_sys::List;
     }
     // SAFETY: looks into the catalogs; the boundary catches PostgreSQL's errors, and its frame holds nothing to be dropped.
     unsafe {
-        if pg_sys::get_rel_relkind(table) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
-            return vec![table];
-        }
         let no_lock = pg_sys::NoLock as c_int;
         list::oids(pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(table, no_lock, std::ptr::null_mut())))
     }
@@ -436,17 +440,22 @@ pub fn check_relation_for(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) {
 
 /// Raises an error unless the current user may read these columns of a relation, or any if there are none.
 pub fn check_columns(oid: pg_sys::Oid, numbers: &[i16]) {
-    let (user, privilege) = (current_user(), pg_sys::ACL_SELECT);
-    if relation_right(user, oid, privilege) == pg_sys::AclResult::ACLCHECK_OK {
+    let (user, any) = (current_user(), pg_sys::AclMaskHow::ACLMASK_ANY);
+    if may_read(oid) {
         return;
     }
+    #[cfg(feature = "pg15")]
+    let privilege = pg_sys::ACL_SELECT;
+    #[cfg(not(feature = "pg15"))]
+    let privilege = pg_sys::AclMode::from(pg_sys::ACL_SELECT);
     // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
     unsafe {
-        let any = pg_sys::AclMaskHow::ACLMASK_ANY;
-        let of = |number| pg_sys::pg_attribute_aclcheck(oid, number, user, privilege.into());
+        let is_allowed = |result| result == pg_sys::AclResult::ACLCHECK_OK;
         let may_read = match numbers {
-            [] => pg_sys::pg_attribute_aclcheck_all(oid, user, privilege.into(), any) == pg_sys::AclResult::ACLCHECK_OK,
-            numbers => numbers.iter().all(|number| of(*number) == pg_sys::AclResult::ACLCHECK_OK),
+            [] => is_allowed(pg_sys::pg_attribute_aclcheck_all(oid, user, privilege, any)),
+            numbers => {
+                numbers.iter().all(|number| is_allowed(pg_sys::pg_attribute_aclcheck(oid, *number, user, privilege)))
+            }
         };
         if !may_read {
             raise_about_relation(pg_sys::AclResult::ACLCHECK_NO_PRIV, oid);

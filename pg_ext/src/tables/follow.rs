@@ -7,7 +7,7 @@
 use std::ffi::{CStr, CString, c_char, c_int};
 
 use pgrx::{PgSqlErrorCode, pg_sys};
-use udf_types::{Error, Result};
+use udf_types::{Error, Kind};
 
 use super::followed::{self, Following};
 use crate::pg::{catalog, list, nodes, text};
@@ -61,44 +61,43 @@ impl Definition {
             }
             let said = text::from_c(source);
             if said.trim().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("file:")) {
-                report::raise_error(&refused("It is a file."), None);
+                refuse("It is a file.");
             }
             let statements = list::elements::<pg_sys::RawStmt>(pg_sys::pg_parse_query(source));
-            let [statement] = statements.as_slice() else {
-                report::raise_error(&refused("It is not one query."), None)
-            };
+            let [statement] = statements.as_slice() else { refuse("It is not one query.") };
             let none = std::ptr::null_mut();
             let query = pg_sys::parse_analyze_fixedparams(*statement, source, std::ptr::null(), 0, none);
-            let definition = report::unwrap(Definition::of(query));
+            let definition = Definition::of(query).unwrap_or_else(|fact| refuse(fact));
             catalog::check_relation(definition.source, pg_sys::ACL_TRIGGER);
             definition.check_rights();
             pg_sys::LockRelationOid(definition.source, pg_sys::ShareRowExclusiveLock as i32);
-            report::unwrap(definition.check_source());
+            definition.check_source().unwrap_or_else(|fact| refuse(fact));
             // Tables that inherit from it later have rows of their own.
             (*definition.entry).inh = false;
             definition
         }
     }
 
-    /// The query of a view that is open. Raises an error if it cannot be followed any more, or its user lacks a privilege.
+    /// The query of a view that is open, of a shared table with this name. Raises an error if it cannot be followed any more, or the user
+    /// lacks a privilege.
     ///
     /// # Safety
     /// The relation is open.
-    pub unsafe fn of_view(view: pg_sys::Relation) -> Definition {
+    pub unsafe fn of_view(view: pg_sys::Relation, table: &str) -> Definition {
         // SAFETY: the caller says so. A view has a query.
         unsafe {
             if (*(*view).rd_rel).relkind as u8 != pg_sys::RELKIND_VIEW {
-                report::raise_error(&refused("It is no longer a view."), None);
+                stop(table, "It is no longer a view.");
             }
-            let definition = report::unwrap(Definition::of(pg_sys::get_view_query(view)));
+            let definition = Definition::of(pg_sys::get_view_query(view)).unwrap_or_else(|fact| stop(table, fact));
             definition.check_rights();
-            report::unwrap(definition.check_source());
+            definition.check_source().unwrap_or_else(|fact| stop(table, fact));
             definition
         }
     }
 
-    /// A copy of an analyzed query.
-    unsafe fn of(query: *mut pg_sys::Query) -> Result<Definition> {
+    /// A copy of an analyzed query, or why it cannot be followed.
+    unsafe fn of(query: *mut pg_sys::Query) -> Result<Definition, &'static str> {
         // SAFETY: the caller passes a query; tags say which structs its nodes are.
         unsafe {
             let query = pg_sys::copyObjectImpl(query.cast()).cast::<pg_sys::Query>();
@@ -114,10 +113,10 @@ impl Definition {
             .contains(&false);
             let has_parts = q.hasAggs || q.hasWindowFuncs || q.hasTargetSRFs || q.hasSubLinks || q.hasModifyingCTE;
             if q.commandType != pg_sys::CmdType::CMD_SELECT || has_clauses || has_parts || q.jointree.is_null() {
-                return Err(refused("It has more than a list of expressions, one table and a condition."));
+                return Err("It has more than a list of expressions, one table and a condition.");
             }
             let from = list::elements::<pg_sys::Node>((*q.jointree).fromlist);
-            let one_table = || refused("It does not read exactly one ordinary table.");
+            let one_table = || "It does not read exactly one ordinary table.";
             let [item] = from.as_slice() else { return Err(one_table()) };
             if nodes::tag(*item) != pg_sys::NodeTag::T_RangeTblRef {
                 return Err(one_table());
@@ -153,7 +152,7 @@ impl Definition {
     }
 
     /// An error unless the query's rows are made of rows of its table alone, each of one, and whatever changes them fires triggers.
-    unsafe fn check_source(&self) -> Result<()> {
+    unsafe fn check_source(&self) -> Result<(), &'static str> {
         // SAFETY: the query's table is locked. Expressions are copied before they are planned.
         unsafe {
             let relation = pg_sys::table_open(self.source, pg_sys::AccessShareLock as c_int);
@@ -169,7 +168,7 @@ impl Definition {
                 Some("Its table is temporary or unlogged.")
             } else if class.relispartition {
                 Some("Its table is a partition.")
-            } else if (*self.entry).inh && class.relhassubclass {
+            } else if (*self.entry).inh && catalog::with_inheritors(self.source).len() > 1 {
                 Some("Its table has tables that inherit from it, unless the query says ONLY.")
             } else if pg_sys::check_enable_rls(self.source, catalog::current_user(), true)
                 == pg_sys::CheckEnableRlsResult::RLS_ENABLED as c_int
@@ -190,10 +189,8 @@ impl Definition {
                 pg_sys::contain_mutable_functions(planned.cast())
             };
             match fact {
-                Some(fact) => Err(refused(fact)),
-                None if expressions.iter().any(is_mutable) => {
-                    Err(refused("It calls a function that is not IMMUTABLE."))
-                }
+                Some(fact) => Err(fact),
+                None if expressions.iter().any(is_mutable) => Err("It calls a function that is not IMMUTABLE."),
                 None => Ok(()),
             }
         }
@@ -252,11 +249,21 @@ impl Definition {
     }
 }
 
-/// The error of a query that cannot be followed.
-fn refused(fact: &str) -> Error {
-    Error::invalid_definition("a shared table cannot follow this query").with_detail(fact).with_hint(
+/// Raises the error of a query that cannot be followed.
+fn refuse(fact: &str) -> ! {
+    let error = Error::invalid_definition("a shared table cannot follow this query").with_detail(fact).with_hint(
         "It can follow a query of one ordinary table, with expressions and a condition that call IMMUTABLE functions only.",
-    )
+    );
+    report::raise_error(&error, None)
+}
+
+/// Raises the error of a shared table whose query cannot be followed any more.
+pub(super) fn stop(table: &str, fact: &str) -> ! {
+    let message = format!("shared table \"{table}\" can no longer follow its source");
+    let error = Error::new(Kind::InvalidDefinition, message)
+        .with_detail(fact)
+        .with_hint("Share the table's rows again without following, or drop it with transship.unshare.");
+    report::raise_error(&error, None)
 }
 
 /// A relation's name, with its schema, as a statement has it.

@@ -17,6 +17,9 @@ use super::{Table, share};
 use crate::pg::{nodes, text};
 use crate::report;
 
+/// Why a table cannot follow whose view is not as it was made.
+const CHANGED: &str = "Its view is gone, has another owner than the shared table, or reads another table.";
+
 /// `transship.follow_source() RETURNS trigger`: of the tables that shared tables follow.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn follow_source(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
@@ -90,9 +93,9 @@ unsafe fn keep_up(following: Following, source: pg_sys::Relation, mut inserted: 
         as_owner((*(*relation).rd_rel).relowner, || {
             let table = Table::of(relation);
             let view = open_view(following, &table, (*(*relation).rd_rel).relowner);
-            let definition = Definition::of_view(view);
+            let definition = Definition::of_view(view, &table.name);
             if definition.source != following.source {
-                report::raise_error(&changed(&table), None);
+                follow::stop(&table.name, CHANGED);
             }
             match inserted {
                 Some(store) => {
@@ -119,18 +122,10 @@ unsafe fn open_view(following: Following, table: &Table, owner: pg_sys::Oid) -> 
     unsafe {
         let view = pg_sys::try_relation_open(following.view, pg_sys::AccessShareLock as i32);
         if view.is_null() || (*(*view).rd_rel).relowner != owner {
-            report::raise_error(&changed(table), None);
+            follow::stop(&table.name, CHANGED);
         }
         view
     }
-}
-
-/// The error of a table whose view is not what it was made as.
-fn changed(table: &Table) -> Error {
-    let message = format!("the view that shared table \"{}\" follows its source by was changed", table.name);
-    let detail = "It is gone, has another owner than the shared table, or reads another table.";
-    let hint = "Share the table's rows again, or drop it with transship.unshare.";
-    Error::new(Kind::InvalidDefinition, message).with_detail(detail).with_hint(hint)
 }
 
 /// Does something as the owner of a shared table, as PostgreSQL refreshes materialized views: whoever writes to the source gains nothing
