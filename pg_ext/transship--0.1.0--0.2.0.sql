@@ -61,6 +61,22 @@ ALTER TABLE table_chunks ALTER COLUMN data SET STORAGE EXTERNAL;
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_segments', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_chunks', 'WHERE segment IN (SELECT id FROM @extschema@.table_segments WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e'')))');
 
+-- Shared tables that follow a table: by which view, and which table.
+CREATE TABLE followed_tables (relation regclass PRIMARY KEY, view regclass NOT NULL UNIQUE, source regclass NOT NULL);
+CREATE INDEX ON followed_tables (source);
+
+SELECT pg_catalog.pg_extension_config_dump('@extschema@.followed_tables', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
+
+CREATE FUNCTION follow_source() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'transship_follow_source';
+
+COMMENT ON FUNCTION follow_source() IS 'gives the shared tables that follow a table what a statement has changed';
+
+CREATE FUNCTION forget_view(relation oid) RETURNS void
+LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_forget_view';
+
+REVOKE EXECUTE ON FUNCTION forget_view(oid) FROM PUBLIC;
+
 CREATE FUNCTION forget_table(relation oid) RETURNS void
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_forget_table';
 
@@ -75,6 +91,7 @@ CREATE FUNCTION forget_dropped_tables() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
   PERFORM transship.forget_table(objid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table';
+  PERFORM transship.forget_view(objid) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'view';
   PERFORM transship.check_dropped_column(objid, objsubid, original) FROM pg_event_trigger_dropped_objects() WHERE object_type = 'foreign table column';
 END
 $$;
@@ -82,10 +99,10 @@ $$;
 CREATE EVENT TRIGGER transship_forget_dropped_tables ON sql_drop EXECUTE FUNCTION forget_dropped_tables();
 ALTER EVENT TRIGGER transship_forget_dropped_tables ENABLE ALWAYS;
 
-CREATE FUNCTION share(name text, source text, key text DEFAULT NULL) RETURNS bigint
+CREATE FUNCTION share(name text, source text, key text DEFAULT NULL, dictionary text DEFAULT NULL, follow boolean DEFAULT false) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_share';
 
-COMMENT ON FUNCTION share(text, text, text) IS 'makes a shared table of the rows of a query, or replaces the rows of one';
+COMMENT ON FUNCTION share(text, text, text, text, boolean) IS 'makes a shared table of the rows of a query, or replaces the rows of one';
 
 CREATE FUNCTION append(name regclass, source text) RETURNS bigint
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_append';
@@ -117,7 +134,14 @@ COMMENT ON FUNCTION lookup(regclass, "any") IS 'the rows of a key of a shared ta
 CREATE VIEW shared_tables WITH (security_barrier) AS
 SELECT c.oid AS relid, n.nspname AS schema, c.relname AS name, pg_catalog.pg_get_userbyid(c.relowner) AS owner,
   (SELECT o.option_value FROM pg_catalog.pg_options_to_table(t.ftoptions) o WHERE o.option_name = 'key') AS key,
-  s.segments, s.rows, s.bytes
+  s.segments, s.rows, s.bytes,
+  -- None if somebody has disabled or dropped triggers.
+  (
+    SELECT l.source::text FROM @extschema@.followed_tables l WHERE l.relation = c.oid AND 4 = (
+      SELECT count(*) FROM pg_catalog.pg_trigger g
+      WHERE g.tgrelid = l.source AND g.tgfoid = '@extschema@.follow_source()'::pg_catalog.regprocedure AND g.tgenabled = 'A' AND g.tgqual IS NULL
+    )
+  ) AS follows
 FROM pg_catalog.pg_foreign_table t
 JOIN pg_catalog.pg_foreign_server f ON f.oid = t.ftserver
 JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = f.srvfdw AND w.fdwname = 'transship'

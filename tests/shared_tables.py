@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 import time
+from random import Random
 
 import psycopg
 
@@ -13,6 +14,8 @@ FOLDER, PRIMARY, STANDBY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 LANES = 2
 APPENDS = 300
 READERS = 3
+WRITERS = 4
+TRANSACTIONS = 300
 
 
 def connect(port=PRIMARY):
@@ -97,6 +100,148 @@ def versions_are_prefixes():
         (segments,) = ask(connection, "SELECT segments FROM transship.shared_tables WHERE name = 'lanes'")
         if segments > 40:
             sys.exit(f"{segments} segments after {LANES * APPENDS} appends")
+
+
+DIFFERENCES = """SELECT (SELECT count(*) FROM (TABLE followed EXCEPT ALL TABLE followed_source) d)
+    + (SELECT count(*) FROM (TABLE followed_source EXCEPT ALL TABLE followed) d)"""
+
+
+def a_followed_table_is_its_query():
+    """Each snapshot sees the same rows in a shared table and in the query that it follows, whatever others write."""
+    with connect() as connection:
+        connection.execute("CREATE TABLE pieces (id serial PRIMARY KEY, size int, writer int)")
+        ask(connection, "SELECT transship.share('followed', 'SELECT id, size * 2 AS double FROM pieces WHERE size % 5 > 0', 'id', follow => true)")
+    is_done = threading.Event()
+    committed = [0] * WRITERS
+    levels = ("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")
+
+    def change(cursor, random, writer):
+        size, some = random.randrange(1000), random.randrange(1, 2000)
+        statements = [
+            f"INSERT INTO pieces (size, writer) VALUES ({size}, {writer})",
+            f"INSERT INTO pieces (size, writer) SELECT i, {writer} FROM generate_series({size}, {size + 9}) i",
+            f"UPDATE pieces SET size = size + 1 WHERE id % 50 = {some % 50}",
+            f"DELETE FROM pieces WHERE id BETWEEN {some} AND {some + 2}",
+            f"INSERT INTO pieces VALUES ({some}, {size}, {writer}) ON CONFLICT (id) DO UPDATE SET size = {size}",
+            f"WITH gone AS (DELETE FROM pieces WHERE id = {some} RETURNING *) INSERT INTO pieces SELECT id + 100000, size, writer FROM gone",
+        ]
+        cursor.execute(random.choices(statements, (8, 4, 1, 1, 1, 1))[0])
+
+    def write(writer):
+        random = Random(writer)
+        with connect() as connection:
+            connection.execute("SET deadlock_timeout = '20ms'")
+            for _ in range(TRANSACTIONS):
+                try:
+                    connection.execute(f"BEGIN ISOLATION LEVEL {random.choices(levels, (4, 1, 1))[0]}")
+                    for _ in range(random.randrange(1, 4)):
+                        connection.execute("SAVEPOINT s")
+                        change(connection, random, writer)
+                        check(ask(connection, DIFFERENCES), (0,), "differences within a transaction")
+                        if random.random() < 0.2:
+                            connection.execute("ROLLBACK TO s")
+                    connection.execute("ROLLBACK" if random.random() < 0.1 else "COMMIT")
+                    committed[writer] += 1
+                except (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation):
+                    connection.execute("ROLLBACK")
+
+    def write_all():
+        in_threads(*(lambda writer=writer: write(writer) for writer in range(WRITERS)))
+        is_done.set()
+
+    def read():
+        with connect() as connection:
+            while not is_done.is_set():
+                check(ask(connection, DIFFERENCES), (0,), "differences")
+
+    in_threads(write_all, read)
+    if min(committed) < TRANSACTIONS // 10:
+        sys.exit(f"of {TRANSACTIONS} transactions each, these were committed: {committed}")
+    with connect() as connection:
+        check(ask(connection, DIFFERENCES), (0,), "differences afterwards")
+        print(f"committed: {committed}; rows and segments: {ask(connection, 'SELECT rows, segments FROM transship.shared_tables WHERE name = %s', 'followed')}")
+
+
+def sharing_misses_no_row():
+    """A table begins to follow while others insert: rows of transactions that were open before and after are there once."""
+    with connect() as connection:
+        connection.execute("CREATE TABLE streams (id int)")
+    is_done = threading.Event()
+
+    def insert(lane):
+        with connect() as connection:
+            for number in range(200):
+                connection.execute("INSERT INTO streams VALUES (%s)", (lane * 1000 + number,))
+
+    def insert_all():
+        in_threads(*(lambda lane=lane: insert(lane) for lane in range(3)))
+        is_done.set()
+
+    def share():
+        with connect() as connection:
+            while not is_done.is_set():
+                ask(connection, "SELECT transship.share('stream', 'SELECT id FROM streams', follow => true)")
+                time.sleep(0.02)
+
+    try:
+        in_threads(insert_all, share)
+    finally:
+        is_done.set()
+    with connect() as connection:
+        check(ask(connection, "SELECT count(*), count(DISTINCT id), sum(id) FROM stream"), ask(connection, "SELECT count(*), count(*), sum(id) FROM streams"), "rows")
+
+
+def a_followed_table_is_prepared_with_its_source():
+    with connect() as connection:
+        connection.execute("BEGIN")
+        connection.execute("INSERT INTO pieces VALUES (-1, 1, 1)")
+        connection.execute("PREPARE TRANSACTION 'inserted'")
+        with connect() as other:
+            check(ask(other, DIFFERENCES), (0,), "differences beside a prepared transaction")
+            try:
+                other.execute("SET lock_timeout = '200ms'; UPDATE pieces SET size = size + 1")
+                sys.exit("an update did not wait for a prepared transaction")
+            except psycopg.errors.LockNotAvailable:
+                pass
+        connection.execute("COMMIT PREPARED 'inserted'")
+        check(ask(connection, "SELECT double FROM followed WHERE id = -1"), (2,), "a row of a prepared transaction")
+        check(ask(connection, DIFFERENCES), (0,), "differences afterwards")
+
+
+def one_row_inserts():
+    """How many one-row inserts a session makes a second, without and with a table that follows."""
+    with connect() as connection:
+        connection.execute("CREATE TABLE plain (id int, t text); CREATE TABLE watched (id int, t text)")
+        ask(connection, "SELECT transship.share('watching', 'SELECT id, t FROM watched', 'id', follow => true)")
+        for table in ("plain", "watched"):
+            start = time.monotonic()
+            for number in range(1000):
+                connection.execute(f"INSERT INTO {table} VALUES ({number}, 'some text')")
+            print(f"{table}: {1000 / (time.monotonic() - start):.0f} inserts/s")
+        check(ask(connection, "SELECT count(*), count(DISTINCT id) FROM watching"), (1000, 1000), "rows")
+
+
+def replication_does_not_write_to_a_followed_table():
+    """A subscription to a followed table fails, as it fires no triggers of statements."""
+    with connect() as connection:
+        connection.execute("CREATE DATABASE publisher")
+        with psycopg.connect(host=FOLDER, port=PRIMARY, user="postgres", dbname="publisher", autocommit=True) as publisher:
+            publisher.execute("CREATE TABLE streams (id int); CREATE PUBLICATION streams FOR TABLE streams")
+            ask(publisher, "SELECT pg_create_logical_replication_slot('streams', 'pgoutput')")
+            connection.execute(
+                f"CREATE SUBSCRIPTION streams CONNECTION 'host={FOLDER} port={PRIMARY} user=postgres dbname=publisher' PUBLICATION streams"
+                " WITH (create_slot = false, copy_data = false, slot_name = 'streams')"
+            )
+            publisher.execute("INSERT INTO streams VALUES (-5)")
+            log = pathlib.Path(FOLDER) / "primary.log"
+            refused = 'logical replication cannot write to table "streams"'
+            wait_for(lambda: refused in log.read_text(), "the error of the subscription")
+            check(ask(connection, "SELECT (SELECT count(*) FROM streams WHERE id < 0), (SELECT count(*) FROM stream WHERE id < 0)"), (0, 0), "rows")
+            # Once nothing follows, the rows come.
+            ask(connection, "SELECT transship.unshare('stream')")
+            wait_for(lambda: ask(connection, "SELECT count(*) FROM streams WHERE id < 0") == (1,), "the publisher's rows")
+            connection.execute("DROP SUBSCRIPTION streams")
+        connection.execute("DROP DATABASE publisher WITH (FORCE)")
 
 
 def a_killed_session_leaves_nothing():
@@ -188,6 +333,11 @@ def main():
         connection.execute("CREATE EXTENSION transship")
     for test in (
         versions_are_prefixes,
+        a_followed_table_is_its_query,
+        sharing_misses_no_row,
+        a_followed_table_is_prepared_with_its_source,
+        replication_does_not_write_to_a_followed_table,
+        one_row_inserts,
         a_killed_session_leaves_nothing,
         a_prepared_transaction_is_seen_when_it_commits,
         memory_may_go,

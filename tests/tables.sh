@@ -31,6 +31,8 @@ unix_socket_directories = '$place'
 session_preload_libraries = 'transship'
 fsync = off
 max_prepared_transactions = 4
+wal_level = logical
+wal_retrieve_retry_interval = 100ms
 CONF
 ctl --pgdata="$place/primary" --log="$place/primary.log" --options="-p 5433" start
 as_server "$PG_BIN/pg_basebackup" --host="$place" --port=5433 --username=postgres --pgdata="$place/standby" --write-recovery-conf --no-sync

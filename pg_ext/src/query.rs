@@ -36,6 +36,20 @@ pub struct QueryColumn {
     pub sql_type: SqlType,
 }
 
+impl QueryColumn {
+    /// A column as a descriptor of rows has it. Raises an error if its type cannot be mapped.
+    pub fn of(attribute: &pg_sys::FormData_pg_attribute) -> QueryColumn {
+        QueryColumn {
+            // SAFETY: an attribute's name ends in NUL.
+            name: unsafe { text::from_c(attribute.attname.data.as_ptr()) },
+            declared: attribute.atttypid,
+            typmod: attribute.atttypmod,
+            collation: attribute.attcollation,
+            sql_type: report::unwrap(SqlType::new(attribute.atttypid)),
+        }
+    }
+}
+
 impl Query {
     /// Starts a query, and connects SPI for it. Raises an error unless the text is one statement that returns rows, of types that
     /// can be mapped; `caller` is the SQL function that needs it.
@@ -57,14 +71,8 @@ impl Query {
             // What values of domains have called, between two fetches, could close every cursor. An error unpins it.
             pg_sys::PinPortal(portal);
             let descriptor = PgTupleDesc::from_pg_copy((*portal).tupDesc);
-            let columns = descriptor.iter().map(|column| QueryColumn {
-                name: text::from_c(column.attname.data.as_ptr()),
-                declared: column.atttypid,
-                typmod: column.atttypmod,
-                collation: column.attcollation,
-                sql_type: report::unwrap(SqlType::new(column.atttypid)),
-            });
-            Query { portal, columns: columns.collect(), values_context, next_rows: 1 }
+            let columns = descriptor.iter().map(QueryColumn::of).collect();
+            Query { portal, columns, values_context, next_rows: 1 }
         }
     }
 

@@ -121,15 +121,19 @@ unsafe fn check_constraints(relation: pg_sys::Relation) -> Vec<*mut pg_sys::Node
 
 /// A table, and all its partitions and theirs, which are not locked.
 pub fn with_partitions(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
+    // SAFETY: a lookup in the system cache.
+    let is_partitioned = unsafe { pg_sys::get_rel_relkind(table) as u8 == pg_sys::RELKIND_PARTITIONED_TABLE };
+    if is_partitioned { with_inheritors(table) } else { vec![table] }
+}
+
+/// A table, and all that inherit from it, which are not locked.
+pub fn with_inheritors(table: pg_sys::Oid) -> Vec<pg_sys::Oid> {
     // pgrx leaves it out (catalog/pg_inherits.h).
     unsafe extern "C-unwind" {
         fn find_all_inheritors(parent: pg_sys::Oid, lock: c_int, parents: *mut *mut pg_sys::List) -> *mut pg_sys::List;
     }
     // SAFETY: looks into the catalogs; the boundary catches PostgreSQL's errors, and its frame holds nothing to be dropped.
     unsafe {
-        if pg_sys::get_rel_relkind(table) as u8 != pg_sys::RELKIND_PARTITIONED_TABLE {
-            return vec![table];
-        }
         let no_lock = pg_sys::NoLock as c_int;
         list::oids(pg_sys::ffi::pg_guard_ffi_boundary(|| find_all_inheritors(table, no_lock, std::ptr::null_mut())))
     }
@@ -404,6 +408,22 @@ pub fn check_relation_owner(oid: pg_sys::Oid) {
     }
 }
 
+/// Raises an error unless the current user is the relation's owner itself, and no member of it, nor a superuser.
+pub fn check_exact_owner(oid: pg_sys::Oid) {
+    // SAFETY: a tuple of the cache RELOID holds a FormData_pg_class, and stays valid until it is released.
+    unsafe {
+        let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(oid));
+        let mut is_owner = false;
+        if !tuple.is_null() {
+            is_owner = (*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).relowner == current_user();
+            pg_sys::ReleaseSysCache(tuple);
+        }
+        if !is_owner {
+            raise_about_relation(pg_sys::AclResult::ACLCHECK_NOT_OWNER, oid);
+        }
+    }
+}
+
 /// Raises an error unless the current user has a privilege on the relation.
 pub fn check_relation(oid: pg_sys::Oid, privilege: u32) {
     check_relation_for(current_user(), oid, privilege);
@@ -415,6 +435,31 @@ pub fn check_relation_for(user: pg_sys::Oid, oid: pg_sys::Oid, privilege: u32) {
     if result != pg_sys::AclResult::ACLCHECK_OK {
         // SAFETY: as in check_relation_owner.
         unsafe { raise_about_relation(result, oid) }
+    }
+}
+
+/// Raises an error unless the current user may read these columns of a relation, or any if there are none.
+pub fn check_columns(oid: pg_sys::Oid, numbers: &[i16]) {
+    let (user, any) = (current_user(), pg_sys::AclMaskHow::ACLMASK_ANY);
+    if may_read(oid) {
+        return;
+    }
+    #[cfg(feature = "pg15")]
+    let privilege = pg_sys::ACL_SELECT;
+    #[cfg(not(feature = "pg15"))]
+    let privilege = pg_sys::AclMode::from(pg_sys::ACL_SELECT);
+    // SAFETY: lookups in the system cache; the name is palloc'd and outlives the error.
+    unsafe {
+        let is_allowed = |result| result == pg_sys::AclResult::ACLCHECK_OK;
+        let may_read = match numbers {
+            [] => is_allowed(pg_sys::pg_attribute_aclcheck_all(oid, user, privilege, any)),
+            numbers => {
+                numbers.iter().all(|number| is_allowed(pg_sys::pg_attribute_aclcheck(oid, *number, user, privilege)))
+            }
+        };
+        if !may_read {
+            raise_about_relation(pg_sys::AclResult::ACLCHECK_NO_PRIV, oid);
+        }
     }
 }
 

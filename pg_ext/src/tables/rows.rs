@@ -49,7 +49,7 @@ pub(super) fn new_id() -> Id {
 }
 
 /// A relation of ours.
-fn find(name: &CStr) -> pg_sys::Oid {
+pub(super) fn find(name: &CStr) -> pg_sys::Oid {
     // SAFETY: lookups in the catalogs.
     let found = unsafe { pg_sys::get_relname_relid(name.as_ptr(), pg_sys::get_namespace_oid(SCHEMA.as_ptr(), false)) };
     if found == pg_sys::InvalidOid {
@@ -60,7 +60,7 @@ fn find(name: &CStr) -> pg_sys::Oid {
 }
 
 /// Reads what an index finds, in its order.
-struct Reader {
+pub(super) struct Reader {
     relation: pg_sys::Relation,
     index: pg_sys::Relation,
     scan: pg_sys::SysScanDesc,
@@ -71,7 +71,7 @@ impl Reader {
     ///
     /// # Safety
     /// The snapshot is registered or active; `equals` compares values of the column's type.
-    unsafe fn open(
+    pub(super) unsafe fn open(
         (name, index): (&CStr, &CStr),
         equals: u32,
         key: pg_sys::Datum,
@@ -91,14 +91,14 @@ impl Reader {
     }
 
     /// The next row, which is there until the one after is asked for.
-    fn next(&mut self) -> Option<pg_sys::HeapTuple> {
+    pub(super) fn next(&mut self) -> Option<pg_sys::HeapTuple> {
         // SAFETY: the scan is open.
         let tuple = unsafe { pg_sys::systable_getnext_ordered(self.scan, pg_sys::ScanDirection::ForwardScanDirection) };
         (!tuple.is_null()).then_some(tuple)
     }
 
     /// The values of a row, none of which is NULL.
-    unsafe fn values<const N: usize>(&self, tuple: pg_sys::HeapTuple) -> [pg_sys::Datum; N] {
+    pub(super) unsafe fn values<const N: usize>(&self, tuple: pg_sys::HeapTuple) -> [pg_sys::Datum; N] {
         let (mut values, mut nulls) = ([pg_sys::Datum::from(0usize); N], [false; N]);
         // SAFETY: the caller passes a row of the relation.
         unsafe {
@@ -114,8 +114,14 @@ impl Reader {
         values
     }
 
+    /// Deletes a row that it has found.
+    pub(super) unsafe fn delete(&self, tuple: pg_sys::HeapTuple) {
+        // SAFETY: the caller passes a row of the relation, which is locked for that.
+        unsafe { pg_sys::CatalogTupleDelete(self.relation, &raw mut (*tuple).t_self) }
+    }
+
     /// Ends it; the lock is let go of if nothing was written.
-    fn close(self, lock: u32) {
+    pub(super) fn close(self, lock: u32) {
         // SAFETY: they are open.
         unsafe {
             pg_sys::systable_endscan_ordered(self.scan);
@@ -266,7 +272,11 @@ impl Write for Inserter {
     }
 }
 
-unsafe fn insert<const N: usize>(relation: pg_sys::Relation, mut values: [pg_sys::Datum; N]) {
+/// Inserts a row.
+///
+/// # Safety
+/// The relation is open, and the values are of its columns' types.
+pub(super) unsafe fn insert<const N: usize>(relation: pg_sys::Relation, mut values: [pg_sys::Datum; N]) {
     let mut nulls = [false; N];
     // SAFETY: the caller passes an open relation, and values of its columns' types.
     unsafe {
@@ -320,7 +330,7 @@ pub(super) unsafe fn delete(table: pg_sys::Oid, ids: &[Id], snapshot: pg_sys::Sn
             while let Some(tuple) = reader.next() {
                 pgrx::check_for_interrupts!();
                 if is_one(&reader, tuple) {
-                    pg_sys::CatalogTupleDelete(reader.relation, &raw mut (*tuple).t_self);
+                    reader.delete(tuple);
                 }
             }
             reader.close(pg_sys::NoLock);

@@ -10,6 +10,8 @@ use udf_types::signature::{Argument, Signature};
 use udf_types::types::Type;
 use udf_types::{Error, Kind};
 
+use super::follow::{self, Definition};
+use super::followed::{self, Following};
 use super::new_segment::NewSegment;
 use super::rows::{self, Row};
 use super::source::Source;
@@ -21,16 +23,19 @@ use crate::{report, server};
 /// Bytes of values after which a builder's rows are written.
 const BUILDER_BYTES: usize = 8 << 20;
 
-/// `transship.share(name text, source text, key text) RETURNS bigint`: makes a shared table of the rows of a query or a
-/// file, or replaces the rows of one; how many there are.
+/// `transship.share(name text, source text, key text, dictionary text, follow boolean) RETURNS bigint`: makes a shared table of the rows of
+/// a query or a file, or replaces the rows of one; how many there are. If it is to follow the query, it gets what changes later, too.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL passes a valid fcinfo with three arguments.
+    // SAFETY: PostgreSQL passes a valid fcinfo with five arguments.
     unsafe {
-        let arguments = (*fcinfo).args.as_slice(3);
+        let arguments = (*fcinfo).args.as_slice(5);
         if arguments[0].isnull || arguments[1].isnull {
             let message = "transship.share needs a name, and a query or a file";
             report::raise_error(&Error::invalid_definition(message), None);
+        }
+        if !arguments[3].isnull {
+            report::raise_error(&Error::invalid_definition("columns cannot be dictionary-encoded yet"), None);
         }
         forbid_where_nothing_is_written(c"transship.share()");
         let names = pg_sys::textToQualifiedNameList(arguments[0].value.cast_mut_ptr());
@@ -39,6 +44,9 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
             (!arguments[2].isnull).then(|| text::from_c(pg_sys::text_to_cstring(arguments[2].value.cast_mut_ptr())));
         let key = key.map_or(Vec::new(), |names| report::unwrap(server::column_names(&names)));
         let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
+        let follows = !arguments[4].isnull && arguments[4].value.value() != 0;
+        // Before the shared table, as statements that write to the source have it.
+        let definition = follows.then(|| Definition::open(source));
         let no_lock = pg_sys::NoLock as i32;
         let missing_ok = pg_sys::RVROption::RVR_MISSING_OK;
         // Others may read, and nobody append; from before the query begins, which may read the table, and so sees what was appended
@@ -46,7 +54,11 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let lock = pg_sys::ShareRowExclusiveLock as i32;
         let nothing = std::ptr::null_mut();
         let known = pg_sys::RangeVarGetRelidExtended(range, lock, missing_ok, Some(check_owner), nothing);
-        let mut source = Source::open(source, "transship.share");
+        let followed = definition.map(|definition| follow_by(&definition, range, known));
+        let source = match &followed {
+            Some((_, _, query)) => Source::open(text::to_server(query), "transship.share"),
+            None => Source::open(source, "transship.share"),
+        };
         let oid = match known {
             pg_sys::InvalidOid => create(range, source.columns(), &key),
             known => known,
@@ -55,18 +67,59 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let table = Table::of(relation);
         check_columns(&table, source.columns());
         check_key(&table, &key);
-        let (written, count) = write(&table, &mut source);
-        source.close();
-        // The source has read what there was.
-        if rows::list_latest(table.relation).is_none() {
-            raise_changed(&table);
+        let count = replace_rows(&table, source);
+        let before = followed.as_ref().and_then(|(before, ..)| *before).or(follow::forget(oid));
+        if let Some((_, following, _)) = followed {
+            followed::insert(Following { table: oid, ..following });
         }
-        rows::delete_all(table.relation);
-        rows::insert_segments(table.relation, &written);
-        report::unwrap(memory::check_room(&written, &table));
+        if let Some(before) = before {
+            follow::drop_unused_triggers(before);
+        }
         pg_sys::table_close(relation, no_lock);
         analyze(table.relation);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Makes what a shared table needs to follow a query, in place of what it has: which table it has followed, how it follows now, and the
+/// query that has its rows.
+unsafe fn follow_by(
+    definition: &Definition,
+    range: *mut pg_sys::RangeVar,
+    known: pg_sys::Oid,
+) -> (Option<pg_sys::Oid>, Following, CString) {
+    // SAFETY: the table is locked if there is one.
+    unsafe {
+        let (name, schema) = match known {
+            pg_sys::InvalidOid => ((*range).relname.cast_const(), pg_sys::RangeVarGetCreationNamespace(range)),
+            known => {
+                // The query runs as the owner.
+                catalog::check_exact_owner(known);
+                (pg_sys::get_rel_name(known).cast_const(), pg_sys::get_rel_namespace(known))
+            }
+        };
+        let before = follow::forget(known);
+        let view = definition.create(name, schema);
+        let query = CString::new(follow::query_of(view)).unwrap_or_default();
+        (before, Following { table: known, view, source: definition.source }, query)
+    }
+}
+
+/// Replaces the rows of a table, which nobody else can append to, by those of a source with its columns; how many there are.
+pub(super) unsafe fn replace_rows(table: &Table, mut source: Source) -> u64 {
+    // SAFETY: the table is open, and locked.
+    unsafe {
+        let (written, count) = write(table, &mut source);
+        source.close();
+        // The source has read what there was.
+        if rows::list_latest(table.relation).is_none() {
+            raise_changed(table);
+        }
+        rows::delete_all(table.relation);
+        rows::insert_segments(table.relation, &written);
+        followed::note_shared_again(table.relation);
+        report::unwrap(memory::check_room(&written, table));
+        count
     }
 }
 
@@ -128,19 +181,33 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         catalog::check_relation(oid, pg_sys::ACL_INSERT);
         let relation = pg_sys::table_open(oid, pg_sys::RowExclusiveLock as i32);
         let table = Table::of(relation);
-        let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
-        let mut source = Source::open(source, "transship.append");
-        check_columns(&table, source.columns());
-        let (written, count) = write(&table, &mut source);
-        source.close();
-        rows::insert_segments(oid, &written);
-        let segments = check_version(&table, &written);
-        let fewer = compact::compact(&table, segments);
-        if segments > compact::MOST_SEGMENTS && fewer == 0 {
-            report::raise_error(&too_many(&table, segments), None);
+        if followed::of_table(oid).is_some() {
+            let message = format!("shared table \"{}\" follows its source", table.name);
+            let hint = "Insert the rows there, or share the table's rows again without following.";
+            report::raise_error(&Error::new(Kind::InvalidDefinition, message).with_hint(hint), None);
         }
+        let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
+        let source = Source::open(source, "transship.append");
+        check_columns(&table, source.columns());
+        let count = append_rows(&table, source);
         pg_sys::table_close(relation, pg_sys::NoLock as i32);
         pg_sys::Datum::from(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+}
+
+/// Adds the rows of a source with a table's columns; how many.
+pub(super) unsafe fn append_rows(table: &Table, mut source: Source) -> u64 {
+    // SAFETY: the table is open, and locked for writing.
+    unsafe {
+        let (written, count) = write(table, &mut source);
+        source.close();
+        rows::insert_segments(table.relation, &written);
+        let segments = check_version(table, &written);
+        let fewer = compact::compact(table, segments);
+        if segments > compact::MOST_SEGMENTS && fewer == 0 {
+            report::raise_error(&too_many(table, segments), None);
+        }
+        count
     }
 }
 
@@ -239,7 +306,7 @@ unsafe fn create(range: *mut pg_sys::RangeVar, columns: &[QueryColumn], key: &[S
 }
 
 /// Raises an error unless the source's columns are the table's.
-fn check_columns(table: &Table, columns: &[QueryColumn]) {
+pub(super) fn check_columns(table: &Table, columns: &[QueryColumn]) {
     let message = format!("the rows do not match the columns of shared table \"{}\"", table.name);
     let error = |detail: String| {
         report::raise_error(&Error::new(Kind::SignatureMismatch, message.clone()).with_detail(detail), None)
@@ -310,6 +377,12 @@ pub unsafe extern "C-unwind" fn forget(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
     // SAFETY: PostgreSQL passes a valid fcinfo with one argument, which is not NULL, since the function is STRICT.
     let oid = unsafe { pg_sys::Oid::from((*fcinfo).args.as_slice(1)[0].value.value() as u32) };
     rows::delete_all(oid);
+    // SAFETY: the table is gone.
+    unsafe {
+        if let Some(source) = follow::forget(oid) {
+            follow::drop_unused_triggers(source);
+        }
+    }
     pg_sys::Datum::from(0usize)
 }
 

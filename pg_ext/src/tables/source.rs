@@ -1,4 +1,4 @@
-//! Where the rows of a shared table come from: a query, or a file of this host.
+//! Where the rows of a shared table come from: a query, a file of this host, or a statement that has inserted them.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fs::{File, Metadata, OpenOptions};
@@ -13,6 +13,7 @@ use udf_types::terminal::quoted;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
+use super::inserted::Inserted;
 use crate::datum::{SqlType, from_arrow, to_arrow};
 use crate::host::Backend;
 use crate::pg::memory::{OwnedContext, within};
@@ -27,6 +28,7 @@ const SCHEME: &str = "file:";
 pub(super) enum Source {
     Query(Query),
     File(Box<FileSource>),
+    Inserted(Inserted),
 }
 
 impl Source {
@@ -51,6 +53,7 @@ impl Source {
         match self {
             Source::Query(query) => query.columns(),
             Source::File(file) => &file.columns,
+            Source::Inserted(inserted) => inserted.columns(),
         }
     }
 
@@ -63,10 +66,11 @@ impl Source {
             // SAFETY: the caller says so.
             Source::Query(query) => unsafe { query.fetch(builder, after) },
             Source::File(file) => report::unwrap(file.fetch(builder, after)),
+            Source::Inserted(inserted) => inserted.fetch(builder, after),
         }
     }
 
-    /// Ends it, and SPI's connection.
+    /// Ends it, and the connection of SPI that it has.
     pub fn close(self) {
         match self {
             Source::Query(query) => query.close(),
@@ -74,6 +78,7 @@ impl Source {
             Source::File(_) => unsafe {
                 pg_sys::SPI_finish();
             },
+            Source::Inserted(inserted) => inserted.close(),
         }
     }
 }
