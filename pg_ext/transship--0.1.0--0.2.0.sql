@@ -82,10 +82,10 @@ $$;
 CREATE EVENT TRIGGER transship_forget_dropped_tables ON sql_drop EXECUTE FUNCTION forget_dropped_tables();
 ALTER EVENT TRIGGER transship_forget_dropped_tables ENABLE ALWAYS;
 
-CREATE FUNCTION share(name text, source text, key text DEFAULT NULL) RETURNS bigint
+CREATE FUNCTION share(name text, source text, key text DEFAULT NULL, dictionary text DEFAULT NULL, follow boolean DEFAULT false) RETURNS bigint
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_share';
 
-COMMENT ON FUNCTION share(text, text, text) IS 'makes a shared table of the rows of a query, or replaces the rows of one';
+COMMENT ON FUNCTION share(text, text, text, text, boolean) IS 'makes a shared table of the rows of a query, or replaces the rows of one';
 
 CREATE FUNCTION append(name regclass, source text) RETURNS bigint
 LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_append';
