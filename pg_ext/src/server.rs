@@ -21,6 +21,8 @@ use crate::report;
 const PLAINTEXT_SECRETS: &str = "plaintext_secrets";
 /// The option of a shared table that names its key columns.
 pub const TABLE_KEY: &str = "key";
+/// The option of a shared table that names its columns with dictionaries.
+pub const TABLE_DICTIONARY: &str = "dictionary";
 /// The foreign-data wrapper's name.
 const WRAPPER: &CStr = c"transship";
 
@@ -53,7 +55,14 @@ pub fn table_key(relation: pg_sys::Oid) -> Option<Vec<String>> {
     }
 }
 
-/// The columns that a key names, separated by commas, as SQL writes names.
+/// The columns of a shared table that have dictionaries, by name.
+pub fn table_dictionary(relation: pg_sys::Oid) -> Vec<String> {
+    // SAFETY: lookups in the catalogs; what they return is palloc'd.
+    let names = unsafe { option((*pg_sys::GetForeignTable(relation)).options, TABLE_DICTIONARY) };
+    names.map_or(Vec::new(), |names| report::unwrap(column_names(&names)))
+}
+
+/// The columns that an option names, separated by commas, as SQL writes names.
 pub fn column_names(names: &str) -> Result<Vec<String>> {
     let malformed = || Error::invalid_definition(format!("\"{names}\" is not a list of columns"));
     let text = CString::new(names).map_err(|_| malformed())?;
@@ -214,7 +223,7 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
             pg_sys::ForeignServerRelationId => {
                 &["endpoint", "dialect", "ca", "proxy", "compression", PLAINTEXT_SECRETS]
             }
-            pg_sys::ForeignTableRelationId => &[TABLE_KEY],
+            pg_sys::ForeignTableRelationId => &[TABLE_KEY, TABLE_DICTIONARY],
             pg_sys::UserMappingRelationId => &["token", "headers", "certificate", "key", "proxy"],
             _ => &[],
         };
@@ -241,7 +250,9 @@ pub unsafe extern "C-unwind" fn validate_options(fcinfo: pg_sys::FunctionCallInf
                 "proxy" => Proxy::new(&value).map(drop),
                 "compression" => compression(&value).map(drop),
                 PLAINTEXT_SECRETS => switch(&value).map(drop),
-                TABLE_KEY if catalog == pg_sys::ForeignTableRelationId => column_names(&value).map(drop),
+                TABLE_KEY | TABLE_DICTIONARY if catalog == pg_sys::ForeignTableRelationId => {
+                    column_names(&value).map(drop)
+                }
                 // A key is looked at together with its certificate, when it is used.
                 "key" => Ok(()),
                 _ => Authorities::from_pem(&value).map(drop),

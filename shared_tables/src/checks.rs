@@ -1,7 +1,8 @@
 //! What no segment may be, whether it is written or read.
 
-use arrow_schema::{DataType, Schema};
+use arrow_schema::{DataType, Field, Schema};
 use udf_types::error::Result;
+use udf_types::types::EXTENSION_KEY;
 
 use crate::bounds::MOST_BYTES;
 use crate::error;
@@ -12,8 +13,22 @@ pub(crate) fn check_bytes(bytes: u64) -> Result<()> {
     if bytes > MOST_BYTES { Err(error::too_large(bytes)) } else { Ok(()) }
 }
 
+/// Refuses columns that no segment holds. Only text and byte strings have dictionaries, and no type that travels as text.
+pub(crate) fn check_column(field: &Field) -> Result<()> {
+    match field.data_type() {
+        DataType::Dictionary(index, values)
+            if **index == DataType::Int32
+                && matches!(**values, DataType::Utf8 | DataType::Binary)
+                && !field.metadata().contains_key(EXTENSION_KEY) =>
+        {
+            Ok(())
+        }
+        ty => check_type(ty),
+    }
+}
+
 /// Refuses types that no segment holds: those with dictionaries, views, maps, unions or runs, and those without any bytes.
-pub(crate) fn check_type(ty: &DataType) -> Result<()> {
+fn check_type(ty: &DataType) -> Result<()> {
     match ty {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Binary | DataType::LargeBinary => Ok(()),
         DataType::FixedSizeBinary(1..=0x00ff_ffff) => Ok(()),

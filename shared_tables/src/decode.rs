@@ -2,8 +2,8 @@
 //!
 //! The bytes may come from a dump that somebody made up, and Arrow's reader panics on some structures that are wrong. So the
 //! structure is checked first: messages and buffers lie in order and do not overlap, each is aligned and lies within what holds it,
-//! and every buffer has the bytes that its column needs. Arrow's reader then checks the values: offsets, UTF-8 and the counts of
-//! NULLs. For bytes that were checked before, it is told to skip the values. A panic that is left becomes an error.
+//! every buffer has the bytes that its column needs, and each column with a dictionary has one. Arrow's reader then checks the values:
+//! offsets, UTF-8, indexes into dictionaries, and the counts of NULLs. For bytes that were checked before, it is told to skip the values. A panic that is left becomes an error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,14 +13,15 @@ use arrow_buffer::Buffer;
 use arrow_ipc::convert::try_fb_to_schema;
 use arrow_ipc::reader::{FileDecoder, read_footer_length};
 use arrow_ipc::{
-    Block, Endianness, FieldNode, Message, MetadataVersion, root_as_footer_with_opts, root_as_message_with_opts,
+    Block, Endianness, FieldNode, Footer, Message, MetadataVersion, root_as_footer_with_opts, root_as_message_with_opts,
 };
-use arrow_schema::{DataType, IntervalUnit, SchemaRef};
+use arrow_schema::{DataType, Field, IntervalUnit, SchemaRef};
 use flatbuffers::VerifierOptions;
 use udf_types::error::{Error, Result};
 
 use crate::bounds::{MOST_ROWS, ROWS_PER_BATCH};
-use crate::checks::{check_bytes, check_type};
+use crate::checks::{check_bytes, check_column};
+use crate::dictionary::value_type;
 use crate::error;
 
 /// The footer's length and the magic, at the end of a file.
@@ -81,20 +82,18 @@ fn read(bytes: Buffer, trust: Trust) -> Result<Decoded> {
     if footer.version() != MetadataVersion::V5 {
         return Err(malformed("is not of version 5 of the Arrow format"));
     }
-    if footer.dictionaries().is_some_and(|dictionaries| !dictionaries.is_empty()) {
-        return Err(malformed("has dictionaries"));
-    }
     let schema = footer.schema().ok_or_else(|| malformed("has no schema"))?;
     if schema.endianness() != Endianness::Little {
         return Err(malformed("is not little-endian"));
     }
     let schema: SchemaRef = Arc::new(try_fb_to_schema(schema).map_err(unreadable)?);
     for field in schema.fields() {
-        check_type(field.data_type())?;
+        check_column(field)?;
     }
+    let encoded = encoded_fields(&schema, &footer)?;
 
     let decoder = FileDecoder::new(schema.clone(), footer.version()).with_require_alignment(true);
-    let decoder = match trust {
+    let mut decoder = match trust {
         Trust::Nothing => decoder,
         Trust::Values => without_values(decoder),
     };
@@ -102,22 +101,43 @@ fn read(bytes: Buffer, trust: Trust) -> Result<Decoded> {
         return Err(error::too_many_rows());
     }
     let blocks: Vec<&Block> = footer.recordBatches().iter().flatten().collect();
-    let mut batches = Vec::with_capacity(blocks.len());
-    let (mut rows, mut free_from) = (0, HEAD_BYTES);
-    for (place, block) in blocks.iter().enumerate() {
-        let data = block_data(&bytes[..footer_start], block, free_from)?;
-        free_from = data.end;
-        let data = bytes.slice_with_length(data.start, data.len());
-        let batch_rows = check_message(&schema, &data, block.metaDataLength() as usize)?;
+    let dictionaries: Vec<&Block> = footer.dictionaries().iter().flatten().collect();
+    let (mut data, mut free_from) = (Vec::with_capacity(blocks.len() + dictionaries.len()), HEAD_BYTES);
+    for block in blocks.iter().chain(&dictionaries) {
+        let place = block_data(&bytes[..footer_start], block, free_from)?;
+        free_from = place.end;
+        data.push(bytes.slice_with_length(place.start, place.len()));
+    }
+    let (data, of_dictionaries) = data.split_at(blocks.len());
+    for (number, (block, data)) in dictionaries.iter().zip(of_dictionaries).enumerate() {
+        check_dictionary(number, encoded[number], data, block.metaDataLength() as usize)?;
+        decoder.read_dictionary(block, data).map_err(unreadable)?;
+    }
+    let (mut batches, mut rows) = (Vec::with_capacity(blocks.len()), 0);
+    for (place, (block, data)) in blocks.iter().zip(data).enumerate() {
+        let batch_rows = check_batch(&schema, data, block.metaDataLength() as usize)?;
         let is_whole = batch_rows == ROWS_PER_BATCH || (place + 1 == blocks.len() && batch_rows > 0);
         if !is_whole || batch_rows > ROWS_PER_BATCH {
             return Err(malformed(format!("has {batch_rows} rows in batch {}", place + 1)));
         }
         rows += batch_rows;
-        let batch = decoder.read_record_batch(block, &data).map_err(unreadable)?;
+        let batch = decoder.read_record_batch(block, data).map_err(unreadable)?;
         batches.push(batch.ok_or_else(|| malformed("has an empty message"))?);
     }
     Ok(Decoded { schema, batches, rows })
+}
+
+/// The fields of the columns with dictionaries, which are numbered in the order of the columns. There is one dictionary for each.
+fn encoded_fields<'a>(schema: &'a SchemaRef, footer: &Footer<'_>) -> Result<Vec<&'a Field>> {
+    let is_encoded = |field: &&Field| matches!(field.data_type(), DataType::Dictionary(..));
+    let fields: Vec<&Field> = schema.fields().iter().map(AsRef::as_ref).filter(is_encoded).collect();
+    let described = footer.schema().into_iter().filter_map(|schema| schema.fields()).flatten();
+    let numbers = described.filter_map(|field| field.dictionary()).map(|dictionary| dictionary.id());
+    let count = footer.dictionaries().map_or(0, |dictionaries| dictionaries.len());
+    match numbers.eq(0..fields.len() as i64) && count == fields.len() {
+        true => Ok(fields),
+        false => Err(malformed("has other dictionaries than its columns need")),
+    }
 }
 
 #[allow(unsafe_code)]
@@ -144,17 +164,47 @@ fn block_data(bytes: &[u8], block: &Block, free_from: usize) -> Result<std::ops:
     place().ok_or_else(|| malformed("has a batch where none can be"))
 }
 
-/// Checks the structure of a batch's message. Returns its rows.
-fn check_message(schema: &SchemaRef, data: &[u8], metadata: usize) -> Result<usize> {
+/// The message of a block and its body.
+fn message(data: &[u8], metadata: usize) -> Result<(Message<'_>, &[u8])> {
     let (head, body) = data.split_at(metadata);
     if head[..4] != PREFIX {
         return Err(malformed("has a message without a prefix"));
     }
     let head = &head[PREFIX_BYTES..];
-    let message: Message<'_> =
-        root_as_message_with_opts(&bounds(head), head).map_err(|_| malformed("has an invalid message"))?;
-    let batch = message.header_as_record_batch().filter(|_| message.version() == MetadataVersion::V5);
-    let batch = batch.ok_or_else(|| malformed("has a message that is not a batch"))?;
+    let message = root_as_message_with_opts(&bounds(head), head).map_err(|_| malformed("has an invalid message"))?;
+    match message.version() {
+        MetadataVersion::V5 => Ok((message, body)),
+        _ => Err(malformed("has a message that is not of version 5 of the Arrow format")),
+    }
+}
+
+/// Checks the structure of a batch's message. Returns its rows.
+fn check_batch(schema: &SchemaRef, data: &[u8], metadata: usize) -> Result<usize> {
+    let (message, body) = message(data, metadata)?;
+    let batch = message.header_as_record_batch().ok_or_else(|| malformed("has a message that is not a batch"))?;
+    check_columns(schema.fields().iter().map(|field| field.data_type()), &batch, body)
+}
+
+/// Checks the structure of the message of a dictionary. No value of it is NULL: rows are.
+fn check_dictionary(number: usize, field: &Field, data: &[u8], metadata: usize) -> Result<()> {
+    let (message, body) = message(data, metadata)?;
+    let dictionary = message.header_as_dictionary_batch().filter(|dictionary| !dictionary.isDelta());
+    let dictionary = dictionary.filter(|dictionary| usize::try_from(dictionary.id()) == Ok(number));
+    let values = dictionary.and_then(|dictionary| dictionary.data());
+    let values = values.ok_or_else(|| malformed("has a message that is not the dictionary of its column"))?;
+    check_columns([value_type(field.data_type())].into_iter(), &values, body)?;
+    match values.nodes().into_iter().flatten().all(|node| node.null_count() == 0) {
+        true => Ok(()),
+        false => Err(malformed("has a dictionary with a NULL")),
+    }
+}
+
+/// Checks the structure of columns of these types. Returns their rows.
+fn check_columns<'a>(
+    types: impl Iterator<Item = &'a DataType>,
+    batch: &arrow_ipc::RecordBatch<'_>,
+    body: &[u8],
+) -> Result<usize> {
     if batch.compression().is_some() {
         return Err(malformed("is compressed"));
     }
@@ -165,8 +215,8 @@ fn check_message(schema: &SchemaRef, data: &[u8], metadata: usize) -> Result<usi
         body: body.len(),
         free_from: 0,
     };
-    for field in schema.fields() {
-        let length = walk.column(field.data_type())?;
+    for ty in types {
+        let length = walk.column(ty)?;
         if length != rows {
             return Err(malformed(format!("has a column of {length} values in a batch of {rows} rows")));
         }
@@ -225,6 +275,8 @@ impl<'a, N: Iterator<Item = &'a FieldNode>, B: Iterator<Item = &'a arrow_ipc::Bu
                     }
                 }
             }
+            // Indexes of 32 bits, which Arrow's reader takes whole.
+            DataType::Dictionary(..) => self.buffer(values_wide * 4, 4)?,
             fixed => self.buffer((values_wide * u128::from(width_bits(fixed)?)).div_ceil(8), 1)?,
         }
         Ok(values)

@@ -46,9 +46,11 @@ const _: () = assert!(cfg!(target_endian = "little"), "shared tables need a litt
 mod bounds;
 mod checks;
 mod decode;
+pub mod dictionary;
 mod digest;
 mod directory;
 mod error;
+mod file;
 pub mod index;
 pub mod keys;
 pub mod segment;

@@ -1,8 +1,9 @@
 //! A segment: a part of a shared table that never changes, as an Arrow IPC file.
 //!
 //! Its record batches have exactly [`ROWS_PER_BATCH`] rows, and the last one has at least one. So a row's place follows from its
-//! number. Nothing in it is compressed, and there are no dictionaries. The metadata `transship:key` of its schema has the positions
-//! of the key's columns, counted from 0, as `1,2`; without a key it is empty or missing.
+//! number. Nothing in it is compressed. Columns outside of the key may have a [`dictionary`](crate::dictionary) each, for all batches. The
+//! metadata `transship:key` of its schema has the positions of the key's columns, counted from 0, as `1,2`; without a key it is empty or
+//! missing.
 
 use std::fs::File;
 use std::str::FromStr;
@@ -56,8 +57,8 @@ impl Segment {
     /// unless it has no rows.
     ///
     /// # Safety
-    /// The values in the segment are valid, as those of segments of a [store](crate::store) are: offsets ascend, and texts are
-    /// UTF-8. Nobody writes to the files or shortens them as long as the segment, or anything taken from it, exists.
+    /// The values in the segment are valid, as those of segments of a [store](crate::store) are: offsets ascend, texts are UTF-8, and
+    /// dictionaries have the values that indexes name. Nobody writes to the files or shortens them as long as the segment, or anything taken from it, exists.
     #[allow(unsafe_code)]
     pub unsafe fn from_files(file: &File, index: Option<&File>) -> Result<Segment> {
         let mapped = |file: &File, what: &str| {

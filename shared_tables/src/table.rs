@@ -1,6 +1,7 @@
 //! A shared table: segments of the same columns, whose rows are read batch by batch, or found by key.
 //!
-//! Rows come in the order of the segments. A look-up copies the rows that it finds; record batches lie where the segments do.
+//! Rows come in the order of the segments. A look-up copies the rows that it finds, without dictionaries, as each segment has its own; record
+//! batches lie where the segments do.
 
 use std::sync::Arc;
 
@@ -11,10 +12,11 @@ use arrow_array::{
 use arrow_buffer::NullBuffer;
 use arrow_cast::cast;
 use arrow_cast::display::array_value_to_string;
-use arrow_schema::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
+use arrow_schema::{ArrowError, DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use arrow_select::interleave::interleave;
 use udf_types::error::Result;
 
+use crate::dictionary::{place, value_type};
 use crate::error;
 use crate::keys::Keys;
 use crate::segment::Segment;
@@ -31,6 +33,8 @@ const MOST_SHOWN: usize = 100;
 pub struct Table {
     name: String,
     schema: SchemaRef,
+    /// The same columns, some of which have dictionaries.
+    batch_schema: SchemaRef,
     key: Vec<usize>,
     segments: Vec<Arc<Segment>>,
     /// The number of the first batch of each segment, and of all batches at the end.
@@ -56,8 +60,9 @@ impl Table {
             first_batches.push(first_batches.last().map_or(0, |first| first + segment.batches().len()));
             rows += segment.rows();
         }
-        let schema = Arc::new(nullable(first.schema()));
-        Ok(Table { name: name.to_string(), schema, key: first.key().to_vec(), segments, first_batches, rows })
+        let batch_schema = Arc::new(nullable(first.schema()));
+        let (name, schema, key) = (name.to_string(), Arc::new(decoded(&batch_schema)), first.key().to_vec());
+        Ok(Table { name, schema, batch_schema, key, segments, first_batches, rows })
     }
 
     /// The name.
@@ -65,9 +70,14 @@ impl Table {
         &self.name
     }
 
-    /// The columns, with the metadata of the segments. All may be NULL, as they are where a look-up finds no row.
+    /// The columns of look-ups, with the metadata of the segments. All may be NULL, as they are where a look-up finds no row.
     pub fn schema(&self) -> &SchemaRef {
         &self.schema
+    }
+
+    /// The columns of record batches: those of look-ups, of which some have a [`dictionary`](crate::dictionary).
+    pub fn batch_schema(&self) -> &SchemaRef {
+        &self.batch_schema
     }
 
     /// The positions of the key's columns, counted from 0; empty if there is no key.
@@ -97,7 +107,7 @@ impl Table {
 
     fn whole_batch(&self, number: usize) -> RecordBatch {
         let batch = self.held_batch(number);
-        batch_of(&self.schema, batch.columns().to_vec(), batch.num_rows())
+        batch_of(&self.batch_schema, batch.columns().to_vec(), batch.num_rows())
     }
 
     /// One row per key, in the order of the keys: a NULL, with all its columns, where the table has no row with the key, or a part of
@@ -227,10 +237,12 @@ impl Table {
         let mut columns = Vec::with_capacity(self.schema.fields().len());
         for (position, field) in self.schema.fields().iter().enumerate() {
             let null = new_null_array(field.data_type(), 1);
-            let array = |batch: &Option<&RecordBatch>| batch.map_or(&null, |batch| batch.column(position)).clone();
-            let arrays: Vec<ArrayRef> = sources.iter().map(array).collect();
-            let arrays: Vec<&dyn Array> = arrays.iter().map(AsRef::as_ref).collect();
-            let gathered = interleave(&arrays, &indices);
+            let arrays = sources.iter().map(|batch| batch.map_or(&null, |batch| batch.column(position)));
+            let arrays: Vec<&ArrayRef> = arrays.collect();
+            let gathered = match self.batch_schema.field(position).data_type() {
+                DataType::Dictionary(..) => interleave_values(&arrays, &null, &indices),
+                _ => interleave(&arrays.iter().map(|array| array.as_ref()).collect::<Vec<_>>(), &indices),
+            };
             columns.push(gathered.map_err(|cause| error::not_gathered(&self.name, field.name(), &cause))?);
         }
         Ok(columns)
@@ -245,6 +257,22 @@ impl Table {
     }
 }
 
+/// The values of rows of columns with dictionaries, or without.
+fn interleave_values(
+    columns: &[&ArrayRef],
+    null: &ArrayRef,
+    rows: &[(usize, usize)],
+) -> std::result::Result<ArrayRef, ArrowError> {
+    let values =
+        columns.iter().map(|column| column.as_any_dictionary_opt().map_or(*column, |encoded| encoded.values()));
+    let values: Vec<&dyn Array> = values.chain([null]).map(AsRef::as_ref).collect();
+    let place = |(column, row): &(usize, usize)| match place(columns[*column], *row) {
+        Some((_, index)) => (*column, index),
+        None => (columns.len(), 0),
+    };
+    interleave(&values, &rows.iter().map(place).collect::<Vec<_>>())
+}
+
 /// A batch of columns of this schema, of the same length.
 fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> RecordBatch {
     let options = RecordBatchOptions::new().with_row_count(Some(rows));
@@ -254,6 +282,15 @@ fn batch_of(schema: &SchemaRef, columns: Vec<ArrayRef>, rows: usize) -> RecordBa
 
 fn nullable(schema: &Schema) -> Schema {
     let fields = schema.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
+    Schema::new_with_metadata(fields.collect::<Fields>(), schema.metadata().clone())
+}
+
+/// The same columns without dictionaries.
+fn decoded(schema: &Schema) -> Schema {
+    let fields = schema.fields().iter().map(|field| {
+        let ty = value_type(field.data_type()).clone();
+        field.as_ref().clone().with_data_type(ty)
+    });
     Schema::new_with_metadata(fields.collect::<Fields>(), schema.metadata().clone())
 }
 

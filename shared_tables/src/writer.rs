@@ -1,23 +1,27 @@
-//! Writing a segment: batches of any number of rows become batches of [`ROWS_PER_BATCH`].
+//! Writing a segment: batches of any number of rows become batches of [`ROWS_PER_BATCH`], and columns get their dictionaries.
 
 use std::io::Write;
 use std::sync::Arc;
 
 use arrow_array::{Array, RecordBatch, RecordBatchOptions};
-use arrow_ipc::writer::FileWriter;
-use arrow_schema::{Schema, SchemaRef};
+use arrow_schema::{DataType, Fields, Schema, SchemaRef};
 use arrow_select::concat::concat_batches;
 use udf_types::error::Result;
 
 use crate::bounds::{KEY_METADATA, MOST_ROWS, ROWS_PER_BATCH};
-use crate::checks::{check_bytes, check_key, check_type};
-use crate::digest::{Digest, Tally};
+use crate::checks::{check_bytes, check_column, check_key};
+use crate::dictionary::Dictionary;
+use crate::digest::Digest;
 use crate::error;
+use crate::file::FileWriter;
 
 /// Writes one segment.
 pub struct SegmentWriter<W: Write> {
-    file: FileWriter<Tally<W>>,
+    file: FileWriter<W>,
+    /// The columns as batches have them: indexes in place of values that are in a dictionary.
     schema: SchemaRef,
+    /// The dictionaries, and the positions of their columns.
+    dictionaries: Vec<(usize, Dictionary)>,
     /// Rows that do not yet fill a batch.
     pending: Vec<RecordBatch>,
     pending_rows: usize,
@@ -39,24 +43,37 @@ pub struct Finished<W> {
 
 impl<W: Write> SegmentWriter<W> {
     /// Begins a segment with these columns, of which those at the positions `key`, counted from 0, are its key. An empty `key`
-    /// makes a segment without an index. `out` gets many small writes.
+    /// makes a segment without an index. The distinct values of columns with dictionaries stay in memory until the segment is finished.
+    /// `out` gets many small writes.
     ///
     /// # Errors
     /// A type that segments or keys do not have, a position that is not there or comes twice, or `out` fails.
     pub fn new(out: W, schema: &SchemaRef, key: &[usize]) -> Result<SegmentWriter<W>> {
         for field in schema.fields() {
-            check_type(field.data_type())?;
+            check_column(field)?;
         }
         check_key(schema, key)?;
         let mut metadata = schema.metadata().clone();
         let positions: Vec<String> = key.iter().map(usize::to_string).collect();
         metadata.insert(KEY_METADATA.to_string(), positions.join(","));
         let schema = Arc::new(Schema::new_with_metadata(schema.fields().clone(), metadata));
-        let file = FileWriter::try_new(Tally::new(out), &schema).map_err(|cause| error::not_written(&cause))?;
-        Ok(SegmentWriter { file, schema, pending: Vec::new(), pending_rows: 0, rows: 0 })
+        let file = FileWriter::new(out, schema.clone()).map_err(|cause| error::not_written(&cause))?;
+        let (mut dictionaries, mut fields) = (Vec::new(), Vec::with_capacity(schema.fields().len()));
+        for (position, field) in schema.fields().iter().enumerate() {
+            fields.push(match field.data_type() {
+                DataType::Dictionary(index, values) => {
+                    dictionaries.push((position, Dictionary::new(values)));
+                    Arc::new(field.as_ref().clone().with_data_type(index.as_ref().clone()))
+                }
+                _ => field.clone(),
+            });
+        }
+        let schema = Arc::new(Schema::new(Fields::from(fields)));
+        Ok(SegmentWriter { file, schema, dictionaries, pending: Vec::new(), pending_rows: 0, rows: 0 })
     }
 
-    /// Appends rows. Up to [`ROWS_PER_BATCH`] of them are kept in memory until more follow.
+    /// Appends rows. Up to [`ROWS_PER_BATCH`] of them are kept in memory until more follow. Columns of the segment that have dictionaries may
+    /// come with others, or without.
     ///
     /// # Errors
     /// Columns that do not fit the segment's, more than [`MOST_ROWS`] rows or [`MOST_BYTES`](crate::bounds::MOST_BYTES), rows of more than 2 GiB in one batch
@@ -66,7 +83,16 @@ impl<W: Write> SegmentWriter<W> {
             return Err(error::too_many_rows());
         }
         let options = RecordBatchOptions::new().with_row_count(Some(batch.num_rows()));
-        let batch = RecordBatch::try_new_with_options(self.schema.clone(), batch.columns().to_vec(), &options)
+        let mut columns = batch.columns().to_vec();
+        let mut bytes = 0;
+        for (position, dictionary) in &mut self.dictionaries {
+            if let Some(column) = columns.get_mut(*position) {
+                *column = Arc::new(dictionary.encode(column)?);
+            }
+            bytes += dictionary.bytes();
+        }
+        check_bytes(bytes)?;
+        let batch = RecordBatch::try_new_with_options(self.schema.clone(), columns, &options)
             .map_err(|cause| error::not_written(&cause))?;
         self.rows += batch.num_rows();
         let mut start = 0;
@@ -93,8 +119,9 @@ impl<W: Write> SegmentWriter<W> {
     /// As those of [`write`](SegmentWriter::write).
     pub fn finish(mut self) -> Result<Finished<W>> {
         self.write_pending()?;
-        self.file.finish().map_err(|cause| error::not_written(&cause))?;
-        let tally = self.file.into_inner().map_err(|cause| error::not_written(&cause))?;
+        let dictionaries = self.dictionaries.into_iter().map(|(_, dictionary)| dictionary.finish());
+        let dictionaries = dictionaries.collect::<Result<_>>()?;
+        let tally = self.file.finish(dictionaries).map_err(|cause| error::not_written(&cause))?;
         let (bytes, digest) = (tally.bytes, tally.digest());
         check_bytes(bytes)?;
         Ok(Finished { out: tally.out, rows: self.rows, bytes, digest })
@@ -118,7 +145,7 @@ impl<W: Write> SegmentWriter<W> {
         self.file.write(&batch).map_err(|cause| error::not_written(&cause))?;
         self.pending.clear();
         self.pending_rows = 0;
-        check_bytes(self.file.get_ref().bytes)
+        check_bytes(self.file.out.bytes)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Segments of random rows: they are read as they were written, lookups find what a scan finds, and no damage to the bytes does more
 //! than an error.
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod rows;
 
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Tables of segments of random rows: look-ups find what a scan finds, in the order of the keys and of the rows, and what they are given
 //! wrongly is an error.
 
+#[allow(dead_code, reason = "other tests use the rest")]
 mod rows;
 
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use arrow_array::{
 use arrow_select::concat::concat_batches;
 use arrow_select::take::{take, take_record_batch};
 use proptest::prelude::*;
-use rows::{COLUMNS, aligned, batch, values, write};
+use rows::{COLUMNS, aligned, batch, decoded_batch, values, with_dictionaries, write, write_as};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use shared_tables::index::Index;
 use shared_tables::segment::{ROWS_PER_BATCH, Segment};
@@ -27,7 +28,11 @@ use udf_types::error::Kind;
 
 /// A segment with its index, whose hashes have this seed.
 fn segment(parts: &[RecordBatch], key: &[usize], seed: u64) -> Arc<Segment> {
-    let segment = Segment::open(aligned(&write(parts, key))).unwrap();
+    indexed(&write(parts, key), seed)
+}
+
+fn indexed(bytes: &[u8], seed: u64) -> Arc<Segment> {
+    let segment = Segment::open(aligned(bytes)).unwrap();
     Arc::new(match segment.build_index(seed).unwrap() {
         Some(index) => segment.with_index(Index::open(aligned(&index)).unwrap()).unwrap(),
         None => segment,
@@ -55,6 +60,7 @@ proptest! {
         probes in values(),
         start in any::<prop::sample::Index>(),
         key in prop::sample::subsequence((0..COLUMNS).collect::<Vec<_>>(), 1..4).prop_shuffle(),
+        has_dictionaries in any::<bool>(),
     ) {
         let segments: Vec<RecordBatch> = segments.iter().map(|values| batch(values)).collect();
         let held = concat_batches(&segments[0].schema(), &segments).unwrap();
@@ -62,10 +68,15 @@ proptest! {
         let probes = batch(&probes);
         let start = start.index(probes.num_rows() + 1);
         let probes = probes.slice(start, probes.num_rows() - start);
-        let table = table(&segments, &key);
+        let encoded: Vec<usize> = [7, 8].into_iter().filter(|column| has_dictionaries && !key.contains(column)).collect();
+        let schema = with_dictionaries(&encoded);
+        let of = |(seed, rows): (usize, &RecordBatch)| indexed(&write_as(&schema, std::slice::from_ref(rows), &key), seed as u64);
+        let table = Table::new("t", segments.iter().enumerate().map(of).collect()).unwrap();
         prop_assert_eq!((table.rows(), table.key()), (held.num_rows(), &key[..]));
-        let batches: Vec<RecordBatch> = table.batches().collect();
-        let read = concat_batches(table.schema(), &batches).unwrap();
+        prop_assert_eq!(table.batch_schema().fields(), schema.fields());
+        prop_assert!(table.batches().all(|batch| batch.schema() == *table.batch_schema()));
+        let batches: Vec<RecordBatch> = table.batches().map(|batch| decoded_batch(&batch)).collect();
+        let read = concat_batches(&held.schema(), &batches).unwrap();
         prop_assert_eq!(read.columns(), held.columns());
         let mut expected = Vec::new();
         for row in 0..probes.num_rows() {

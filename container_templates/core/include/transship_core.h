@@ -306,8 +306,8 @@ int64_t transship_table_rows(const transship_table *table);
 /* The number of record batches; 0 if `table` is NULL. */
 size_t transship_table_batches(const transship_table *table);
 
-/* Gives the schema of the rows. Its metadata "transship:key" has the positions of the key's columns, such as "1,2", or is empty. The caller
- * releases it. */
+/* Gives the schema of the record batches. Its metadata "transship:key" has the positions of the key's columns, such as "1,2", or is empty.
+ * Columns of text or byte strings may have dictionaries, with indexes of type int32; in look-ups, they have none. The caller releases it. */
 transship_status transship_table_schema(const transship_table *table, struct ArrowSchema *schema);
 
 /* Gives a record batch as an array of structs, whose buffers lie in the memory of all processes that read the table. Nobody writes to

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use arrow_array::{ArrayRef, Int32Array, RecordBatch};
 use arrow_buffer::Buffer;
+use shared_tables::dictionary::decoded;
 
 use crate::ffi::{Failure, OK, borrowed, entry, give};
 use crate::ffi_columns::copied;
@@ -79,8 +80,8 @@ impl Rows {
         if let Some(column) = lent.get() {
             return Ok(column);
         }
-        let column =
-            LentColumn::new(&to_plain(self.fields[number].ty()?, &self.columns[number])).map_err(Failure::Invalid)?;
+        let values = decoded(&self.columns[number]).map_err(failed)?;
+        let column = LentColumn::new(&to_plain(self.fields[number].ty()?, &values)).map_err(Failure::Invalid)?;
         // Another thread may have been faster.
         Ok(lent.get_or_init(|| column))
     }

@@ -178,7 +178,7 @@ pub unsafe extern "C" fn transship_table_schema(table: *const OpenTable, schema:
             give(schema, FFI_ArrowSchema::empty(), "schema is NULL")?;
             borrowed(table, "table is NULL")?
         };
-        let its_schema = FFI_ArrowSchema::try_from(table.table.schema().as_ref()).map_err(failed)?;
+        let its_schema = FFI_ArrowSchema::try_from(table.table.batch_schema().as_ref()).map_err(failed)?;
         // SAFETY: as above.
         unsafe { give(schema, its_schema, "schema is NULL")? };
         Ok(OK)

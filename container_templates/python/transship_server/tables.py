@@ -25,7 +25,7 @@ _KEPT_CLASSES = {
 
 
 class Table:
-    """A shared table, which never changes. Any thread may use it. `schema` has the columns, `key` the names of the key's, and
+    """A shared table, which never changes. Any thread may use it. `schema` has the columns of look-ups, `key` the names of the key's, and
     `num_rows` and len() say how many rows there are."""
 
     def __init__(self, library, handle):
@@ -33,8 +33,10 @@ class Table:
         # What was taken from a table outlives it.
         weakref.finalize(self, library.close, handle).atexit = False
         schema, self.num_rows = library.schema(handle), library.rows(handle)
-        columns = [(field.name, types.by_field(field)) for field in schema]
+        columns = [(field.name, types.by_field(_values_of(field))) for field in schema]
         self.schema = pa.schema([(name, entry.arrow) for name, entry in columns])
+        encoded = [(field.name, field.type if pa.types.is_dictionary(field.type) else entry.arrow) for field, (_, entry) in zip(schema, columns)]
+        self._batch_schema = pa.schema(encoded)
         positions = (schema.metadata or {}).get(_KEY_METADATA, b"").decode()
         key = [columns[int(position)] for position in positions.split(",") if position]
         self.key, self._key_types = [name for name, _ in key], [entry for _, entry in key]
@@ -53,8 +55,9 @@ class Table:
         raise TypeError("a shared table cannot be copied: open it where it is read")
 
     def to_arrow(self):
-        """All rows, where they lie, as a pyarrow.Table."""
-        return pa.Table.from_batches(self._library.batches(self._handle, self.schema), self.schema)
+        """All rows, where they lie, as a pyarrow.Table. Columns that were shared with a dictionary have one in each chunk; pandas makes
+        categoricals of them."""
+        return pa.Table.from_batches(self._library.batches(self._handle, self._batch_schema), self._batch_schema)
 
     def lookup(self, keys):
         """A record batch with one row per key, in their order, in which all columns are NULL if the table has no such row.
@@ -132,6 +135,11 @@ class Table:
         if not self.key:
             return ValueError("the table has no key")
         return ValueError(f"the key has {len(self.key)} columns: {', '.join(self.key)}")
+
+
+def _values_of(field):
+    """A field of the values of a column, which may have a dictionary."""
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
 def _named(keys, name):

@@ -10,6 +10,7 @@
 //! their containers.
 
 mod compact;
+mod dictionary;
 pub mod fdw;
 mod follow;
 pub mod follow_trigger;
@@ -30,6 +31,7 @@ use std::sync::Arc;
 
 use arrow_schema::{Field, Schema, SchemaRef};
 use pgrx::{PgTupleDesc, pg_sys};
+use shared_tables::dictionary::{encoded_type, value_type};
 use shared_tables::segment::Segment;
 use udf_types::{Error, Kind, Result};
 
@@ -71,6 +73,8 @@ struct Column {
     typmod: i32,
     collation: pg_sys::Oid,
     sql_type: SqlType,
+    /// Whether segments have its distinct values once, and an index of a value for each row.
+    has_dictionary: bool,
 }
 
 impl Table {
@@ -101,11 +105,18 @@ impl Table {
                         declared: attribute.atttypid,
                         typmod: attribute.atttypmod,
                         collation: attribute.attcollation,
+                        has_dictionary: false,
                     });
                 }
             }
-            let names = columns.iter().map(|column| column.name.as_str());
-            let key = report::unwrap(key_columns(&key, &names.collect::<Vec<_>>()));
+            let known: Vec<(&str, pg_sys::Oid)> =
+                columns.iter().map(|column| (column.name.as_str(), column.declared)).collect();
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let key = report::unwrap(positions_of("key", &key, &names));
+            let encoded = report::unwrap(dictionary::positions(&server::table_dictionary(oid), &known, &key));
+            for position in encoded {
+                columns[position].has_dictionary = true;
+            }
             for position in &key {
                 let column = &columns[*position];
                 report::unwrap(may_be_key(&column.name, column.declared, column.collation));
@@ -124,15 +135,19 @@ impl Table {
     fn check(&self, segment: &Segment) -> Result<()> {
         let (own, found) = (self.schema(), segment.schema());
         let is_same = |(own, found): (&Arc<Field>, &Arc<Field>)| {
-            let is_same_type = own.data_type() == found.data_type() && own.metadata() == found.metadata();
-            own.name() == found.name() && is_same_type
+            let is_same_type = value_type(own.data_type()) == value_type(found.data_type());
+            own.name() == found.name() && is_same_type && own.metadata() == found.metadata()
         };
         let are_same =
             own.fields().len() == found.fields().len() && own.fields().iter().zip(found.fields()).all(is_same);
-        if are_same && segment.key() == self.key {
-            return Ok(());
-        }
-        let what = if are_same { "key columns" } else { "columns" };
+        let same_dictionaries =
+            || own.fields().iter().zip(found.fields()).all(|(own, found)| own.data_type() == found.data_type());
+        let what = match are_same {
+            false => "columns",
+            true if segment.key() != self.key => "key columns",
+            true if !same_dictionaries() => "dictionaries",
+            true => return Ok(()),
+        };
         let message = format!("shared table \"{}\" has other {what} than when its rows were shared", self.name);
         Err(Error::new(Kind::SignatureMismatch, message).with_hint(SHARE_AGAIN))
     }
@@ -141,7 +156,11 @@ impl Table {
 impl Column {
     /// Its field in a segment. The type's modifier is in it, since PostgreSQL alters it without a look at the rows.
     fn field(&self) -> Field {
-        let field = self.sql_type.ty.field(&self.name);
+        let mut field = self.sql_type.ty.field(&self.name);
+        if self.has_dictionary {
+            let encoded = encoded_type(field.data_type());
+            field = field.with_data_type(encoded);
+        }
         if self.typmod < 0 {
             return field;
         }
@@ -169,16 +188,16 @@ fn storable(column: &str, declared: pg_sys::Oid) -> Result<SqlType> {
     ))
 }
 
-/// Which columns a key names, separated by commas.
-fn key_columns(key: &[String], columns: &[&str]) -> Result<Vec<usize>> {
+/// Which columns an option of a table names.
+fn positions_of(option: &str, names: &[String], columns: &[&str]) -> Result<Vec<usize>> {
     let mut positions = Vec::new();
-    for name in key {
+    for name in names {
         let position = columns.iter().position(|column| column == name).ok_or_else(|| {
-            Error::invalid_definition(format!("key column \"{name}\" does not exist"))
+            Error::invalid_definition(format!("{option} column \"{name}\" does not exist"))
                 .with_hint(format!("The columns are {}.", columns.join(", ")))
         })?;
         if positions.contains(&position) {
-            return Err(Error::invalid_definition(format!("key column \"{name}\" is named twice")));
+            return Err(Error::invalid_definition(format!("{option} column \"{name}\" is named twice")));
         }
         positions.push(position);
     }

@@ -81,23 +81,40 @@ unsafe extern "C-unwind" fn sample_rows(
         let affordable = SAMPLE_BYTES / (all_bytes / all_rows.max(1)).max(1);
         let wanted =
             usize::try_from(wanted).unwrap_or(0).min(rows).min(usize::try_from(affordable).unwrap_or(0).max(1));
+        // As many are read that the values which they have in dictionaries are affordable, too.
+        let in_dictionaries: u64 =
+            places(&scan, wanted).map(|(segment, row)| scan.dictionary_bytes(segment, row)).sum();
+        let wanted = match in_dictionaries <= SAMPLE_BYTES {
+            true => wanted,
+            false => {
+                usize::try_from(SAMPLE_BYTES / (in_dictionaries / wanted as u64).max(1)).unwrap_or(0).clamp(1, wanted)
+            }
+        };
         let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
         let (mut values, mut nulls) = (vec![pg_sys::Datum::from(0usize); count], vec![true; count]);
-        let (mut segments, mut before) = (scan.rows().enumerate().peekable(), 0);
-        for number in 0..wanted {
+        for (number, (segment, row)) in places(&scan, wanted).enumerate() {
             pgrx::check_for_interrupts!();
-            let (start, end) = (number * rows / wanted, (number + 1) * rows / wanted);
-            // Somewhere in this part, since a constant step would see one phase of what repeats.
-            let row = start + (number as u64).wrapping_mul(GOLDEN).rotate_left(32) as usize % (end - start).max(1);
-            while let Some((_, of_segment)) = segments.next_if(|(_, of_segment)| row >= before + of_segment) {
-                before += of_segment;
-            }
-            let Some((segment, _)) = segments.peek() else { break };
-            let row = u32::try_from(row - before).unwrap_or(0);
-            within(values_context.as_ptr(), || scan.read(*segment, row, &mut values, &mut nulls));
+            within(values_context.as_ptr(), || scan.read(segment, row, &mut values, &mut nulls));
             *sample.add(number) = pg_sys::heap_form_tuple(descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
             values_context.reset();
         }
         c_int::try_from(wanted).unwrap_or(0)
     }
+}
+
+/// Where rows from all parts of a table lie, so many if it has them: a segment, and a row of it.
+fn places(scan: &Scan, wanted: usize) -> impl Iterator<Item = (usize, u32)> {
+    let (mut starts, mut rows) = (Vec::with_capacity(scan.rows().len()), 0);
+    for of_segment in scan.rows() {
+        starts.push(rows);
+        rows += of_segment;
+    }
+    (0..wanted).map(move |number| {
+        let (start, end) = (number * rows / wanted, (number + 1) * rows / wanted);
+        // Somewhere in this part, since a constant step would see one phase of what repeats.
+        let row = start + (number as u64).wrapping_mul(GOLDEN).rotate_left(32) as usize % (end - start).max(1);
+        // No segment is without rows.
+        let segment = starts.partition_point(|start| *start <= row).saturating_sub(1);
+        (segment, u32::try_from(row - starts[segment]).unwrap_or(0))
+    })
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pgrx::pg_sys;
+use shared_tables::dictionary;
 use shared_tables::keys::Probe;
 use shared_tables::segment::Segment;
 use udf_types::{Error, Kind, Result};
@@ -140,7 +141,11 @@ impl Scan {
         let batch = &segment.batches()[batch];
         for (position, place) in &self.wanted {
             let column = &self.table.columns[*position];
-            match from_arrow::datum(&column.sql_type, batch.column(*position), row) {
+            let datum = match dictionary::place(batch.column(*position), row) {
+                Some((values, row)) => from_arrow::datum(&column.sql_type, values, row),
+                None => Ok(None),
+            };
+            match datum {
                 Ok(datum) => {
                     nulls[*place] = datum.is_none();
                     values[*place] = datum.unwrap_or(pg_sys::Datum::from(0usize));
@@ -152,5 +157,13 @@ impl Scan {
                 }
             }
         }
+    }
+
+    /// How many bytes of a row's values lie in dictionaries, and so count nowhere else.
+    pub(super) fn dictionary_bytes(&self, segment: usize, row: u32) -> u64 {
+        let segment = &self.segments[segment];
+        let (batch, row) = segment.place(row);
+        let columns = segment.batches()[batch].columns();
+        columns.iter().map(|column| dictionary::value_bytes(column, row) as u64).sum()
     }
 }

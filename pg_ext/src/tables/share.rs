@@ -15,7 +15,7 @@ use super::followed::{self, Following};
 use super::new_segment::NewSegment;
 use super::rows::{self, Row};
 use super::source::Source;
-use super::{SHARE_AGAIN, Table, compact, may_be_key, memory, storable};
+use super::{SHARE_AGAIN, Table, compact, dictionary, may_be_key, memory, storable};
 use crate::pg::{catalog, text};
 use crate::query::QueryColumn;
 use crate::{report, server};
@@ -34,15 +34,13 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
             let message = "transship.share needs a name, and a query or a file";
             report::raise_error(&Error::invalid_definition(message), None);
         }
-        if !arguments[3].isnull {
-            report::raise_error(&Error::invalid_definition("columns cannot be dictionary-encoded yet"), None);
-        }
         forbid_where_nothing_is_written(c"transship.share()");
         let names = pg_sys::textToQualifiedNameList(arguments[0].value.cast_mut_ptr());
         let range = pg_sys::makeRangeVarFromNameList(names);
         let key =
             (!arguments[2].isnull).then(|| text::from_c(pg_sys::text_to_cstring(arguments[2].value.cast_mut_ptr())));
         let key = key.map_or(Vec::new(), |names| report::unwrap(server::column_names(&names)));
+        let dictionary = dictionary::named(arguments[3]);
         let source = pg_sys::text_to_cstring(arguments[1].value.cast_mut_ptr());
         let follows = !arguments[4].isnull && arguments[4].value.value() != 0;
         // Before the shared table, as statements that write to the source have it.
@@ -60,13 +58,14 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
             None => Source::open(source, "transship.share"),
         };
         let oid = match known {
-            pg_sys::InvalidOid => create(range, source.columns(), &key),
+            pg_sys::InvalidOid => create(range, source.columns(), &key, &dictionary),
             known => known,
         };
         let relation = pg_sys::table_open(oid, lock);
         let table = Table::of(relation);
         check_columns(&table, source.columns());
         check_key(&table, &key);
+        dictionary::check(&table, &dictionary);
         let count = replace_rows(&table, source);
         let before = followed.as_ref().and_then(|(before, ..)| *before).or(follow::forget(oid));
         if let Some((_, following, _)) = followed {
@@ -248,15 +247,23 @@ unsafe fn forbid_where_nothing_is_written(function: &'static CStr) {
 }
 
 /// Creates the foreign table, as its user would.
-unsafe fn create(range: *mut pg_sys::RangeVar, columns: &[QueryColumn], key: &[String]) -> pg_sys::Oid {
+unsafe fn create(
+    range: *mut pg_sys::RangeVar,
+    columns: &[QueryColumn],
+    key: &[String],
+    dictionary: &[String],
+) -> pg_sys::Oid {
     let names: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
     for column in columns {
         report::unwrap(storable(&column.name, column.declared));
     }
-    for position in report::unwrap(super::key_columns(key, &names)) {
-        let column = &columns[position];
+    let positions = report::unwrap(super::positions_of("key", key, &names));
+    for position in &positions {
+        let column = &columns[*position];
         report::unwrap(may_be_key(&column.name, column.declared, column.collation));
     }
+    let known: Vec<_> = columns.iter().map(|column| (column.name.as_str(), column.declared)).collect();
+    report::unwrap(dictionary::positions(dictionary, &known, &positions));
     // SAFETY: lookups in the catalogs; what PostgreSQL returns is palloc'd.
     unsafe {
         let schema = pg_sys::RangeVarGetCreationNamespace(range);
@@ -282,14 +289,16 @@ unsafe fn create(range: *mut pg_sys::RangeVar, columns: &[QueryColumn], key: &[S
             format!("{} {ty}{collation}", quoted(&column.name))
         });
         let declared: Vec<String> = declared.collect();
-        let options = match key {
-            [] => String::new(),
-            key => {
-                let names: Vec<String> = key.iter().map(|name| quoted(name)).collect();
-                let list = CString::new(names.join(", ")).unwrap_or_default();
-                let literal = pg_sys::quote_literal_cstr(text::to_server(&list));
-                format!(" OPTIONS ({} {})", server::TABLE_KEY, text::from_c(literal))
-            }
+        let named = [(server::TABLE_KEY, key), (server::TABLE_DICTIONARY, dictionary)];
+        let options = named.into_iter().filter(|(_, names)| !names.is_empty()).map(|(option, names)| {
+            let names: Vec<String> = names.iter().map(|name| quoted(name)).collect();
+            let list = CString::new(names.join(", ")).unwrap_or_default();
+            let literal = pg_sys::quote_literal_cstr(text::to_server(&list));
+            format!("{option} {}", text::from_c(literal))
+        });
+        let options = match options.collect::<Vec<_>>().join(", ") {
+            options if options.is_empty() => options,
+            options => format!(" OPTIONS ({options})"),
         };
         let statement = format!(
             "CREATE FOREIGN TABLE {} ({}) SERVER transship_tables{options}",

@@ -9,8 +9,9 @@ use arrow_array::{
     PrimitiveArray, RecordBatch, StringArray, StructArray,
 };
 use arrow_buffer::{Buffer, MutableBuffer};
-use arrow_schema::Field;
+use arrow_schema::{Field, Fields, Schema, SchemaRef};
 use proptest::prelude::*;
+use shared_tables::dictionary::{decoded, encoded_type, value_type};
 use shared_tables::segment::{Digest, SegmentWriter};
 
 /// Columns of [`batch`] that may be keys, which come first.
@@ -57,12 +58,38 @@ pub fn batch(values: &[Option<u8>]) -> RecordBatch {
 }
 
 pub fn write(batches: &[RecordBatch], key: &[usize]) -> Vec<u8> {
-    let mut writer = SegmentWriter::new(Vec::new(), &batches[0].schema(), key).unwrap();
+    write_as(&batches[0].schema(), batches, key)
+}
+
+/// The segment of columns of this schema, which has dictionaries where the batches may have none.
+pub fn write_as(schema: &SchemaRef, batches: &[RecordBatch], key: &[usize]) -> Vec<u8> {
+    let mut writer = SegmentWriter::new(Vec::new(), schema, key).unwrap();
     batches.iter().for_each(|batch| writer.write(batch).unwrap());
     let finished = writer.finish().unwrap();
     assert_eq!((finished.bytes, finished.digest), (finished.out.len() as u64, Digest::of(&finished.out)));
     assert_eq!(finished.rows, batches.iter().map(RecordBatch::num_rows).sum::<usize>());
     finished.out
+}
+
+/// The schema of [`batch`] in which these columns have dictionaries.
+pub fn with_dictionaries(columns: &[usize]) -> SchemaRef {
+    let schema = batch(&[]).schema();
+    let field = |(position, field): (usize, &Arc<Field>)| match columns.contains(&position) {
+        true => Arc::new(field.as_ref().clone().with_data_type(encoded_type(field.data_type()))),
+        false => field.clone(),
+    };
+    Arc::new(Schema::new(schema.fields().iter().enumerate().map(field).collect::<Fields>()))
+}
+
+/// A batch whose columns have no dictionaries, but the same values.
+pub fn decoded_batch(batch: &RecordBatch) -> RecordBatch {
+    let schema = batch.schema();
+    let columns = schema.fields().iter().zip(batch.columns()).map(|(field, column)| {
+        let values = field.as_ref().clone().with_data_type(value_type(field.data_type()).clone());
+        (values, decoded(column).unwrap())
+    });
+    let (fields, columns): (Vec<Field>, Vec<ArrayRef>) = columns.unzip();
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns).unwrap()
 }
 
 pub fn values() -> impl Strategy<Value = Vec<Option<u8>>> {

@@ -6,12 +6,15 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_buffer::MutableBuffer;
+use arrow_schema::{DataType, Schema, SchemaRef};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::{Value, json};
+use shared_tables::dictionary::encoded_type;
 use shared_tables::segment::{Segment, SegmentWriter};
 
 /// Most descriptors that the kernel lets one message have.
@@ -30,13 +33,24 @@ trait IntoArray {
 
 impl<T: arrow_array::Array + 'static> IntoArray for T {
     fn into_array(self) -> ArrayRef {
-        std::sync::Arc::new(self)
+        Arc::new(self)
     }
+}
+
+/// The columns of a segment, of which texts that are not in the key have dictionaries.
+fn with_dictionaries(schema: &Schema, key: &[usize]) -> SchemaRef {
+    let fields = schema.fields().iter().enumerate().map(|(position, field)| match field.data_type() {
+        DataType::Utf8 if !key.contains(&position) => {
+            field.as_ref().clone().with_data_type(encoded_type(&DataType::Utf8))
+        }
+        _ => field.as_ref().clone(),
+    });
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
 /// The file of a segment, and that of its index if it has a key.
 pub fn files(rows: &RecordBatch, key: &[usize]) -> Vec<File> {
-    let mut writer = SegmentWriter::new(Vec::new(), &rows.schema(), key).unwrap();
+    let mut writer = SegmentWriter::new(Vec::new(), &with_dictionaries(&rows.schema(), key), key).unwrap();
     writer.write(rows).unwrap();
     let finished = writer.finish().unwrap();
     let mut bytes = MutableBuffer::new(finished.out.len());
