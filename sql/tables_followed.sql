@@ -190,7 +190,6 @@ SELECT transship.unshare('t'), transship.unshare('t2');
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT id FROM made', follow => true)$$);
 ROLLBACK;
-SELECT code, message, hint FROM failure($$SELECT transship.share('t', 'SELECT id FROM made', dictionary => 'id')$$);
 DROP VIEW seen;
 DROP TABLE cut, unlogged, passing, made, inherits, inherited;
 -- Rights: the query runs as the owner of the shared table, without the settings and functions of whoever writes.
