@@ -5,7 +5,7 @@ say "Dumping, restoring and comparing"
 question="SELECT add_one(1), shout('a'), (span(5, 3)).high, (SELECT mean(x) FROM numbers WHERE x <= 9), (SELECT count(*) FROM divisors(12)), mine(1),
   (SELECT count(*) FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bigint, total bigint)),
   (SELECT sum(s.x) || ' ' || count(s.t) FROM numbers n JOIN dumped_numbers s USING (x) WHERE n.x <= 5), (SELECT string_agg(name || rows || coalesce(follows, ''), ' ' ORDER BY name) FROM transship.shared_tables),
-  (SELECT string_agg(tgname || tgenabled, ' ' ORDER BY tgname) FROM pg_trigger WHERE tgrelid = 'dumped_source'::regclass),
+  (SELECT string_agg(tgname || tgenabled::text, ' ' ORDER BY tgname) FROM pg_trigger WHERE tgrelid = 'dumped_source'::regclass),
   (SELECT count(*) || ' ' || sum(id) FROM dumped_follower),
   (SELECT md5(string_agg(prosrc, '' ORDER BY proname, oidvectortypes(proargtypes))) FROM pg_proc p JOIN pg_language l ON l.oid = prolang WHERE lanname = 'container')"
 ask() { psql --no-psqlrc --no-align --tuples-only --set=ON_ERROR_STOP=1 --dbname="$1" --command="$question"; }

@@ -64,7 +64,7 @@ mkdir -p "$ROOT/target/regress"
 say "Running specs/, where two sessions meet"
 mkdir -p "$ROOT/target/isolation"
 "$regress/isolation/pg_isolation_regress" --inputdir=. --outputdir=target/isolation --bindir="$PG_BIN" \
-  --dbname=transship_regression --use-existing concurrent_update replace_function replace_cached lateral_set shared_table || {
+  --dbname=transship_regression --use-existing concurrent_update replace_function replace_cached lateral_set shared_table followed_table || {
   cat target/isolation/regression.diffs >&2
   exit 1
 }

@@ -46,6 +46,8 @@ const MOST_LEASES: usize = 64;
 const MOST_STRANGERS: usize = 16;
 /// How long a refused connection may stay, and what it may still send.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// A client that does not read its response for so long is gone, or as good as.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 const MOST_IGNORED_BYTES: u64 = 64 << 10;
 
 /// Binds the manager's socket, in place of one that a dead manager left.
@@ -248,10 +250,16 @@ async fn serve_connection(stream: UnixStream, mut held: Held, place: Connection)
                 Err(Error::new(Kind::ProtocolViolation, format!("the request cannot be read: {cause}")))
             }
         };
-        let response = response.unwrap_or_else(Response::Error);
+        let mut response = line_of(&response.unwrap_or_else(Response::Error));
+        // What is not read takes no more memory than a user's share, and that not for ever.
+        let room = place.of_user().room_for_response(response.len());
+        if let Err(refusal) = &room {
+            response = line_of(&Response::Error(refusal.clone()));
+        }
         // docs/protocol.md §9: "the manager ends a connection at the first line that is no request". Whoever speaks something
         // else, HTTP for example, may carry lines that somebody else has written.
-        if write(&mut writer, &line_of(&response), opened).await.is_err() || !is_readable {
+        let written = tokio::time::timeout(RESPONSE_TIMEOUT, write(&mut writer, &response, opened)).await;
+        if !matches!(written, Ok(Ok(()))) || !is_readable {
             return;
         }
     }

@@ -13,10 +13,10 @@ use udf_client::control::MAX_LINE_BYTES;
 
 /// A request has so long from its first byte to its last, or as far as it is short, and again from there.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longer requests of a user have a bounded length together.
-const SHORT_REQUEST_BYTES: usize = 16 << 10;
+/// Longer requests of a user have a bounded length together, and so have longer responses.
+pub(crate) const SHORT_BYTES: usize = 16 << 10;
 /// What a permit stands for.
-const PERMIT_BYTES: usize = 1 << 10;
+pub(crate) const PERMIT_BYTES: usize = 1 << 10;
 /// The permits of the longest request.
 pub(crate) const MOST_PERMITS: u32 = (MAX_LINE_BYTES as usize / PERMIT_BYTES) as u32;
 /// Between two looks at whether a connection is closed from which the next request has come already.
@@ -33,8 +33,8 @@ pub(crate) async fn read_request(
         return Ok(None);
     }
     let (mut line, mut permits) = (Vec::new(), None);
-    read_piece(reader, &mut line, SHORT_REQUEST_BYTES).await?;
-    if line.len() == SHORT_REQUEST_BYTES && !line.ends_with(b"\n") {
+    read_piece(reader, &mut line, SHORT_BYTES).await?;
+    if line.len() == SHORT_BYTES && !line.ends_with(b"\n") {
         permits = tokio::select! {
             biased;
             permits = long_requests.clone().acquire_many_owned(MOST_PERMITS) => permits.ok(),

@@ -10,9 +10,10 @@ use udf_types::{Error, Kind, Result};
 use crate::cancel::Cancel;
 use crate::places::{Full, Place, Places};
 use crate::registration::upload::Room;
-use crate::request::MOST_PERMITS;
+use crate::request::{MOST_PERMITS, PERMIT_BYTES, SHORT_BYTES};
 
-/// Longer requests of a user have the length of two of the longest together, so that they fill no memory.
+/// Longer requests of a user have the length of two of the longest together, so that they fill no memory; so have longer responses that
+/// it does not read.
 const MOST_OF_LONG_REQUESTS: usize = 2 * MOST_PERMITS as usize;
 /// Where there are several users, one may have so many times the connections that are free. One that comes alone thus gets 8 of 9,
 /// and all of them get equal parts.
@@ -25,6 +26,7 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// What the connections of a user share.
 pub(crate) struct OfUser {
     long_requests: Arc<Semaphore>,
+    long_responses: Arc<Semaphore>,
     questions: Arc<Semaphore>,
     uploads: Arc<Room>,
     cut_off: Mutex<CutOff>,
@@ -41,6 +43,7 @@ impl OfUser {
     pub(crate) fn new(is_operator: bool) -> Arc<OfUser> {
         Arc::new(OfUser {
             long_requests: Arc::new(Semaphore::new(MOST_OF_LONG_REQUESTS)),
+            long_responses: Arc::new(Semaphore::new(MOST_OF_LONG_REQUESTS)),
             questions: Arc::new(Semaphore::new(MOST_QUESTIONS)),
             uploads: Arc::new(Room::new(is_operator)),
             cut_off: Mutex::default(),
@@ -49,6 +52,17 @@ impl OfUser {
 
     pub(crate) fn long_requests(&self) -> &Arc<Semaphore> {
         &self.long_requests
+    }
+
+    /// Room for a response until it is read; an error if too much of the user's is unread.
+    pub(crate) fn room_for_response(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
+        let permits = if bytes > SHORT_BYTES { bytes.div_ceil(PERMIT_BYTES) } else { 0 };
+        let permits = u32::try_from(permits)
+            .ok()
+            .and_then(|permits| self.long_responses.clone().try_acquire_many_owned(permits).ok());
+        permits.ok_or_else(|| {
+            Error::new(Kind::Busy, "the container manager has too many responses that their user does not read")
+        })
     }
 
     pub(crate) fn uploads(&self) -> Arc<Room> {
@@ -162,6 +176,17 @@ mod tests {
         assert!((0..100).all(|_| user.count_cut_off().is_none()));
         user.cut_off.lock().unwrap().said = None;
         assert_eq!(user.count_cut_off(), Some(101));
+    }
+
+    #[test]
+    fn responses_that_are_not_read_are_bounded() {
+        let user = OfUser::new(false);
+        let unread: Vec<_> = std::iter::from_fn(|| user.room_for_response(1 << 20).ok()).collect();
+        assert_eq!(unread.len(), 32);
+        assert_eq!(user.room_for_response(1 << 20).unwrap_err().kind(), Kind::Busy);
+        assert!(user.room_for_response(1000).is_ok() && user.room_for_response(usize::MAX).is_err());
+        drop(unread);
+        assert!(user.room_for_response(1 << 20).is_ok());
     }
 
     #[tokio::test]

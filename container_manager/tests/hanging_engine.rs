@@ -361,6 +361,36 @@ fn inline_code_that_waits_for_the_engine_fills_no_memory() {
 }
 
 #[test]
+fn responses_that_nobody_reads_fill_no_memory() {
+    if !Uid::effective().is_root() {
+        return;
+    }
+    let stage = Stage::started();
+    let functions: Vec<_> = (0..8000).map(|number| format!("{{ name = 'f{number}' }}")).collect();
+    let manifest = format!("name = 'own'\nversion = '1'\ntemplate = 'python'\nfunctions = [{}]", functions.join(", "));
+    let labels = json!({MANIFEST_LABEL: Manifest::parse(&manifest).unwrap().to_label()});
+    let image = json!([{"Id": digest(), "RepoTags": ["own:1"], "Config": {"Labels": labels}}]);
+    std::fs::write(stage.path("image.json"), image.to_string()).unwrap();
+    // What runs is known without the engine.
+    let (_connection, _) = stage.lease();
+    let resolve = json!({"request": "resolve", "image": digest()});
+    let length = {
+        let mut line = String::new();
+        stage.ask(&resolve).read_line(&mut line).unwrap();
+        line.len()
+    };
+    assert!(length > 500_000, "{length}");
+    let before = stage.memory_kb();
+    let unread: Vec<_> = (0..400).map(|_| stage.ask(&resolve)).collect();
+    std::thread::sleep(Duration::from_secs(5));
+    let more = stage.memory_kb().saturating_sub(before);
+    assert!(more < 150 << 10, "{more} kB more for responses of {length} bytes");
+    // A short one is given all the same.
+    assert_eq!(answer_of(&mut stage.ask(&json!({"request": "ping"})))["response"], "pong");
+    drop(unread);
+}
+
+#[test]
 fn an_image_that_cannot_be_looked_at_once_costs_no_container() {
     if !Uid::effective().is_root() {
         return;

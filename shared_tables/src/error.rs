@@ -10,6 +10,9 @@ use udf_types::error::{Error, Kind};
 
 use crate::bounds::{MOST_BYTES, MOST_ROWS};
 
+/// What helps if the file system is full, and no setting does.
+const FULL_HINT: &str = "Free memory in the file system of the shared tables, most often /dev/shm, or make it larger.";
+
 /// A call of the system failed; `action` completes "could not". The kind is never that of damaged bytes.
 pub(crate) fn io(action: &str, cause: &io::Error) -> Error {
     let has_no_descriptor = matches!(Errno::from_io_error(cause), Some(Errno::MFILE | Errno::NFILE));
@@ -19,7 +22,12 @@ pub(crate) fn io(action: &str, cause: &io::Error) -> Error {
         io::ErrorKind::PermissionDenied => Kind::NotAllowed,
         _ => Kind::Unreachable,
     };
-    Error::new(kind, format!("could not {action}: {cause}"))
+    let error = Error::new(kind, format!("could not {action}: {cause}"));
+    match cause.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.with_hint(FULL_HINT),
+        _ if has_no_descriptor => error.with_hint("Raise LimitNOFILE of this service."),
+        _ => error,
+    }
 }
 
 /// Another process does not let go of the lock of the directory.
@@ -62,7 +70,7 @@ pub(crate) fn no_room(bytes: u64, capacity: u64, reserved: u64) -> Error {
 /// Others, or sessions that still map what was removed, have the file system's memory.
 pub(crate) fn full_system(bytes: u64) -> Error {
     let message = format!("a segment of {bytes} bytes does not fit into the memory for shared tables");
-    Error::new(Kind::OutOfMemory, message).with_detail("The rest of its file system is in use.")
+    Error::new(Kind::OutOfMemory, message).with_detail("The rest of its file system is in use.").with_hint(FULL_HINT)
 }
 
 /// The process has no memory for the build of an index.
@@ -197,5 +205,9 @@ mod tests {
             assert_eq!(damage.kind(), Kind::InvalidDefinition);
         }
         assert_eq!(locked().kind(), Kind::Timeout);
+        // Room in a file system is no matter of settings.
+        assert_eq!(full_system(1).hint(), Some(FULL_HINT));
+        assert_eq!(io("write", &Errno::NOSPC.into()).hint(), Some(FULL_HINT));
+        assert!(no_room(2, 1, 0).hint().is_none());
     }
 }

@@ -240,7 +240,9 @@ fn type_of(field: &Field) -> Result<Type> {
 }
 
 fn broken(cause: impl std::fmt::Display) -> Error {
-    Error::new(Kind::OutOfRange, format!("It is broken: {cause}."))
+    // Some of the libraries' texts are sentences, and some are not.
+    let cause = cause.to_string();
+    Error::new(Kind::OutOfRange, format!("It is broken: {}.", cause.trim_end_matches('.')))
 }
 
 /// A file that is read at places of this reader's own: whoever has opened it shares the descriptor's place.

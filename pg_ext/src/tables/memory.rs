@@ -177,7 +177,7 @@ pub(super) unsafe fn open(row: &Row, table: &Table, snapshot: pg_sys::Snapshot) 
         let of_table = Error::new(error.kind(), message);
         let of_table = error.detail().map_or(of_table.clone(), |detail| of_table.with_detail(detail));
         match error.kind() {
-            Kind::OutOfMemory => of_table.with_hint(ROOM_HINT),
+            Kind::OutOfMemory => of_table.with_hint(error.hint().unwrap_or(ROOM_HINT)),
             Kind::InvalidDefinition | Kind::OutOfRange | Kind::UnsupportedType => {
                 of_table.with_hint(super::SHARE_AGAIN)
             }

@@ -82,7 +82,8 @@ pub fn decode_reply_within(
     match read {
         Ok(Ok(Some(batch))) => Ok(batch),
         Ok(Ok(None)) => Err(Unreadable::TooLarge),
-        Ok(Err(cause)) => Err(format!("The reply is malformed: {cause}.").into()),
+        // Some of the library's texts are sentences, and some are not.
+        Ok(Err(cause)) => Err(format!("The reply is malformed: {}.", cause.trim_end_matches('.')).into()),
         Err(_) => Err("The reply is malformed: its file is broken.".to_string().into()),
     }
 }
@@ -206,7 +207,7 @@ mod tests {
         assert!(read(Type::Int4).is_ok());
         for ty in [Type::Time, Type::Date, Type::Timestamp, Type::Bytea] {
             let fact = read(ty.clone()).unwrap_err();
-            assert!(fact.contains("Values of Int64 do not fit"), "{ty}: {fact}");
+            assert!(fact.contains("Values of Int64 do not fit") && !fact.ends_with(".."), "{ty}: {fact}");
         }
     }
 
