@@ -18,8 +18,10 @@ use super::Table;
 use super::rows::{self, Row};
 use crate::{session, settings, single_call};
 
-/// A session that waits for its next transaction keeps no more bytes mapped: they would stay in memory after they were removed.
+/// A session that waits for its next transaction keeps no more bytes mapped, or this part of the memory for shared tables if that is more:
+/// they would stay in memory after they were removed. Mapping a segment again takes some 20 µs.
 const MOST_KEPT_BYTES: u64 = 64 << 20;
+const MOST_KEPT_PART: u64 = 4;
 /// What an index takes for each row, at most: two slots for each key, up to the next power of two, and the row.
 const INDEX_BYTES: u64 = 40;
 /// Between two looks for a segment that another session puts into memory.
@@ -65,7 +67,9 @@ pub(crate) fn install() {
 
 extern "C-unwind" fn forget_many(_: pg_sys::XactEvent::Type, _: *mut std::ffi::c_void) {
     MAPPED.with_borrow_mut(|mapped| {
-        if mapped.segments.values().map(|(bytes, _)| bytes).sum::<u64>() > MOST_KEPT_BYTES {
+        let capacity = mapped.store.as_ref().map_or(0, |(capacity, _)| *capacity);
+        let most = MOST_KEPT_BYTES.max(capacity / MOST_KEPT_PART);
+        if mapped.segments.values().map(|(bytes, _)| bytes).sum::<u64>() > most {
             mapped.segments.clear();
         }
     });
