@@ -16,6 +16,10 @@ use crate::report::{self, Border};
 /// What reading a row costs beside its conditions, in units of cpu_operator_cost: the next one, or one that a key has, which lies anywhere.
 const ROW_OPERATORS: f64 = 1.0;
 const ROW_OF_KEY_OPERATORS: f64 = 3.0;
+/// What each further row of a key costs on top, in a table that processors' caches do not hold: it is not where the one before is. The first
+/// one of a key is left out, as PostgreSQL leaves it out for hash joins, which go anywhere in memory as well.
+const SCATTERED_ROW_OPERATORS: f64 = 16.0;
+const CACHE_BYTES: f64 = (16 << 20) as f64;
 /// What finding a key in one segment costs.
 const FIND_OPERATORS: f64 = 1.0;
 
@@ -67,6 +71,7 @@ callback!(explain, explain_scan, (node: *mut pg_sys::ForeignScanState, state: *m
 struct Known {
     table: Table,
     rows: f64,
+    bytes: f64,
     segments: f64,
     /// Rows of one key, on average.
     rows_of_key: f64,
@@ -101,9 +106,10 @@ impl Known {
             let table = read_table(oid);
             let found = with_snapshot(|snapshot| rows::list(oid, snapshot));
             let rows = float(found.iter().map(|row| row.rows).sum());
+            let bytes = float(found.iter().map(|row| row.bytes).sum());
             // An append may bring keys that are known, or new ones.
             let keys = float(found.iter().map(|row| row.keys).max().unwrap_or(0)).max(1.0);
-            Known { table, rows, segments: float(found.len() as u64), rows_of_key: (rows / keys).max(1.0) }
+            Known { table, rows, bytes, segments: float(found.len() as u64), rows_of_key: (rows / keys).max(1.0) }
         }
     }
 
@@ -278,8 +284,9 @@ impl Known {
         let (operator, tuple, conditions) =
             unsafe { (pg_sys::cpu_operator_cost, pg_sys::cpu_tuple_cost, (*rel).baserestrictcost.per_tuple) };
         let read = if is_keyed { rows.max(self.rows_of_key) } else { self.rows };
+        let scattered = if self.bytes > CACHE_BYTES { SCATTERED_ROW_OPERATORS * (read - 1.0) } else { 0.0 };
         let (find, row) = match is_keyed {
-            true => (FIND_OPERATORS * self.segments, ROW_OF_KEY_OPERATORS),
+            true => (FIND_OPERATORS * self.segments + scattered, ROW_OF_KEY_OPERATORS),
             false => (0.0, ROW_OPERATORS),
         };
         find * operator + read * (row * operator + tuple + conditions)
