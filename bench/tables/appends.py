@@ -32,7 +32,8 @@ class Readers:
 
     def run(self, seconds):
         with tempfile.TemporaryDirectory() as folder:
-            command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={READERS}", "--jobs=1", f"--time={seconds}", f"--define=seen={FIRST}"]
+            command = [PGBENCH, "--no-vacuum", "--protocol=prepared", f"--client={READERS}", "--jobs=1", f"--time={seconds}"]
+            command.append(f"--define=seen={FIRST}")
             for name, script in [("scan", SCAN), ("read", READ)]:
                 path = pathlib.Path(folder, name)
                 path.write_text(script)
