@@ -126,13 +126,7 @@ fn send(client: &Client, folder: &Path, value: i64, timeout: Duration) -> Exchan
     send_call(client, folder, value, timeout, None)
 }
 
-fn send_call(
-    client: &Client,
-    folder: &Path,
-    value: i64,
-    timeout: Duration,
-    row_errors: Option<RowErrors>,
-) -> Exchange {
+fn send_call(client: &Client, folder: &Path, value: i64, timeout: Duration, row_errors: Option<RowErrors>) -> Exchange {
     let signature = Signature { row_errors, ..signature() };
     let remote = Remote::parse(&format!("unix:{}", folder.join("flight.sock").display()), Dialect::PutGet).unwrap();
     let mut exchange = client.open(Arc::new(Call {
