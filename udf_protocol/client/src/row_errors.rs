@@ -6,6 +6,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch, RecordBatchOptions, StringArray, UInt32Array, new_null_array};
 use arrow_schema::Schema;
@@ -37,6 +38,7 @@ pub(crate) async fn exchange(
             plain: &plain,
             inbox,
             outgoing: &outgoing,
+            patience: outbox.patience(),
             has_run: false,
             bytes: 0,
             texts: RowTexts::new(),
@@ -65,6 +67,8 @@ struct Splitting<'a> {
     plain: &'a Signature,
     inbox: &'a Inbox,
     outgoing: &'a Outgoing,
+    /// How long the engine waits for its answer, and so for that of each piece.
+    patience: Duration,
     /// Whether a server may have run some of it.
     has_run: bool,
     /// Bytes of its answer so far.
@@ -153,6 +157,7 @@ impl Splitting<'_> {
     /// Asks for some of the rows, in an exchange of their own.
     async fn ask(&mut self, range: Range<usize>) -> Result<Reply> {
         let (sender, mut outbox) = Outbox::new();
+        outbox.set_patience(self.patience);
         // The receiver is in scope.
         let _ = sender.send(self.piece(range)?);
         drop(sender);

@@ -21,7 +21,7 @@ use udf_client::transport::credentials::Credentials;
 use udf_codec::batch::{BatchBuilder, ColumnBuilder};
 use udf_project::dialect::Dialect;
 use udf_project::remote::Remote;
-use udf_types::signature::{Argument, Signature, Volatility};
+use udf_types::signature::{Argument, RowErrors, Signature, Volatility};
 use udf_types::transport_name::TransportName;
 use udf_types::types::Type;
 use udf_types::{Kind, Result};
@@ -123,17 +123,22 @@ impl Server {
 }
 
 fn send(client: &Client, folder: &Path, value: i64, timeout: Duration) -> Exchange {
+    send_call(client, folder, value, timeout, None)
+}
+
+fn send_call(client: &Client, folder: &Path, value: i64, timeout: Duration, row_errors: Option<RowErrors>) -> Exchange {
+    let signature = Signature { row_errors, ..signature() };
     let remote = Remote::parse(&format!("unix:{}", folder.join("flight.sock").display()), Dialect::PutGet).unwrap();
     let mut exchange = client.open(Arc::new(Call {
         target: Target::Remote { remote, credentials: Credentials::default() },
         transport: TransportName::Auto,
-        signature: signature(),
+        signature: signature.clone(),
         volatility: Volatility::Volatile,
         batch_timeout: timeout,
         start_timeout: Duration::from_secs(10),
         tables: Vec::new(),
     }));
-    let mut builder = BatchBuilder::new(&signature());
+    let mut builder = BatchBuilder::new(&signature);
     let ColumnBuilder::Int8(column) = builder.column(0) else { panic!("an int8 column") };
     column.append_value(value);
     builder.finish_row();
@@ -161,12 +166,17 @@ fn who_comes_after_a_cancelled_call_gets_their_own_rows() {
 
 #[test]
 fn who_comes_after_a_session_that_has_ended_gets_their_own_rows() {
+    // Errors of rows are asked for batch by batch, in the time of the whole.
+    [None, Some(RowErrors::Once), Some(RowErrors::Again)].into_iter().for_each(come_after_a_session_that_has_ended);
+}
+
+fn come_after_a_session_that_has_ended(row_errors: Option<RowErrors>) {
     let (server, client) = (Server::new(), Client::start().unwrap());
     server.start();
     let folder = server.folder.path();
     let (ended, start) = (Client::start().unwrap(), Instant::now());
     let timeout = Duration::from_secs(3);
-    let cut_off = send(&ended, folder, 1, timeout);
+    let cut_off = send_call(&ended, folder, 1, timeout, row_errors);
     server.runtime.block_on(server.stored.first_begins.notified());
     drop(cut_off);
     ended.stop();
