@@ -100,6 +100,12 @@ def maps(queries):
 
     def call(alias):
         name, query, columns = mapped(alias)
+        # Chains, most of which are fused: those whose query is nothing but a column.
+        for depth in range(one_of(0, 0, 1, 1, 2, 3)):
+            inner = f"%map('%{name}', $c{depth}${query}$c{depth}$) {columns}"
+            query = f"SELECT x FROM {inner}{one_of('', '', '', ' WHERE x IS NOT NULL', f' LIMIT {n(1, 9)}')}"
+            name = one_of(*MAPS)
+            columns = f"AS {alias} ({MAPS[name][0]})"
         return f"%map('%{name}', $q${query}$q$) {columns}"
 
     def call_for(alias, outer):
