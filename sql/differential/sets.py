@@ -10,7 +10,7 @@ from sessions import twins
 MAPS = {
     "running": ("x bigint, total bigint", "SELECT x, (sum(coalesce(x, 0)) OVER (ROWS UNBOUNDED PRECEDING))::bigint FROM (%s) s(x)"),
     "heads": ("x bigint", "SELECT x FROM (%s) s(x) LIMIT 3"),
-    "repeated": ("x bigint, i bigint", "SELECT x, i FROM (%s) s(x), generate_series(1::bigint, coalesce(x, 0) %% 3) i"),
+    "repeated": ("x bigint, i bigint", "SELECT x, i FROM (%s) s(x), generate_series(1::bigint, (coalesce(x, 0) %% 3 + 3) %% 3) i"),
 }
 SETUP = """
 DROP AGGREGATE IF EXISTS p_total (bigint);
