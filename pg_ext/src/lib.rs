@@ -21,6 +21,7 @@ mod observed;
 #[cfg(feature = "lift-ordinary")]
 mod ordinary;
 mod pg;
+mod pieces;
 mod planner;
 mod query;
 mod report;

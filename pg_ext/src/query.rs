@@ -94,6 +94,15 @@ impl Query {
         &self.columns
     }
 
+    /// Its plan; none of a query that the portal does not simply run, such as one with RETURNING.
+    pub fn plan(&self) -> Option<&pg_sys::PlannedStmt> {
+        // SAFETY: the portal is open. It has a description of the query that it runs, and the plan lives as long.
+        unsafe {
+            let is_plain = (*self.portal).strategy == pg_sys::PortalStrategy::PORTAL_ONE_SELECT;
+            (*self.portal).queryDesc.as_ref().filter(|_| is_plain)?.plannedstmt.as_ref()
+        }
+    }
+
     /// Adds the next rows to a builder that was made for the columns' types, and calls `after` after each; how many.
     ///
     /// # Safety

@@ -2,6 +2,7 @@
 //! backends.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pgrx::pg_sys;
 use udf_client::arena::Writer;
@@ -108,6 +109,14 @@ impl Drop for Stream {
 impl MapLane for Stream {
     fn receive_from_map(&mut self) -> Result<MapEvent> {
         self.exchange.receive_from_map()
+    }
+
+    fn has_map_event(&mut self) -> bool {
+        self.exchange.has_map_event()
+    }
+
+    fn wait_for_map(&mut self, until: Option<Instant>, is_woken: &mut dyn FnMut() -> bool) -> Result<bool> {
+        self.exchange.wait_for_map(until, is_woken)
     }
 
     fn untaken(&self) -> usize {

@@ -10,7 +10,7 @@ from sessions import twins
 MAPS = {
     "running": ("x bigint, total bigint", "SELECT x, (sum(coalesce(x, 0)) OVER (ROWS UNBOUNDED PRECEDING))::bigint FROM (%s) s(x)"),
     "heads": ("x bigint", "SELECT x FROM (%s) s(x) LIMIT 3"),
-    "repeated": ("x bigint, i bigint", "SELECT x, i FROM (%s) s(x), generate_series(1::bigint, coalesce(x, 0) %% 3) i"),
+    "repeated": ("x bigint, i bigint", "SELECT x, i FROM (%s) s(x), generate_series(1::bigint, (coalesce(x, 0) %% 3 + 3) %% 3) i"),
 }
 SETUP = """
 DROP AGGREGATE IF EXISTS p_total (bigint);
@@ -100,6 +100,12 @@ def maps(queries):
 
     def call(alias):
         name, query, columns = mapped(alias)
+        # Chains, most of which are fused: those whose query is nothing but a column.
+        for depth in range(one_of(0, 0, 1, 1, 2, 3)):
+            inner = f"%map('%{name}', $c{depth}${query}$c{depth}$) {columns}"
+            query = f"SELECT x FROM {inner}{one_of('', '', '', ' WHERE x IS NOT NULL', f' LIMIT {n(1, 9)}')}"
+            name = one_of(*MAPS)
+            columns = f"AS {alias} ({MAPS[name][0]})"
         return f"%map('%{name}', $q${query}$q$) {columns}"
 
     def call_for(alias, outer):

@@ -30,6 +30,7 @@ use crate::datum::result_column::{ResultColumn, check_results, results_of};
 use crate::ordinary::stream::Stream;
 use crate::pg::memory::{OwnedContext, within};
 use crate::pg::reserve;
+use crate::pieces::{self, rows_that_fit};
 #[cfg(not(feature = "lift-ordinary"))]
 use crate::stream::Stream;
 use crate::{report, settings};
@@ -174,7 +175,7 @@ fn send_rest(inner: &mut Inner, position: usize, i: usize) {
     let count = batch.sent[i].count;
     let Progress::Out(out) = &mut batch.progress[i] else { return };
     while let Some(part) = out.rest.as_mut().filter(|_| out.awaited < window) {
-        let (rows, bytes) = rows_that_fit(&part.arguments, part.sent..count, most_bytes);
+        let (rows, bytes) = rows_that_fit(&columns_of(&part.arguments), part.sent..count, most_bytes);
         report::unwrap(reserve::check_room(bytes));
         let range = part.sent..part.sent + rows;
         let (arguments, arena) = match rows == count {
@@ -238,49 +239,13 @@ fn arguments_of(results: &ArrayRef, sent: &Sent, takes: &Sent, rows: usize) -> R
     take(results, &places.collect::<UInt32Array>(), None)
 }
 
-/// How many rows from the first of these on have arguments of so many bytes at most, texts of dictionaries spelled out, and their bytes;
-/// one at least.
-fn rows_that_fit(arguments: &[Given], rows: Range<usize>, most: usize) -> (usize, usize) {
-    let columns: Vec<&ArrayRef> = arguments
-        .iter()
-        .filter_map(|given| match given {
-            Given::Column(column) => Some(column),
-            _ => None,
-        })
-        .collect();
-    let is_plain = columns.iter().all(|column| column.as_dictionary_opt::<Int32Type>().is_none());
-    let all_bytes = columns.iter().map(|column| bytes_of_column(column)).fold(0, usize::saturating_add);
-    if is_plain && rows.start == 0 && all_bytes <= most {
-        return (rows.len(), all_bytes);
-    }
-    let sizes: Vec<_> = columns.into_iter().map(size_of_value).collect();
-    let (mut fit, mut bytes) = (0, 0_usize);
-    for row in rows {
-        let with_row = sizes.iter().fold(bytes, |sum, size| sum.saturating_add(size(row)));
-        if fit > 0 && with_row > most {
-            break;
-        }
-        (fit, bytes) = (fit + 1, with_row);
-    }
-    (fit, bytes)
-}
-
-/// How many bytes a row of a column takes.
-fn size_of_value(column: &ArrayRef) -> Box<dyn Fn(usize) -> usize + '_> {
-    if let Some(texts) = column.as_string_opt::<i32>() {
-        return Box::new(|row| size_of::<i32>() + texts.value_length(row) as usize);
-    }
-    if let Some(values) = column.as_binary_opt::<i32>() {
-        return Box::new(|row| size_of::<i32>() + values.value_length(row) as usize);
-    }
-    if let Some(dictionary) = column.as_dictionary_opt::<Int32Type>()
-        && let Some(texts) = dictionary.values().as_string_opt::<i32>()
-    {
-        let length = |key: usize| texts.value_length(key) as usize;
-        return Box::new(move |row| size_of::<i32>() + dictionary.key(row).map_or(0, length));
-    }
-    let average = bytes_of_column(column).div_ceil(column.len().max(1));
-    Box::new(move |_| average)
+/// The arguments that have a value per row.
+fn columns_of(arguments: &[Given]) -> Vec<&ArrayRef> {
+    let columns = arguments.iter().filter_map(|given| match given {
+        Given::Column(column) => Some(column),
+        _ => None,
+    });
+    columns.collect()
 }
 
 /// Arguments of these rows, or of all, with texts of dictionaries spelled out.
@@ -289,10 +254,7 @@ fn spelled_out(arguments: &[Given], rows: Option<Range<usize>>) -> Result<Vec<Gi
     let part = arguments.iter().map(|given| {
         let Given::Column(column) = given else { return Ok(given.clone()) };
         let part = places.as_ref().map_or_else(|| Ok(column.clone()), |places| take(column, places, None))?;
-        Ok(Given::Column(match part.as_dictionary_opt::<Int32Type>() {
-            Some(dictionary) => take(dictionary.values(), dictionary.keys(), None)?,
-            None => part,
-        }))
+        Ok(Given::Column(pieces::spelled_out(part)?))
     });
     part.collect()
 }
@@ -361,7 +323,7 @@ fn receive_at(inner: &mut Inner, place: usize) {
     let results = joined(&mut out.results).unwrap_or_else(|cause| report_unfit(call, &cause));
     if call.is_input {
         let first_row = batch.first_row;
-        let numbers = batch.sent[i].rows(batch.rows.count).map(|row| first_row + row as u64);
+        let numbers = batch.sent[i].rows(batch.rows.count).map(|row| Some(first_row + row as u64));
         // SAFETY: the batch's context is valid as long as the batch.
         unsafe { within(batch.context.as_ptr(), || check_results(&function, &results, numbers)) };
     }

@@ -192,26 +192,17 @@ fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
         Type::Int8 => pg_sys::Datum::from(column.as_primitive::<Int64Type>().value(row)),
         Type::Float4 => pg_sys::Datum::from(column.as_primitive::<Float32Type>().value(row).to_bits()),
         Type::Float8 => pg_sys::Datum::from(column.as_primitive::<Float64Type>().value(row).to_bits()),
-        Type::Date => pg_sys::Datum::from(match column.as_primitive::<Date32Type>().value(row) {
-            infinity @ (i32::MIN | i32::MAX) => infinity,
-            days => days
-                .checked_sub(EPOCH_DAYS)
-                .filter(|days| DATE_RANGE.contains(days))
-                .ok_or(Misfit("a date that PostgreSQL cannot hold"))?,
-        }),
-        Type::Time => pg_sys::Datum::from(
-            Some(column.as_primitive::<Time64MicrosecondType>().value(row))
-                .filter(|micros| (0..=DAY_MICROS).contains(micros))
-                .ok_or(Misfit("a time outside the day"))?,
-        ),
+        Type::Date => {
+            let date = to_date(column.as_primitive::<Date32Type>().value(row));
+            pg_sys::Datum::from(date.ok_or(Misfit("a date that PostgreSQL cannot hold"))?)
+        }
+        Type::Time => {
+            let micros = column.as_primitive::<Time64MicrosecondType>().value(row);
+            pg_sys::Datum::from(Some(micros).filter(is_time).ok_or(Misfit("a time outside the day"))?)
+        }
         Type::Timestamp | Type::TimestampTz => {
-            pg_sys::Datum::from(match column.as_primitive::<TimestampMicrosecondType>().value(row) {
-                infinity @ (i64::MIN | i64::MAX) => infinity,
-                micros => micros
-                    .checked_sub(EPOCH_MICROS)
-                    .filter(|micros| TIMESTAMP_RANGE.contains(micros))
-                    .ok_or(Misfit("a timestamp that PostgreSQL cannot hold"))?,
-            })
+            let timestamp = to_timestamp(column.as_primitive::<TimestampMicrosecondType>().value(row));
+            pg_sys::Datum::from(timestamp.ok_or(Misfit("a timestamp that PostgreSQL cannot hold"))?)
         }
         Type::Interval => to_interval(column.as_primitive::<IntervalMonthDayNanoType>().value(row))?,
         Type::Bytea => to_varlena(column.as_binary::<i32>().value(row))?,
@@ -238,6 +229,40 @@ fn not_null(sql_type: &SqlType, column: &ArrayRef, row: usize) -> Converted {
             _ => unreachable!("a struct column is made for composite types and ranges"),
         },
     })
+}
+
+/// A date of Arrow's as PostgreSQL's, if that can hold it.
+fn to_date(days: i32) -> Option<i32> {
+    match days {
+        infinity @ (i32::MIN | i32::MAX) => Some(infinity),
+        days => days.checked_sub(EPOCH_DAYS).filter(|days| DATE_RANGE.contains(days)),
+    }
+}
+
+/// The same of a timestamp.
+fn to_timestamp(micros: i64) -> Option<i64> {
+    match micros {
+        infinity @ (i64::MIN | i64::MAX) => Some(infinity),
+        micros => micros.checked_sub(EPOCH_MICROS).filter(|micros| TIMESTAMP_RANGE.contains(micros)),
+    }
+}
+
+/// Whether it is a time of a day.
+fn is_time(micros: &i64) -> bool {
+    (0..=DAY_MICROS).contains(micros)
+}
+
+/// Whether PostgreSQL can hold all dates, times or timestamps of a column, NULLs included.
+pub(super) fn are_in_range(ty: &Type, column: &ArrayRef) -> bool {
+    match ty {
+        Type::Date => column.as_primitive::<Date32Type>().values().iter().all(|days| to_date(*days).is_some()),
+        Type::Time => column.as_primitive::<Time64MicrosecondType>().values().iter().all(is_time),
+        Type::Timestamp | Type::TimestampTz => {
+            let values = column.as_primitive::<TimestampMicrosecondType>().values();
+            values.iter().all(|micros| to_timestamp(*micros).is_some())
+        }
+        _ => false,
+    }
 }
 
 fn text_datum(sql_type: &SqlType, text: &str) -> Converted {

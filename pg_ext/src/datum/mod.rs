@@ -94,6 +94,16 @@ impl SqlType {
         self.domain.is_none() && self.typmod < 0
     }
 
+    /// Whether a container's results of this type may go on as arguments without becoming SQL values: a value, or each attribute of a
+    /// row, is the same afterwards.
+    pub fn may_go_on(&self) -> bool {
+        let goes_on = |part: &SqlType| part.has_any_value() && travels_unchanged(part.oid);
+        match &self.form {
+            Form::Composite { attributes, .. } => self.has_any_value() && attributes.iter().flatten().all(goes_on),
+            _ => goes_on(self),
+        }
+    }
+
     /// Whether a value stays the same, whatever happens to other types and settings: none is of a domain, whose constraints change,
     /// has attributes, is known by a label, or is read as a setting says.
     pub fn is_self_contained(&self) -> bool {
@@ -322,6 +332,27 @@ impl SqlType {
 pub fn composite_version(oid: pg_sys::Oid, typmod: i32) -> CompositeVersion {
     // SAFETY: a lookup in the type cache.
     (oid, typmod, unsafe { pg_sys::assign_record_type_identifier(oid, typmod) })
+}
+
+/// Whether a value of a type that a container gives is the same, bit by bit, when it has been an SQL value. Others may be rounded,
+/// padded, or written otherwise (numeric, json), and a domain's constraints are evaluated for SQL values.
+pub fn travels_unchanged(oid: pg_sys::Oid) -> bool {
+    match oid {
+        pg_sys::BOOLOID
+        | pg_sys::INT2OID
+        | pg_sys::INT4OID
+        | pg_sys::INT8OID
+        | pg_sys::FLOAT4OID
+        | pg_sys::FLOAT8OID
+        | pg_sys::BYTEAOID
+        | pg_sys::UUIDOID
+        | pg_sys::DATEOID
+        | pg_sys::TIMEOID
+        | pg_sys::TIMESTAMPOID
+        | pg_sys::TIMESTAMPTZOID => true,
+        pg_sys::TEXTOID | pg_sys::VARCHAROID => text::is_utf8(),
+        _ => false,
+    }
 }
 
 /// What to do about a type that cannot be mapped.

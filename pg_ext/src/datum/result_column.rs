@@ -5,16 +5,17 @@ use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{ArrowPrimitiveType, Float32Type, Float64Type, Int16Type, Int32Type, Int64Type};
-use arrow_array::{Array, ArrayRef, Int32Array, RecordBatch, StringArray, StructArray};
+use arrow_array::{Array, ArrayRef, BooleanArray, Int32Array, RecordBatch, StringArray, StructArray};
 use arrow_buffer::{Buffer, MutableBuffer, NullBuffer, OffsetBuffer, ScalarBuffer};
-use arrow_schema::Field;
+use arrow_schema::{ArrowError, Field};
+use arrow_select::nullif::nullif;
 use pgrx::pg_sys;
 use udf_project::body::OnError;
 use udf_types::row_texts::RowTexts;
 use udf_types::types::Type;
 
 use super::Form;
-use super::from_arrow::ResultReader;
+use super::from_arrow::{ResultReader, are_in_range};
 use crate::function::Function;
 use crate::pg::raw;
 use crate::pg::text::{is_utf8, with_marks};
@@ -62,32 +63,60 @@ pub fn results_of(function: &Function, reply: &RecordBatch) -> ArrayRef {
     Arc::new(StructArray::from(fields.zip(columns.clone()).collect::<Vec<_>>()))
 }
 
-/// Checks results that go into another call as they came: an error is raised where making SQL values of them would raise it. The types
-/// are those of which each value is the same again when it has been an SQL value (`fuse.rs` of the planner); `numbers` says of which
-/// rows of the scan the results are.
-pub fn check_results(function: &Rc<Function>, column: &ArrayRef, numbers: impl Iterator<Item = u64>) {
-    let texts = |text: &StringArray| !text.values().contains(&0) && are_short(text.offsets());
+/// The columns of a set's results: of a composite type its attributes, each of which is NULL where the row is.
+///
+/// # Errors
+/// If a column cannot be made, for want of room in Arrow's offsets.
+pub fn columns_of_set(function: &Function, results: ArrayRef) -> Result<Vec<ArrayRef>, ArrowError> {
+    if !matches!(function.result.form, Form::Composite { .. }) {
+        return Ok(vec![results]);
+    }
+    let rows = results.as_struct();
+    let Some(nulls) = rows.nulls().filter(|nulls| nulls.null_count() > 0) else { return Ok(rows.columns().to_vec()) };
+    let is_null = BooleanArray::new(!nulls.inner(), None);
+    rows.columns().iter().map(|column| nullif(column, &is_null)).collect()
+}
+
+/// Checks results that go into another call as they came: an error is raised where making SQL values of them would raise it. They
+/// [may go on](super::SqlType::may_go_on); `numbers` says of which rows of the scan they are, if there is a scan. Memory is taken from
+/// the current context.
+pub fn check_results(function: &Rc<Function>, column: &ArrayRef, numbers: impl Iterator<Item = Option<u64>>) {
     let are_fine = match &function.result.ty {
-        Type::Bool | Type::Int2 | Type::Int4 | Type::Int8 | Type::Float4 | Type::Float8 | Type::Uuid => true,
-        Type::Text => match column.as_dictionary_opt::<Int32Type>() {
-            Some(dictionary) => texts(dictionary.values().as_string()),
-            None => texts(column.as_string()),
-        },
-        Type::Bytea => are_short(column.as_binary::<i32>().offsets()),
-        _ => false,
+        Type::Composite(attributes) => {
+            // All of a row's values are one value more.
+            let longest = LONGEST_TEXT / (attributes.len() + 1);
+            attributes.iter().zip(column.as_struct().columns()).all(|(it, column)| are_held(&it.ty, column, longest))
+        }
+        ty => are_held(ty, column, LONGEST_TEXT),
     };
     if are_fine {
         return;
     }
     let reader = ResultReader::new(function, column.clone());
     for (row, number) in numbers.take(column.len()).enumerate() {
-        reader.datum(row, Some(number));
+        pgrx::check_for_interrupts!();
+        reader.datum(row, number);
     }
 }
 
-/// Whether PostgreSQL can hold a value of each of these lengths.
-fn are_short(offsets: &OffsetBuffer<i32>) -> bool {
-    offsets.lengths().all(|length| length <= LONGEST_TEXT)
+/// Whether PostgreSQL can hold each value of a column of such a type, texts and bytes up to a length; false where that takes a look at
+/// each of them.
+fn are_held(ty: &Type, column: &ArrayRef, longest: usize) -> bool {
+    let texts = |text: &StringArray| !text.values().contains(&0) && are_short(text.offsets(), longest);
+    match ty {
+        Type::Bool | Type::Int2 | Type::Int4 | Type::Int8 | Type::Float4 | Type::Float8 | Type::Uuid => true,
+        Type::Text => match column.as_dictionary_opt::<Int32Type>() {
+            Some(dictionary) => texts(dictionary.values().as_string()),
+            None => texts(column.as_string()),
+        },
+        Type::Bytea => are_short(column.as_binary::<i32>().offsets(), longest),
+        ty => are_in_range(ty, column),
+    }
+}
+
+/// Whether no value is longer.
+fn are_short(offsets: &OffsetBuffer<i32>, longest: usize) -> bool {
+    offsets.lengths().all(|length| length <= longest)
 }
 
 impl ResultColumn {

@@ -2,6 +2,7 @@
 
 pub mod catalog;
 pub mod configuration;
+pub mod file_queue;
 pub mod list;
 pub mod memory;
 pub mod nodes;

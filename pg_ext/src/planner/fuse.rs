@@ -22,8 +22,8 @@ use super::columns::{column, entry_of, fits};
 use super::find_calls::is_volatile;
 use super::plans::{children, is_batch_scan};
 use crate::batch_scan::{Input, Private};
+use crate::datum::travels_unchanged;
 use crate::function;
-use crate::pg::text::is_utf8;
 use crate::pg::{list, nodes};
 
 /// Nodes of a call with the calls inside it, at most.
@@ -218,26 +218,5 @@ unsafe fn scan_column(expression: *mut pg_sys::Expr) -> Option<usize> {
         let var = expression.cast::<pg_sys::Var>();
         let is_column = nodes::tag(var) == pg_sys::NodeTag::T_Var && (*var).varno == pg_sys::INDEX_VAR;
         if is_column { usize::try_from((*var).varattno - 1).ok() } else { None }
-    }
-}
-
-/// Whether a value of a type that a container gives is the same, bit by bit, when it has been an SQL value. Others may be rounded,
-/// padded, or written otherwise (numeric, json), and a domain's constraints are evaluated for SQL values.
-fn travels_unchanged(oid: pg_sys::Oid) -> bool {
-    match oid {
-        pg_sys::BOOLOID
-        | pg_sys::INT2OID
-        | pg_sys::INT4OID
-        | pg_sys::INT8OID
-        | pg_sys::FLOAT4OID
-        | pg_sys::FLOAT8OID
-        | pg_sys::BYTEAOID
-        | pg_sys::UUIDOID
-        | pg_sys::DATEOID
-        | pg_sys::TIMEOID
-        | pg_sys::TIMESTAMPOID
-        | pg_sys::TIMESTAMPTZOID => true,
-        pg_sys::TEXTOID | pg_sys::VARCHAROID => is_utf8(),
-        _ => false,
     }
 }

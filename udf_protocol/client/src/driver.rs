@@ -54,6 +54,15 @@ pub trait MapLane: Lane {
     /// If the exchange failed.
     fn receive_from_map(&mut self) -> Result<MapEvent>;
 
+    /// Whether it did so already. Does not wait.
+    fn has_map_event(&mut self) -> bool;
+
+    /// Waits until it did so; false if `is_woken` or `until` came first. Without `until`, the server has its time for it.
+    ///
+    /// # Errors
+    /// If the engine ends the wait, or the server's time is over.
+    fn wait_for_map(&mut self, until: Option<Instant>, is_woken: &mut dyn FnMut() -> bool) -> Result<bool>;
+
     /// Batches that the server did not take yet.
     fn untaken(&self) -> usize;
 
@@ -91,6 +100,14 @@ impl<H: Host> Lane for Hosted<H> {
 impl<H: Host> MapLane for Hosted<H> {
     fn receive_from_map(&mut self) -> Result<MapEvent> {
         self.exchange.receive_from_map(&self.host)
+    }
+
+    fn has_map_event(&mut self) -> bool {
+        self.exchange.has_map_event()
+    }
+
+    fn wait_for_map(&mut self, until: Option<Instant>, is_woken: &mut dyn FnMut() -> bool) -> Result<bool> {
+        self.exchange.wait_for_map(&self.host, until, is_woken)
     }
 
     fn untaken(&self) -> usize {
@@ -141,6 +158,8 @@ pub struct Driver<L> {
     /// Of a map function: rows of the batches that its server did not take yet, and the wait since it took one; none before that.
     untaken: VecDeque<usize>,
     waited_for_take: Option<Duration>,
+    /// The wait for what is received next.
+    waited_before: Duration,
 }
 
 /// A batch that the engine is not done with.
@@ -214,9 +233,9 @@ impl Batch {
 impl<L: Lane> Driver<L> {
     /// A driver of so many lanes, none of which is open yet.
     pub fn new(pace: Pace, lanes: usize) -> Driver<L> {
-        let (beginning, out, untaken, waited_for_take) = Default::default();
+        let (beginning, out, untaken, waited_for_take, waited_before) = Default::default();
         let lanes = (0..lanes).map(|_| None).collect();
-        Driver { lanes, totals: Totals::default(), pace, beginning, out, untaken, waited_for_take }
+        Driver { lanes, totals: Totals::default(), pace, beginning, out, untaken, waited_for_take, waited_before }
     }
 
     /// A driver of one lane.
@@ -430,6 +449,30 @@ impl<L: MapLane> Driver<L> {
         }
     }
 
+    /// Whether the server of a map function did something that was not received yet. Does not wait.
+    pub fn has_map_event(&mut self) -> bool {
+        self.lanes[0].as_mut().is_some_and(MapLane::has_map_event)
+    }
+
+    /// Waits until the server of a map function did something that was not received yet; false if `is_woken` or `until` came first.
+    /// Without `until`, the server has its time to do so.
+    ///
+    /// # Errors
+    /// If the engine ends the wait, or the server's time is over.
+    pub fn wait_for_map(&mut self, until: Option<Instant>, is_woken: &mut dyn FnMut() -> bool) -> Result<bool> {
+        let Some(lane) = &mut self.lanes[0] else { return Ok(false) };
+        let start = Instant::now();
+        let outcome = lane.wait_for_map(until, is_woken);
+        let waited = start.elapsed();
+        self.totals.waited += waited;
+        self.waited_before += waited;
+        outcome.or_else(|error| {
+            let outcome = Err(error);
+            lane.note(&outcome, Taken { waited, latency: None });
+            outcome.map(|_| false)
+        })
+    }
+
     /// Waits until the server of a map function took a batch, or gave results, or ended. Nothing says how long it computed at a
     /// batch; but a server that has room for no more takes the next batch when it is done with one, so that the wait says it.
     ///
@@ -439,8 +482,9 @@ impl<L: MapLane> Driver<L> {
         let Some(lane) = &mut self.lanes[0] else { return Ok(MapEvent::End) };
         let start = Instant::now();
         let outcome = lane.receive_from_map();
-        let waited = start.elapsed();
-        self.totals.waited += waited;
+        let now = start.elapsed();
+        self.totals.waited += now;
+        let waited = std::mem::take(&mut self.waited_before) + now;
         self.waited_for_take = self.waited_for_take.map(|before| before + waited);
         let taken = Taken { waited, latency: None };
         match outcome {
@@ -543,6 +587,14 @@ mod tests {
             std::thread::sleep(Duration::from_micros(self.us_per_row * self.sent.pop_front().unwrap_or(0) as u64));
             self.untaken -= 1;
             Ok(MapEvent::Taken)
+        }
+
+        fn has_map_event(&mut self) -> bool {
+            self.untaken > 0
+        }
+
+        fn wait_for_map(&mut self, _: Option<Instant>, is_woken: &mut dyn FnMut() -> bool) -> Result<bool> {
+            Ok(self.untaken > 0 || !is_woken())
         }
 
         fn untaken(&self) -> usize {

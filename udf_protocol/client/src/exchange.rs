@@ -35,6 +35,9 @@ const MOST_BYTES_HERE: usize = 64 << 10;
 /// Lines of a handler that may wait for the engine. It takes them with each reply.
 const MOST_LINES_WAITING: usize = 1000;
 
+/// Events of a map function's exchange that are looked at in one go. Those that say nothing may come without an end.
+const MOST_LOOKS: usize = 16;
+
 /// What a map function's server did.
 #[derive(Debug)]
 pub enum MapEvent {
@@ -85,6 +88,9 @@ pub struct Exchange {
     last_row: i32,
     /// A map function's batches that its server did not take yet.
     untaken: usize,
+    /// What its server did that was not received yet, and until when it has to do something, while it is waited for.
+    map_event: Option<Result<MapEvent>>,
+    map_deadline: Option<Instant>,
     /// How often a server was reached.
     attempts: u64,
     transport: Option<TransportName>,
@@ -130,6 +136,8 @@ impl Exchange {
             next_number: 0,
             last_row: 0,
             untaken: 0,
+            map_event: None,
+            map_deadline: None,
             attempts: 0,
             transport: None,
             takes_constants: false,
@@ -243,38 +251,95 @@ impl Exchange {
 
     /// Waits until a map function's server took a batch, or gave results, or ended.
     pub fn receive_from_map(&mut self, host: &dyn Host) -> Result<MapEvent> {
-        // Until the server is reached, it has the time to start as well.
-        let start_timeout = if self.transport.is_some() { Duration::ZERO } else { self.call.start_timeout };
-        let mut deadline = Instant::now() + start_timeout + self.call.batch_timeout;
         loop {
-            match self.next_event(host, deadline)?.transpose()? {
-                Some(Event::Reached { transport, takes_constants, .. }) => {
-                    self.note_reached(transport, takes_constants);
-                    deadline = Instant::now() + self.call.batch_timeout;
-                }
-                Some(Event::TakesConstants) => self.takes_constants = true,
-                Some(Event::Taken) => {
-                    self.untaken = self.untaken.saturating_sub(1);
-                    return Ok(MapEvent::Taken);
-                }
-                Some(Event::Reply(mut reply)) => {
-                    self.room.add_permits(1);
-                    reply.share = None;
-                    // A server that has nothing to say, however often, has its time until it says something.
-                    if reply.columns.num_rows() == 0 {
-                        if Instant::now() >= deadline {
-                            return Err(self.timeout());
-                        }
-                        continue;
-                    }
-                    return Ok(MapEvent::Results(reply));
-                }
-                Some(Event::End) => return Ok(MapEvent::End),
-                Some(Event::Failure(_, error)) => return Err(error),
-                Some(Event::Lines(lines)) => self.note_lines(lines),
-                None => return Err(self.timeout()),
+            self.wait_for_map(host, None, &mut || false)?;
+            if let Some(outcome) = self.map_event.take() {
+                return outcome;
             }
         }
+    }
+
+    /// Whether a map function's server did something that was not received yet. Does not wait.
+    pub fn has_map_event(&mut self) -> bool {
+        for _ in 0..MOST_LOOKS {
+            if self.map_event.is_some() || !self.note_next_of_map() {
+                break;
+            }
+        }
+        self.map_event.is_some()
+    }
+
+    /// Waits until a map function's server did something that was not received yet; false if `is_woken` or `until` came first. Without
+    /// `until`, the server has its time to do so, which counts from the first such wait since it last did something.
+    ///
+    /// # Errors
+    /// If the host ends the wait, or the server's time is over. What the exchange failed with is received.
+    pub fn wait_for_map(
+        &mut self,
+        host: &dyn Host,
+        until: Option<Instant>,
+        is_woken: &mut dyn FnMut() -> bool,
+    ) -> Result<bool> {
+        let waiter = self.waiter.clone();
+        loop {
+            host.check()?;
+            if self.has_map_event() {
+                return Ok(true);
+            }
+            if is_woken() {
+                return Ok(false);
+            }
+            // Until the server is reached, it has the time to start as well.
+            let start_timeout = if self.transport.is_some() { Duration::ZERO } else { self.call.start_timeout };
+            let time = start_timeout + self.call.batch_timeout;
+            let deadline = until.unwrap_or_else(|| *self.map_deadline.get_or_insert_with(|| Instant::now() + time));
+            // A server that has nothing to say, however often, has its time until it says something.
+            let is_over = Instant::now() >= deadline;
+            // What was noted may have moved the deadline.
+            let mut look = || Ok((self.note_next_of_map() || is_woken()).then_some(()));
+            if is_over || waiter.wait(host, deadline, &mut look)?.is_none() {
+                return if until.is_some() { Ok(false) } else { Err(self.timeout()) };
+            }
+        }
+    }
+
+    /// Notes the next thing that happened in a map function's exchange; false if nothing did.
+    fn note_next_of_map(&mut self) -> bool {
+        let event = match self.waiter.look(&self.receiver) {
+            Ok(None) => return false,
+            Ok(Some(event)) => event,
+            Err(error) => Err(error),
+        };
+        let outcome = match event {
+            Ok(Event::Taken) => {
+                self.untaken = self.untaken.saturating_sub(1);
+                Ok(MapEvent::Taken)
+            }
+            Ok(Event::Reply(reply)) => {
+                self.room.add_permits(1);
+                if reply.columns.num_rows() == 0 {
+                    return true;
+                }
+                Ok(MapEvent::Results(Reply { share: None, ..reply }))
+            }
+            Ok(Event::End) => Ok(MapEvent::End),
+            Ok(Event::Failure(_, error)) | Err(error) => Err(error),
+            Ok(Event::Reached { transport, takes_constants, .. }) => {
+                self.note_reached(transport, takes_constants);
+                self.map_deadline = self.map_deadline.map(|_| Instant::now() + self.call.batch_timeout);
+                return true;
+            }
+            Ok(Event::TakesConstants) => {
+                self.takes_constants = true;
+                return true;
+            }
+            Ok(Event::Lines(lines)) => {
+                self.note_lines(lines);
+                return true;
+            }
+        };
+        (self.map_event, self.map_deadline) = (Some(outcome), None);
+        true
     }
 
     fn timeout(&self) -> Error {

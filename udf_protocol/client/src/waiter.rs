@@ -24,15 +24,30 @@ pub struct Waiter {
 impl Waiter {
     /// Waits for the next thing in a queue; none when the deadline passed first.
     pub fn wait_for<T>(&self, host: &dyn Host, receiver: &mpsc::Receiver<T>, deadline: Instant) -> Result<Option<T>> {
-        let look =
-            || match receiver.try_recv() {
-                Ok(item) => Ok(Some(item)),
-                // A task that is sent while the thread's end of the queue is dropped may stay in it, with its end of this one.
-                Err(mpsc::TryRecvError::Empty) => self.failure.get().map_or(Ok(None), |failure| Err(failure.clone())),
-                Err(mpsc::TryRecvError::Disconnected) => Err(self.failure.get().cloned().unwrap_or_else(|| {
+        self.wait(host, deadline, || self.look(receiver))
+    }
+
+    /// The next thing in a queue, if there is one.
+    pub fn look<T>(&self, receiver: &mpsc::Receiver<T>) -> Result<Option<T>> {
+        match receiver.try_recv() {
+            Ok(item) => Ok(Some(item)),
+            // A task that is sent while the thread's end of the queue is dropped may stay in it, with its end of this one.
+            Err(mpsc::TryRecvError::Empty) => self.failure.get().map_or(Ok(None), |failure| Err(failure.clone())),
+            Err(mpsc::TryRecvError::Disconnected) => {
+                Err(self.failure.get().cloned().unwrap_or_else(|| {
                     Error::new(Kind::Unreachable, "the client of container functions stopped working")
-                })),
-            };
+                }))
+            }
+        }
+    }
+
+    /// Waits until `look`, which looks into queues, finds something; none when the deadline passed first.
+    pub fn wait<T>(
+        &self,
+        host: &dyn Host,
+        deadline: Instant,
+        look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let wait = |doorbell: BorrowedFd<'_>| match deadline.saturating_duration_since(Instant::now()) {
             Duration::ZERO => Ok(None),
             left => host.wait(doorbell, left.min(WAIT_SLICE)).map(Some),

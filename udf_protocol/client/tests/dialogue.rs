@@ -824,6 +824,40 @@ fn map_functions_answer_when_they_like() {
 }
 
 #[test]
+fn a_wait_for_a_map_function_ends_when_the_engine_has_something_else_to_do() {
+    let stage = Stage::new(Some(HELLO), |mut calls, answers| {
+        Box::pin(async move {
+            let _ = answers.send(Ok(schema_of(&signature())));
+            while calls.next().await.is_some() {
+                let _ = answers.send(Ok(reply(&signature(), vec![Some(7)], "")));
+            }
+        })
+    });
+    let patience = Duration::from_millis(300);
+    let mut exchange = stage.open_as(FunctionKind::Map, None, Volatility::Volatile, patience);
+    let soon = || Some(Instant::now() + Duration::from_millis(20));
+    assert!(!exchange.has_map_event());
+    assert!(!exchange.wait_for_map(&PlainHost, None, &mut || true).unwrap());
+    assert!(!exchange.wait_for_map(&PlainHost, soon(), &mut || false).unwrap());
+    exchange.send(batches(&[1]).remove(0));
+    for _ in 0..2 {
+        assert!(exchange.wait_for_map(&PlainHost, None, &mut || false).unwrap() && exchange.has_map_event());
+        exchange.receive_from_map(&PlainHost).unwrap();
+    }
+    assert_eq!(exchange.untaken(), 0);
+    // What is waited for in several pieces has no more time than in one.
+    let start = Instant::now();
+    let mut outcome = Ok(false);
+    while let Ok(false) = outcome {
+        let woken_at = Instant::now() + Duration::from_millis(20);
+        outcome = exchange.wait_for_map(&PlainHost, None, &mut || Instant::now() >= woken_at);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(outcome.unwrap_err().kind(), Kind::Timeout);
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
 fn a_server_that_says_too_much_is_held_up() {
     let stage = Stage::new(Some(HELLO), |mut calls, answers| {
         Box::pin(async move {

@@ -137,6 +137,11 @@ pub fn decode_batch(message: &FlightData, schema: SchemaRef) -> Result<RecordBat
     }
 }
 
+/// The same of a message that was kept in its two parts.
+pub fn decode_parts(header: Vec<u8>, body: Vec<u8>, schema: SchemaRef) -> Result<RecordBatch, ArrowError> {
+    decode_batch(&FlightData::new().with_data_header(header).with_data_body(body), schema)
+}
+
 /// The same of a batch whose views, of texts and bytes, may stand for `most` bytes. The error says what is wrong.
 pub fn decode_batch_within(message: &FlightData, schema: SchemaRef, most: usize) -> Result<RecordBatch, Unreadable> {
     let header = root_as_message(&message.data_header).map_err(|_| "it is not a message of Arrow".to_string())?;
