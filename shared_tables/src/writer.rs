@@ -25,6 +25,7 @@ pub struct SegmentWriter<W: Write> {
     /// Rows that do not yet fill a batch.
     pending: Vec<RecordBatch>,
     pending_rows: usize,
+    pending_bytes: u64,
     rows: usize,
 }
 
@@ -69,7 +70,15 @@ impl<W: Write> SegmentWriter<W> {
             });
         }
         let schema = Arc::new(Schema::new(Fields::from(fields)));
-        Ok(SegmentWriter { file, schema, dictionaries, pending: Vec::new(), pending_rows: 0, rows: 0 })
+        Ok(SegmentWriter {
+            file,
+            schema,
+            dictionaries,
+            pending: Vec::new(),
+            pending_rows: 0,
+            pending_bytes: 0,
+            rows: 0,
+        })
     }
 
     /// Appends rows. Up to [`ROWS_PER_BATCH`] of them are kept in memory until more follow. Columns of the segment that have dictionaries may
@@ -98,7 +107,9 @@ impl<W: Write> SegmentWriter<W> {
         let mut start = 0;
         while start < batch.num_rows() {
             let taken = (ROWS_PER_BATCH - self.pending_rows).min(batch.num_rows() - start);
-            self.pending.push(batch.slice(start, taken));
+            let rows = batch.slice(start, taken);
+            self.pending_bytes = self.pending_bytes.saturating_add(bytes_of(&rows) as u64);
+            self.pending.push(rows);
             self.pending_rows += taken;
             start += taken;
             if self.pending_rows == ROWS_PER_BATCH {
@@ -106,6 +117,12 @@ impl<W: Write> SegmentWriter<W> {
             }
         }
         Ok(())
+    }
+
+    /// About how many bytes the segment would have if it were finished now.
+    pub fn bytes(&self) -> u64 {
+        let dictionaries: u64 = self.dictionaries.iter().map(|(_, dictionary)| dictionary.bytes()).sum();
+        self.file.out.bytes.saturating_add(self.pending_bytes).saturating_add(dictionaries)
     }
 
     /// How many rows were written.
@@ -132,9 +149,7 @@ impl<W: Write> SegmentWriter<W> {
             [] => return Ok(()),
             [one] => one.clone(),
             several => {
-                let columns = several.iter().flat_map(RecordBatch::columns);
-                let bytes = columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(usize::MAX));
-                let bytes = bytes.fold(0, usize::saturating_add);
+                let bytes = several.iter().map(bytes_of).fold(0, usize::saturating_add);
                 // Arrow panics where 32-bit offsets would not reach.
                 if bytes > i32::MAX as usize {
                     return Err(error::batch_too_large(bytes));
@@ -145,8 +160,16 @@ impl<W: Write> SegmentWriter<W> {
         self.file.write(&batch).map_err(|cause| error::not_written(&cause))?;
         self.pending.clear();
         self.pending_rows = 0;
+        self.pending_bytes = 0;
         check_bytes(self.file.out.bytes)
     }
+}
+
+/// Bytes of the values of rows.
+fn bytes_of(batch: &RecordBatch) -> usize {
+    let columns = batch.columns().iter();
+    let bytes = columns.map(|column| column.to_data().get_slice_memory_size().unwrap_or(usize::MAX));
+    bytes.fold(0, usize::saturating_add)
 }
 
 impl<W: Write> std::fmt::Debug for SegmentWriter<W> {

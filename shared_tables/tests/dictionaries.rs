@@ -116,6 +116,10 @@ fn a_dictionary_is_there_once_in_the_bytes_of_a_segment() {
     let cities = ["Oslo", "Lagos", "", "Łódź"];
     let value = |row: usize| (row % 7 > 0).then(|| cities[row % 4].to_string());
     let parts: Vec<RecordBatch> = (0..4).map(|part| texts((0..50_000).map(|row| value(part * 50_000 + row)))).collect();
+    let mut writer = SegmentWriter::new(Vec::new(), &schema(DataType::Utf8), &[]).unwrap();
+    parts.iter().for_each(|part| writer.write(part).unwrap());
+    let told = writer.bytes();
+    assert!(told.abs_diff(writer.finish().unwrap().bytes) < 4096, "{told}");
     let (encoded, plain) = (write_as(&schema(DataType::Utf8), &parts, &[]), write(&parts, &[]));
     assert!(encoded.len() < 200_000 * 4 + 200_000 / 8 + 4096 && encoded.len() < plain.len(), "{}", encoded.len());
     let bytes = aligned(&encoded);

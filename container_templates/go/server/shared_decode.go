@@ -31,8 +31,8 @@ const (
 	// Of the struct that says where a batch lies, and of those of its columns and buffers.
 	blockBytes, nodeBytes, bufferBytes = 24, 16, 16
 	// Version 5 of the format.
-	formatVersion = 4
-	batchHeader   = 3
+	formatVersion                 = 4
+	dictionaryHeader, batchHeader = 2, 3
 )
 
 // decoded is what a segment's bytes hold.
@@ -73,9 +73,6 @@ func decodeSegment(file []byte) (found *decoded, err error) {
 	if footer.GetInt16Slot(slot(0), 0) != formatVersion {
 		return refuse("is not of version 5 of the Arrow format")
 	}
-	if _, dictionaries := footer.vector(2, blockBytes); dictionaries > 0 {
-		return refuse("has dictionaries")
-	}
 	found = &decoded{}
 	if found.schema, err = readSchema(footer.table(1), int(size)); err != nil {
 		return refuse("%v", err)
@@ -84,9 +81,24 @@ func decodeSegment(file []byte) (found *decoded, err error) {
 	if blocks > mostBatches {
 		return nil, fmt.Errorf("a segment of a shared table has at most %d rows", mostSegmentRows)
 	}
+	// Dictionaries lie behind the batches that need them.
+	ofDictionaries, dictionaryCount := footer.vector(2, blockBytes)
+	var kinds []arrow.DataType
+	for _, field := range found.schema.Fields() {
+		if kind, ok := field.Type.(*arrow.DictionaryType); ok {
+			kinds = append(kinds, kind.ValueType)
+		}
+	}
+	if dictionaryCount != len(kinds) {
+		return refuse("%v", errOtherDictionaries)
+	}
 	freeFrom := int64(headBytes)
-	for number := range blocks {
+	var messages []message
+	for number := range blocks + dictionaryCount {
 		block := footer.Bytes[int(place)+number*blockBytes:]
+		if number >= blocks {
+			block = footer.Bytes[int(ofDictionaries)+(number-blocks)*blockBytes:]
+		}
 		start, metadata := int64(binary.LittleEndian.Uint64(block)), int64(int32(binary.LittleEndian.Uint32(block[8:])))
 		body := int64(binary.LittleEndian.Uint64(block[16:]))
 		end := int64(footerStart)
@@ -95,7 +107,18 @@ func decodeSegment(file []byte) (found *decoded, err error) {
 			return refuse("has a batch where none can be")
 		}
 		freeFrom = start + metadata + body
-		columns, rows, err := readBatch(found.schema, file[start:start+metadata], file[start+metadata:freeFrom])
+		messages = append(messages, message{file[start : start+metadata], file[start+metadata : freeFrom]})
+	}
+	var dictionaries []*array.Data
+	for number, message := range messages[blocks:] {
+		values, err := message.readDictionary(number, kinds[number])
+		if err != nil {
+			return refuse("%v", err)
+		}
+		dictionaries = append(dictionaries, values)
+	}
+	for number, message := range messages[:blocks] {
+		columns, rows, err := message.readBatch(found.schema, dictionaries)
 		if err != nil {
 			return refuse("%v", err)
 		}
@@ -108,16 +131,55 @@ func decodeSegment(file []byte) (found *decoded, err error) {
 	return found, nil
 }
 
+// message is that of a batch or a dictionary.
+type message struct{ head, body []byte }
+
+// header is the table of a message of a kind.
+func (m message) header(kind byte) (part, error) {
+	if !bytes.HasPrefix(m.head, []byte{0xff, 0xff, 0xff, 0xff}) {
+		return part{}, fmt.Errorf("has a message without a prefix")
+	}
+	root := rootOf(m.head[prefixBytes:])
+	if root.GetInt16Slot(slot(0), 0) != formatVersion || root.GetByteSlot(slot(1), 0) != kind {
+		return part{}, fmt.Errorf("has a message that is not a batch")
+	}
+	return root.table(2), nil
+}
+
 // readBatch reads the message of a batch: its columns, and how many rows they have.
-func readBatch(schema *arrow.Schema, head, body []byte) ([]arrow.ArrayData, int64, error) {
-	if !bytes.HasPrefix(head, []byte{0xff, 0xff, 0xff, 0xff}) {
-		return nil, 0, fmt.Errorf("has a message without a prefix")
+func (m message) readBatch(schema *arrow.Schema, dictionaries []*array.Data) ([]arrow.ArrayData, int64, error) {
+	batch, err := m.header(batchHeader)
+	if err != nil {
+		return nil, 0, err
 	}
-	message := rootOf(head[prefixBytes:])
-	if message.GetInt16Slot(slot(0), 0) != formatVersion || message.GetByteSlot(slot(1), 0) != batchHeader {
-		return nil, 0, fmt.Errorf("has a message that is not a batch")
+	var kinds []arrow.DataType
+	for _, field := range schema.Fields() {
+		kinds = append(kinds, field.Type)
 	}
-	batch := message.table(2)
+	return m.columns(batch, kinds, dictionaries)
+}
+
+// readDictionary reads the message of the dictionary of this number, whose values have a type. None of them is NULL: rows are.
+func (m message) readDictionary(number int, kind arrow.DataType) (*array.Data, error) {
+	dictionary, err := m.header(dictionaryHeader)
+	if err != nil {
+		return nil, err
+	}
+	if dictionary.GetInt64Slot(slot(0), 0) != int64(number) || dictionary.GetBoolSlot(slot(2), false) {
+		return nil, fmt.Errorf("has a message that is not the dictionary of its column")
+	}
+	columns, _, err := m.columns(dictionary.table(1), []arrow.DataType{kind}, nil)
+	if err != nil {
+		return nil, err
+	}
+	if columns[0].NullN() > 0 {
+		return nil, fmt.Errorf("has a dictionary with a NULL")
+	}
+	return columns[0].(*array.Data), nil
+}
+
+// columns reads columns of these types, and how many rows they have.
+func (m message) columns(batch part, kinds []arrow.DataType, dictionaries []*array.Data) ([]arrow.ArrayData, int64, error) {
 	if batch.has(3) {
 		return nil, 0, fmt.Errorf("is compressed")
 	}
@@ -125,13 +187,14 @@ func readBatch(schema *arrow.Schema, head, body []byte) ([]arrow.ArrayData, int6
 	nodes, nodeCount := batch.vector(1, nodeBytes)
 	buffers, bufferCount := batch.vector(2, bufferBytes)
 	walk := walk{
-		nodes:   batch.Bytes[nodes:][:nodeCount*nodeBytes],
-		buffers: batch.Bytes[buffers:][:bufferCount*bufferBytes],
-		body:    body,
+		nodes:        batch.Bytes[nodes:][:nodeCount*nodeBytes],
+		buffers:      batch.Bytes[buffers:][:bufferCount*bufferBytes],
+		body:         m.body,
+		dictionaries: dictionaries,
 	}
 	var columns []arrow.ArrayData
-	for _, field := range schema.Fields() {
-		column, err := walk.column(field.Type)
+	for _, kind := range kinds {
+		column, err := walk.column(kind)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -152,6 +215,8 @@ type walk struct {
 	// The message's body, and the end of the buffers before.
 	body     []byte
 	freeFrom int64
+	// Those of the columns that are left.
+	dictionaries []*array.Data
 }
 
 // column reads a column and all within it.
@@ -197,6 +262,14 @@ func (w *walk) column(kind arrow.DataType) (arrow.ArrayData, error) {
 			return nil, err
 		}
 		buffers = append(buffers, offsets, bytes)
+	case *arrow.DictionaryType:
+		indexes, err := w.buffer(4*values, 4)
+		if err != nil {
+			return nil, err
+		}
+		dictionary := w.dictionaries[0]
+		w.dictionaries = w.dictionaries[1:]
+		return array.NewDataWithDictionary(kind, int(values), append(buffers, indexes), int(nulls), 0, dictionary), nil
 	case *arrow.ListType:
 		offsets, err := w.offsets(values)
 		if err != nil {

@@ -81,7 +81,19 @@ func readerOf(table string, field arrow.Field, kind *Type, target reflect.Type) 
 	if err != nil {
 		return nil, fmt.Errorf("column \"%s\" of table \"%s\": %w", field.Name, table, err)
 	}
-	return read, nil
+	return func(column arrow.Array, row int) (reflect.Value, error) {
+		column, row = valueOf(column, row)
+		return read(column, row)
+	}, nil
+}
+
+// valueOf is where the value of a row lies: in the column, or in its dictionary.
+func valueOf(column arrow.Array, row int) (arrow.Array, int) {
+	encoded, ok := column.(*array.Dictionary)
+	if !ok || encoded.IsNull(row) {
+		return column, row
+	}
+	return encoded.Dictionary(), encoded.GetValueIndex(row)
 }
 
 // unheld is the error of a value that a Go type does not hold.
@@ -122,6 +134,7 @@ func copyValue(builder array.Builder, from arrow.Array, row int, room *int) erro
 		builder.AppendNull()
 		return nil
 	}
+	from, row = valueOf(from, row)
 	switch builder := builder.(type) {
 	case *array.BooleanBuilder:
 		builder.Append(from.(*array.Boolean).Value(row))

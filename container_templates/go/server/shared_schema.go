@@ -89,9 +89,16 @@ func (p part) tables(number int) []part {
 }
 
 // schemaReader reads a schema within its bounds.
-type schemaReader struct{ left int }
+type schemaReader struct {
+	left int
+	// How many columns with dictionaries there are so far.
+	dictionaries int64
+}
 
-var errLargeSchema = errors.New("has a schema that is too large")
+var (
+	errLargeSchema       = errors.New("has a schema that is too large")
+	errOtherDictionaries = errors.New("has other dictionaries than its columns need")
+)
 
 func (r *schemaReader) take(bytes int) error {
 	if r.left -= bytes; r.left < 0 {
@@ -105,7 +112,7 @@ func readSchema(found part, footerBytes int) (*arrow.Schema, error) {
 	if found.GetInt16Slot(slot(0), 0) != 0 {
 		return nil, errors.New("is not little-endian")
 	}
-	reader := &schemaReader{max(leastApparentBytes, mostTimes*footerBytes)}
+	reader := &schemaReader{left: max(leastApparentBytes, mostTimes*footerBytes)}
 	fields, err := reader.fields(found, 1, 0)
 	if err != nil {
 		return nil, err
@@ -166,9 +173,6 @@ func (r *schemaReader) field(found part, depth int) (field arrow.Field, err erro
 	if err := r.take(len(field.Name)); err != nil {
 		return field, err
 	}
-	if found.has(4) {
-		return field, errors.New("has dictionaries")
-	}
 	if field.Metadata, err = r.metadata(found, 6); err != nil {
 		return field, err
 	}
@@ -184,7 +188,37 @@ func (r *schemaReader) field(found part, depth int) (field arrow.Field, err erro
 	if moment, ok := field.Type.(*arrow.TimestampType); ok {
 		err = r.take(len(moment.TimeZone))
 	}
+	if found.has(4) && err == nil {
+		field.Type, err = r.encoded(field, found.table(4), depth)
+	}
 	return field, err
+}
+
+// encoded is the type of a column with a dictionary: of text or byte strings, with indexes of 32 bits. Dictionaries are numbered in the order of
+// their columns.
+func (r *schemaReader) encoded(field arrow.Field, found part, depth int) (arrow.DataType, error) {
+	_, isOther := field.Metadata.GetValue(extensionKey)
+	if depth > 0 || isOther || field.Type.ID() != arrow.STRING && field.Type.ID() != arrow.BINARY {
+		return nil, errors.New("has a dictionary where none can be")
+	}
+	if found.has(1) {
+		if index := found.table(1); index.GetInt32Slot(slot(0), 0) != 32 || !index.GetBoolSlot(slot(1), false) {
+			return nil, errors.New("has a dictionary whose indexes are not of 32 bits")
+		}
+	}
+	if found.GetInt64Slot(slot(0), 0) != r.dictionaries {
+		return nil, errOtherDictionaries
+	}
+	r.dictionaries++
+	return &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: field.Type}, nil
+}
+
+// valuesOf is the type of a column's values.
+func valuesOf(kind arrow.DataType) arrow.DataType {
+	if encoded, ok := kind.(*arrow.DictionaryType); ok {
+		return encoded.ValueType
+	}
+	return kind
 }
 
 // kindOf is the Arrow type of this number; nil if no segment holds it.

@@ -70,7 +70,7 @@ func openTableSegment(descriptor, indexDescriptor int) (opened *segment, err err
 func (s *segment) add(columns []arrow.ArrayData) error {
 	var arrays, ofKey []arrow.Array
 	for _, column := range columns {
-		arrays = append(arrays, array.MakeFromData(column))
+		arrays = append(arrays, heldArray(column))
 	}
 	s.batches = append(s.batches, arrays)
 	if len(s.key) == 0 {
@@ -82,6 +82,15 @@ func (s *segment) add(columns []arrow.ArrayData) error {
 	made, err := newKeys(ofKey)
 	s.keys = append(s.keys, made)
 	return err
+}
+
+// heldArray is an array whose dictionary is made now, and not by goroutines that read it at the same time.
+func heldArray(data arrow.ArrayData) arrow.Array {
+	made := array.MakeFromData(data)
+	if encoded, ok := made.(*array.Dictionary); ok {
+		encoded.Dictionary()
+	}
+	return made
 }
 
 // hasOwnIndex says whether the index has some of the rows. That of another segment of as many rows most likely does not.
@@ -125,6 +134,10 @@ func (s *segment) batch(number int, schema *arrow.Schema) arrow.RecordBatch {
 			}
 			buffers = append(buffers, buffer)
 		}
+		if _, ok := data.DataType().(*arrow.DictionaryType); ok {
+			dictionary := lent(data.Dictionary()).(*array.Data)
+			return array.NewDataWithDictionary(data.DataType(), data.Len(), buffers, data.NullN(), data.Offset(), dictionary)
+		}
 		var children []arrow.ArrayData
 		for _, child := range data.Children() {
 			children = append(children, lent(child))
@@ -133,7 +146,7 @@ func (s *segment) batch(number int, schema *arrow.Schema) arrow.RecordBatch {
 	}
 	var columns []arrow.Array
 	for _, column := range s.batches[number] {
-		columns = append(columns, array.MakeFromData(lent(column.Data())))
+		columns = append(columns, heldArray(lent(column.Data())))
 	}
 	return array.NewRecordBatch(schema, columns, int64(min(s.rows-number*rowsPerBatch, rowsPerBatch)))
 }

@@ -29,11 +29,13 @@ const (
 type sharedTable struct {
 	name string
 	// All columns may be NULL, as they are where a look-up finds no row.
-	schema   *arrow.Schema
-	types    []*Type
-	key      []int
-	segments []*segment
-	rows     int
+	schema *arrow.Schema
+	// The same columns, some of which have dictionaries.
+	batchSchema *arrow.Schema
+	types       []*Type
+	key         []int
+	segments    []*segment
+	rows        int
 	// How Get fills structs, by their types.
 	plans sync.Map
 }
@@ -59,6 +61,10 @@ func newTable(name string, segments []*segment) (*sharedTable, error) {
 	fields := slices.Clone(first.schema.Fields())
 	for i := range fields {
 		fields[i].Nullable = true
+	}
+	made.batchSchema = arrow.NewSchema(slices.Clone(fields), &metadata)
+	for i := range fields {
+		fields[i].Type = valuesOf(fields[i].Type)
 		made.types = append(made.types, typeOfField(fields[i]))
 	}
 	made.schema = arrow.NewSchema(fields, &metadata)
@@ -81,7 +87,7 @@ func (t *sharedTable) Batches() iter.Seq[udf.Rows] {
 	return func(yield func(udf.Rows) bool) {
 		for _, segment := range t.segments {
 			for number := range segment.batches {
-				if !yield(&tableRows{t.name, t.types, segment.batch(number, t.schema)}) {
+				if !yield(&tableRows{t.name, t.types, segment.batch(number, t.batchSchema)}) {
 					return
 				}
 			}

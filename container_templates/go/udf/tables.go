@@ -17,7 +17,7 @@ type SharedTable interface {
 	Rows() int
 	// Key has the names of the key's columns; there are none if the table has no key.
 	Key() []string
-	// Schema has the columns.
+	// Schema has the columns of look-ups.
 	Schema() *arrow.Schema
 
 	// Get puts the row of a key into a struct, to which `into` points. Each exported field is filled from the column of its name, or of
@@ -32,7 +32,8 @@ type SharedTable interface {
 	Matches(keys ...any) ([]int32, Rows, error)
 	// Batches has all rows, where they lie. They can only be read. A text or a slice in them lasts as long as the table or its Arrow array is
 	// held. The tables of a call are held until its function returns; who has kept a table from an earlier call holds it, or the array, with
-	// runtime.KeepAlive. Copy what is kept longer.
+	// runtime.KeepAlive. Copy what is kept longer. Columns that were shared with a dictionary are of type *array.Dictionary; Scan gives their
+	// values.
 	Batches() iter.Seq[Rows]
 }
 

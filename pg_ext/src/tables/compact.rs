@@ -56,12 +56,11 @@ pub(super) unsafe fn compact(table: &Table, segments: usize) -> usize {
             rows::delete(table.relation, &ids, snapshot);
             // In the place of the oldest: rows keep their order.
             let mut segment = NewSegment::new(table, first.id);
-            for (row, opened) in merged.iter().zip(&opened) {
+            for opened in &opened {
                 report::unwrap(table.check(opened));
                 for batch in opened.batches() {
                     pgrx::check_for_interrupts!();
-                    let share = batch.num_rows() as u64 * row.bytes / row.rows.max(1);
-                    segment.add(batch, usize::try_from(share).unwrap_or(usize::MAX));
+                    segment.add(batch);
                 }
             }
             rows::insert_segments(table.relation, &[segment.finish()]);

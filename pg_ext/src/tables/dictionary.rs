@@ -41,7 +41,7 @@ pub(super) fn positions(names: &[String], columns: &[(&str, pg_sys::Oid)], key: 
         }
         if !matches!(storable(name, declared)?.ty, Type::Text | Type::Bytea) {
             let what = format!("is of type {}", catalog::type_name(declared));
-            return refuse(&what, "Columns of the types text, varchar and bytea can have dictionaries.");
+            return refuse(&what, "Columns of the types text, varchar, char and bytea can have dictionaries.");
         }
     }
     positions.sort_unstable();

@@ -10,29 +10,26 @@ use super::Table;
 use super::rows::{Id, Inserter, Row};
 use crate::report;
 
-/// Bytes of values after which a segment ends. It has its place in memory as a whole, and is read, checked and indexed without a
+/// Bytes after which a segment ends. It has its place in memory as a whole, and is read, checked and indexed without a
 /// pause.
-const MOST_BYTES: usize = 128 << 20;
+const MOST_BYTES: u64 = 128 << 20;
 
 /// A segment that is being written.
 pub(super) struct NewSegment {
     writer: SegmentWriter<Inserter>,
     key: Vec<usize>,
     keys: KeyCount,
-    /// Bytes of its values.
-    bytes: usize,
 }
 
 impl NewSegment {
     pub(super) fn new(table: &Table, id: Id) -> NewSegment {
         let writer = report::unwrap(SegmentWriter::new(Inserter::new(id), &table.schema(), &table.key));
-        NewSegment { writer, key: table.key.clone(), keys: KeyCount::default(), bytes: 0 }
+        NewSegment { writer, key: table.key.clone(), keys: KeyCount::default() }
     }
 
-    /// Adds rows, whose values have so many bytes.
-    pub(super) fn add(&mut self, batch: &RecordBatch, bytes: usize) {
+    /// Adds rows.
+    pub(super) fn add(&mut self, batch: &RecordBatch) {
         report::unwrap(self.writer.write(batch));
-        self.bytes += bytes;
         if !self.key.is_empty() {
             let columns: Vec<_> = self.key.iter().map(|position| batch.column(*position).clone()).collect();
             let keys = report::unwrap(Keys::new(&columns));
@@ -42,7 +39,7 @@ impl NewSegment {
 
     /// Whether the next rows should go to another segment.
     pub(super) fn is_full(&self) -> bool {
-        self.bytes >= MOST_BYTES || self.writer.rows() >= MOST_ROWS - 2 * ROWS_PER_BATCH
+        self.writer.bytes() >= MOST_BYTES || self.writer.rows() >= MOST_ROWS - 2 * ROWS_PER_BATCH
     }
 
     /// Writes the rest; the row with which the segment is there is to be inserted.

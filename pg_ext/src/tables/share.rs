@@ -362,13 +362,12 @@ struct Writing<'a> {
 
 impl Writing<'_> {
     fn flush(&mut self, builder: &mut BatchBuilder) {
-        let bytes = builder.bytes();
         let batch = builder.finish_batch().columns;
         if batch.num_rows() == 0 {
             return;
         }
         let segment = self.segment.get_or_insert_with(|| NewSegment::new(self.table, rows::new_id()));
-        segment.add(&batch, bytes);
+        segment.add(&batch);
         if segment.is_full() {
             self.written.extend(self.segment.take().map(NewSegment::finish));
         }

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow_buffer::MutableBuffer;
+use arrow_schema::{DataType, Field, Schema};
+use shared_tables::dictionary::encoded_type;
 use shared_tables::segment::{Segment, SegmentWriter};
 use udf_client::dispatch::{Call, Target};
 use udf_client::host::PlainHost;
@@ -43,10 +45,14 @@ impl Judge {
                 };
                 keys.map(name).to_vec()
             };
-            let table = |prefix: &str| {
-                table_of(&[(1..ROWS + 1, prefix), (ROWS + 1..ROWS + 2, prefix)]).map_err(|error| say(&error))
+            let table = |prefix: &str, names: &DataType| {
+                let segments = [(1..ROWS + 1, prefix), (ROWS + 1..ROWS + 2, prefix)];
+                table_of(&segments, names).map_err(|error| say(&error))
             };
-            let (first, second, empty) = (table("a")?, table("b")?, table_of(&[]).map_err(|error| say(&error))?);
+            let (plain, encoded) = (DataType::Utf8, encoded_type(&DataType::Utf8));
+            let (first, second) = (table("a", &plain)?, table("b", &encoded)?);
+            let empty = |names: &DataType| table_of(&[], names).map_err(|error| say(&error));
+            let (none, none_encoded) = (empty(&plain)?, empty(&encoded)?);
             let open = |tables: &[SharedTable]| {
                 let call = Call { tables: tables.to_vec(), ..(*judge.call_of(signature)).clone() };
                 judge.client.open(Arc::new(call))
@@ -58,9 +64,9 @@ impl Judge {
                 let found = reply.columns.column(0).as_string::<i32>();
                 Ok(found.iter().map(|name| name.map(str::to_string)).collect())
             };
-            // Two versions at a time, and one without rows.
-            let mut exchanges = [&first, &second, &empty].map(|table| open(std::slice::from_ref(table)));
-            let expected = [names("a"), names("b"), vec![None; keys.len()]];
+            // Versions at a time: two, of which one has a dictionary of names, and the same without rows.
+            let mut exchanges = [&first, &second, &none, &none_encoded].map(|table| open(std::slice::from_ref(table)));
+            let expected = [names("a"), names("b"), vec![None; keys.len()], vec![None; keys.len()]];
             for (exchange, expected) in exchanges.iter_mut().zip(expected) {
                 let found = ask(exchange).map_err(|error| say(&error))?;
                 if found != expected {
@@ -81,8 +87,8 @@ fn refuses(outcome: Result<Vec<Option<String>>>, what: &str) -> Finding {
     }
 }
 
-/// A table of segments with these keys, whose names have this prefix; the last segment has a row with a NULL key, too.
-fn table_of(segments: &[(std::ops::Range<i64>, &str)]) -> Result<SharedTable> {
+/// A table of segments with these keys, whose names have this prefix, in a column of this type; each segment has a row with a NULL key, too.
+fn table_of(segments: &[(std::ops::Range<i64>, &str)], names: &DataType) -> Result<SharedTable> {
     let rows = |(keys, prefix): &(std::ops::Range<i64>, &str)| {
         let keys = keys.clone().map(Some).chain([None]).collect::<Vec<_>>();
         let names = keys.iter().map(|key| key.map_or("nobody".to_string(), |key| format!("{prefix}{key}")));
@@ -91,10 +97,11 @@ fn table_of(segments: &[(std::ops::Range<i64>, &str)]) -> Result<SharedTable> {
         RecordBatch::try_from_iter_with_nullable([("key", keys, true), ("name", names, true)])
             .map_err(|cause| Error::invalid_definition(cause.to_string()))
     };
-    let none = rows(&(0..0, ""))?;
+    let fields = vec![Field::new("key", DataType::Int64, true), Field::new("name", names.clone(), true)];
+    let schema = Arc::new(Schema::new(fields));
     let files = match segments {
-        [] => vec![files_of(&none.schema(), &[])?],
-        _ => segments.iter().map(|segment| files_of(&none.schema(), &[rows(segment)?])).collect::<Result<_>>()?,
+        [] => vec![files_of(&schema, &[])?],
+        _ => segments.iter().map(|segment| files_of(&schema, &[rows(segment)?])).collect::<Result<_>>()?,
     };
     SharedTable::new(TABLE, files, Arc::new(()))
 }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow_array::builder::{FixedSizeBinaryBuilder, Int32Builder, ListBuilder, StringBuilder};
-use arrow_array::types::IntervalMonthDayNano;
+use arrow_array::types::{Int32Type, IntervalMonthDayNano};
 use arrow_array::*;
 use arrow_buffer::MutableBuffer;
 use arrow_schema::{Field, Schema};
@@ -122,4 +122,9 @@ fn main() {
         let (keys, names) = numbers(from, to);
         write(name, &[("key", keys, None), ("name", names, None)], &[0]);
     }
+    let cities: DictionaryArray<Int32Type> = (0..ROWS).map(|row| (row != 8).then_some(["Oslo", "Lagos", ""][row as usize % 3])).collect();
+    let codes = BinaryArray::from_vec(vec![b"\xff", b"", b"unused"]);
+    let codes = DictionaryArray::new(Int32Array::from(column(|row| row as i32 % 2)), Arc::new(codes));
+    let keys: ArrayRef = Arc::new(Int64Array::from_iter_values(0..ROWS));
+    write("dictionaries", &[("key", keys, None), ("city", Arc::new(cities), None), ("code", Arc::new(codes), None)], &[0]);
 }
