@@ -13,7 +13,7 @@ run() { PGOPTIONS='-c client_min_messages=warning' psql --no-psqlrc --quiet --se
 
 from=transship_regression to=transship_restored
 run --dbname=$from --command="CREATE SERVER dumped FOREIGN DATA WRAPPER transship OPTIONS (endpoint 'unix:$PRIVATE/m/misbehaving.sock')" \
-  --command="SELECT transship.share('dumped_numbers', 'SELECT x, t FROM numbers', 'x')" \
+  --command="SELECT transship.share('dumped_numbers', 'SELECT x, t FROM numbers', 'x', 't')" \
   --command="CREATE USER MAPPING FOR postgres SERVER dumped OPTIONS (token 'secret')" --command="SET check_function_bodies = off" \
   --command="CREATE FUNCTION mine(x bigint) RETURNS bigint LANGUAGE container AS E'server = \"dumped\"\nfunction = \"token_length\"'"
 run --dbname=$from --command="CREATE TABLE dumped_source (id int); INSERT INTO dumped_source VALUES (1), (2), (3)" \

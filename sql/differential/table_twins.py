@@ -47,15 +47,16 @@ def set_up(connection):
         for form, key in KEYS.items():
             rows = f"SELECT {COLUMNS} FROM {table}"
             parts = [f"{rows} WHERE id % 3 = {i}" for i in range(3)] if form == "segments" else [rows]
-            share(connection, f"c_{table}_{form}", parts, key)
+            # Each segment has a dictionary of its own.
+            share(connection, f"c_{table}_{form}", parts, key, "t" if form == "segments" else None)
         set_up_families(connection, table)
         connection.execute(f"CREATE VIEW c_{table}_barrier WITH (security_barrier) AS SELECT {COLUMNS} FROM c_{table}_a WHERE id > 0")
         for form in FORMS:
             connection.execute(f"CREATE OR REPLACE VIEW p_{table}_{form} AS SELECT {COLUMNS} FROM {table}")
 
 
-def share(connection, name, parts, key):
-    connection.execute("SELECT transship.share(%s, %s, %s)", [name, parts[0], key])
+def share(connection, name, parts, key, dictionary=None):
+    connection.execute("SELECT transship.share(%s, %s, %s, %s)", [name, parts[0], key, dictionary])
     for part in parts[1:]:
         connection.execute("SELECT transship.append(%s::regclass, %s)", [name, part])
 

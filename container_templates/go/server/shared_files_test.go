@@ -283,7 +283,7 @@ func TestFilesThatAreNoSegment(t *testing.T) {
 		{segmentOf(t, "0", []arrow.Field{typeOf("numeric").Field("n")}, nil), nil, "type arrowudf.decimal cannot be a key of a shared table"},
 		{segmentOf(t, "", []arrow.Field{{Name: "f", Type: arrow.BinaryTypes.LargeString}}, nil), nil, "It has a column of a type that is not supported"},
 		{segmentOf(t, "", []arrow.Field{{Name: "f", Type: arrow.PrimitiveTypes.Uint32}}, nil), nil, "It has a column of a type that is not supported"},
-		{segmentOf(t, "", []arrow.Field{dictionary}, nil), nil, "It has dictionaries."},
+		{segmentOf(t, "", []arrow.Field{dictionary}, nil), nil, "It has a dictionary where none can be."},
 		{segmentOf(t, "0", numberFields[:1], []arrow.Array{int8s(1, 2, 3)}, ipc.WithLZ4()), nil, "It is compressed."},
 	} {
 		if _, err := openedBytes(t, refused.segment, refused.index); err == nil || !strings.Contains(err.Error(), refused.fact) {
