@@ -76,6 +76,20 @@ def late(rows):
     yield sum(len(t) for (t,) in rows)
 '''
 $$;
+CREATE FUNCTION alone(t text) RETURNS SETOF text LANGUAGE container AS $$
+template = "python"
+kind = "map"
+source = '''
+import threading
+
+turn = threading.Lock()
+
+def alone(rows):
+    with turn:
+        for (t,) in rows:
+            yield t
+'''
+$$;
 CREATE FUNCTION decimals(x bigint) RETURNS SETOF numeric LANGUAGE container AS $$
 template = "python"
 kind = "map"
@@ -155,6 +169,9 @@ RESET transship.batch_size;
 -- A function that takes its time: what it does not take waits, in the end in a file.
 SELECT * FROM chained($$SELECT * FROM transship.map('late', $q$SELECT l FROM transship.map('lines', 'SELECT 100000::bigint FROM numbers WHERE x <= 600') AS l (l text)$q$) AS f (x bigint)$$);
 SELECT count(*), sum(x) FROM transship.map('late', $q$SELECT l FROM transship.map('lines', 'SELECT 100000::bigint FROM numbers WHERE x <= 600') AS l (l text)$q$) AS f (x bigint);
+-- A container that answers one call at a time, which are all calls of a chain: each begins when the one before has results.
+SELECT count(*), sum(length(t)), max(t) FROM transship.map('alone', $a$SELECT t FROM transship.map('alone', $b$SELECT t FROM transship.map('alone', 'SELECT t FROM numbers') AS l (t text)$b$) AS l (t text)$a$) AS f (t text);
+SELECT count(*), sum(length(t)), max(left(t, 6)) FROM transship.map('alone', $a$SELECT t FROM transship.map('alone', $b$SELECT t FROM transship.map('alone', 'SELECT repeat(t, 200) FROM numbers') AS l (t text)$b$) AS l (t text)$a$) AS f (t text);
 -- Functions that want no more rows, LIMIT, joins, parameters, cursors, and calls in the query.
 SELECT * FROM chained($$SELECT * FROM transship.map('first_only', $q$SELECT n FROM transship.map('lengths', 'SELECT t FROM numbers ORDER BY x') AS g (n bigint, t text)$q$) AS f (x bigint)$$);
 SELECT * FROM chained($$SELECT * FROM transship.map('running_total', $q$SELECT x FROM transship.map('first_only', 'SELECT x FROM numbers ORDER BY x') AS g (x bigint)$q$) AS f (x bigint, total bigint)$$);
@@ -190,6 +207,6 @@ DROP OWNED BY chainer;
 DROP ROLE chainer;
 DROP VIEW measured;
 DROP TABLE every_type;
-DROP FUNCTION each_type, every_query, lines, lengths, late, decimals, of_decimals, small_total, cut_lengths, chained, fails;
+DROP FUNCTION each_type, every_query, alone, lines, lengths, late, decimals, of_decimals, small_total, cut_lengths, chained, fails;
 DROP DOMAIN small;
 DROP TYPE cut_length;
