@@ -1,9 +1,10 @@
 //! `udf_types::Error` to an SQL error: SQLSTATE by kind (`docs/errors.md`), message, detail, hint and context.
 //!
 //! An error is raised as a panic, which runs the destructors of the frames it passes, and becomes PostgreSQL's error at
-//! the border. PostgreSQL's own errors pass Rust code in the same way. A panic carries message, detail and hint, in UTF-8. The
-//! rest comes back at the border: [`with_context`] puts a [`Frame`] on PostgreSQL's error context stack, and its callback adds
-//! what was known of the error when it set out ([`Passed`]): its context, and its texts in the database's encoding.
+//! the border. PostgreSQL's own errors pass Rust code in the same way. A panic carries message, detail and hint, in UTF-8, and those
+//! SQLSTATEs that PostgreSQL itself raises. The rest comes back at the border: [`with_context`] puts a [`Frame`] on PostgreSQL's error context
+//! stack, and its callback adds what was known of the error when it set out ([`Passed`]): its context, its SQLSTATE, the names of the objects
+//! that it is about, and its texts in the database's encoding.
 //!
 //! A call within a call has a frame of its own, so that either says which function it calls, and PostgreSQL takes a frame off the
 //! stack however its call ends.
@@ -51,12 +52,25 @@ struct Passed {
     carried: Texts<String>,
     /// The same in the database's encoding.
     meant: Texts<CString>,
+    code: c_int,
+    names: Names,
     /// Its context up to each frame that it has come to.
     contexts: Vec<(*const Frame, CString)>,
 }
 
 /// Message, detail and hint.
 type Texts<T> = [Option<T>; 3];
+
+/// The names of the schema, table, column, data type and constraint that an error is about.
+type Names = [Option<CString>; 5];
+/// Which fields of a report these are.
+const NAME_FIELDS: [u8; 5] = [
+    pg_sys::PG_DIAG_SCHEMA_NAME,
+    pg_sys::PG_DIAG_TABLE_NAME,
+    pg_sys::PG_DIAG_COLUMN_NAME,
+    pg_sys::PG_DIAG_DATATYPE_NAME,
+    pg_sys::PG_DIAG_CONSTRAINT_NAME,
+];
 
 thread_local! {
     static PASSED: RefCell<Option<Passed>> = const { RefCell::new(None) };
@@ -188,9 +202,11 @@ fn report_as(error: &Error) -> ErrorReport {
     let texts = [Some(error.message()), error.detail(), hint_of(error)];
     let carried = texts.map(|text| text.map(carry));
     let meant = texts.map(|text| text.map(text::to_server_or_marks));
-    PASSED.set(Some(Passed { carried: carried.clone(), meant, contexts: Vec::new() }));
+    let code = sqlstate(error.kind());
+    let (names, contexts) = (Names::default(), Vec::new());
+    PASSED.set(Some(Passed { carried: carried.clone(), meant, code: code as c_int, names, contexts }));
     let [message, detail, hint] = carried;
-    let mut report = ErrorReport::new(sqlstate(error.kind()), message.unwrap_or_default(), "transship");
+    let mut report = ErrorReport::new(code, message.unwrap_or_default(), "transship");
     if let Some(detail) = detail {
         report = report.set_detail(detail);
     }
@@ -271,6 +287,7 @@ unsafe extern "C-unwind" {
     fn errdetail_internal(format: *const c_char, ...) -> c_int;
     fn errhint(format: *const c_char, ...) -> c_int;
     fn errcontext_msg(format: *const c_char, ...) -> c_int;
+    fn err_generic_string(field: c_int, text: *const c_char) -> c_int;
     // Without pgrx's guard: an error in a callback goes where PostgreSQL's go, and no panic passes its frames.
     fn CopyErrorData() -> *mut pg_sys::ErrorData;
 }
@@ -279,6 +296,8 @@ unsafe extern "C-unwind" {
 struct Report {
     is_error: bool,
     texts: Texts<CString>,
+    code: c_int,
+    names: Names,
     /// What callbacks before have added.
     context: Option<CString>,
 }
@@ -297,10 +316,13 @@ impl Report {
             pg_sys::CurrentMemoryContext = copies;
             let report = CopyErrorData();
             pg_sys::CurrentMemoryContext = before;
+            let (schema, table, column) = ((*report).schema_name, (*report).table_name, (*report).column_name);
             let owned = |text: *mut c_char| (!text.is_null()).then(|| CStr::from_ptr(text).to_owned());
             let read = Report {
                 is_error: (*report).elevel >= pg_sys::elog::PgLogLevel::ERROR as i32,
                 texts: [(*report).message, (*report).detail, (*report).hint].map(owned),
+                code: (*report).sqlerrcode,
+                names: [schema, table, column, (*report).datatype_name, (*report).constraint_name].map(owned),
                 context: owned((*report).context),
             };
             raw::memory_context_reset(copies);
@@ -326,10 +348,23 @@ unsafe extern "C-unwind" fn add_context(frame: *mut c_void) {
         let carried = report.texts.clone().map(|text| text.map(|text| text.to_string_lossy().into_owned()));
         let is_same = |passed: &mut Passed| passed.carried == carried || passed.meant == report.texts;
         let passed = PASSED.with_borrow_mut(|passed| passed.take_if(is_same));
-        let mut passed =
-            passed.unwrap_or_else(|| Passed { carried, meant: report.texts.clone(), contexts: Vec::new() });
+        let mut passed = passed.unwrap_or_else(|| Passed {
+            carried,
+            meant: report.texts.clone(),
+            code: report.code,
+            names: report.names.clone(),
+            contexts: Vec::new(),
+        });
         if passed.meant != report.texts {
             put(passed.meant.each_ref().map(Option::as_deref));
+        }
+        if passed.code != report.code {
+            errcode(passed.code);
+        }
+        for ((field, meant), found) in NAME_FIELDS.into_iter().zip(&passed.names).zip(&report.names) {
+            if let (Some(name), None) = (meant, found) {
+                err_generic_string(c_int::from(field), name.as_ptr());
+            }
         }
         let known = passed.contexts.iter().find(|(of, _)| *of == frame).filter(|_| report.context.is_none());
         if let Some(own) = known.map(|(_, known)| known.clone()).or_else(|| (*frame).context()) {

@@ -9,7 +9,7 @@ use udf_types::{Error, Kind};
 
 use super::{ArrayForm, EPOCH_DAYS, EPOCH_MICROS, Form, SqlType, output};
 use crate::pg::reserve;
-use crate::pg::text::to_utf8;
+use crate::pg::text::{to_utf8, to_utf8_if_possible};
 use crate::report;
 
 /// Appends one value. What PostgreSQL has to allocate for it lands in the current memory context.
@@ -98,7 +98,11 @@ pub unsafe fn append_key(out: &mut Vec<u8>, sql_type: &SqlType, datum: pg_sys::D
             let bytes = checked(varlena_to_byte_slice(value));
             match ty {
                 Type::Bytea => out.extend(bytes),
-                _ => out.extend(to_utf8(bytes).as_bytes()),
+                // What is not in UTF-8 is no key, since it could not be shared.
+                _ => match to_utf8_if_possible(bytes) {
+                    Some(text) => out.extend(text.as_bytes()),
+                    None => return false,
+                },
             }
         },
     }

@@ -45,6 +45,26 @@ pub fn to_utf8(bytes: &[u8]) -> Cow<'_, str> {
     }
 }
 
+/// As [`to_utf8`]; none if it is no text, or has a character that is not in UTF-8.
+pub fn to_utf8_if_possible(bytes: &[u8]) -> Option<Cow<'_, str>> {
+    if takes_utf8() {
+        return std::str::from_utf8(bytes).ok().map(Cow::from);
+    }
+    let Ok(size) = i32::try_from((bytes.len() + 1) * MOST_GROWTH) else { return Some(to_utf8(bytes)) };
+    let (source, length) = (bytes.as_ptr().cast_mut(), size / MOST_GROWTH as i32 - 1);
+    let mut room = vec![0; (bytes.len() + 1) * MOST_GROWTH];
+    // SAFETY: a lookup in the catalogs. Source and room have these sizes; the source is not written. What is written ends in NUL.
+    let done = unsafe {
+        let conversion = pg_sys::FindDefaultConversionProc(encoding(), UTF8);
+        if conversion == pg_sys::InvalidOid {
+            return None;
+        }
+        pg_sys::pg_do_encoding_conversion_buf(conversion, encoding(), UTF8, source, length, room.as_mut_ptr(), size, true)
+    };
+    room.truncate(room.iter().position(|byte| *byte == 0).unwrap_or(room.len()));
+    (done == length).then(|| String::from_utf8(room).ok()).flatten().map(Cow::from)
+}
+
 /// As [`to_utf8`], of a string of PostgreSQL's.
 ///
 /// # Safety

@@ -98,6 +98,8 @@ impl Lookup {
 impl Cast {
     fn new(given: pg_sys::Oid, column: &Column) -> Cast {
         let wanted = column.declared;
+        // SAFETY: a lookup of a type that exists. A domain's values are those of its base type.
+        let given = unsafe { pg_sys::getBaseType(given) };
         if given == wanted {
             return Cast::None;
         }
@@ -113,7 +115,7 @@ impl Cast {
             }
             let mut function = pg_sys::InvalidOid;
             let implicit = pg_sys::CoercionContext::COERCION_IMPLICIT;
-            match pg_sys::find_coercion_pathway(wanted, pg_sys::getBaseType(given), implicit, &mut function) {
+            match pg_sys::find_coercion_pathway(wanted, given, implicit, &mut function) {
                 pg_sys::CoercionPathType::COERCION_PATH_RELABELTYPE => return Cast::None,
                 // Of PostgreSQL's own, which everybody may call.
                 pg_sys::CoercionPathType::COERCION_PATH_FUNC

@@ -172,9 +172,11 @@ unsafe fn equality(column: &Column, value: *mut pg_sys::Expr) -> Option<*mut pg_
     // SAFETY: the caller passes a valid expression; lookups in the catalogs.
     unsafe {
         let (given, wanted) = (pg_sys::exprType(value.cast()), column.declared);
-        let (operator, value) = if given != wanted && is_integer(given) && is_integer(wanted) {
+        // A domain's values are those of its base type.
+        let base = pg_sys::getBaseType(given);
+        let (operator, value) = if base != wanted && is_integer(base) && is_integer(wanted) {
             let (family, equality) = (pg_sys::INTEGER_BTREE_FAM_OID, pg_sys::BTEqualStrategyNumber as i16);
-            (pg_sys::get_opfamily_member(family, wanted, given, equality), value)
+            (pg_sys::get_opfamily_member(family, wanted, base, equality), value)
         } else {
             let cache = pg_sys::lookup_type_cache(wanted, pg_sys::TYPECACHE_EQ_OPR as c_int);
             ((*cache).eq_opr, cast(value, given, wanted)?)

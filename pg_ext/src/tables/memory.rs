@@ -207,6 +207,8 @@ unsafe fn get_or_load(store: &Store, row: &Row, snapshot: pg_sys::Snapshot) -> R
         if let Some(segment) = store.get(&row.digest)? {
             return Ok(segment);
         }
+        // Whoever loads the segment waits for no lock then, of which PostgreSQL would not know that others here wait for it.
+        rows::lock_chunks();
         match store.begin(&row.digest, row.bytes)? {
             Begun::Loading => {
                 pgrx::check_for_interrupts!();

@@ -166,6 +166,15 @@ pub(super) unsafe fn list(table: pg_sys::Oid, snapshot: pg_sys::Snapshot) -> Vec
     found
 }
 
+/// Locks what [`read`] reads, until the transaction ends.
+pub(super) fn lock_chunks() {
+    // SAFETY: both relations exist.
+    unsafe {
+        pg_sys::LockRelationOid(find(CHUNKS), pg_sys::AccessShareLock as i32);
+        pg_sys::LockRelationOid(find(CHUNKS_KEY), pg_sys::AccessShareLock as i32);
+    }
+}
+
 /// Hands over a segment's bytes, in order.
 ///
 /// # Safety
