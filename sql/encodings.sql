@@ -30,6 +30,10 @@ RESET transship.batching;
 SELECT join_texts(t, '、') FROM words;
 EXPLAIN (VERBOSE, COSTS OFF) SELECT "話す"(t, 1::bigint) FROM words WHERE t <> '日本';
 SELECT "話す"('日本', 0);
+-- Keys of shared tables, among them one that is not in UTF-8.
+SELECT transship.share('keyed', $$SELECT coalesce(t, '') || i AS k, i AS n FROM words, generate_series(1, 5000) i$$, 'k');
+SELECT k, n FROM keyed WHERE k = (SELECT '日本語' || 7);
+SELECT count(*) FROM keyed WHERE k = (SELECT convert_from('\xa9a1', 'EUC_JP'));
 -- Errors: what the container says, and what PostgreSQL says of it. DETAIL holds paths.
 \set VERBOSITY terse
 SELECT "話す"('日本', 1);
@@ -120,6 +124,12 @@ INSERT INTO words VALUES (E'Stra\xdfe');
 SELECT speak(t, 0) FROM words;
 SELECT pass_text(t) FROM words;
 SELECT speak(E'Stra\xdfe', 0);
+-- What is not in UTF-8 is no key of a shared table.
+SELECT transship.share('keyed', $$SELECT 'plain' || i AS k, i AS n FROM generate_series(0, 20000) i UNION ALL SELECT 'plain', -1$$, 'k');
+ANALYZE words;
+EXPLAIN (COSTS OFF) SELECT count(*), count(n) FROM words LEFT JOIN keyed ON k = t;
+SELECT count(*), count(n) FROM words LEFT JOIN keyed ON k = t;
+SELECT count(*) FROM keyed WHERE k = (SELECT max(t) FROM words WHERE t LIKE 'Stra%');
 CREATE FUNCTION latin(x text) RETURNS text LANGUAGE container AS E'# \xdf\nimage = "regress:1.0"';
 \c :before
 DROP DATABASE regress_eucjp WITH (FORCE);

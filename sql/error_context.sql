@@ -57,6 +57,34 @@ SELECT * FROM origin('SELECT add_one(10 / (divides(x) - 3)) FROM numbers WHERE x
 CREATE FUNCTION sums(x bigint) RETURNS TABLE (x bigint, total bigint) LANGUAGE container AS E'image = "regress:1.0"\nfunction = "running_total"\nkind = "map"';
 SELECT * FROM origin($$SELECT * FROM transship.map('sums', 'SELECT fail_at(x, 150) FROM numbers ORDER BY x') AS t (x bigint, total bigint)$$);
 SELECT * FROM origin($$SELECT * FROM transship.map('sums', 'SELECT 1 / (x - 3) FROM numbers ORDER BY x') AS t (x bigint, total bigint)$$);
+-- An error keeps the user's own SQLSTATE, and says what it is about, where it passes the extension.
+CREATE FUNCTION about(statement text, OUT code text, OUT "table" text, OUT restriction text) LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE statement;
+EXCEPTION WHEN others THEN
+  GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, "table" = TABLE_NAME, restriction = CONSTRAINT_NAME;
+END
+$$;
+CREATE FUNCTION raises(v bigint) RETURNS bigint LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  IF v = 3 THEN
+    RAISE EXCEPTION 'raised' USING ERRCODE = 'UE001', TABLE = 'some table', CONSTRAINT = 'some constraint';
+  END IF;
+  RETURN v;
+END
+$$;
+CREATE DOMAIN unraised AS bigint CHECK (raises(VALUE) > 0);
+CREATE FUNCTION to_unraised(x bigint) RETURNS unraised LANGUAGE container IMMUTABLE AS E'image = "regress:1.0"\nfunction = "add_one"';
+SELECT * FROM about('SELECT to_unraised(x) FROM numbers WHERE x < 10');
+SELECT * FROM about('SELECT to_unraised(2)');
+SELECT * FROM about('SELECT to_small(x) FROM numbers WHERE x > 19500');
+SELECT * FROM about('SELECT add_one(raises(x)) FROM numbers WHERE x < 10');
+SELECT * FROM about($$SELECT * FROM transship.map('sums', 'SELECT raises(x) FROM numbers ORDER BY x') AS t (x bigint, total bigint)$$);
+SELECT * FROM about($$SELECT transship.share('unraised_numbers', 'SELECT raises(x) AS x FROM numbers')$$);
+SELECT transship.share('unraised_numbers', 'SELECT x FROM numbers WHERE x < 10', 'x');
+SELECT * FROM about($$SELECT transship.append('unraised_numbers', 'SELECT raises(x) AS x FROM numbers')$$);
+SELECT * FROM about('SELECT * FROM unraised_numbers WHERE x = raises((SELECT 3))');
+SELECT transship.unshare('unraised_numbers');
 -- Rows that are not sent count as well.
 SELECT * FROM origin('SELECT CASE WHEN x > 19700 THEN to_small(x) END FROM numbers WHERE x > 19500 ORDER BY x');
 \pset format aligned

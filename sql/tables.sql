@@ -543,6 +543,12 @@ UPDATE transship.table_segments SET digest = 'x' WHERE relation = 'large'::regcl
 SELECT code, message, detail FROM failure('SELECT * FROM large');
 DELETE FROM transship.table_segments WHERE relation = 'large'::regclass;
 SELECT * FROM large;
+-- A domain's values are those of its base type.
+CREATE DOMAIN shared_number AS int;
+SELECT transship.share('small_keys', 'SELECT 7::smallint AS k, 1 AS n', 'k');
+SELECT x, n FROM unnest(ARRAY[7, 8, 100000]) u (x) LEFT JOIN LATERAL transship.lookup('small_keys', x::shared_number) AS p (k smallint, n int) ON true;
+SELECT n FROM transship.lookup('small_keys', (random() * 0 + 7)::int::shared_number) AS p (k smallint, n int);
+DROP DOMAIN shared_number;
 SELECT transship.unshare(c.oid) FROM pg_class c WHERE relkind = 'f';
 SELECT count(*) FROM transship.shared_tables;
 DROP TABLE planes, flights, keyed, typed;

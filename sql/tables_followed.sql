@@ -192,6 +192,17 @@ SELECT code, message FROM failure($$SELECT transship.share('t', 'SELECT id FROM 
 ROLLBACK;
 DROP VIEW seen;
 DROP TABLE cut, unlogged, passing, made, inherits, inherited;
+-- Columns with a dictionary follow as well.
+CREATE TABLE places (id int PRIMARY KEY, city text);
+INSERT INTO places SELECT i, 'city ' || i % 3 FROM generate_series(1, 5) i;
+SELECT transship.share('placed', 'SELECT id, city FROM places', key => 'id', dictionary => 'city', follow => true);
+INSERT INTO places VALUES (6, 'another'), (7, NULL);
+SELECT * FROM placed ORDER BY id;
+UPDATE places SET city = 'city 0' WHERE id > 4;
+SELECT * FROM placed ORDER BY id;
+SELECT ftoptions FROM pg_foreign_table WHERE ftrelid = 'placed'::regclass;
+SELECT transship.unshare('placed');
+DROP TABLE places;
 -- Rights: the query runs as the owner of the shared table, without the settings and functions of whoever writes.
 CREATE ROLE regress_owner;
 CREATE ROLE regress_sharer;

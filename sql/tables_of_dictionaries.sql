@@ -49,7 +49,6 @@ SELECT code, message, hint FROM failure($$SELECT transship.share('plain_rates', 
 SELECT name, code, message, hint FROM unnest(ARRAY['id', 'rate', 'town', 'city, city', 'day', 'j', 'cities', 'a.b.c"', ',']) name,
   failure(format($$SELECT transship.share('refused', 'SELECT id, city, rate, date ''today'' AS day, ''{}''::json AS j, ARRAY[city] AS cities FROM rates', 'id', %L)$$, name));
 SELECT to_regclass('refused');
-SELECT code, message FROM failure($$SELECT transship.share('refused', 'TABLE rates', 'id', NULL, true)$$);
 SELECT code, message FROM failure($$CREATE FOREIGN TABLE refused (a text) SERVER transship_tables OPTIONS (dictionary 'a b')$$);
 SELECT code, message, hint FROM failure($$CREATE FOREIGN TABLE refused (a text) SERVER transship_tables OPTIONS (dictionaries 'a')$$);
 -- The option is the table's: rows that were shared without it are not read with it.
