@@ -137,9 +137,9 @@ SELECT c.oid AS relid, n.nspname AS schema, c.relname AS name, pg_catalog.pg_get
   s.segments, s.rows, s.bytes,
   -- None if somebody has disabled or dropped triggers.
   (
-    SELECT l.source::text FROM @extschema@.followed_tables l WHERE l.relation = c.oid AND 4 = (
-      SELECT count(*) FROM pg_catalog.pg_trigger g
-      WHERE g.tgrelid = l.source AND g.tgfoid = '@extschema@.follow_source()'::pg_catalog.regprocedure AND g.tgenabled = 'A' AND g.tgqual IS NULL
+    SELECT l.source::text FROM @extschema@.followed_tables l WHERE l.relation = c.oid AND (4, 2) = (
+      SELECT count(*) FILTER (WHERE g.tgenabled = 'A'), count(*) FILTER (WHERE g.tgenabled = 'R') FROM pg_catalog.pg_trigger g
+      WHERE g.tgrelid = l.source AND g.tgfoid = '@extschema@.follow_source()'::pg_catalog.regprocedure AND g.tgqual IS NULL
     )
   ) AS follows
 FROM pg_catalog.pg_foreign_table t

@@ -408,19 +408,25 @@ pub fn check_relation_owner(oid: pg_sys::Oid) {
     }
 }
 
-/// Raises an error unless the current user is the relation's owner itself, and no member of it, nor a superuser.
-pub fn check_exact_owner(oid: pg_sys::Oid) {
+/// A relation's owner; none if it does not exist.
+pub fn owner_of(oid: pg_sys::Oid) -> Option<pg_sys::Oid> {
     // SAFETY: a tuple of the cache RELOID holds a FormData_pg_class, and stays valid until it is released.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(pg_sys::SysCacheIdentifier::RELOID as i32, pg_sys::Datum::from(oid));
-        let mut is_owner = false;
-        if !tuple.is_null() {
-            is_owner = (*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).relowner == current_user();
-            pg_sys::ReleaseSysCache(tuple);
+        if tuple.is_null() {
+            return None;
         }
-        if !is_owner {
-            raise_about_relation(pg_sys::AclResult::ACLCHECK_NOT_OWNER, oid);
-        }
+        let owner = (*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).relowner;
+        pg_sys::ReleaseSysCache(tuple);
+        Some(owner)
+    }
+}
+
+/// Raises an error unless the current user is the relation's owner itself, and no member of it, nor a superuser.
+pub fn check_exact_owner(oid: pg_sys::Oid) {
+    if owner_of(oid) != Some(current_user()) {
+        // SAFETY: the relation's name is looked up, if there is one.
+        unsafe { raise_about_relation(pg_sys::AclResult::ACLCHECK_NOT_OWNER, oid) };
     }
 }
 

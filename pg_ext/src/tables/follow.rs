@@ -10,7 +10,10 @@ use pgrx::{PgSqlErrorCode, pg_sys};
 use udf_types::{Error, Kind};
 
 use super::followed::{self, Following};
+use super::followed_rows::FollowedRows;
+use super::source::Source;
 use crate::pg::{catalog, list, nodes, text};
+use crate::query::QueryColumn;
 use crate::report;
 
 /// What the triggers of a followed table call.
@@ -34,6 +37,11 @@ pub(super) const DELETE: &CStr = c"transship_follow_delete";
 pub(super) const TRUNCATE: &CStr = c"transship_follow_truncate";
 const ALWAYS: u8 = pg_sys::TRIGGER_FIRES_ALWAYS;
 const REPLICA: u8 = pg_sys::TRIGGER_FIRES_ON_REPLICA;
+
+// pgrx leaves it out.
+unsafe extern "C-unwind" {
+    fn has_superclass(relation: pg_sys::Oid) -> bool;
+}
 
 /// A query that can be followed.
 pub(super) struct Definition {
@@ -70,7 +78,10 @@ impl Definition {
             let definition = Definition::of(query).unwrap_or_else(|fact| refuse(fact));
             catalog::check_relation(definition.source, pg_sys::ACL_TRIGGER);
             definition.check_rights();
-            pg_sys::LockRelationOid(definition.source, pg_sys::ShareRowExclusiveLock as i32);
+            // A statement that writes to it now would not fire triggers that are made meanwhile.
+            let relation = pg_sys::table_open(definition.source, pg_sys::ShareRowExclusiveLock as c_int);
+            pg_sys::CheckTableNotInUse(relation, c"transship.share".as_ptr());
+            pg_sys::table_close(relation, pg_sys::NoLock as c_int);
             definition.check_source().unwrap_or_else(|fact| refuse(fact));
             // Tables that inherit from it later have rows of their own.
             (*definition.entry).inh = false;
@@ -170,6 +181,8 @@ impl Definition {
                 Some("Its table is a partition.")
             } else if (*self.entry).inh && catalog::with_inheritors(self.source).len() > 1 {
                 Some("Its table has tables that inherit from it, unless the query says ONLY.")
+            } else if pg_sys::ffi::pg_guard_ffi_boundary(|| has_superclass(self.source)) {
+                Some("Its table inherits from another.")
             } else if pg_sys::check_enable_rls(self.source, catalog::current_user(), true)
                 == pg_sys::CheckEnableRlsResult::RLS_ENABLED as c_int
             {
@@ -220,15 +233,12 @@ impl Definition {
         // SAFETY: the caller says so; what PostgreSQL returns is palloc'd.
         unsafe {
             let name = pg_sys::ChooseRelationName(name, std::ptr::null(), c"source".as_ptr(), schema, false);
-            let level = pg_sys::NewGUCNestLevel();
-            // Constants keep all their digits.
-            set(c"extra_float_digits", c"3");
-            set(c"datestyle", c"ISO");
-            set(c"intervalstyle", c"postgres");
             let view = text::from_c(pg_sys::quote_qualified_identifier(pg_sys::get_namespace_name(schema), name));
-            let query = text::from_c(pg_sys::pg_get_querydef(self.query, false));
-            run(&format!("CREATE VIEW {view} AS {query}"));
-            pg_sys::AtEOXact_GUC(false, level);
+            // The query's text has all digits of constants, and all schemas.
+            with_own_settings(|| {
+                let query = text::from_c(pg_sys::pg_get_querydef(self.query, false));
+                run(&format!("CREATE VIEW {view} AS {query}"));
+            });
             let source = name_of(self.source);
             let function = format!("{}.{}", text::from_c(SCHEMA.as_ptr()), text::from_c(FUNCTION.as_ptr()));
             for (trigger, events, fires) in TRIGGERS {
@@ -275,10 +285,34 @@ unsafe fn name_of(relation: pg_sys::Oid) -> String {
     }
 }
 
-/// The query that has the rows of a shared table, by its view.
-pub(super) unsafe fn query_of(view: pg_sys::Oid) -> String {
+/// The columns of a view.
+pub(super) unsafe fn columns_of(view: pg_sys::Oid) -> Vec<QueryColumn> {
     // SAFETY: the caller passes a view that exists.
-    unsafe { format!("SELECT * FROM {}", name_of(view)) }
+    unsafe {
+        let view = pg_sys::relation_open(view, pg_sys::AccessShareLock as c_int);
+        let columns = pgrx::PgTupleDesc::from_pg_copy((*view).rd_att).iter().map(QueryColumn::of).collect();
+        pg_sys::relation_close(view, pg_sys::NoLock as c_int);
+        columns
+    }
+}
+
+/// Calls `work` with all rows of a shared table, by its view and the table that this reads, which is locked.
+pub(super) unsafe fn with_all_rows<T>(following: Following, table: &str, work: impl FnOnce(Source) -> T) -> T {
+    let lock = pg_sys::AccessShareLock as c_int;
+    // SAFETY: the caller passes relations that exist. They are open while they are read, and locked until the transaction ends.
+    unsafe {
+        let (view, source) = (pg_sys::relation_open(following.view, lock), pg_sys::table_open(following.source, lock));
+        let result = with_own_settings(|| {
+            let definition = Definition::of_view(view, table);
+            if definition.source != following.source {
+                stop(table, "Its view reads another table.");
+            }
+            work(Source::Followed(FollowedRows::of_all(&definition, view, source)))
+        });
+        pg_sys::table_close(source, pg_sys::NoLock as c_int);
+        pg_sys::relation_close(view, pg_sys::NoLock as c_int);
+        result
+    }
 }
 
 /// Runs a statement as the current user.
@@ -292,12 +326,30 @@ unsafe fn run(statement: &str) {
     }
 }
 
-/// Sets a setting until the nest level ends.
-pub(super) unsafe fn set(name: &CStr, value: &CStr) {
-    let (context, source) = (pg_sys::GucContext::PGC_USERSET, pg_sys::GucSource::PGC_S_SESSION);
-    let action = pg_sys::GucAction::GUC_ACTION_SAVE;
-    // SAFETY: the caller has begun a nest level; the texts are static.
-    unsafe { pg_sys::set_config_option(name.as_ptr(), value.as_ptr(), context, source, action, true, 0, false) };
+/// Does something with the settings that a followed query has, whoever writes: names mean the same, and IMMUTABLE functions that depend on
+/// settings all the same, as those that write numbers do, give the same. An error resets them with the transaction.
+pub(super) unsafe fn with_own_settings<T>(work: impl FnOnce() -> T) -> T {
+    const SETTINGS: [(&CStr, &CStr); 7] = [
+        (c"search_path", c"pg_catalog, pg_temp"),
+        (c"extra_float_digits", c"3"),
+        (c"bytea_output", c"hex"),
+        (c"datestyle", c"ISO, MDY"),
+        (c"intervalstyle", c"postgres"),
+        (c"timezone", c"UTC"),
+        (c"quote_all_identifiers", c"off"),
+    ];
+    // SAFETY: the nest level ends with the work; the texts are static.
+    unsafe {
+        let level = pg_sys::NewGUCNestLevel();
+        let (context, source) = (pg_sys::GucContext::PGC_USERSET, pg_sys::GucSource::PGC_S_SESSION);
+        let action = pg_sys::GucAction::GUC_ACTION_SAVE;
+        for (name, value) in SETTINGS {
+            pg_sys::set_config_option(name.as_ptr(), value.as_ptr(), context, source, action, true, 0, false);
+        }
+        let result = work();
+        pg_sys::AtEOXact_GUC(false, level);
+        result
+    }
 }
 
 /// Ends that a table follows, if it does, and drops its view; which table it followed.
@@ -309,8 +361,17 @@ pub(super) unsafe fn forget(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
     followed::delete(table);
     // SAFETY: lookups in the catalogs; the address is that of a view.
     unsafe {
-        if pg_sys::get_rel_relkind(view) as u8 == pg_sys::RELKIND_VIEW {
-            drop_object(pg_sys::RelationRelationId, view);
+        let relation = pg_sys::try_relation_open(view, pg_sys::AccessExclusiveLock as c_int);
+        if !relation.is_null() {
+            let is_view = (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_VIEW;
+            // Somebody may have written the row, or the view's number may be another's by now.
+            let is_own = is_view
+                && catalog::owner_of(table).is_none_or(|owner| owner == (*(*relation).rd_rel).relowner)
+                && Definition::of(pg_sys::get_view_query(relation)).is_ok_and(|definition| definition.source == source);
+            pg_sys::relation_close(relation, pg_sys::NoLock as c_int);
+            if is_own {
+                drop_object(pg_sys::RelationRelationId, view);
+            }
         }
     }
     Some(source)

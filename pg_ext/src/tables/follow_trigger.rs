@@ -2,16 +2,16 @@
 //! statements that do anything else.
 //!
 //! Appends hold RowExclusiveLock on the shared table until their transaction ends, and sharing again takes ShareRowExclusiveLock before its
-//! snapshot. So it sees the rows of every append that it replaces. A transaction whose rows are not appended yet does so later.
+//! snapshot, which is a new one in transactions of all isolation levels. So it sees the rows of every append that it replaces. A transaction whose rows are not appended yet does so later.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 use pgrx::{pg_guard, pg_sys};
 use udf_types::{Error, Kind};
 
 use super::follow::{self, Definition};
 use super::followed::{self, Following};
-use super::inserted::Inserted;
+use super::followed_rows::FollowedRows;
 use super::source::Source;
 use super::{Table, share};
 use crate::pg::{nodes, text};
@@ -97,18 +97,16 @@ unsafe fn keep_up(following: Following, source: pg_sys::Relation, mut inserted: 
             if definition.source != following.source {
                 follow::stop(&table.name, CHANGED);
             }
-            match inserted {
-                Some(store) => {
-                    let rows = Source::Inserted(Inserted::new(&definition, view, source, store));
-                    share::check_columns(&table, rows.columns());
-                    share::append_rows(&table, rows);
-                }
-                None => {
-                    let query = CString::new(follow::query_of(following.view)).unwrap_or_default();
-                    let rows = Source::open(text::to_server(&query), "transship.follow_source");
-                    share::check_columns(&table, rows.columns());
-                    share::replace_rows(&table, rows);
-                }
+            let rows = match inserted {
+                Some(store) => FollowedRows::of_inserted(&definition, view, source, store),
+                None => FollowedRows::of_all(&definition, view, source),
+            };
+            let rows = Source::Followed(rows);
+            share::check_columns(&table, rows.columns());
+            if inserted.is_some() {
+                share::append_rows(&table, rows);
+            } else {
+                share::replace_rows(&table, rows);
             }
             pg_sys::relation_close(view, no_lock);
         });
@@ -136,10 +134,7 @@ unsafe fn as_owner(owner: pg_sys::Oid, work: impl FnOnce()) {
     unsafe {
         pg_sys::GetUserIdAndSecContext(&mut user, &mut context);
         pg_sys::SetUserIdAndSecContext(owner, context | pg_sys::SECURITY_RESTRICTED_OPERATION as i32);
-        let level = pg_sys::NewGUCNestLevel();
-        follow::set(c"search_path", c"pg_catalog, pg_temp");
-        work();
-        pg_sys::AtEOXact_GUC(false, level);
+        follow::with_own_settings(work);
         pg_sys::SetUserIdAndSecContext(user, context);
     }
 }

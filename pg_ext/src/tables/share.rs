@@ -53,22 +53,26 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let nothing = std::ptr::null_mut();
         let known = pg_sys::RangeVarGetRelidExtended(range, lock, missing_ok, Some(check_owner), nothing);
         let followed = definition.map(|definition| follow_by(&definition, range, known));
-        let source = match &followed {
-            Some((_, _, query)) => Source::open(text::to_server(query), "transship.share"),
-            None => Source::open(source, "transship.share"),
-        };
+        let plain = followed.is_none().then(|| Source::open(source, "transship.share"));
+        let of_view = followed.as_ref().map_or(Vec::new(), |(_, following)| follow::columns_of(following.view));
+        let columns = plain.as_ref().map_or(of_view.as_slice(), Source::columns);
         let oid = match known {
-            pg_sys::InvalidOid => create(range, source.columns(), &key, &dictionary),
+            pg_sys::InvalidOid => create(range, columns, &key, &dictionary),
             known => known,
         };
         let relation = pg_sys::table_open(oid, lock);
         let table = Table::of(relation);
-        check_columns(&table, source.columns());
+        check_columns(&table, columns);
         check_key(&table, &key);
         dictionary::check(&table, &dictionary);
-        let count = replace_rows(&table, source);
-        let before = followed.as_ref().and_then(|(before, ..)| *before).or(follow::forget(oid));
-        if let Some((_, following, _)) = followed {
+        let count = match &followed {
+            Some((_, following)) => {
+                follow::with_all_rows(*following, &table.name, |rows| replace_rows(&table, rows))
+            }
+            None => plain.map_or(0, |source| replace_rows(&table, source)),
+        };
+        let before = followed.as_ref().and_then(|(before, _)| *before).or(follow::forget(oid));
+        if let Some((_, following)) = followed {
             followed::insert(Following { table: oid, ..following });
         }
         if let Some(before) = before {
@@ -80,13 +84,12 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
     }
 }
 
-/// Makes what a shared table needs to follow a query, in place of what it has: which table it has followed, how it follows now, and the
-/// query that has its rows.
+/// Makes what a shared table needs to follow a query, in place of what it has: which table it has followed, and how it follows now.
 unsafe fn follow_by(
     definition: &Definition,
     range: *mut pg_sys::RangeVar,
     known: pg_sys::Oid,
-) -> (Option<pg_sys::Oid>, Following, CString) {
+) -> (Option<pg_sys::Oid>, Following) {
     // SAFETY: the table is locked if there is one.
     unsafe {
         let (name, schema) = match known {
@@ -99,8 +102,7 @@ unsafe fn follow_by(
         };
         let before = follow::forget(known);
         let view = definition.create(name, schema);
-        let query = CString::new(follow::query_of(view)).unwrap_or_default();
-        (before, Following { table: known, view, source: definition.source }, query)
+        (before, Following { table: known, view, source: definition.source })
     }
 }
 

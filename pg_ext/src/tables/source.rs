@@ -13,7 +13,7 @@ use udf_types::terminal::quoted;
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
-use super::inserted::Inserted;
+use super::followed_rows::FollowedRows;
 use crate::datum::{SqlType, from_arrow, to_arrow};
 use crate::host::Backend;
 use crate::pg::memory::{OwnedContext, within};
@@ -28,7 +28,7 @@ const SCHEME: &str = "file:";
 pub(super) enum Source {
     Query(Query),
     File(Box<FileSource>),
-    Inserted(Inserted),
+    Followed(FollowedRows),
 }
 
 impl Source {
@@ -53,7 +53,7 @@ impl Source {
         match self {
             Source::Query(query) => query.columns(),
             Source::File(file) => &file.columns,
-            Source::Inserted(inserted) => inserted.columns(),
+            Source::Followed(rows) => rows.columns(),
         }
     }
 
@@ -66,7 +66,7 @@ impl Source {
             // SAFETY: the caller says so.
             Source::Query(query) => unsafe { query.fetch(builder, after) },
             Source::File(file) => report::unwrap(file.fetch(builder, after)),
-            Source::Inserted(inserted) => inserted.fetch(builder, after),
+            Source::Followed(rows) => rows.fetch(builder, after),
         }
     }
 
@@ -78,7 +78,7 @@ impl Source {
             Source::File(_) => unsafe {
                 pg_sys::SPI_finish();
             },
-            Source::Inserted(inserted) => inserted.close(),
+            Source::Followed(rows) => rows.close(),
         }
     }
 }
