@@ -4,7 +4,7 @@ use arrow_schema::{DataType, Field, Schema};
 use udf_types::error::Result;
 use udf_types::types::EXTENSION_KEY;
 
-use crate::bounds::MOST_BYTES;
+use crate::bounds::{MOST_BYTES, MOST_FIELDS, MOST_TABLE_COLUMNS};
 use crate::error;
 use crate::keys::{MOST_COLUMNS, check_key_field};
 
@@ -13,8 +13,17 @@ pub(crate) fn check_bytes(bytes: u64) -> Result<()> {
     if bytes > MOST_BYTES { Err(error::too_large(bytes)) } else { Ok(()) }
 }
 
+/// Refuses what no segment has as its columns, or more of them than any has.
+pub(crate) fn check_schema(schema: &Schema) -> Result<()> {
+    let columns = schema.fields().len();
+    if columns > MOST_TABLE_COLUMNS || schema.flattened_fields().len() > MOST_FIELDS {
+        return Err(error::too_many_columns());
+    }
+    schema.fields().iter().try_for_each(|field| check_column(field))
+}
+
 /// Refuses columns that no segment holds. Only text and byte strings have dictionaries, and no type that travels as text.
-pub(crate) fn check_column(field: &Field) -> Result<()> {
+fn check_column(field: &Field) -> Result<()> {
     match field.data_type() {
         DataType::Dictionary(index, values)
             if **index == DataType::Int32

@@ -20,7 +20,7 @@ use flatbuffers::VerifierOptions;
 use udf_types::error::{Error, Result};
 
 use crate::bounds::{MOST_ROWS, ROWS_PER_BATCH};
-use crate::checks::{check_bytes, check_column};
+use crate::checks::{check_bytes, check_schema};
 use crate::dictionary::value_type;
 use crate::error;
 
@@ -87,9 +87,7 @@ fn read(bytes: Buffer, trust: Trust) -> Result<Decoded> {
         return Err(malformed("is not little-endian"));
     }
     let schema: SchemaRef = Arc::new(try_fb_to_schema(schema).map_err(unreadable)?);
-    for field in schema.fields() {
-        check_column(field)?;
-    }
+    check_schema(&schema)?;
     let encoded = encoded_fields(&schema, &footer)?;
 
     let decoder = FileDecoder::new(schema.clone(), footer.version()).with_require_alignment(true);
@@ -393,6 +391,21 @@ mod tests {
     fn too_many_batches_are_refused_before_they_are_looked_at() {
         assert!(refused(file(0, MOST_BATCHES)).detail().unwrap().contains("where none can be"));
         assert_eq!(refused(file(0, MOST_BATCHES + 1)).kind(), Kind::OutOfRange);
+    }
+
+    #[test]
+    fn too_many_columns_are_refused() {
+        for (columns, is_refused) in [(1_600, false), (1_601, true)] {
+            let fields = (0..columns).map(|i| arrow_schema::Field::new(i.to_string(), DataType::Int64, true));
+            let schema = arrow_schema::Schema::new(fields.collect::<Vec<_>>());
+            let mut file = arrow_ipc::writer::FileWriter::try_new(Vec::new(), &schema).unwrap();
+            file.finish().unwrap();
+            let bytes = file.into_inner().unwrap();
+            let mut aligned = MutableBuffer::new(bytes.len());
+            aligned.extend_from_slice(&bytes);
+            let kind = decode(aligned.into(), Trust::Nothing).err().map(|error| error.kind());
+            assert_eq!(kind, is_refused.then_some(Kind::OutOfRange));
+        }
     }
 
     #[test]

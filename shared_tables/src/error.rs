@@ -8,7 +8,7 @@ use arrow_schema::{ArrowError, DataType};
 use rustix::io::Errno;
 use udf_types::error::{Error, Kind};
 
-use crate::bounds::{MOST_BYTES, MOST_ROWS};
+use crate::bounds::{MOST_BYTES, MOST_FIELDS, MOST_ROWS, MOST_TABLE_COLUMNS};
 
 /// What helps if the file system is full, and no setting does.
 const FULL_HINT: &str = "Free memory in the file system of the shared tables, most often /dev/shm, or make it larger.";
@@ -87,6 +87,14 @@ pub(crate) fn too_large(bytes: u64) -> Error {
 /// A segment has more rows than any may have.
 pub(crate) fn too_many_rows() -> Error {
     Error::new(Kind::OutOfRange, format!("a segment of a shared table has at most {MOST_ROWS} rows"))
+}
+
+/// A segment has more columns than any may have.
+pub(crate) fn too_many_columns() -> Error {
+    let message = format!(
+        "a segment of a shared table has at most {MOST_TABLE_COLUMNS} columns, and {MOST_FIELDS} fields in all"
+    );
+    Error::new(Kind::OutOfRange, message)
 }
 
 /// A batch of a segment would need more than Arrow's 32-bit offsets reach.

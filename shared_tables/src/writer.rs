@@ -9,7 +9,7 @@ use arrow_select::concat::concat_batches;
 use udf_types::error::Result;
 
 use crate::bounds::{KEY_METADATA, MOST_ROWS, ROWS_PER_BATCH};
-use crate::checks::{check_bytes, check_column, check_key};
+use crate::checks::{check_bytes, check_key, check_schema};
 use crate::dictionary::Dictionary;
 use crate::digest::Digest;
 use crate::error;
@@ -50,9 +50,7 @@ impl<W: Write> SegmentWriter<W> {
     /// # Errors
     /// A type that segments or keys do not have, a position that is not there or comes twice, or `out` fails.
     pub fn new(out: W, schema: &SchemaRef, key: &[usize]) -> Result<SegmentWriter<W>> {
-        for field in schema.fields() {
-            check_column(field)?;
-        }
+        check_schema(schema)?;
         check_key(schema, key)?;
         let mut metadata = schema.metadata().clone();
         let positions: Vec<String> = key.iter().map(usize::to_string).collect();

@@ -59,7 +59,16 @@ pub fn to_utf8_if_possible(bytes: &[u8]) -> Option<Cow<'_, str>> {
         if conversion == pg_sys::InvalidOid {
             return None;
         }
-        pg_sys::pg_do_encoding_conversion_buf(conversion, encoding(), UTF8, source, length, room.as_mut_ptr(), size, true)
+        pg_sys::pg_do_encoding_conversion_buf(
+            conversion,
+            encoding(),
+            UTF8,
+            source,
+            length,
+            room.as_mut_ptr(),
+            size,
+            true,
+        )
     };
     room.truncate(room.iter().position(|byte| *byte == 0).unwrap_or(room.len()));
     (done == length).then(|| String::from_utf8(room).ok()).flatten().map(Cow::from)

@@ -79,17 +79,15 @@ unsafe extern "C-unwind" fn sample_rows(
         };
         let rows: usize = scan.rows().sum();
         let affordable = SAMPLE_BYTES / (all_bytes / all_rows.max(1)).max(1);
-        let wanted =
+        let mut wanted =
             usize::try_from(wanted).unwrap_or(0).min(rows).min(usize::try_from(affordable).unwrap_or(0).max(1));
-        // As many are read that the values which they have in dictionaries are affordable, too.
-        let in_dictionaries: u64 =
-            places(&scan, wanted).map(|(segment, row)| scan.dictionary_bytes(segment, row)).sum();
-        let wanted = match in_dictionaries <= SAMPLE_BYTES {
-            true => wanted,
-            false => {
-                usize::try_from(SAMPLE_BYTES / (in_dictionaries / wanted as u64).max(1)).unwrap_or(0).clamp(1, wanted)
-            }
-        };
+        // As many are read that the values which they have in dictionaries are affordable, too. Fewer rows are other ones.
+        let in_dictionaries =
+            |wanted| -> u64 { places(&scan, wanted).map(|(segment, row)| scan.dictionary_bytes(segment, row)).sum() };
+        while wanted > 1 && in_dictionaries(wanted) > SAMPLE_BYTES {
+            pgrx::check_for_interrupts!();
+            wanted /= 2;
+        }
         let values_context = OwnedContext::new(pg_sys::CurrentMemoryContext);
         let (mut values, mut nulls) = (vec![pg_sys::Datum::from(0usize); count], vec![true; count]);
         for (number, (segment, row)) in places(&scan, wanted).enumerate() {

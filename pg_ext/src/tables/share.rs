@@ -66,9 +66,7 @@ pub unsafe extern "C-unwind" fn share(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         check_key(&table, &key);
         dictionary::check(&table, &dictionary);
         let count = match &followed {
-            Some((_, following)) => {
-                follow::with_all_rows(*following, &table.name, |rows| replace_rows(&table, rows))
-            }
+            Some((_, following)) => follow::with_all_rows(*following, &table.name, |rows| replace_rows(&table, rows)),
             None => plain.map_or(0, |source| replace_rows(&table, source)),
         };
         let before = followed.as_ref().and_then(|(before, _)| *before).or(follow::forget(oid));
