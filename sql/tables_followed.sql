@@ -301,6 +301,72 @@ UPDATE yard.items SET name = 'four' WHERE id = 4;
 DELETE FROM yard.items WHERE id = 1;
 RESET session_replication_role;
 TABLE sharers.items;
+-- The owner of the source gains nothing by expressions that planners evaluate.
+CREATE ROLE regress_low;
+CREATE SCHEMA low AUTHORIZATION regress_low;
+SET ROLE regress_low;
+CREATE TABLE low.items (id int, v int);
+INSERT INTO low.items SELECT i, i FROM generate_series(1, 100) i;
+CREATE TABLE low.seen (who name);
+CREATE FUNCTION low.really(i int) RETURNS int LANGUAGE plpgsql AS $$BEGIN INSERT INTO low.seen VALUES (current_user); RETURN i; END$$;
+CREATE FUNCTION low.evil(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$BEGIN RETURN low.really(i); END$$;
+RESET ROLE;
+SELECT transship.share('trusting', 'SELECT id, v FROM low.items', follow => true);
+SET ROLE regress_low;
+CREATE STATISTICS low.st ON id, (low.evil(1) + id) FROM low.items;
+CREATE INDEX ON low.items (id) WHERE low.evil(8) = 8;
+UPDATE low.items SET v = v + 1 WHERE id = 1;
+DELETE FROM low.items WHERE id = 2;
+INSERT INTO low.items VALUES (101, 101);
+TRUNCATE low.items;
+INSERT INTO low.items VALUES (102, 102);
+RESET ROLE;
+SELECT DISTINCT who FROM low.seen;
+TABLE trusting;
+SELECT transship.unshare('trusting');
+DROP SCHEMA low CASCADE;
+DROP ROLE regress_low;
+-- Conditions are evaluated in the order in which they are written, whoever has the rows shared again.
+CREATE TABLE numbers_or_not (id int, secret text);
+CREATE FUNCTION is_number(t text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql AS $$BEGIN RETURN t ~ '^[0-9]+$'; END$$;
+INSERT INTO numbers_or_not VALUES (1, '1'), (2, 'no number');
+SELECT transship.share('numbered', 'SELECT id FROM numbers_or_not WHERE is_number(secret) AND secret::int > 0', follow => true);
+INSERT INTO numbers_or_not VALUES (3, 'nor this');
+DELETE FROM numbers_or_not WHERE id = 1;
+INSERT INTO numbers_or_not VALUES (4, '4');
+TABLE numbered;
+SELECT transship.unshare('numbered');
+DROP TABLE numbers_or_not;
+DROP FUNCTION is_number;
+-- The settings of whoever writes change no value.
+CREATE TABLE measured (x float8, b bytea);
+SELECT transship.share('as_texts', 'SELECT x::text AS x, b::text AS b FROM measured', follow => true);
+SET extra_float_digits = -10;
+SET bytea_output = escape;
+INSERT INTO measured VALUES (0.1234567890123456, '\x00ff61');
+TABLE as_texts;
+UPDATE measured SET x = x + 1;
+TABLE as_texts;
+RESET extra_float_digits;
+RESET bytea_output;
+-- Following does not begin in the middle of a statement that writes to the source.
+CREATE FUNCTION begins() RETURNS int LANGUAGE plpgsql AS $$BEGIN PERFORM transship.share('of_middle', 'SELECT x FROM measured', follow => true); RETURN 3; END$$;
+SELECT code, message FROM failure('INSERT INTO measured SELECT CASE WHEN i = 3 THEN begins() ELSE i END FROM generate_series(1, 6) i');
+DROP FUNCTION begins;
+-- A row that somebody has written drops nobody's view.
+CREATE VIEW precious AS SELECT 1 AS one;
+SELECT transship.share('own', 'SELECT 1 AS a');
+INSERT INTO transship.followed_tables VALUES ('own', 'precious', 'measured');
+SELECT transship.unshare('own');
+TABLE precious;
+DROP VIEW precious;
+SELECT transship.unshare('as_texts');
+DROP TABLE measured;
+-- Nor does it follow a table that inherits from another, whose statements do not fire its triggers.
+CREATE TABLE parent (id int);
+CREATE TABLE child () INHERITS (parent);
+SELECT code, message, detail FROM failure($$SELECT transship.share('of_child', 'SELECT id FROM child', follow => true)$$);
+DROP TABLE parent CASCADE;
 -- What happens to the table when its source goes, and to the source when the table goes.
 ALTER TABLE yard.items DROP COLUMN name CASCADE;
 SELECT count(*) FROM pg_trigger WHERE tgrelid = 'yard.items'::regclass;

@@ -209,6 +209,42 @@ def a_followed_table_is_prepared_with_its_source():
         check(ask(connection, DIFFERENCES), (0,), "differences afterwards")
 
 
+def a_fixed_snapshot_loses_no_rows():
+    """Of a source that was written anew, and of one that another transaction has begun to follow without any row."""
+    rows = "SELECT (SELECT array_agg(t ORDER BY id) FROM {} t)::text"
+    with connect() as connection, connect() as other:
+        connection.execute("CREATE TABLE rewritten (id int, v int)")
+        connection.execute("INSERT INTO rewritten SELECT i, i FROM generate_series(1, 10) i")
+        ask(connection, "SELECT transship.share('of_rewritten', 'SELECT id, v FROM rewritten', follow => true)")
+        connection.execute("CREATE TABLE begun (id int, v int)")
+        connection.execute("INSERT INTO begun VALUES (1, 1)")
+        for statement, inserted, updated in (
+            (
+                "ALTER TABLE rewritten ADD z float8 DEFAULT random()",
+                "INSERT INTO rewritten VALUES (100, 100, 0)",
+                "UPDATE rewritten SET v = 101 WHERE id = 100",
+            ),
+            (
+                "DELETE FROM begun; SELECT transship.share('of_begun', 'SELECT id, v FROM begun WHERE v > 0', follow => true)",
+                "INSERT INTO begun VALUES (100, -5)",
+                "UPDATE begun SET v = -6 WHERE id = 100",
+            ),
+        ):
+            connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            ask(connection, "SELECT count(*) FROM pg_class")
+            other.execute(statement)
+            try:
+                connection.execute(inserted)
+                connection.execute(updated)
+                connection.execute("COMMIT")
+            except psycopg.errors.SerializationFailure:
+                connection.execute("ROLLBACK")
+        for table, query in (("rewritten", "SELECT id, v FROM rewritten"), ("begun", "SELECT id, v FROM begun WHERE v > 0")):
+            found, expected = ask(other, rows.format(f"of_{table}")), ask(other, rows.format(f"({query})"))
+            check(found, expected, f"rows of {table}")
+            ask(other, f"SELECT transship.unshare('of_{table}')")
+
+
 def one_row_inserts():
     """How many one-row inserts a session makes a second, without and with a table that follows."""
     with connect() as connection:
@@ -337,6 +373,7 @@ def main():
         a_followed_table_is_its_query,
         sharing_misses_no_row,
         a_followed_table_is_prepared_with_its_source,
+        a_fixed_snapshot_loses_no_rows,
         replication_does_not_write_to_a_followed_table,
         one_row_inserts,
         a_killed_session_leaves_nothing,

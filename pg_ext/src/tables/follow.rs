@@ -80,7 +80,7 @@ impl Definition {
             definition.check_rights();
             // A statement that writes to it now would not fire triggers that are made meanwhile.
             let relation = pg_sys::table_open(definition.source, pg_sys::ShareRowExclusiveLock as c_int);
-            pg_sys::CheckTableNotInUse(relation, c"transship.share".as_ptr());
+            pg_sys::CheckTableNotInUse(relation, c"follow".as_ptr());
             pg_sys::table_close(relation, pg_sys::NoLock as c_int);
             definition.check_source().unwrap_or_else(|fact| refuse(fact));
             // Tables that inherit from it later have rows of their own.

@@ -306,7 +306,9 @@ unsafe fn create(
             declared.join(", ")
         );
         let statement = CString::new(statement).unwrap_or_default();
+        pg_sys::SPI_connect();
         pg_sys::SPI_execute(text::to_server(&statement), false, 0);
+        pg_sys::SPI_finish();
         let found = pg_sys::get_relname_relid((*range).relname, pg_sys::get_namespace_oid(schema, false));
         // Nothing is left of a table that was dropped, unless nobody was told of that.
         rows::delete_all(found);
