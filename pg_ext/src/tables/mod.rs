@@ -3,9 +3,9 @@
 //!
 //! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
 //! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
-//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few;
+//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few.
 //! Tables that follow their source are in `transship.followed_tables` ([`followed`]): [`follow`] says which queries can be followed, and
-//! [`follow_trigger`] keeps their tables up, from the rows that a statement has [`inserted`], or from all.
+//! [`follow_trigger`] keeps their tables up, from the rows that a statement has inserted, or from all ([`followed_rows`]).
 //! [`scan`] reads segments, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`]. [`given`] has the tables that functions read in
 //! their containers.
 
