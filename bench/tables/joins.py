@@ -5,7 +5,7 @@ import functools
 import time
 
 import functions
-from common import unshare
+from sessions import unshare
 from paired import seconds_of, table
 from spark import Spark
 

@@ -3,7 +3,7 @@
 import pathlib
 import sys
 
-from common import unshare
+from sessions import unshare
 
 # What is in a table -> key, and its columns; {rows} is the number of rows.
 TABLES = {

@@ -13,7 +13,7 @@ import threading
 import time
 
 import psycopg
-from common import ROOT, connect, unshare
+from sessions import ROOT, connect, unshare
 
 BUILD = ROOT / "target/release"
 AT_A_TIME = 20

@@ -17,7 +17,7 @@ import joins  # noqa: E402
 import memory  # noqa: E402
 import recovery  # noqa: E402
 import segments  # noqa: E402
-from common import TABLES_SIZE, connect  # noqa: E402
+from sessions import TABLES_SIZE, connect  # noqa: E402
 from readme import write_section  # noqa: E402
 
 # With whether contenders take turns in it.

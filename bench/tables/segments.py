@@ -6,7 +6,7 @@ import statistics
 import sys
 import time
 
-from common import connect, segments_of, unshare
+from sessions import connect, segments_of, unshare
 from paired import seconds_of, table
 
 COUNTS = [1, 4, 16, 64]

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 
-from common import ROOT
+from sessions import ROOT
 
 
 class Spark:
