@@ -2,9 +2,10 @@
 //! query reads.
 //!
 //! Each row of such a query is made of one row of one ordinary table, by expressions that depend on nothing else. So inserted rows can
-//! be appended, and whatever changes the table's rows fires a trigger.
+//! be appended, and whatever changes the table's rows fires a trigger. Expressions are evaluated with the rights of the shared table's owner
+//! whenever somebody writes, so they call nothing that a user has written.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
 use pgrx::{PgSqlErrorCode, pg_sys};
 use udf_types::{Error, Kind};
@@ -197,12 +198,18 @@ impl Definition {
             pg_sys::table_close(relation, pg_sys::AccessShareLock as c_int);
             let mut expressions = self.expressions();
             expressions.extend(Some(self.condition()).filter(|condition| !condition.is_null()));
+            // Before anything is planned, which evaluates constants.
+            let calls_users =
+                |expression: &*mut pg_sys::Expr| nodes::has((*expression).cast(), &mut |node| is_users(node));
             let is_mutable = |expression: &*mut pg_sys::Expr| {
                 let planned = pg_sys::expression_planner(pg_sys::copyObjectImpl((*expression).cast()).cast());
                 pg_sys::contain_mutable_functions(planned.cast())
             };
             match fact {
                 Some(fact) => Err(fact),
+                None if expressions.iter().any(calls_users) => Err(
+                    "It calls a function or an operator that is not PostgreSQL's own, or makes values of a domain or XML.",
+                ),
                 None if expressions.iter().any(is_mutable) => Err("It calls a function that is not IMMUTABLE."),
                 None => Ok(()),
             }
@@ -259,10 +266,22 @@ impl Definition {
     }
 }
 
+/// Whether a node may call what a user has written, or what depends on settings that nobody says.
+unsafe fn is_users(node: *mut pg_sys::Node) -> bool {
+    unsafe extern "C-unwind" fn is_no_own(function: pg_sys::Oid, _: *mut c_void) -> bool {
+        function.to_u32() >= pg_sys::FirstNormalObjectId
+    }
+    // SAFETY: the caller passes a valid node; the checker takes no context.
+    unsafe {
+        matches!(nodes::tag(node), pg_sys::NodeTag::T_CoerceToDomain | pg_sys::NodeTag::T_XmlExpr)
+            || pg_sys::check_functions_in_node(node, Some(is_no_own), std::ptr::null_mut())
+    }
+}
+
 /// Raises the error of a query that cannot be followed.
 fn refuse(fact: &str) -> ! {
     let error = Error::invalid_definition("a shared table cannot follow this query").with_detail(fact).with_hint(
-        "It can follow a query of one ordinary table, with expressions and a condition that call IMMUTABLE functions only.",
+        "It can follow a query of one ordinary table, with expressions and a condition that call only PostgreSQL's own IMMUTABLE functions.",
     );
     report::raise_error(&error, None)
 }
@@ -357,16 +376,27 @@ pub(super) unsafe fn with_own_settings<T>(work: impl FnOnce() -> T) -> T {
 /// # Safety
 /// The table is locked, or gone.
 pub(super) unsafe fn forget(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
+    if table == pg_sys::InvalidOid {
+        return None;
+    }
     let Following { view, source, .. } = followed::of_table(table)?;
     followed::delete(table);
+    // Somebody may have written the row, or the view's number may be another's by now.
     // SAFETY: lookups in the catalogs; the address is that of a view.
     unsafe {
+        let may_drop = || {
+            let Some(owner) = catalog::owner_of(view) else { return false };
+            let user = pg_sys::GetOuterUserId();
+            pg_sys::get_rel_relkind(view) as u8 == pg_sys::RELKIND_VIEW
+                && view.to_u32() >= pg_sys::FirstNormalObjectId
+                && (catalog::owner_of(table) == Some(owner) || pg_sys::has_privs_of_role(user, owner))
+        };
+        if !may_drop() {
+            return Some(source);
+        }
         let relation = pg_sys::try_relation_open(view, pg_sys::AccessExclusiveLock as c_int);
         if !relation.is_null() {
-            let is_view = (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_VIEW;
-            // Somebody may have written the row, or the view's number may be another's by now.
-            let is_own = is_view
-                && catalog::owner_of(table).is_none_or(|owner| owner == (*(*relation).rd_rel).relowner)
+            let is_own = may_drop()
                 && Definition::of(pg_sys::get_view_query(relation)).is_ok_and(|definition| definition.source == source);
             pg_sys::relation_close(relation, pg_sys::NoLock as c_int);
             if is_own {
@@ -384,7 +414,8 @@ pub(super) unsafe fn forget(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
 pub(super) unsafe fn drop_unused_triggers(source: pg_sys::Oid) {
     // SAFETY: the table is locked while its triggers are read; names are copied.
     unsafe {
-        if !followed::of_source(source).is_empty() {
+        let is_table = pg_sys::get_rel_relkind(source) as u8 == pg_sys::RELKIND_RELATION;
+        if !is_table || source.to_u32() < pg_sys::FirstNormalObjectId || !followed::of_source(source).is_empty() {
             return;
         }
         let relation = pg_sys::try_relation_open(source, pg_sys::AccessExclusiveLock as c_int);

@@ -114,7 +114,7 @@ unsafe fn keep_up(following: Following, source: pg_sys::Relation, mut inserted: 
     }
 }
 
-/// Opens a table's view, whose functions run as the table's owner, and so must be the owner's.
+/// Opens a table's view, whose query is asked as the table's owner, and so must be the owner's.
 unsafe fn open_view(following: Following, table: &Table, owner: pg_sys::Oid) -> pg_sys::Relation {
     // SAFETY: the relation is open while it is read.
     unsafe {
@@ -127,7 +127,7 @@ unsafe fn open_view(following: Following, table: &Table, owner: pg_sys::Oid) -> 
 }
 
 /// Does something as the owner of a shared table, as PostgreSQL refreshes materialized views: whoever writes to the source gains nothing
-/// by the owner's functions, nor the other way round. An error resets user and settings with the transaction.
+/// by it. An error resets user and settings with the transaction.
 unsafe fn as_owner(owner: pg_sys::Oid, work: impl FnOnce()) {
     let (mut user, mut context) = (pg_sys::InvalidOid, 0);
     // SAFETY: reads and sets the state of the session.

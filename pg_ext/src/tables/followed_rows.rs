@@ -125,7 +125,7 @@ impl FollowedRows {
         unsafe {
             match self.input {
                 Input::Inserted(store, place) => {
-                    // A function of the query may have read elsewhere in the transition table.
+                    // Whoever reads it beside this may have read elsewhere in it.
                     pg_sys::tuplestore_select_read_pointer(store, place);
                     pg_sys::tuplestore_gettupleslot(store, true, false, self.slot)
                 }
