@@ -10,7 +10,7 @@ use udf_client::cache::message::Counters;
 use udf_types::{Error, Kind};
 
 use crate::function::{self, Function};
-use crate::pg::catalog;
+use crate::pg::{catalog, rights};
 use crate::{report, settings};
 
 /// Whoever waits so long for the store has not got an answer, and does not ask again for a while: the view asks once per function.
@@ -30,7 +30,7 @@ pub unsafe extern "C-unwind" fn reset(fcinfo: pg_sys::FunctionCallInfo) -> pg_sy
         let message = format!("function with oid {} is not a container function", oid.to_u32());
         report::raise_error(&Error::new(Kind::FunctionNotFound, message), None);
     }
-    catalog::check_owner(oid);
+    rights::check_owner(oid);
     // With its row types as the container knows them, since they are a part of the name.
     let function = report::unwrap(function::lookup_to_call(oid));
     if let Some(namespace) = report::unwrap(function.namespace(true)) {
@@ -46,7 +46,7 @@ pub unsafe extern "C-unwind" fn counters(fcinfo: pg_sys::FunctionCallInfo) -> pg
     // SAFETY: as in reset.
     let oid = unsafe { argument(fcinfo) };
     if is_container_function(oid) {
-        catalog::check_execute(oid);
+        rights::check_execute(oid);
         let function = function::lookup(oid).ok();
         let namespace = function.and_then(|function| Function::namespace(&function, false).ok().flatten());
         if let Some(counters) = namespace.and_then(count) {

@@ -8,7 +8,7 @@ use udf_project::ddl;
 use udf_types::{Error, Kind};
 
 use crate::host::Backend;
-use crate::pg::{catalog, text};
+use crate::pg::{catalog, rights, text};
 use crate::{allowed, report, session, settings};
 
 /// `transship.image_ddl(image text, schema text, previous text) RETURNS json`.
@@ -34,7 +34,7 @@ pub unsafe extern "C-unwind" fn image_info(fcinfo: pg_sys::FunctionCallInfo) -> 
 
 /// Asks the manager, for those who may have a use for it.
 fn resolve(image: &str) -> ImageInfo {
-    catalog::check_language_usage();
+    rights::check_language_usage();
     report::unwrap(allowed::ask(image))
 }
 

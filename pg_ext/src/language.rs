@@ -7,7 +7,7 @@ use udf_types::signature::FunctionKind;
 use udf_types::{Error, Kind};
 
 use crate::function::{Function, Role};
-use crate::pg::catalog;
+use crate::pg::{catalog, rights};
 use crate::result_set::ResultSet;
 use crate::{aggregate, allowed, function, report, single_call};
 
@@ -60,7 +60,7 @@ pub unsafe extern "C-unwind" fn validate(fcinfo: pg_sys::FunctionCallInfo) -> pg
     if let (Ok(body), false) = (&body, is_superuser) {
         report::unwrap(allowed::check_create(body));
     }
-    let may_change = !is_called_by_sql && catalog::is_being_created(&row);
+    let may_change = !is_called_by_sql && rights::is_being_created(&row);
     if !checks_body {
         if let (Ok(function), true) = (Function::from_row(row), may_change) {
             warn_of_calls(&function, None);

@@ -14,7 +14,7 @@ use udf_project::dialect::Dialect;
 use udf_project::remote::Remote;
 use udf_types::{Error, Result};
 
-use crate::pg::{catalog, list, text};
+use crate::pg::{catalog, list, rights, text};
 use crate::report;
 
 /// The option that lets secrets cross networks as plain text.
@@ -82,7 +82,7 @@ pub fn target(name: &str, user: pg_sys::Oid) -> Result<Target> {
     // SAFETY: lookups of a server that was found.
     unsafe {
         let server = find(name)?;
-        catalog::check_server_usage(server, user);
+        rights::check_server_usage(server, user);
         let mapping = catalog::user_mapping((*server).serverid, user);
         let of_user = |name: &str| mapping.and_then(|options| option(options, name));
         let identity = match (of_user("certificate"), of_user("key")) {

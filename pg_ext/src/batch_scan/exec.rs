@@ -23,7 +23,7 @@ use crate::datum::to_arrow;
 use crate::function::Role;
 #[cfg(feature = "lift-ordinary")]
 use crate::ordinary::stream::Stream;
-use crate::pg::{catalog, list, nodes, raw};
+use crate::pg::{catalog, list, nodes, raw, rights};
 use crate::report::Border;
 use crate::{function, report, settings};
 
@@ -76,7 +76,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             let is_awaited = |argument: usize| inputs.iter().any(|input: &Input| input.argument == argument);
             let expression = (*entry).expr.cast::<pg_sys::FuncExpr>();
             // As for expressions of other nodes, what they call is checked under EXPLAIN, too.
-            catalog::check_execute((*expression).funcid);
+            rights::check_execute((*expression).funcid);
             let arguments = list::elements::<pg_sys::Expr>((*expression).args);
             if is_explained_only {
                 let own = arguments.iter().enumerate().filter(|(i, _)| !is_awaited(*i));

@@ -18,7 +18,7 @@ use crate::datum::from_arrow::ResultReader;
 use crate::function::{self, Function, Role};
 use crate::map::chain::{Chain, Link};
 use crate::map::inner::Inner;
-use crate::pg::{catalog, text};
+use crate::pg::{catalog, rights, text};
 use crate::query::{Query, QueryColumn};
 use crate::result_set::ResultSet;
 use crate::{report, settings};
@@ -94,7 +94,7 @@ fn tell_fused(outer: &Function, inner: &Function) {
 fn find(oid: pg_sys::Oid) -> std::rc::Rc<Function> {
     let language = catalog::container_language();
     if language.is_some_and(|language| function::is_container_function(oid, language)) {
-        catalog::check_execute(oid);
+        rights::check_execute(oid);
         let function = report::unwrap(function::lookup_to_call(oid));
         if function.role == Role::Map {
             return function;

@@ -8,4 +8,5 @@ pub mod memory;
 pub mod nodes;
 pub mod raw;
 pub mod reserve;
+pub mod rights;
 pub mod text;

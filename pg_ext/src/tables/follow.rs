@@ -13,7 +13,7 @@ use udf_types::{Error, Kind};
 use super::followed::{self, Following};
 use super::followed_rows::FollowedRows;
 use super::source::Source;
-use crate::pg::{catalog, list, nodes, text};
+use crate::pg::{catalog, list, nodes, rights, text};
 use crate::query::QueryColumn;
 use crate::report;
 
@@ -77,7 +77,7 @@ impl Definition {
             let none = std::ptr::null_mut();
             let query = pg_sys::parse_analyze_fixedparams(*statement, source, std::ptr::null(), 0, none);
             let definition = Definition::of(query).unwrap_or_else(|fact| refuse(fact));
-            catalog::check_relation(definition.source, pg_sys::ACL_TRIGGER);
+            rights::check_relation(definition.source, pg_sys::ACL_TRIGGER);
             definition.check_rights();
             // A statement that writes to it now would not fire triggers that are made meanwhile.
             let relation = pg_sys::table_open(definition.source, pg_sys::ShareRowExclusiveLock as c_int);
@@ -160,7 +160,7 @@ impl Definition {
 
     /// Raises an error unless the current user may read what the query reads.
     fn check_rights(&self) {
-        catalog::check_columns(self.source, &self.columns);
+        rights::check_columns(self.source, &self.columns);
     }
 
     /// An error unless the query's rows are made of rows of its table alone, each of one, and whatever changes them fires triggers.
@@ -385,11 +385,11 @@ pub(super) unsafe fn forget(table: pg_sys::Oid) -> Option<pg_sys::Oid> {
     // SAFETY: lookups in the catalogs; the address is that of a view.
     unsafe {
         let may_drop = || {
-            let Some(owner) = catalog::owner_of(view) else { return false };
+            let Some(owner) = rights::owner_of(view) else { return false };
             let user = pg_sys::GetOuterUserId();
             pg_sys::get_rel_relkind(view) as u8 == pg_sys::RELKIND_VIEW
                 && view.to_u32() >= pg_sys::FirstNormalObjectId
-                && (catalog::owner_of(table) == Some(owner) || pg_sys::has_privs_of_role(user, owner))
+                && (rights::owner_of(table) == Some(owner) || pg_sys::has_privs_of_role(user, owner))
         };
         if !may_drop() {
             return Some(source);

@@ -19,7 +19,7 @@ use udf_types::{Error, Kind, Result};
 
 use super::rows::Row;
 use super::{Table, memory, rows, with_snapshot};
-use crate::pg::{catalog, text};
+use crate::pg::{rights, text};
 
 /// Attempts to open a segment that others remove from memory meanwhile.
 const MOST_ATTEMPTS: usize = 10;
@@ -128,7 +128,7 @@ impl Named {
                 let message = format!("shared table \"{}\" does not exist", self.name);
                 pgrx::ereport!(ERROR, PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE, message);
             }
-            catalog::check_relation_for(self.user, self.relation, pg_sys::ACL_SELECT);
+            rights::check_relation_for(self.user, self.relation, pg_sys::ACL_SELECT);
             let table = Table::of(relation);
             pg_sys::relation_close(relation, pg_sys::NoLock as i32);
             table

@@ -8,7 +8,7 @@ use udf_types::{Error, Kind};
 use super::scan::Scan;
 use super::{Column, Table, is_integer, to_integer};
 use crate::pg::memory::within;
-use crate::pg::{catalog, text};
+use crate::pg::{catalog, rights, text};
 use crate::report;
 use crate::result_set::ResultSet;
 
@@ -69,7 +69,7 @@ impl Lookup {
                 let message = "transship.lookup takes the values of a key one by one";
                 report::raise_error(&Error::invalid_definition(message), None);
             }
-            catalog::check_relation(oid, pg_sys::ACL_SELECT);
+            rights::check_relation(oid, pg_sys::ACL_SELECT);
             let relation = pg_sys::table_open(oid, pg_sys::AccessShareLock as i32);
             let table = Table::of(relation);
             pg_sys::table_close(relation, pg_sys::NoLock as i32);

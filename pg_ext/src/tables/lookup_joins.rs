@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use pgrx::{PgTupleDesc, pg_guard, pg_sys};
 
 use super::{Column, Table, is_integer};
-use crate::pg::{catalog, list, nodes, raw, text};
+use crate::pg::{list, nodes, raw, rights, text};
 use crate::server;
 
 /// Calls of one statement that are found; further ones stay calls.
@@ -110,7 +110,7 @@ unsafe fn subquery_for(entry: *mut pg_sys::RangeTblEntry) -> Option<*mut pg_sys:
             || (*name).constisnull
             || (*call).funcvariadic
             || !is_lookup((*call).funcid)
-            || !catalog::may_execute((*call).funcid)
+            || !rights::may_execute((*call).funcid)
             || pg_sys::contain_volatile_functions((*call).args.cast())
             || pg_sys::contain_subplans((*call).args.cast())
         {
@@ -118,7 +118,7 @@ unsafe fn subquery_for(entry: *mut pg_sys::RangeTblEntry) -> Option<*mut pg_sys:
         }
         let oid = pg_sys::Oid::from((*name).constvalue.value() as u32);
         // Who may not read a table does not lock it.
-        if server::table_key(oid).is_none() || !catalog::may_read(oid) {
+        if server::table_key(oid).is_none() || !rights::may_read(oid) {
             return None;
         }
         let lock = pg_sys::AccessShareLock as c_int;

@@ -16,7 +16,7 @@ use super::new_segment::NewSegment;
 use super::rows::{self, Row};
 use super::source::Source;
 use super::{SHARE_AGAIN, Table, compact, dictionary, may_be_key, memory, storable};
-use crate::pg::{catalog, text};
+use crate::pg::{catalog, rights, text};
 use crate::query::QueryColumn;
 use crate::{report, server};
 
@@ -94,7 +94,7 @@ unsafe fn follow_by(
             pg_sys::InvalidOid => ((*range).relname.cast_const(), pg_sys::RangeVarGetCreationNamespace(range)),
             known => {
                 // The query runs as the owner.
-                catalog::check_exact_owner(known);
+                rights::check_exact_owner(known);
                 (pg_sys::get_rel_name(known).cast_const(), pg_sys::get_rel_namespace(known))
             }
         };
@@ -131,7 +131,7 @@ unsafe extern "C-unwind" fn check_owner(
     _argument: *mut std::ffi::c_void,
 ) {
     if found != pg_sys::InvalidOid {
-        catalog::check_relation_owner(found);
+        rights::check_relation_owner(found);
     }
 }
 
@@ -177,7 +177,7 @@ pub unsafe extern "C-unwind" fn append(fcinfo: pg_sys::FunctionCallInfo) -> pg_s
         let arguments = (*fcinfo).args.as_slice(2);
         forbid_where_nothing_is_written(c"transship.append()");
         let oid = pg_sys::Oid::from(arguments[0].value.value() as u32);
-        catalog::check_relation(oid, pg_sys::ACL_INSERT);
+        rights::check_relation(oid, pg_sys::ACL_INSERT);
         let relation = pg_sys::table_open(oid, pg_sys::RowExclusiveLock as i32);
         let table = Table::of(relation);
         if followed::of_table(oid).is_some() {
