@@ -317,13 +317,14 @@ pub fn batch_rows() -> usize {
 /// when the others are done.
 const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(60);
 
-/// The pace of an exchange that has not begun, whose batches may have so many rows.
-pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
+/// The pace of an exchange that has not begun, whose batches may have so many rows, and the first one `first_rows` if that is given.
+pub fn pace(max_rows: usize, first_rows: Option<usize>, is_parallel: bool) -> Pace {
     let mut time = batch_time();
     if is_parallel {
         time = time.min(PARALLEL_BATCH_TIME);
     }
-    Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), reply_bytes: reply_bytes(), window: batch_window(), time })
+    let (bytes, reply_bytes, window) = (batch_bytes(), reply_bytes(), batch_window());
+    Pace::new(Bounds { rows: max_rows, bytes, reply_bytes, window, time }).starting_with(first_rows)
 }
 
 /// The pace of an exchange that is given one row, and the next when its result was used.
