@@ -30,7 +30,7 @@ transship.manager_socket = '$TRANSSHIP_SOCKET'
 fsync = off
 shared_buffers = 256MB
 CONF
-as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
+as_server "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
 
 # Tests that need servers of their own on the host are left to the host's version: arrow_udf, dialects, tls.
 tests=(language batching surgery guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update)

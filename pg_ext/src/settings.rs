@@ -70,6 +70,8 @@ enum Cache {
 
 /// The setting that lists images.
 pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
+/// The name of the setting in which a leader says which images it calls.
+pub const CHOSEN_IMAGES_NAME: &CStr = c"transship.chosen_images";
 
 /// Bytes of a setting's unit.
 const KB: u64 = 1024;
@@ -79,6 +81,7 @@ static MANAGER_SOCKET: GucSetting<Option<CString>> =
 static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
     GucSetting::<AllowedImagesCheck>::new(AllowedImagesCheck::Call);
+static CHOSEN_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
 static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
@@ -113,6 +116,14 @@ pub fn define() {
         &ALLOWED_IMAGES,
         GucContext::Suset,
         GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        CHOSEN_IMAGES_NAME,
+        c"Images that the leader of this parallel worker calls.",
+        c"",
+        &CHOSEN_IMAGES,
+        GucContext::Suset,
+        GucFlags::NO_SHOW_ALL | GucFlags::NO_RESET_ALL | GucFlags::DISALLOW_IN_FILE,
     );
     GucRegistry::define_enum_guc(
         c"transship.check_allowed_images",
@@ -271,6 +282,11 @@ pub fn manager_socket() -> PathBuf {
 /// Images that those who are not superusers may name.
 pub fn allowed_images() -> String {
     text::to_utf8(ALLOWED_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
+}
+
+/// Which images the leader of this worker calls, as `function=digest,...`.
+pub fn chosen_images() -> String {
+    text::to_utf8(CHOSEN_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
 }
 
 /// When that list is asked.

@@ -55,6 +55,8 @@ const SHARE_AGAIN: &str = "Drop the table with transship.unshare, and share its 
 
 /// The key of a type's modifier in a field's metadata.
 const MODIFIER: &str = "transship:typmod";
+/// The key that the metadata of a field has whose texts are padded with blanks.
+const PADDED: &str = "transship:padded";
 
 /// A shared table as it is declared.
 pub(crate) struct Table {
@@ -154,18 +156,21 @@ impl Table {
 }
 
 impl Column {
-    /// Its field in a segment. The type's modifier is in it, since PostgreSQL alters it without a look at the rows.
+    /// Its field in a segment. The type's modifier is in it, and whether texts are padded, since PostgreSQL alters both without a look at
+    /// the rows.
     fn field(&self) -> Field {
         let mut field = self.sql_type.ty.field(&self.name);
         if self.has_dictionary {
             let encoded = encoded_type(field.data_type());
             field = field.with_data_type(encoded);
         }
-        if self.typmod < 0 {
-            return field;
-        }
         let mut metadata = field.metadata().clone();
-        metadata.insert(MODIFIER.to_string(), self.typmod.to_string());
+        if self.typmod >= 0 {
+            metadata.insert(MODIFIER.to_string(), self.typmod.to_string());
+        }
+        if self.sql_type.is_padded() {
+            metadata.insert(PADDED.to_string(), true.to_string());
+        }
         field.with_metadata(metadata)
     }
 }
