@@ -22,7 +22,7 @@ SELECT count(*) FROM shared_planes WHERE tailnum IN ('N1', 'N2', 'none');
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N2500';
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum > 'N2';
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N' || random();
-EXPLAIN (COSTS OFF, ANALYZE, TIMING OFF, SUMMARY OFF) SELECT seats FROM shared_planes WHERE tailnum = 'N2500';
+EXPLAIN (COSTS OFF, ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) SELECT seats FROM shared_planes WHERE tailnum = 'N2500';
 -- Joins: by key, or whole.
 CREATE TABLE flights AS SELECT i AS id, CASE WHEN i % 11 > 0 THEN 'N' || (i * 7) % 4000 END AS tailnum FROM generate_series(1, 5000) i;
 ANALYZE flights;

@@ -100,6 +100,11 @@ impl Table {
             for attribute in PgTupleDesc::from_pg_copy((*relation).rd_att).iter() {
                 if !attribute.attisdropped {
                     let name = text::from_c(attribute.attname.data.as_ptr());
+                    // PostgreSQL computes it from other columns, whatever the rows have.
+                    if attribute.attgenerated as u8 == b'v' {
+                        let message = format!("column \"{name}\" of a shared table cannot be virtual");
+                        report::raise_error(&Error::new(Kind::InvalidDefinition, message), None);
+                    }
                     columns.push(Column {
                         sql_type: report::unwrap(storable(&name, attribute.atttypid)),
                         name,
