@@ -51,7 +51,6 @@ mod digest;
 mod directory;
 mod error;
 mod file;
-mod incoming;
 pub mod index;
 pub mod keys;
 mod medium;

@@ -32,6 +32,8 @@
 //! | `Timeout` | another process holds the lock for longer than 10 s |
 //! | `Unreachable` | the system failed otherwise, among others if the directory was removed |
 
+mod incoming;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
@@ -46,21 +48,21 @@ use crate::decode::Trust;
 use crate::digest::{Digest, Tally};
 use crate::directory::{Directory, FileNumber, Lock, Time, allocate, map, now, number_of, touch};
 use crate::error;
-use crate::incoming::Reservation;
 use crate::index::Index;
 use crate::medium::Medium;
 use crate::segment::Segment;
 
-pub use crate::incoming::{Begun, Incoming};
+use incoming::Reservation;
+pub use incoming::{Begun, Incoming};
 
 /// The version of what lies in the directory. Callers make it a part of the directory's name, so that processes of different
 /// versions do not share one. It is raised with every change of the format of an index, of the hashes, or of the checks that a
 /// segment passes before it is published.
 pub const FORMAT: u32 = 1;
 
-pub(crate) const SEGMENT: &str = ".arrow";
-pub(crate) const INDEX: &str = ".index";
-pub(crate) const RESERVED: &str = "reserved.";
+const SEGMENT: &str = ".arrow";
+const INDEX: &str = ".index";
+const RESERVED: &str = "reserved.";
 
 /// Longest wait for the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
@@ -72,8 +74,8 @@ const TOUCHED_AFTER_S: i64 = 10;
 /// The segments in memory, or those on disk.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub(crate) directory: Arc<Directory>,
-    pub(crate) medium: Medium,
+    directory: Arc<Directory>,
+    medium: Medium,
     capacity: u64,
 }
 
@@ -95,7 +97,7 @@ impl Held {
 
 /// What the directory holds.
 #[derive(Debug)]
-pub(crate) struct Contents {
+struct Contents {
     /// All segments, the one to be removed first at the end.
     held: Vec<Held>,
     /// The bytes of all reservations.
@@ -250,7 +252,7 @@ impl Store {
         self.capacity
     }
 
-    pub(crate) fn lock(&self) -> Result<Lock> {
+    fn lock(&self) -> Result<Lock> {
         self.lock_within(LOCK_PATIENCE)
     }
 
@@ -261,13 +263,13 @@ impl Store {
     }
 
     /// Which file is published under a digest now, whole or not.
-    pub(crate) fn published(&self, digest: &Digest) -> Result<Option<FileNumber>> {
+    fn published(&self, digest: &Digest) -> Result<Option<FileNumber>> {
         let found = self.directory.find(&format!("{digest}{SEGMENT}")).map_err(reading)?;
         Ok(found.map(|found| found.number))
     }
 
     /// Reserves room in the directory that has these contents. Of the bytes, some have their memory already.
-    pub(crate) fn reserve(
+    fn reserve(
         &self,
         _: &Lock,
         contents: Contents,
@@ -314,7 +316,7 @@ impl Store {
     }
 
     /// What the directory holds. Removes what dead processes left.
-    pub(crate) fn contents(&self, lock: &Lock) -> Result<Contents> {
+    fn contents(&self, lock: &Lock) -> Result<Contents> {
         self.listed(lock).map_err(counting)
     }
 
@@ -345,13 +347,13 @@ impl Store {
     }
 
     /// The segment goes first, so that none is seen without its index.
-    pub(crate) fn unlink(&self, digest: &Digest) -> io::Result<()> {
+    fn unlink(&self, digest: &Digest) -> io::Result<()> {
         self.directory.remove(&format!("{digest}{SEGMENT}"))?;
         self.directory.remove(&format!("{digest}{INDEX}"))
     }
 
     /// A file without a name that has its memory. Where the system has less memory than the capacity, segments give way.
-    pub(crate) fn allocated(&self, bytes: u64, spared: Duration) -> Result<File> {
+    fn allocated(&self, bytes: u64, spared: Duration) -> Result<File> {
         let failed = |cause: io::Error| error::io("allocate memory for shared tables", &cause);
         let file = self.directory.temporary().map_err(failed)?;
         let mut done = 0;

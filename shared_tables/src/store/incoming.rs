@@ -16,11 +16,12 @@ use crate::error;
 use crate::index::Index;
 use crate::medium::Medium;
 use crate::segment::Segment;
-use crate::store::{INDEX, RESERVED, SEGMENT, Store};
+
+use super::{INDEX, RESERVED, SEGMENT, Store};
 
 /// Room that counts as taken until this is dropped, or the process ends.
 #[derive(Debug)]
-pub(crate) struct Reservation {
+pub(super) struct Reservation {
     directory: Arc<Directory>,
     name: String,
     bytes: u64,
@@ -29,7 +30,7 @@ pub(crate) struct Reservation {
 }
 
 impl Reservation {
-    pub(crate) fn new(directory: &Arc<Directory>, digest: &Digest, bytes: u64) -> io::Result<Reservation> {
+    pub(super) fn new(directory: &Arc<Directory>, digest: &Digest, bytes: u64) -> io::Result<Reservation> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         loop {
             let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -64,14 +65,14 @@ pub enum Begun {
 /// A segment that is being loaded. Give it its bytes, in order, with [`append`](Incoming::append) or as to any [`Write`]; if it is
 /// dropped before it is finished, nothing stays.
 pub struct Incoming {
-    pub(crate) store: Store,
-    pub(crate) digest: Digest,
-    pub(crate) tally: Box<Tally<File>>,
+    pub(super) store: Store,
+    pub(super) digest: Digest,
+    pub(super) tally: Box<Tally<File>>,
     /// How many bytes were announced.
-    pub(crate) bytes: u64,
-    pub(crate) room: Reservation,
+    pub(super) bytes: u64,
+    pub(super) room: Reservation,
     /// Segments that were used within this time do not make room.
-    pub(crate) spared: Duration,
+    pub(super) spared: Duration,
 }
 
 impl std::fmt::Debug for Incoming {
