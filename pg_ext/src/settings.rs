@@ -86,6 +86,7 @@ static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
 static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static TABLES_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(1024);
+static TABLES_DISK_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(0);
 static FUSION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
@@ -155,6 +156,16 @@ pub fn define() {
         c"What was not used for the longest time is read again from the database when it is next used.",
         &TABLES_SIZE_MB,
         1,
+        1 << 24,
+        GucContext::Suset,
+        GucFlags::UNIT_MB,
+    );
+    GucRegistry::define_int_guc(
+        c"transship.tables_disk_size",
+        c"Most disk space for shared tables that do not fit into memory; 0 means that they are an error.",
+        c"Their files lie among the server's temporary files.",
+        &TABLES_DISK_SIZE_MB,
+        0,
         1 << 24,
         GucContext::Suset,
         GucFlags::UNIT_MB,
@@ -312,6 +323,11 @@ pub fn cache_use(max_age: Option<Duration>) -> Option<CacheUse> {
 /// Bytes of memory for shared tables.
 pub fn tables_bytes() -> u64 {
     u64::try_from(TABLES_SIZE_MB.get()).unwrap_or(1) << 20
+}
+
+/// Most disk space for shared tables that do not fit into memory; 0 if they are an error.
+pub fn tables_disk_bytes() -> u64 {
+    u64::try_from(TABLES_DISK_SIZE_MB.get()).unwrap_or(0) << 20
 }
 
 /// Whether calls in arguments of calls are fused with them.

@@ -3,7 +3,7 @@
 //!
 //! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
 //! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
-//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few.
+//! [`memory`] puts the bytes into the host's memory when they are first read, or on its disk ([`places`]). [`share`] makes segments, and [`compact`] keeps them few.
 //! Tables that follow their source are in `transship.followed_tables` ([`followed`]): [`follow`] says which queries can be followed, and
 //! [`follow_trigger`] keeps their tables up, from the rows that a statement has inserted, or from all ([`followed_rows`]).
 //! [`scan`] reads segments, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`]. [`given`] has the tables that functions read in
@@ -21,6 +21,7 @@ pub mod lookup;
 pub mod lookup_joins;
 pub mod memory;
 mod new_segment;
+mod places;
 mod rows;
 mod sample;
 mod scan;
@@ -259,7 +260,7 @@ fn is_deterministic(collation: pg_sys::Oid) -> bool {
 unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Arc<Segment>>> {
     // SAFETY: the caller says so.
     let found = unsafe { rows::list(table.relation, snapshot) };
-    memory::check_room(&found, table)?;
+    memory::places()?.check_room(&found, table)?;
     memory::forget_removed();
     let mut segments = Vec::with_capacity(found.len());
     for row in &found {
