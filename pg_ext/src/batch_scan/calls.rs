@@ -35,8 +35,8 @@ use crate::pieces::{self, rows_that_fit};
 use crate::stream::Stream;
 use crate::{report, settings};
 
-/// Begins to form a batch.
-pub(super) fn start_batch(inner: &mut Inner) {
+/// Makes room for the arguments of a batch, which has a first row.
+pub(super) fn make_room(inner: &mut Inner) {
     for (i, call) in inner.calls.iter_mut().enumerate() {
         let stream = inner.driver.lane(i);
         let arena = |size| stream.map_or_else(|| Writer::own(size), |stream| stream.arena(size));
@@ -44,6 +44,10 @@ pub(super) fn start_batch(inner: &mut Inner) {
         let pace = inner.driver.pace();
         call.columns.begin(pace.room(), pace.bytes(), takes_constants, arena);
     }
+}
+
+/// Begins to form a batch.
+pub(super) fn start_batch(inner: &mut Inner) {
     let memory = inner.spare_contexts.pop().unwrap_or_else(|| {
         // SAFETY: the query's context outlives the node, which drops its batches.
         unsafe { OwnedContext::new(inner.query_context) }

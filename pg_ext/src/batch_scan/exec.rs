@@ -12,7 +12,7 @@ use udf_client::pace::Pace;
 use udf_codec::batch::{BatchBuilder, ColumnBuilder};
 use udf_types::{Error, Kind};
 
-use super::calls::{forward, receive_next, send_batch, start_batch};
+use super::calls::{self, forward, receive_next, send_batch, start_batch};
 use super::kept::KeptColumn;
 use super::private::{Input, Private};
 use super::runs;
@@ -300,6 +300,10 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
                 (*inner).is_child_done = true;
                 return;
             }
+            // Behind the last row there is no batch, and room would be made in vain.
+            if (*batch).rows.count == 0 {
+                make_room(inner);
+            }
             raw::memory_context_reset((*context).ecxt_per_tuple_memory);
             (*context).ecxt_outertuple = slot;
             raw::deform(slot, (*inner).deformed);
@@ -322,6 +326,13 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             }
         }
     }
+}
+
+/// Makes room for the arguments of a batch.
+#[pg_guard]
+unsafe extern "C-unwind" fn make_room(inner: *mut Inner) {
+    // SAFETY: the caller passes the state, at which nobody else looks meanwhile.
+    unsafe { calls::make_room(&mut *inner) }
 }
 
 /// Adds one call for the child's row, if it is to be made.
