@@ -2,7 +2,7 @@
 //!
 //! A connection that waits for its client takes no thread: the kernel has them all in a list (epoll), and reports each once, to one
 //! thread. That thread polls hyper's future of the connection until it waits again. Threads of a language that pulls have a list of their
-//! own (`pulling.rs`).
+//! own (`pull.rs`).
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,7 +30,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::resource::{Resource, getrlimit};
 
 use crate::container::Container;
-use crate::pulling::{self, PULLED, Pulling};
+use crate::given::take_given;
+use crate::pulling::{PULLED, Pulling};
 use crate::rest::{self, Client};
 use crate::seats::{Seats, Work};
 use crate::stream::Stream;
@@ -242,11 +243,11 @@ impl Http {
             // An error means that the client has gone, or sent what is no HTTP; what panics is no handler.
             let polled = catch_unwind(AssertUnwindSafe(|| http.poll(&mut context)));
             if !matches!(polled, Ok(Poll::Pending)) {
-                pulling::take_given();
+                take_given();
                 self.close(connection);
                 return None;
             }
-            if let Some(work) = pulling::take_given() {
+            if let Some(work) = take_given() {
                 let (http, socket) = (self.clone(), connection.socket.clone());
                 work.suspend(socket, Box::new(move || drop(http.advance(connection, true))));
                 return Some(work);

@@ -24,9 +24,9 @@ use crate::container::Container;
 use crate::dialects;
 use crate::error::{CallError, guarded};
 use crate::function::Function;
+use crate::given;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
-use crate::pulling;
 use crate::stream::has_hung_up;
 use crate::tables::{self, Given, giving};
 use crate::waits::may_run_here;
@@ -189,7 +189,7 @@ async fn answer(
         return Ok((StatusCode::OK, (JSON, describe(function).into_bytes())));
     }
     let is_pulled = function.is_pulled() && unpacked.is_none() && body.len() <= MOST_PULLED_BYTES;
-    let is_here = is_pulled && pulling::is_here();
+    let is_here = is_pulled && given::is_here();
     if !is_here {
         may_run_here().await;
         if function.takes_long() {
@@ -209,7 +209,7 @@ async fn answer(
         let work = || guarded(|| function.work(&call.arrived, call.row_errors));
         let (work, _) = giving(tables.clone(), || collecting(wants_lines, work));
         if let Some(work) = work? {
-            let reply = pulling::reply_to(&work).await;
+            let reply = given::reply_to(&work).await;
             let answering = || {
                 work.hand_lines_over();
                 let parts = vec![function.reply_to(&work, reply, may_encode)?];

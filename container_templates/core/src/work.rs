@@ -1,7 +1,7 @@
 //! A unit of work of a language that pulls, and what the language answers.
 //!
 //! A thread of the library waits for the reply (`queue.rs`), or the connection itself goes on with it: on the thread that answers, once
-//! that happens (`pulling.rs`).
+//! that happens (`pull.rs`).
 
 use std::collections::VecDeque;
 use std::fmt::{Debug, Formatter};
