@@ -66,6 +66,6 @@ mod tests {
         std::fs::remove_file(&folder).unwrap();
         let start = map.as_ptr() as usize;
         assert!(is_of_table(start) && is_of_table(start + 4095));
-        assert!(!is_of_table(start + 4096) && !is_of_table(&raw const FILES as usize));
+        assert!(!is_of_table(start + 4096) && !is_of_table(&raw const start as usize));
     }
 }
