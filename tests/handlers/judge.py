@@ -131,6 +131,9 @@ def judge(template):
         # What the language would make NULL of.
         if name := {"node": "no_json", "r": "no_integer"}.get(template):
             check("a value that is not of the type", {key: ask(path, name, [1, 2, 3]).get(key) for key in ("kind", "row")}, {"kind": "bad_result", "row": 1})
+        if template == "r":
+            for name, value in [("same_day", "-0043-03-15"), ("same_day", "+10000-01-01"), ("same_moment", "-0043-03-15T00:00:00.000000")]:
+                check(f"a value that R lacks, {value}", {key: ask(path, name, [None, value]).get(key) for key in ("kind", "row")}, {"kind": "out_of_range", "row": 1})
         error = ask(path, "throws", [1, 2, 3])
         # R leaves the batch, and not the row.
         check("an exception without words", (error["kind"], error.get("row")), ("user_code", None if template == "r" else 1))

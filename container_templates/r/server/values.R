@@ -99,13 +99,14 @@ read_text <- function(values, pattern = NULL) {
   }, NA_character_)
 }
 
-refuse_infinite <- function(texts) {
-  row <- which(texts %in% c("infinity", "-infinity"))[1]
+# Infinity, and years with a sign: those before the first one and after 9999.
+refuse_beyond <- function(texts) {
+  row <- which(grepl("^(-?infinity|[+-][0-9]{4,}-.*)$", texts))[1]
   if (!is.na(row)) out_of_range(row, texts[row])
 }
 
 read_date <- function(texts) {
-  refuse_infinite(texts)
+  refuse_beyond(texts)
   column <- as.Date(texts, format = "%Y-%m-%d")
   row <- which(!is.na(texts) & (is.na(column) | !grepl("^[0-9]{4}-[0-9]{2}-[0-9]{2}$", texts)))[1]
   if (!is.na(row)) misfit(row, texts[row])
@@ -116,7 +117,7 @@ read_date <- function(texts) {
 last_exact_second <- 2^33
 
 read_timestamp <- function(texts, has_zone) {
-  refuse_infinite(texts)
+  refuse_beyond(texts)
   pattern <- paste0("^([0-9]{4,})-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\\.[0-9]{1,6})?", if (has_zone) "(Z|[+-][0-9]{2}:[0-9]{2})$" else "$")
   row <- which(!is.na(texts) & !grepl(pattern, texts))[1]
   if (!is.na(row)) misfit(row, texts[row])
