@@ -16,6 +16,7 @@ use std::rc::Rc;
 use arrow_array::{Array, ArrayRef, UInt32Array};
 use arrow_select::take::take;
 use pgrx::{pg_guard, pg_sys};
+use udf_client::inbox::bytes_of_column;
 use udf_codec::batch::{ColumnBuilder, Given};
 
 use super::private::Input;
@@ -23,7 +24,8 @@ use super::state::Sent;
 use crate::datum::argument_columns::{ArgumentColumns, Place, Row, Source, is_converted};
 use crate::datum::to_arrow;
 use crate::function::Function;
-use crate::pg::{list, nodes, raw};
+use crate::pg::{list, nodes, raw, reserve};
+use crate::report;
 
 /// Expressions that are compared with each other, at most.
 const MOST_COMPARED: usize = 100;
@@ -293,6 +295,7 @@ impl Taken {
         if sent.count == self.values.len() {
             return self.values.clone();
         }
+        report::unwrap(reserve::check_room(bytes_of_column(&self.values)));
         let mut places = self.rows.iter().zip(0..);
         let place_of = |row| places.find(|(own, _)| **own as usize == row).map(|(_, place)| place);
         let places: UInt32Array = sent.rows(rows).filter_map(place_of).collect::<Vec<u32>>().into();
