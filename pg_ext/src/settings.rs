@@ -144,8 +144,8 @@ pub fn define() {
     );
     GucRegistry::define_bool_guc(
         c"transship.fusion",
-        c"Hands results of container functions to the calls around them as columns.",
-        c"Off, an SQL value is made of each result first.",
+        c"Hands results of container functions to the calls around them as columns, and converts common arguments once.",
+        c"Off, an SQL value is made of each result first, and each call converts its own arguments.",
         &FUSION,
         GucContext::Userset,
         GucFlags::default(),

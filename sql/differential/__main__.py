@@ -23,7 +23,7 @@ import versions
 
 # How often each kind is asked, compared with the others.
 ONE_STATEMENT = {
-    "plain": 20, "initplans": 8, "grouping_sets": 6, "empty_aggregates": 3, "window_conditions": 6, "window_arguments": 2,
+    "plain": 20, "common": 8, "initplans": 8, "grouping_sets": 6, "empty_aggregates": 3, "window_conditions": 6, "window_arguments": 2,
     "lateral_subselects": 6, "composites": 4, "subplans_in_aggregates": 7, "recursion": 3, "set_operations": 3,
 }  # fmt: skip
 SEVERAL_STATEMENTS = {

@@ -64,8 +64,8 @@ def batching(queries):
 
 
 def fusion(queries):
-    """The same query with calls in arguments of calls fused and not."""
-    kind = queries.one_of("plain", "plain", "initplans", "grouping_sets", "window_conditions", "lateral_subselects", "composites")
+    """The same query with calls in arguments of calls fused, and arguments shared, and not."""
+    kind = queries.one_of("plain", "plain", "common", "common", "initplans", "grouping_sets", "window_conditions", "lateral_subselects", "composites")
     query = getattr(queries, kind)()
     apart, fused = _sides("not fused", query, "fused", query)
     apart.steps.insert(0, Step("SET transship.fusion = off"))

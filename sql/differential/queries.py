@@ -84,6 +84,27 @@ class Queries(Expressions):
             order = " ORDER BY " + ", ".join(str(i + 1) for i in range(width + len(columns)))
         return f"SELECT {ids}, {', '.join(columns)} FROM {source}{where}{order}{limit}"
 
+    def common(self):
+        """Several calls with arguments in common, for different rows."""
+        self.may_fail = self.chance(0.3)
+        source, tables = self.source()
+        number = self.number(tables, self.integer(0, 2))
+        text = self.one_of(self.text(tables, 0), self.text(tables, 1), f"lower({self.text(tables, 0)})", f"md5({number}::text)")
+        calls = [
+            f"%up({text})",
+            f"%size({text})",
+            f"%tag({text}, {number})",
+            f"%tag({text}, {self.number(tables, 1)})",
+            f"%tag(%up({text}), %size({text}))",
+            f"%add({number}, {self.number(tables, 1)})",
+            f"%inc({number})",
+            f"%label({number})",
+        ]
+        calls = [self.one_of(call, call, f"CASE WHEN {self.condition(tables, 1)} THEN {call} END") for call in calls]
+        columns = ", ".join(self.random.sample(calls, self.integer(2, 5)))
+        where = self.one_of("", f" WHERE {self.condition(tables, 1)}", f" WHERE %size({text}) > 2 OR %up({text}) < 'T5'")
+        return f"SELECT {self.ids(tables)}, {columns} FROM {source}{where}"
+
     def initplans(self):
         """Uncorrelated subqueries beside calls, mostly without ORDER BY, so that they belong to the node that is replaced."""
         self.has_initplans = True

@@ -74,6 +74,7 @@ pub(super) fn send_batch(inner: &mut Inner) {
     }
     inner.rows_read += batch.rows.count as u64;
     let mut bytes = batch.bytes;
+    let shared = inner.arguments.take();
     for i in 0..inner.calls.len() {
         let count = batch.sent[i].count;
         if count == 0 {
@@ -81,8 +82,12 @@ pub(super) fn send_batch(inner: &mut Inner) {
             continue;
         }
         let call = &mut inner.calls[i];
-        bytes += call.columns.bytes() + std::mem::take(&mut call.builder_bytes);
-        let (arguments, arena) = call.columns.take();
+        bytes +=
+            call.columns.bytes() + std::mem::take(&mut call.builder_bytes) + std::mem::take(&mut call.shared_bytes);
+        let (mut arguments, arena) = call.columns.take();
+        for (argument, column) in &call.shared {
+            arguments[*argument] = Given::Column(shared[*column].of(&batch.sent[i], batch.rows.count));
+        }
         if !call.inputs.is_empty() {
             let arguments = call.builder.take_built(arguments);
             batch.progress.push(Progress::Waiting(Rest { arguments, arena, sent: 0 }));

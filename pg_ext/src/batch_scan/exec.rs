@@ -12,13 +12,14 @@ use udf_client::pace::Pace;
 use udf_codec::batch::{BatchBuilder, ColumnBuilder};
 use udf_types::{Error, Kind};
 
+use super::arguments::{Arguments, EqualArguments};
 use super::calls::{self, forward, receive_next, send_batch, start_batch};
 use super::kept::KeptColumn;
 use super::private::{Input, Private};
 use super::runs;
 use super::sets::find_result;
 use super::state::{Batch, BatchScanState, Call, Inner, Sent, SetCursor, border_of};
-use crate::datum::argument_columns::{ArgumentColumns, Row, Source};
+use crate::datum::argument_columns::{ArgumentColumns, Place, Row};
 use crate::datum::to_arrow;
 use crate::function::Role;
 #[cfg(feature = "lift-ordinary")]
@@ -72,6 +73,12 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let is_stepwise = private.is_stepwise;
         let statement = (*estate).es_plannedstmt;
         let writes = (*statement).commandType != pg_sys::CmdType::CMD_SELECT || (*statement).hasModifyingCTE;
+        let (mut shared_arguments, mut equal) = (Arguments::default(), EqualArguments::default());
+        if entries.len() > 1 && !is_explained_only && settings::is_fusing() {
+            for (number, entry) in entries.iter().enumerate() {
+                equal.add_call((**entry).expr.cast(), private.inputs_of(number));
+            }
+        }
         for (number, (entry, condition)) in entries.into_iter().zip(conditions).enumerate() {
             let inputs = private.inputs_of(number);
             let is_awaited = |argument: usize| inputs.iter().any(|input: &Input| input.argument == argument);
@@ -91,24 +98,20 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             if function.role != Role::Direct {
                 report::raise_error(&function.not_direct(), None);
             }
-            let mut expressions = Vec::new();
-            let sources: Vec<_> = arguments
+            let (mut expressions, mut shared) = (Vec::new(), Vec::new());
+            let places: Vec<_> = arguments
                 .iter()
                 .enumerate()
-                .map(|(i, argument)| match nodes::outer_column(*argument) {
-                    _ if is_awaited(i) => None,
-                    Some(position) => {
-                        looked_at = looked_at.max(position + 1);
-                        Some(Source::column(position))
+                .map(|(i, argument)| {
+                    if is_awaited(i) {
+                        return Place::Awaited;
                     }
-                    None => {
-                        expressions.push(pg_sys::ExecInitExpr(*argument, planstate));
-                        Some(Source::evaluated(expressions.len() - 1))
-                    }
+                    looked_at = looked_at.max(nodes::outer_column(*argument).map_or(0, |position| position + 1));
+                    let noted = (&mut expressions, &mut shared);
+                    shared_arguments.place((number, i), *argument, &function, planstate, &mut equal, noted)
                 })
                 .collect();
-            let are_constant: Vec<_> = arguments.iter().map(|it| nodes::is_constant(*it)).collect();
-            let columns = ArgumentColumns::new(&function.arguments, sources, &are_constant);
+            let columns = ArgumentColumns::new(&function.arguments, &places);
             for input in inputs {
                 let takes = function.signature.arguments.get(input.argument).map(|argument| &argument.ty);
                 if takes != calls.get(input.call).map(|call: &Call| &call.function.signature.result) {
@@ -127,9 +130,9 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 tables,
                 condition,
                 is_strict: function.is_strict,
-                values: vec![pg_sys::Datum::null(); expressions.len()],
-                nulls: vec![true; expressions.len()],
                 expressions,
+                shared,
+                shared_bytes: 0,
                 columns,
                 builder,
                 builder_bytes: 0,
@@ -169,6 +172,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             driver: Driver::new(settings::stepwise_pace(), calls.len()),
             depth,
             calls,
+            arguments: shared_arguments,
             max_rows,
             is_parallel,
             declared_first_rows,
@@ -309,10 +313,12 @@ unsafe fn read_rows(inner: *mut Inner, planstate: *mut pg_sys::PlanState) {
             raw::deform(slot, (*inner).deformed);
             pg_sys::CurrentMemoryContext = (*context).ecxt_per_tuple_memory;
             let mut sent_bytes = 0;
+            (*inner).arguments.begin_row();
             for i in 0..count {
                 let call = &mut *calls.add(i);
-                add_call(call, &mut *(*batch).sent.as_mut_ptr().add(i), (*batch).rows.count, slot, context);
-                sent_bytes += call.columns.bytes() + call.builder_bytes;
+                let sent = &mut *(*batch).sent.as_mut_ptr().add(i);
+                add_call(call, &mut (*inner).arguments, sent, (*batch).rows.count, slot, context);
+                sent_bytes += call.columns.bytes() + call.builder_bytes + call.shared_bytes;
             }
             pg_sys::CurrentMemoryContext = (*batch).context.as_ptr();
             (*batch).bytes += (*batch).rows.push(&(*inner).kept, slot);
@@ -338,6 +344,7 @@ unsafe extern "C-unwind" fn make_room(inner: *mut Inner) {
 /// Adds one call for the child's row, if it is to be made.
 unsafe fn add_call(
     call: &mut Call,
+    arguments: &mut Arguments,
     sent: &mut Sent,
     row: usize,
     slot: *mut pg_sys::TupleTableSlot,
@@ -352,10 +359,8 @@ unsafe fn add_call(
                 return sent.push_skipped(row);
             }
         }
-        for ((state, value), is_null) in call.expressions.iter().zip(&mut call.values).zip(&mut call.nulls) {
-            *value = raw::exec_eval_expr(*state, context, is_null);
-        }
-        let values = call.columns.row(&*slot, &call.values, &call.nulls);
+        arguments.evaluate(&call.expressions, context);
+        let values = arguments.row(&call.columns, &*slot);
         let has_null = call.columns.has_null(&values);
         if has_null && call.is_strict {
             return sent.push_skipped(row);
@@ -369,6 +374,9 @@ unsafe fn add_call(
         call.columns.push(&values, has_null);
         if !call.columns.built().is_empty() {
             build(call, &raw const values);
+        }
+        if !call.shared.is_empty() {
+            call.shared_bytes += arguments.push(&call.shared, &values, row);
         }
         sent.push_sent();
     }
@@ -432,8 +440,9 @@ pub unsafe extern "C-unwind" fn rescan(css: *mut pg_sys::CustomScanState) {
                 call.builder = BatchBuilder::new(&call.function.signature);
             }
             call.columns.clear();
-            call.builder_bytes = 0;
+            (call.builder_bytes, call.shared_bytes) = (0, 0);
         }
+        inner.arguments.clear();
         if let Some(set) = &mut inner.set {
             (set.part, set.has_matched) = (None, false);
         }

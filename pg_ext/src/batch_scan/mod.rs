@@ -11,6 +11,7 @@
 //!
 //! A node whose call returns a set has no other call, and gives one row per result.
 
+mod arguments;
 mod calls;
 mod exec;
 mod explain;

@@ -10,6 +10,7 @@ use udf_client::arena::Arena;
 use udf_client::driver::{Driver, Totals};
 use udf_codec::batch::{BatchBuilder, Given};
 
+use super::arguments::Arguments;
 use super::kept::{KeptColumn, KeptRows};
 use super::private::{Input, SetJoin};
 use crate::datum::argument_columns::ArgumentColumns;
@@ -78,6 +79,8 @@ pub struct Inner {
     pub user: pg_sys::Oid,
     /// The lifted calls.
     pub calls: Vec<Call>,
+    /// What several of them take.
+    pub arguments: Arguments,
     /// Of how many calls, each the argument of the next, the longest row is.
     pub depth: usize,
     /// Sends batches to the calls' exchanges, a lane for each. A lane is closed before the first batch.
@@ -146,11 +149,11 @@ pub struct Call {
     /// Whether it is made only where no argument is NULL.
     pub is_strict: bool,
     /// What is to be evaluated over the child's row for the arguments that are not its columns.
-    pub expressions: Vec<*mut pg_sys::ExprState>,
-    /// Their values for one row.
-    pub values: Vec<pg_sys::Datum>,
-    /// Whether these are NULL.
-    pub nulls: Vec<bool>,
+    pub expressions: Vec<usize>,
+    /// Its arguments that others have as well, and which shared column each is.
+    pub shared: Vec<(usize, usize)>,
+    /// Bytes that it has in these.
+    pub shared_bytes: usize,
     /// The arguments' values in the batch that is being formed.
     pub columns: ArgumentColumns,
     /// Those that `columns` leaves to it, and the batches' numbers.

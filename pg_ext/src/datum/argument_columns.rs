@@ -59,6 +59,24 @@ impl Source {
     }
 }
 
+/// Where the values of an argument come from.
+#[derive(Debug, Clone, Copy)]
+pub enum Place {
+    /// The row.
+    Own(Source),
+    /// The row, but their column is made elsewhere.
+    Shared(Source),
+    /// Any row, since all have the same.
+    Constant(Source),
+    /// No row.
+    Awaited,
+}
+
+/// Whether values of a type have to be converted one by one, into a column that may be used for several calls.
+pub fn is_converted(sql_type: &SqlType) -> bool {
+    !matches!((Column::new(sql_type), &sql_type.form), (Some(Column::Fixed), _) | (_, Form::Composite { .. }))
+}
+
 /// The values of one row: those of the child's columns, what was evaluated over them, and attributes of either.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
@@ -159,8 +177,8 @@ enum Argument {
     Composite(usize, Composite),
     /// A [`udf_codec::batch::ColumnBuilder`] has it.
     Built,
-    /// It is another call's result, which is not there yet.
-    Awaited,
+    /// It is another call's result, which is not there yet, or a column that is made elsewhere.
+    Elsewhere,
     /// The constant of this number.
     Constant(usize),
 }
@@ -210,17 +228,21 @@ pub struct ArgumentColumns {
 }
 
 impl ArgumentColumns {
-    /// Empty columns for arguments of these types, which a row has there, and which may be constant. Those without a place are no
-    /// row's: [`ArgumentColumns::take`] says of them that a builder has them.
-    pub fn new(types: &[SqlType], sources: Vec<Option<Source>>, are_constant: &[bool]) -> ArgumentColumns {
+    /// Empty columns for arguments of these types, whose values come from there. Of those that are awaited or shared,
+    /// [`ArgumentColumns::take`] says that a builder has them.
+    pub fn new(types: &[SqlType], places: &[Place]) -> ArgumentColumns {
         let (mut leaves, mut built, mut constants, mut attributes) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        let arguments = types.iter().zip(&sources).enumerate().map(|(number, (sql_type, &source))| {
+        let arguments = types.iter().zip(places).enumerate().map(|(number, (sql_type, &place))| {
             let first = leaves.len();
-            let Some(source) = source else { return Argument::Awaited };
-            if are_constant[number] {
-                constants.push((number, source, None));
-                Argument::Constant(constants.len() - 1)
-            } else if let Some(column) = Column::new(sql_type) {
+            let source = match place {
+                Place::Own(source) => source,
+                Place::Shared(_) | Place::Awaited => return Argument::Elsewhere,
+                Place::Constant(source) => {
+                    constants.push((number, source, None));
+                    return Argument::Constant(constants.len() - 1);
+                }
+            };
+            if let Some(column) = Column::new(sql_type) {
                 leaves.push(Leaf { source, ty: sql_type.ty.clone(), column, nulls: Vec::new() });
                 Argument::Leaf(first)
             } else if let Some((places, parts)) = spread_leaves(sql_type, attributes) {
@@ -235,7 +257,11 @@ impl ArgumentColumns {
             }
         });
         let arguments = arguments.collect();
-        let sources = sources.into_iter().flatten().collect();
+        let source_of = |place: &Place| match *place {
+            Place::Own(source) | Place::Shared(source) | Place::Constant(source) => Some(source),
+            Place::Awaited => None,
+        };
+        let sources = places.iter().filter_map(source_of).collect();
         let (mut fixed, mut of_bytes) = (Vec::new(), Vec::new());
         for (number, leaf) in leaves.iter().enumerate() {
             match leaf.column {
@@ -484,7 +510,7 @@ impl ArgumentColumns {
                 let array = StructArray::try_new_with_length(fields.clone(), parts, nulls, rows);
                 Given::Column(Arc::new(array.expect("each row has one value of its type for every attribute")))
             }
-            Argument::Built | Argument::Awaited => Given::Built,
+            Argument::Built | Argument::Elsewhere => Given::Built,
             Argument::Constant(number) => {
                 let (.., value) = &self.constants[*number];
                 Given::Constant(value.clone().expect("a row was pushed"))
