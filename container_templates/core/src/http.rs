@@ -271,7 +271,9 @@ impl Http {
     fn wait(&self, mut connection: Box<Connection>, events: EpollFlags, is_queued: bool) -> Option<Box<Connection>> {
         connection.since = Instant::now();
         let (number, socket) = (connection.number, connection.socket.clone());
-        let is_pulled = !is_queued && connection.client.is_pulled() && self.pulling.has_begun();
+        // A client that reads slowly would keep a thread that pulls with the rest of its answer.
+        let is_answered = !is_queued && !events.contains(EpollFlags::EPOLLOUT);
+        let is_pulled = is_answered && connection.client.is_pulled() && self.pulling.has_begun();
         let is_new = is_pulled && !connection.is_listed;
         connection.is_listed |= is_pulled;
         {

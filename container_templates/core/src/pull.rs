@@ -54,22 +54,26 @@ impl Http {
         let _waiting = Waiting::begin(self);
         let mut ready = [EpollEvent::empty()];
         loop {
-            match queue.next(Some(Duration::ZERO)) {
-                Found::Nothing => {}
-                found => return found,
-            }
             let left = deadline.map_or(LONGEST, |deadline| deadline.saturating_duration_since(Instant::now()));
-            if left.is_zero() {
-                return Found::Nothing;
-            }
-            let left = left.min(LONGEST) + Duration::from_micros(999);
+            let is_over = left.is_zero();
+            let left = left.min(LONGEST) + Duration::from_micros(if is_over { 0 } else { 999 });
             let timeout = EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX);
-            if self.pulling.epoll.wait(&mut ready, timeout) == Ok(1)
-                && ready[0].data() != QUEUED
-                && let Some(work) = self.advance_reported(ready[0].data())
-            {
-                queue.note_taken(&work);
-                return Found::Work(work);
+            // The kernel reports the queue and the connections in turn, so neither keeps the other waiting.
+            match self.pulling.epoll.wait(&mut ready, timeout) {
+                Ok(1) if ready[0].data() == QUEUED => match queue.next(Some(Duration::ZERO)) {
+                    Found::Nothing => {}
+                    found => return found,
+                },
+                Ok(1) => {
+                    if let Some(work) = self.advance_reported(ready[0].data()) {
+                        queue.note_taken(&work);
+                        return Found::Work(work);
+                    }
+                }
+                _ => {}
+            }
+            if is_over {
+                return Found::Nothing;
             }
         }
     }

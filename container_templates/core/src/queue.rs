@@ -212,12 +212,11 @@ impl Queue {
     fn is_stuck(&self, now: Instant) -> bool {
         let state = self.state();
         let is_long = |since: &Instant| now.saturating_duration_since(*since) > STUCK;
-        if !state.unpulled.as_ref().is_some_and(is_long) {
-            return false;
-        }
         let running = state.running.iter().filter_map(Weak::upgrade).filter(|work| !work.is_answered());
-        let mut running = running.peekable();
-        running.peek().is_some() && running.all(|work| work.is_cancelled() && work.cancelled.get().is_some_and(is_long))
+        // Looking is what finds that a client has gone, so it begins before anything has waited for long.
+        let gone = running.map(|work| work.is_cancelled() && work.cancelled.get().is_some_and(is_long));
+        let gone: Vec<bool> = gone.collect();
+        state.unpulled.as_ref().is_some_and(is_long) && !gone.is_empty() && !gone.contains(&false)
     }
 
     /// Takes back work that nobody has pulled.

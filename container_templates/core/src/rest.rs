@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use arrow_array::ArrayRef;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
@@ -164,6 +164,11 @@ async fn answer(
     let wants_lines = request.headers().get(LINES).is_some_and(|value| value == WANTED);
     let is_columns = request.headers().get(CONTENT_TYPE).is_some_and(|value| value == COLUMNS);
     let (head, body) = request.into_parts();
+    if given::is_here() && body.size_hint().upper().is_none_or(|bytes| bytes > MOST_PULLED_BYTES as u64) {
+        // As long as bytes come, whoever reads them does nothing else.
+        client.is_pulled.store(false, Ordering::Relaxed);
+        may_run_here().await;
+    }
     let body = Limited::new(body, MAX_MESSAGE_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
     let unpacked = if method == Method::POST && is_packed(&head.headers) {

@@ -241,6 +241,51 @@ fn many_connections_get_their_own_answers() {
 }
 
 #[test]
+fn calls_of_the_queue_leave_calls_of_connections_their_turn() {
+    let server = start(1, "");
+    let mut kept = Kept::open(&server);
+    let end = Instant::now() + Duration::from_secs(3);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            let server = &server;
+            scope.spawn(move || {
+                // More rows than a thread that pulls reads itself.
+                let (mut large, many) = (Kept::open(server), rows(&[2; 1025]));
+                while Instant::now() < end {
+                    assert_eq!(large.ask("slow", &many)["columns"][0][1024], 4);
+                }
+            });
+        }
+        thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        (0..10).for_each(|value| kept.double(100 + value));
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    });
+}
+
+#[test]
+fn a_large_request_is_read_by_threads_of_the_library() {
+    const PIECES: usize = 200;
+    let server = start(1, "");
+    let (mut large, mut other) = (Kept::open(&server), Kept::open(&server));
+    let thread = other.thread();
+    let ran = || {
+        let path = format!("/proc/{}/task/{thread}/schedstat", server.process.id());
+        let nanos: u64 = fs::read_to_string(path).unwrap().split(' ').next().unwrap().parse().unwrap();
+        Duration::from_nanos(nanos)
+    };
+    let before = ran();
+    let piece = " ".repeat(1 << 20);
+    let head = "POST /v1/functions/double HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: ";
+    large.send(&format!("{head}{}\r\n\r\n", PIECES << 20));
+    (0..PIECES).for_each(|_| large.send(&piece));
+    assert_eq!(large.receive().1["error"]["kind"], "protocol_violation");
+    assert!(ran() - before < Duration::from_millis(10), "{:?}", ran() - before);
+    other.double(1);
+    large.double(2);
+}
+
+#[test]
 fn a_handler_hears_that_its_client_has_gone() {
     let mut server = start(1, "");
     for times in 1..3 {
@@ -292,7 +337,10 @@ fn a_process_whose_only_thread_runs_for_nobody_ends() {
     kept.send(&request("slow", &rows(&[600_000])));
     server.wait_for("pulls: slow begun");
     drop(kept);
+    let gone = Instant::now();
     other.send(&request("double", &rows(&[1])));
     assert_eq!(server.wait_for_end(), Some(1), "{}", server.log());
+    // The client is missed from the start, not once another has waited for ten seconds.
+    assert!(gone.elapsed() < Duration::from_secs(16), "{:?}", gone.elapsed());
     assert!(server.log().contains("the process ends"));
 }
