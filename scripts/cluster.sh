@@ -27,8 +27,7 @@ CONF
     fi
     if ! is_alive "$data/postmaster.pid"; then
       say "Starting the private cluster"
-      # A Rust backtrace has no place in the DETAIL of an SQL error.
-      as_server env -u RUST_BACKTRACE ${TRANSSHIP_PRELOAD:+LD_PRELOAD="$TRANSSHIP_PRELOAD"} "$PG_BIN/pg_ctl" --pgdata="$data" --log="$PRIVATE/pg/log" --silent --wait start
+      as_server env RUST_BACKTRACE=1 ${TRANSSHIP_PRELOAD:+LD_PRELOAD="$TRANSSHIP_PRELOAD"} "$PG_BIN/pg_ctl" --pgdata="$data" --log="$PRIVATE/pg/log" --silent --wait start
     fi
     ;;
   stop)

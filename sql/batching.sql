@@ -72,6 +72,14 @@ DROP FUNCTION count_calls_stable;
 -- EXPLAIN ANALYZE counts; the batches grow from 128 rows to 10,000, if no batch takes too long.
 SET transship.batch_time = 0;
 EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one(x)) FROM numbers;
+-- A function may ask for another first batch; a limit asks for fewer.
+CREATE FUNCTION add_one_at_once(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE STRICT
+    AS 'image = "regress:1.0" function = "add_one" first_batch_rows = 1000 max_batch_rows = 3000';
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one_at_once(x)) FROM numbers WHERE x <= 1000;
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT sum(add_one_at_once(x)) FROM numbers;
+SELECT sum(add_one_at_once(x)), sum(x + 1) FROM numbers;
+EXPLAIN (ANALYZE, BUFFERS OFF, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT add_one_at_once(x) FROM numbers LIMIT 10;
+DROP FUNCTION add_one_at_once;
 RESET transship.batch_time;
 -- Slow calls have small batches: after a first one of 128 rows, as many as fit into the time.
 CREATE FUNCTION wait_for_volatile(seconds float8) RETURNS float8 LANGUAGE container AS 'image = "regress:1.0" function = "wait_for"';

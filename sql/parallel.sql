@@ -71,26 +71,42 @@ RESET parallel_leader_participation;
 DROP FUNCTION says, add_one_restricted, refuses, wait_restricted;
 -- One statement calls one version of an image, also of a function without a digest whose image's name stands for another one by now.
 \! mkdir -p target/regress/versions
-\! printf 'name = "regress_versions"\nversion = "1.0"\ntemplate = "python"\n\n[[functions]]\nname = "image_version"\n\n[[functions]]\nname = "version_of"\narguments = ["(x int8)"]\nreturns = "int8"\n' > target/regress/versions/transship.toml
-\! printf 'def image_version(x: int) -> int:\n    return 1\n\n\ndef version_of(row):\n    return 1\n' > target/regress/versions/handler.py
+\! printf 'name = "regress_versions"\nversion = "1.0"\ntemplate = "python"\n\n[[functions]]\nname = "image_version"\n\n[[functions]]\nname = "version_of"\narguments = ["(x int8)"]\nreturns = "int8"\n\n[[functions]]\nname = "versions"\nkind = "aggregate"\narguments = ["x int8"]\nreturns = "text"\n' > target/regress/versions/transship.toml
+\! printf 'def image_version(x: int) -> int:\n    return 1\n\n\ndef version_of(row):\n    return 1\n\n\nclass versions:\n    def __init__(self):\n        self.seen = set()\n\n    def step(self, x):\n        self.seen.add(image_version(x))\n\n    def merge(self, other):\n        self.seen |= other.seen\n\n    def finish(self):\n        return str(self.seen)\n' > target/regress/versions/handler.py
 \! target/release/transship build target/regress/versions > /dev/null 2>&1
 SET check_function_bodies = off;
 CREATE FUNCTION image_version(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE COST 1000 AS 'image = "regress_versions:1.0"';
 -- One that takes rows is adapted to the image's row type before a worker knows its leader's image.
 CREATE TYPE versioned AS (x bigint);
 CREATE FUNCTION version_of(v versioned) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE COST 1000 AS 'image = "regress_versions:1.0"';
+CREATE FUNCTION versions_step(internal, x bigint) RETURNS internal LANGUAGE container PARALLEL SAFE AS E'image = "regress_versions:1.0"\nfunction = "versions"';
+CREATE FUNCTION versions_final(internal) RETURNS text LANGUAGE container PARALLEL SAFE AS E'image = "regress_versions:1.0"\nfunction = "versions"';
+CREATE FUNCTION versions_state(internal) RETURNS bytea LANGUAGE container STRICT PARALLEL SAFE AS E'image = "regress_versions:1.0"\nfunction = "versions"';
+CREATE FUNCTION versions_read(bytea, internal) RETURNS internal LANGUAGE container STRICT PARALLEL SAFE AS E'image = "regress_versions:1.0"\nfunction = "versions"';
+CREATE FUNCTION versions_merge(internal, internal) RETURNS internal LANGUAGE container PARALLEL SAFE AS E'image = "regress_versions:1.0"\nfunction = "versions"';
+CREATE AGGREGATE versions(bigint) (SFUNC = versions_step, STYPE = internal, FINALFUNC = versions_final, COMBINEFUNC = versions_merge,
+  SERIALFUNC = versions_state, DESERIALFUNC = versions_read, PARALLEL = SAFE);
 RESET check_function_bodies;
-SELECT image_version(1), version_of(ROW(1)::versioned);
+SELECT image_version(1), version_of(ROW(1)::versioned), versions(1);
 \! sed -i 's/return 1/return 2/' target/regress/versions/handler.py
 \! target/release/transship build target/regress/versions > /dev/null 2>&1
 SET parallel_leader_participation = off;
 SELECT sum(image_version(x)), count(*) FROM numbers;
 SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers;
+-- Also of an aggregate, and row by row.
+EXPLAIN (COSTS OFF) SELECT versions(x) FROM numbers;
+SELECT versions(x) FROM numbers;
+SET transship.batching = off;
+EXPLAIN (COSTS OFF) SELECT sum(image_version(x)), count(*) FROM numbers WHERE x <= 1000;
+SELECT sum(image_version(x)), count(*) FROM numbers WHERE x <= 1000;
+SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers WHERE x <= 1000;
+RESET transship.batching;
 RESET parallel_leader_participation;
 SELECT sum(image_version(x)), count(*) FROM numbers;
 \c -
 SELECT sum(image_version(x)), count(*) FROM numbers;
 SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers;
-DROP FUNCTION image_version, version_of;
+DROP AGGREGATE versions(bigint);
+DROP FUNCTION image_version, version_of, versions_step, versions_final, versions_state, versions_read, versions_merge;
 DROP TYPE versioned;
 \! rm -r target/regress/versions

@@ -22,7 +22,7 @@ SELECT count(*) FROM shared_planes WHERE tailnum IN ('N1', 'N2', 'none');
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N2500';
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum > 'N2';
 EXPLAIN (COSTS OFF) SELECT * FROM shared_planes WHERE tailnum = 'N' || random();
-EXPLAIN (COSTS OFF, ANALYZE, TIMING OFF, SUMMARY OFF) SELECT seats FROM shared_planes WHERE tailnum = 'N2500';
+EXPLAIN (COSTS OFF, ANALYZE, TIMING OFF, SUMMARY OFF, BUFFERS OFF) SELECT seats FROM shared_planes WHERE tailnum = 'N2500';
 -- Joins: by key, or whole.
 CREATE TABLE flights AS SELECT i AS id, CASE WHEN i % 11 > 0 THEN 'N' || (i * 7) % 4000 END AS tailnum FROM generate_series(1, 5000) i;
 ANALYZE flights;
@@ -375,6 +375,15 @@ ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(4,1);
 SELECT code, message, hint FROM failure('SELECT * FROM shared_prices');
 ALTER FOREIGN TABLE shared_prices ALTER COLUMN price TYPE numeric(10,2);
 SELECT * FROM shared_prices WHERE id = 2;
+-- Texts that were padded are not read as texts that are not.
+SELECT transship.share('shared_padded', $$SELECT 'ab'::char(5) AS code, ARRAY['c'::char(3)] AS codes$$);
+ALTER FOREIGN TABLE shared_padded ALTER COLUMN code TYPE varchar(5);
+SELECT code, message, hint FROM failure('SELECT * FROM shared_padded');
+ALTER FOREIGN TABLE shared_padded ALTER COLUMN code TYPE char(5), ALTER COLUMN codes TYPE varchar(3)[];
+SELECT code, message, hint FROM failure('SELECT * FROM shared_padded');
+ALTER FOREIGN TABLE shared_padded ALTER COLUMN codes TYPE char(3)[];
+SELECT code = 'ab' AS code, code || '|' AS text, codes = ARRAY['c'::char(3)] AS codes FROM shared_padded;
+SELECT transship.unshare('shared_padded');
 -- One that goes with something else takes the rows along, and keeps nobody from that.
 CREATE COLLATION passing FROM "C";
 SELECT transship.share('shared_passing', 'SELECT 1 AS a, ''old'' COLLATE passing AS b');

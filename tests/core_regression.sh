@@ -18,7 +18,7 @@ unix_socket_directories = '$socket'
 shared_preload_libraries = '$2'
 fsync = off
 CONF
-  as_server env -u RUST_BACKTRACE "$PG_BIN/pg_ctl" --pgdata="$data" --log="$place/$name/log" --silent --wait start
+  as_server "$PG_BIN/pg_ctl" --pgdata="$data" --log="$place/$name/log" --silent --wait start
   as_server env PGHOST="$socket" PGPORT=5432 PGUSER=postgres "$regress" --inputdir="$suite" --outputdir="$place/$name" --dlpath="$suite" \
     --bindir="$PG_BIN" --max-concurrent-tests=20 --schedule="$suite/parallel_schedule" > "$place/$name.out" 2>&1 || true
   as_server "$PG_BIN/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop

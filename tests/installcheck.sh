@@ -48,7 +48,7 @@ export TLS_ENDPOINT=grpcs://localhost:$tls_port TLS_FOLDER=$tls MISBEHAVING_ENDP
 export ARROW_UDF_1_ENDPOINT=grpc://127.0.0.1:$old_port
 
 tests=("$@")
-[ $# -gt 0 ] || tests=(language batching surgery guarded nulls types built_types results map map_chains aggregates errors error_context cancel transports arrow_udf dialects tls prepared parallel statements dba settings update security_context allowed_images aggregate_states null_rows encodings row_types statistics reply_size many_calls constants on_error acting_constraints owners cache fusion tables tables_followed tables_of_functions tables_of_files tables_of_dictionaries)
+[ $# -gt 0 ] || tests=(language batching surgery guarded nulls types built_types results map map_chains aggregates errors error_context cancel transports arrow_udf dialects tls prepared parallel statements dba settings update security_context allowed_images aggregate_states null_rows encodings row_types statistics reply_size many_calls constants on_error acting_constraints owners cache fusion tables tables_on_disk tables_followed tables_of_functions tables_of_files tables_of_dictionaries)
 export PG_REGRESS_DIFF_OPTS=-u
 # A statement that hangs is a failure, not a wait.
 export PGOPTIONS="-c statement_timeout=120s"

@@ -92,7 +92,7 @@ max_parallel_workers_per_gather = 1
 CONF
     [ "$major" -lt 16 ] || sed -i 's/^force_parallel_mode/debug_parallel_query/' "$data/postgresql.conf"
   fi
-  as_server env -u RUST_BACKTRACE TRANSSHIP_LIFT="$2" TRANSSHIP_LIFT_LOG="$place/$name/lifted" \
+  as_server env TRANSSHIP_LIFT="$2" TRANSSHIP_LIFT_LOG="$place/$name/lifted" \
     "$PG_BIN/pg_ctl" --pgdata="$data" --log="$place/$name/log" --silent --wait start
   for suite in $suites; do run_suite "$name" "$suite" "$socket"; done
   as_server "$PG_BIN/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop

@@ -18,8 +18,8 @@ WRITERS = 4
 TRANSACTIONS = 150
 
 
-def connect(port=PRIMARY):
-    return psycopg.connect(host=FOLDER, port=port, user="postgres", dbname="postgres", autocommit=True, connect_timeout=30)
+def connect(port=PRIMARY, options=""):
+    return psycopg.connect(host=FOLDER, port=port, user="postgres", dbname="postgres", autocommit=True, connect_timeout=30, options=options)
 
 
 def ask(connection, query, *values):
@@ -352,6 +352,54 @@ def memory_may_go():
             sys.exit(f"nothing is in memory: {files}")
 
 
+ON_DISK = "-c transship.tables_size=1MB -c transship.tables_disk_size=64MB"
+
+
+def disk():
+    return pathlib.Path(FOLDER) / "primary/base/pgsql_tmp/pgsql_tmp.transship-tables.1"
+
+
+def segments_on_disk():
+    return [file for file in disk().glob("*.arrow")] if disk().exists() else []
+
+
+def a_disk_that_fails_ends_a_session():
+    """A session whose mapped file is shortened ends, and nothing else does. Crashes and restarts leave no files on disk."""
+    rows = "SELECT count(*), count(DISTINCT t), sum(id) FROM spilled"
+    expected = (30000, 30000, 450015000)
+    witness = connect(options=ON_DISK)
+    ask(witness, "SELECT transship.share('spilled', 'SELECT i AS id, md5(i::text) || md5(i::text) AS t FROM generate_series(1, 30000) i', 'id')")
+    check(ask(witness, rows), expected, "rows on disk")
+    (file,) = segments_on_disk()
+    check(file.stat().st_mode & 0o777, 0o400, "the mode of a file on disk")
+    for query in ("SELECT sum(length(t)) FROM spilled", "SELECT t FROM spilled WHERE id = 29000", "SELECT t FROM spilled ORDER BY t"):
+        (file,) = segments_on_disk()
+        victim = connect(options=ON_DISK)
+        victim.execute("BEGIN")
+        victim.execute("DECLARE c CURSOR FOR SELECT * FROM spilled")
+        victim.execute("FETCH 1 FROM c")
+        os.truncate(file, 4096)
+        try:
+            victim.execute(query)
+            sys.exit("a shortened file was read")
+        except psycopg.OperationalError as failure:
+            if "could not read a mapped file of a shared table" not in str(failure):
+                raise
+        check(ask(witness, "SELECT 1"), (1,), "another session")
+        # The file is not whole, and loaded again.
+        with connect(options=ON_DISK) as other:
+            check(ask(other, rows), expected, "rows after a fault")
+    (pid,) = ask(witness, "SELECT pg_backend_pid()")
+    (disk() / "stray.arrow").write_bytes(b"stray")
+    os.kill(pid, 9)
+    wait_for(lambda: connect().close() is None and not disk().exists(), "the end of the files on disk")
+    with connect(options=ON_DISK) as connection:
+        check(ask(connection, rows), expected, "rows after the crash")
+        check(len(segments_on_disk()), 1, "files after the crash")
+        ask(connection, "SELECT transship.unshare('spilled')")
+        check(segments_on_disk(), [], "files of a dropped table")
+
+
 def a_standby_has_the_rows():
     with connect() as connection, connect(STANDBY) as standby:
         (end,) = ask(connection, "SELECT pg_current_wal_flush_lsn()")
@@ -379,6 +427,7 @@ def main():
         a_killed_session_leaves_nothing,
         a_prepared_transaction_is_seen_when_it_commits,
         memory_may_go,
+        a_disk_that_fails_ends_a_session,
         a_standby_has_the_rows,
     ):
         start = time.monotonic()

@@ -11,20 +11,33 @@ versions=("$@")
 find_docker
 if [ -z "${LIFTED:-}" ]; then
   bring_up
-  "$ROOT/scripts/python.sh"
+  "$ROOT/scripts/python.sh" venv venv-arrow-udf
   build_image sql/functions
-  # The server of which security_context asks what token it was sent.
+  # The server of which security_context asks what token it was sent, and the one whose results the cache test keeps.
   python=$ROOT/target/venv/bin/python socket=$PRIVATE/m/misbehaving.sock
   export MISBEHAVING_ENDPOINT=unix:$socket
   "$ROOT/tests/certificates.sh" "$ROOT/target/tls"
-  port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  mapfile -t ports < <("$python" - <<'PYTHON'
+import socket
+sockets = [socket.socket() for _ in range(3)]
+for each in sockets:
+    each.bind(("127.0.0.1", 0))
+for each in sockets:
+    print(each.getsockname()[1])
+PYTHON
+)
+  export ARROW_UDF_ENDPOINT=grpc://127.0.0.1:${ports[1]} ARROW_UDF_1_ENDPOINT=grpc://127.0.0.1:${ports[2]}
   rm -f "$socket" "$socket.silent"
-  (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "$port" "$ROOT/target/tls") &
-  server=$!
-  trap 'kill "$server"' EXIT
-  for _ in $(seq 600); do
-    [ ! -S "$socket" ] || break
-    sleep 0.1
+  (umask 0 && exec "$python" sql/functions/misbehaving.py "$socket" "${ports[0]}" "$ROOT/target/tls") &
+  servers=$!
+  "$ROOT/target/venv-arrow-udf/bin/python" sql/functions/arrow_udf_server.py "${ports[@]:1}" > "$ROOT/target/arrow_udf.log" 2>&1 &
+  servers="$servers $!"
+  trap 'kill $servers' EXIT
+  for port in "${ports[@]:1}"; do
+    for _ in $(seq 600); do
+      [ -S "$socket" ] && (: > "/dev/tcp/127.0.0.1/$port") 2> /dev/null && break
+      sleep 0.1
+    done
   done
 fi
 "$ROOT/scripts/packages.sh" mmdebstrap ca-certificates
@@ -43,9 +56,11 @@ for version in "${versions[@]}"; do
   if [ -n "${LIFTED:-}" ]; then "$ROOT/tests/core_source.sh" "$version" "${suites[$version]}"; fi
   say "Testing PostgreSQL $version"
   mkdir -p "$ROOT/target/matrix/$version"
-  docker run --rm --init --network host --workdir "$ROOT" \
+  # The cache test stops a process of the manager's.
+  docker run --rm --pid host --network host --workdir "$ROOT" \
     --volume "$ROOT:$ROOT" --volume "$PRIVATE:$PRIVATE" --volume "$sysroot:$sysroot:ro" --volume "$cargo_home:$cargo_home" \
     --env PATH="$sysroot/bin:/usr/bin:/bin:/usr/sbin:/sbin" --env CARGO_HOME="$cargo_home" --env HOME=/root \
-    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env MISBEHAVING_ENDPOINT --env LIFTED="${LIFTED:-}" \
+    --env PRIVATE="$PRIVATE" --env SERVER_UID="$(id -u "$SERVER_USER")" --env TRANSSHIP_SOCKET --env MISBEHAVING_ENDPOINT \
+    --env ARROW_UDF_ENDPOINT --env ARROW_UDF_1_ENDPOINT --env LIFTED="${LIFTED:-}" \
     "$image" bash tests/test_matrix_inside.sh "$version"
 done

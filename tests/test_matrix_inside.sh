@@ -30,12 +30,14 @@ transship.manager_socket = '$TRANSSHIP_SOCKET'
 fsync = off
 shared_buffers = 256MB
 CONF
-as_server env -u RUST_BACKTRACE "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
+as_server "$bin/pg_ctl" --pgdata="$data" --log="$target/results/log" --silent --wait start
 
-# Tests that need servers of their own on the host are left to the host's version: arrow_udf, dialects, tls.
-tests=(language batching surgery guarded nulls types built_types results map aggregates cancel transports prepared parallel statements settings update)
+# Tests that need further servers on the host are left to the host's version: dialects, tls.
+tests=(language batching surgery guarded nulls types built_types results map map_chains aggregates cancel transports prepared parallel statements settings update)
 tests+=(security_context aggregate_states null_rows row_types statistics many_calls constants on_error reply_size errors error_context dba encodings
-  allowed_images acting_constraints vector merge_by_source)
+  allowed_images acting_constraints arrow_udf owners cache fusion tables tables_followed tables_of_functions tables_of_files tables_of_dictionaries vector
+  merge_by_source)
+[ "$version" -lt 18 ] || tests+=(since_18)
 # expected/VERSION/ has what this version says otherwise.
 rm -rf "$target/input" && mkdir -p "$target/input/expected"
 cp -r sql specs "$target/input/"
@@ -48,7 +50,7 @@ status=0
 mkdir -p "$target/isolation"
 "$(dirname "$("$bin/pg_config" --pgxs)")/../../src/test/isolation/pg_isolation_regress" --inputdir="$target/input" --expecteddir="$target/input" \
   --outputdir="$target/isolation" --bindir="$bin" --dbname=transship_regression --use-existing \
-  concurrent_update replace_function lateral_set || status=$?
+  concurrent_update replace_function replace_cached lateral_set shared_table followed_table || status=$?
 as_server "$bin/pg_ctl" --pgdata="$data" --mode=fast --silent --wait stop
 [ $status = 0 ] || cat "$target"/{results,isolation}/regression.diffs >&2 2> /dev/null || true
 exit $status

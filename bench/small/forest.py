@@ -28,7 +28,7 @@ def prepare(connection):
     connection.execute(f"CREATE TABLE small_forest_rows AS SELECT {inputs} FROM generate_series(1, {ROWS})")
     connection.execute("VACUUM ANALYZE small_forest_rows")
     connection.execute(f"""CREATE OR REPLACE FUNCTION small_forest({arguments}) RETURNS float8 LANGUAGE container VOLATILE
-        AS 'image = "{IMAGE}" function = "forest"'""")
+        AS 'image = "{IMAGE}" function = "forest" first_batch_rows = {ROWS}'""")
 
 
 def handler_alone(connection):

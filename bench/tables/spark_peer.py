@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 def start(folder):
     settings = {
         "spark.ui.enabled": "false",
-        "spark.driver.memory": "5g",
+        "spark.driver.memory": "12g",
         "spark.driver.maxResultSize": "0",
         "spark.local.dir": folder,
         "spark.sql.warehouse.dir": folder,

@@ -27,8 +27,8 @@ pub struct Function {
     pub is_strict: bool,
     /// Whose it is, for messages: `image "flights:1.0"`.
     pub place: String,
-    /// The script's bound on rows per batch.
-    pub max_batch_rows: Option<usize>,
+    /// Rows of the largest batch and of the first one, where the script says so.
+    pub batch_rows: [Option<usize>; 2],
     /// How its results are kept, if they are.
     pub cache: Option<CacheUse>,
     volatility: Volatility,
@@ -44,7 +44,7 @@ pub fn find(process: &Process, client: &Client, script: &Script) -> Result<Funct
 fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result<Function> {
     let settings = &process.settings;
     let body = &script.body;
-    let max_batch_rows = body.max_batch_rows;
+    let batch_rows = body.batch_rows();
     if let Some(remote) = body.remote()? {
         let transport = body.transport.unwrap_or(settings.transport);
         let place = format!("the server at \"{remote}\"");
@@ -67,7 +67,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
             signature,
             is_strict: !has_signatures && script.keys.strict,
             place,
-            max_batch_rows,
+            batch_rows,
             cache: cache_use(process, script, Volatility::Volatile)?,
             volatility: Volatility::Volatile,
             target,
@@ -85,7 +85,7 @@ fn find_unadvised(process: &Process, client: &Client, script: &Script) -> Result
     let target = Target::Image { manager: settings.socket.clone(), digest: image.digest.clone() };
     let (is_strict, volatility) = (entry.strict, entry.volatility);
     let cache = cache_use(process, script, volatility)?;
-    Ok(Function { signature, is_strict, place, max_batch_rows, cache, volatility, target })
+    Ok(Function { signature, is_strict, place, batch_rows, cache, volatility, target })
 }
 
 /// How long the store of results is waited for, for one row.

@@ -164,7 +164,7 @@ impl Session {
         self.executions += 1;
         self.telemetry.executions += 1;
         let client = self.client.as_ref().expect("a session that is ready has a client");
-        let pace = *self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.max_batch_rows));
+        let pace = *self.pace.get_or_insert_with(|| self.process.settings.pace(ready.function.batch_rows));
         let execution =
             Execution::new(ready, client, pace, &self.parameters, inputs, rows, self.rows_before, &mut self.telemetry)?;
         let (mut results, last, pace) = execution.run()?;

@@ -94,9 +94,9 @@ impl Settings {
         Ok(settings)
     }
 
-    /// The pace of a script that has not begun, whose batches may have so many rows.
-    pub fn pace(&self, max_rows: Option<usize>) -> Pace {
-        let rows = max_rows.unwrap_or(self.batch_rows);
+    /// The pace of a script that has not begun, whose largest and first batch may have so many rows, where it says so.
+    pub fn pace(&self, [most_rows, first_rows]: [Option<usize>; 2]) -> Pace {
+        let rows = most_rows.unwrap_or(self.batch_rows);
         Pace::new(Bounds {
             rows,
             bytes: self.batch_bytes,
@@ -104,6 +104,7 @@ impl Settings {
             window: self.batch_window,
             time: self.batch_time,
         })
+        .starting_with(first_rows)
     }
 
     fn set(&mut self, name: &str, value: &str) -> Result<()> {

@@ -278,7 +278,7 @@ impl Groups {
         Groups {
             finishes,
             driver: Driver::of_lane(
-                settings::pace(accumulate.max_batch_rows(), false),
+                settings::pace(accumulate.max_batch_rows(), accumulate.body.first_batch_rows, false),
                 Stream::open(accumulate_oid, call),
             ),
             next_number: 0,

@@ -25,7 +25,7 @@ use crate::datum::{CompositeVersion, SqlType, composite_version};
 use crate::host::Backend;
 use crate::pg::catalog::{self, ProcRow, type_name};
 use crate::tables::given::{self, Named};
-use crate::{allowed, report, server, session, settings};
+use crate::{allowed, chosen_images, report, server, session, settings};
 
 /// A container function.
 #[derive(Debug)]
@@ -104,7 +104,19 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
 /// was created, and columns travel without their names and, in memory, without their types.
 ///
 /// Of a function that is new to the session, the client starts while the row is read, and then connects to the manager.
+///
+/// In a parallel worker, it is of the image that the leader calls.
 pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
+    let function = adapted(oid)?;
+    let Some(digest) = chosen_images::of_leader(oid) else { return Ok(function) };
+    let of_leader = function.of_leader(oid, &digest)?;
+    if !Rc::ptr_eq(&of_leader, &function) {
+        CACHE.with_borrow_mut(|cache| cache.get_mut(&oid).map(|(_, known)| *known = of_leader.clone()));
+    }
+    Ok(of_leader)
+}
+
+fn adapted(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let function = match cached(oid) {
         Some(function) => function,
         None => {
@@ -140,6 +152,14 @@ fn cached(oid: pg_sys::Oid) -> Option<Rc<Function>> {
             .get(&oid)
             .filter(|(cached, function)| Some(*cached) == version && is_current(function))
             .map(|(_, function)| function.clone())
+    })
+}
+
+/// The functions that this session has asked for an image, and the digests of these.
+pub fn chosen() -> Vec<(u32, String)> {
+    CACHE.with_borrow(|cache| {
+        let known = cache.iter().filter(|(_, (_, function))| function.is_open());
+        known.filter_map(|(oid, (_, function))| Some((oid.to_u32(), function.digest.get()?.clone()))).collect()
     })
 }
 
@@ -513,11 +533,15 @@ impl Function {
     /// # Errors
     /// Nobody can be asked. Who then calls it is told why.
     pub fn chosen_digest(&self, user: pg_sys::Oid) -> Result<Option<String>> {
-        let is_open = self.body.source.is_some() || (self.body.image.is_some() && self.body.digest.is_none());
-        if is_open {
+        if self.is_open() {
             self.target(user)?;
         }
-        Ok(self.digest.get().filter(|_| is_open).cloned())
+        Ok(self.digest.get().filter(|_| self.is_open()).cloned())
+    }
+
+    /// Whether the body does not say which image it stands for.
+    fn is_open(&self) -> bool {
+        self.body.source.is_some() || (self.body.image.is_some() && self.body.digest.is_none())
     }
 
     /// The function as a parallel worker is to call it: that of the image that its leader calls.

@@ -10,6 +10,7 @@ mod aggregate;
 mod allowed;
 mod batch_scan;
 mod cache;
+mod chosen_images;
 mod datum;
 mod entry_points;
 mod function;

@@ -89,6 +89,9 @@ pub fn install() {
         COPIES.set(pg_sys::AllocSetContextCreateInternal(parent, name, COPY_BYTES, COPY_BYTES, COPY_BYTES));
         pg_sys::RegisterXactCallback(Some(forget_at_end), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(forget_at_sub_end), std::ptr::null_mut());
+        // With RUST_BACKTRACE in the server's environment, pgrx would send where its code lies to clients, as an error's detail. No thread of
+        // ours runs yet.
+        std::env::set_var("RUST_LIB_BACKTRACE", "0");
     }
 }
 

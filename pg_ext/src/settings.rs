@@ -70,6 +70,8 @@ enum Cache {
 
 /// The setting that lists images.
 pub const ALLOWED_IMAGES_NAME: &CStr = c"transship.allowed_images";
+/// The name of the setting in which a leader says which images it calls.
+pub const CHOSEN_IMAGES_NAME: &CStr = c"transship.chosen_images";
 
 /// Bytes of a setting's unit.
 const KB: u64 = 1024;
@@ -79,10 +81,12 @@ static MANAGER_SOCKET: GucSetting<Option<CString>> =
 static ALLOWED_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static ALLOWED_IMAGES_CHECK: GucSetting<AllowedImagesCheck> =
     GucSetting::<AllowedImagesCheck>::new(AllowedImagesCheck::Call);
+static CHOSEN_IMAGES: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static CACHE: GucSetting<Cache> = GucSetting::<Cache>::new(Cache::Auto);
 static CACHE_TIMEOUT_MS: GucSetting<i32> = GucSetting::<i32>::new(options::CACHE_TIMEOUT_MS.in_unit(1)[0]);
 static BATCHING: GucSetting<bool> = GucSetting::<bool>::new(true);
 static TABLES_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(1024);
+static TABLES_DISK_SIZE_MB: GucSetting<i32> = GucSetting::<i32>::new(0);
 static FUSION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static BATCH_ROWS: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_ROWS.in_unit(1)[0]);
 static BATCH_SIZE_KB: GucSetting<i32> = GucSetting::<i32>::new(options::BATCH_BYTES.in_unit(KB)[0]);
@@ -114,6 +118,14 @@ pub fn define() {
         GucContext::Suset,
         GucFlags::default(),
     );
+    GucRegistry::define_string_guc(
+        CHOSEN_IMAGES_NAME,
+        c"Images that the leader of this parallel worker calls.",
+        c"",
+        &CHOSEN_IMAGES,
+        GucContext::Suset,
+        GucFlags::NO_SHOW_ALL | GucFlags::NO_RESET_ALL | GucFlags::DISALLOW_IN_FILE,
+    );
     GucRegistry::define_enum_guc(
         c"transship.check_allowed_images",
         c"When transship.allowed_images is asked: when functions are created, or also when they are called.",
@@ -144,6 +156,16 @@ pub fn define() {
         c"What was not used for the longest time is read again from the database when it is next used.",
         &TABLES_SIZE_MB,
         1,
+        1 << 24,
+        GucContext::Suset,
+        GucFlags::UNIT_MB,
+    );
+    GucRegistry::define_int_guc(
+        c"transship.tables_disk_size",
+        c"Most disk space for shared tables that do not fit into memory; 0 means that they are an error.",
+        c"Their files lie among the server's temporary files.",
+        &TABLES_DISK_SIZE_MB,
+        0,
         1 << 24,
         GucContext::Suset,
         GucFlags::UNIT_MB,
@@ -273,6 +295,11 @@ pub fn allowed_images() -> String {
     text::to_utf8(ALLOWED_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
 }
 
+/// Which images the leader of this worker calls, as `function=digest,...`.
+pub fn chosen_images() -> String {
+    text::to_utf8(CHOSEN_IMAGES.get().unwrap_or_default().to_bytes()).into_owned()
+}
+
 /// When that list is asked.
 pub fn allowed_images_check() -> AllowedImagesCheck {
     ALLOWED_IMAGES_CHECK.get()
@@ -298,6 +325,11 @@ pub fn tables_bytes() -> u64 {
     u64::try_from(TABLES_SIZE_MB.get()).unwrap_or(1) << 20
 }
 
+/// Most disk space for shared tables that do not fit into memory; 0 if they are an error.
+pub fn tables_disk_bytes() -> u64 {
+    u64::try_from(TABLES_DISK_SIZE_MB.get()).unwrap_or(0) << 20
+}
+
 /// Whether calls in arguments of calls are fused with them.
 pub fn is_fusing() -> bool {
     FUSION.get()
@@ -317,13 +349,14 @@ pub fn batch_rows() -> usize {
 /// when the others are done.
 const PARALLEL_BATCH_TIME: Duration = Duration::from_millis(60);
 
-/// The pace of an exchange that has not begun, whose batches may have so many rows.
-pub fn pace(max_rows: usize, is_parallel: bool) -> Pace {
+/// The pace of an exchange that has not begun, whose batches may have so many rows, and the first one `first_rows` if that is given.
+pub fn pace(max_rows: usize, first_rows: Option<usize>, is_parallel: bool) -> Pace {
     let mut time = batch_time();
     if is_parallel {
         time = time.min(PARALLEL_BATCH_TIME);
     }
-    Pace::new(Bounds { rows: max_rows, bytes: batch_bytes(), reply_bytes: reply_bytes(), window: batch_window(), time })
+    let (bytes, reply_bytes, window) = (batch_bytes(), reply_bytes(), batch_window());
+    Pace::new(Bounds { rows: max_rows, bytes, reply_bytes, window, time }).starting_with(first_rows)
 }
 
 /// The pace of an exchange that is given one row, and the next when its result was used.

@@ -22,9 +22,6 @@ use crate::error;
 /// Held while files are counted, removed or published.
 const LOCK: &str = "lock";
 
-/// An eighth of the file system stays free for others, such as the shared memory of parallel queries, or so many bytes.
-const MOST_LEFT_BYTES: u64 = 256 << 20;
-
 /// What `st_blocks` counts.
 const BLOCK_BYTES: u64 = 512;
 
@@ -125,11 +122,11 @@ impl Directory {
         Ok(Some(found.f_blocks.saturating_mul(found.f_frsize)).filter(|bytes| *bytes > 0))
     }
 
-    /// How many bytes can be allocated so that some stay free for others; `None` if the file system has no bound. What was removed and is
-    /// still mapped takes its memory, and has no name to be counted by.
-    pub(crate) fn free(&self) -> io::Result<Option<u64>> {
+    /// How many bytes can be allocated so that an eighth, or `most_left` bytes, stay free for others; `None` if the file system has no
+    /// bound. What was removed and is still mapped takes its room, and has no name to be counted by.
+    pub(crate) fn free(&self, most_left: u64) -> io::Result<Option<u64>> {
         let found = fstatvfs(&self.file)?;
-        let left = (found.f_blocks.saturating_mul(found.f_frsize) / 8).min(MOST_LEFT_BYTES);
+        let left = (found.f_blocks.saturating_mul(found.f_frsize) / 8).min(most_left);
         let free = found.f_bavail.saturating_mul(found.f_frsize).saturating_sub(left);
         Ok(Some(free).filter(|_| found.f_blocks > 0))
     }
@@ -270,9 +267,9 @@ pub(crate) fn map(file: &File) -> io::Result<Buffer> {
         return Ok(Buffer::from_vec(Vec::<u8>::new()));
     }
     // Private, because before Linux 6.7 there are no shared maps of files that are sealed. Both lie in the memory of the file.
-    // SAFETY: the file has its memory since `allocate`, and nobody writes to it or shortens it while the map is there: store.rs
+    // SAFETY: the file has its room since `allocate`, and nobody writes to it or shortens it while the map is there: store.rs
     // maps files only once they are written, and they lie in a directory that only this user can look into. Whoever calls
-    // `Segment::from_files` vouches for the same.
+    // `Segment::from_files` vouches for the same. A page that a disk cannot read raises SIGBUS, which ends the process or this use of it.
     let map = unsafe { MmapOptions::new().map_copy_read_only(file)? };
     Ok(Bytes::from_owner(map).into())
 }

@@ -9,9 +9,11 @@ use rustix::io::Errno;
 use udf_types::error::{Error, Kind};
 
 use crate::bounds::{MOST_BYTES, MOST_FIELDS, MOST_ROWS, MOST_TABLE_COLUMNS};
+use crate::medium::Medium;
 
-/// What helps if the file system is full, and no setting does.
-const FULL_HINT: &str = "Free memory in the file system of the shared tables, most often /dev/shm, or make it larger.";
+/// What helps if a file system is full, whichever it is.
+const FULL_HINT: &str =
+    "Free space in the file system of the shared tables, most often the memory of /dev/shm, or make it larger.";
 
 /// A call of the system failed; `action` completes "could not". The kind is never that of damaged bytes.
 pub(crate) fn io(action: &str, cause: &io::Error) -> Error {
@@ -31,8 +33,8 @@ pub(crate) fn io(action: &str, cause: &io::Error) -> Error {
 }
 
 /// Another process does not let go of the lock of the directory.
-pub(crate) fn locked() -> Error {
-    Error::new(Kind::Timeout, "the memory for shared tables is locked by another process")
+pub(crate) fn locked(medium: Medium) -> Error {
+    Error::new(Kind::Timeout, format!("{} is locked by another process", medium.name()))
 }
 
 /// The directory of a store can be read or written by others; `fact` says why.
@@ -57,9 +59,8 @@ pub(crate) fn damaged(fact: impl Into<String>) -> Error {
 }
 
 /// No eviction makes room for `bytes`.
-pub(crate) fn no_room(bytes: u64, capacity: u64, reserved: u64) -> Error {
-    let message =
-        format!("a segment of {bytes} bytes does not fit into the memory for shared tables ({capacity} bytes)");
+pub(crate) fn no_room(medium: Medium, bytes: u64, capacity: u64, reserved: u64) -> Error {
+    let message = format!("a segment of {bytes} bytes does not fit into {} ({capacity} bytes)", medium.name());
     let error = Error::new(Kind::OutOfMemory, message);
     match reserved {
         0 => error,
@@ -67,10 +68,18 @@ pub(crate) fn no_room(bytes: u64, capacity: u64, reserved: u64) -> Error {
     }
 }
 
-/// Others, or sessions that still map what was removed, have the file system's memory.
-pub(crate) fn full_system(bytes: u64) -> Error {
-    let message = format!("a segment of {bytes} bytes does not fit into the memory for shared tables");
-    Error::new(Kind::OutOfMemory, message).with_detail("The rest of its file system is in use.").with_hint(FULL_HINT)
+/// Only the removal of segments that are in use would make room.
+pub(crate) fn in_use(medium: Medium, bytes: u64) -> Error {
+    let message = format!("a segment of {bytes} bytes does not fit into {}", medium.name());
+    Error::new(Kind::OutOfMemory, message).with_detail("Segments that were used of late have the room.")
+}
+
+/// Others, or sessions that still map what was removed, have the file system's room.
+pub(crate) fn full_system(medium: Medium, bytes: u64) -> Error {
+    let message = format!("a segment of {bytes} bytes does not fit into {}", medium.name());
+    Error::new(Kind::OutOfMemory, message)
+        .with_detail("The rest of its file system is in use.")
+        .with_hint(medium.full_hint())
 }
 
 /// The process has no memory for the build of an index.
@@ -212,10 +221,12 @@ mod tests {
         for damage in [malformed("segment", "ends"), damaged("They are 2 bytes.")] {
             assert_eq!(damage.kind(), Kind::InvalidDefinition);
         }
-        assert_eq!(locked().kind(), Kind::Timeout);
-        // Room in a file system is no matter of settings.
-        assert_eq!(full_system(1).hint(), Some(FULL_HINT));
         assert_eq!(io("write", &Errno::NOSPC.into()).hint(), Some(FULL_HINT));
-        assert!(no_room(2, 1, 0).hint().is_none());
+        for medium in [Medium::Memory, Medium::Disk] {
+            assert_eq!(locked(medium).kind(), Kind::Timeout);
+            // Room in a file system is no matter of settings.
+            assert_eq!(full_system(medium, 1).hint(), Some(medium.full_hint()));
+            assert!(no_room(medium, 2, 1, 0).hint().is_none() && in_use(medium, 2).hint().is_none());
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Sealed segments of shared tables: a database keeps their bytes, and every process of the host reads one copy in memory.
 //!
 //! A *shared table* is a list of *segments*. A [`segment`] is an Arrow IPC file that never changes. The database holds its bytes;
-//! the [`store`] holds a copy of them in a directory in memory, named after their digest, with a hash [`index`] over the
+//! the [`store`] holds a copy of them in a directory in memory or on disk, named after their digest, with a hash [`index`] over the
 //! [`keys`] of its rows beside it. Processes map both files for reading, and find rows in them without a copy.
 //!
 //! A segment's journey: a [`segment::SegmentWriter`] writes it; the database keeps the bytes and their [`segment::Digest`]. A
@@ -53,6 +53,7 @@ mod error;
 mod file;
 pub mod index;
 pub mod keys;
+mod medium;
 pub mod segment;
 pub mod store;
 pub mod table;

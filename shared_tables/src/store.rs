@@ -1,4 +1,5 @@
-//! The memory of a host for shared tables: a directory of segments and their indexes, shared by all processes of one user.
+//! The memory of a host for shared tables: a directory of segments and their indexes, shared by all processes of one user. It may also lie on
+//! disk, for segments that memory has no room for.
 //!
 //! | file | what it is |
 //! |---|---|
@@ -16,6 +17,9 @@
 //! The segment whose last use is longest ago is removed first. The time of the last modification of its file is that of its last
 //! use: [`get`](Store::get) and [`is_current`](Store::is_current) set it.
 //!
+//! On disk, files are synchronized before they are published. Otherwise, a write that fails after the file was checked would have others map
+//! bytes that nobody wrote.
+//!
 //! # Kinds of errors
 //!
 //! | kind | what is wrong |
@@ -28,13 +32,13 @@
 //! | `Timeout` | another process holds the lock for longer than 10 s |
 //! | `Unreachable` | the system failed otherwise, among others if the directory was removed |
 
+mod incoming;
+
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use udf_types::error::Result;
@@ -45,7 +49,11 @@ use crate::digest::{Digest, Tally};
 use crate::directory::{Directory, FileNumber, Lock, Time, allocate, map, now, number_of, touch};
 use crate::error;
 use crate::index::Index;
+use crate::medium::Medium;
 use crate::segment::Segment;
+
+use incoming::Reservation;
+pub use incoming::{Begun, Incoming};
 
 /// The version of what lies in the directory. Callers make it a part of the directory's name, so that processes of different
 /// versions do not share one. It is raised with every change of the format of an index, of the hashes, or of the checks that a
@@ -63,10 +71,11 @@ const ALLOCATED_AT_ONCE: u64 = 16 << 20;
 /// A segment in use is touched again after so many seconds.
 const TOUCHED_AFTER_S: i64 = 10;
 
-/// The segments in memory.
+/// The segments in memory, or those on disk.
 #[derive(Debug, Clone)]
 pub struct Store {
     directory: Arc<Directory>,
+    medium: Medium,
     capacity: u64,
 }
 
@@ -77,6 +86,13 @@ struct Held {
     bytes: u64,
     /// Missing if there is only an index, or if the time lies in the future.
     used: Option<Time>,
+}
+
+impl Held {
+    fn was_used_within(&self, time: Duration) -> bool {
+        let since = now().0.saturating_sub(i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
+        self.used.is_some_and(|(used, _)| used > since)
+    }
 }
 
 /// What the directory holds.
@@ -98,10 +114,23 @@ impl Store {
     /// # Errors
     /// The directory is a link, belongs to another user, or is open to others; or the system fails.
     pub fn open(directory: &Path, capacity: u64) -> Result<Store> {
+        Store::open_in(Medium::Memory, directory, capacity)
+    }
+
+    /// Opens a store as [`open`](Store::open) does, in a directory that lies on disk. The file system must have files without a name
+    /// (`O_TMPFILE`).
+    ///
+    /// # Errors
+    /// Those of [`open`](Store::open).
+    pub fn open_on_disk(directory: &Path, capacity: u64) -> Result<Store> {
+        Store::open_in(Medium::Disk, directory, capacity)
+    }
+
+    fn open_in(medium: Medium, directory: &Path, capacity: u64) -> Result<Store> {
         let directory = Directory::open(directory)?;
         let size = directory.size().map_err(counting)?;
         let capacity = size.map_or(capacity, |size| capacity.min(size / 2));
-        Ok(Store { directory: Arc::new(directory), capacity })
+        Ok(Store { directory: Arc::new(directory), medium, capacity })
     }
 
     /// Whether the directory still exists under its path. If not, nobody else finds what this store publishes: open it anew.
@@ -155,6 +184,15 @@ impl Store {
     /// The segment has more than [`MOST_BYTES`](crate::segment::MOST_BYTES) or does not fit, or another fault of the
     /// [list](crate::store#kinds-of-errors).
     pub fn begin(&self, digest: &Digest, bytes: u64) -> Result<Begun> {
+        self.begin_sparing(digest, bytes, Duration::ZERO)
+    }
+
+    /// Makes room as [`begin`](Store::begin) does, but removes no segment that was used within `spared`, give or take the time after which a
+    /// use is noted again.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Store::begin).
+    pub fn begin_sparing(&self, digest: &Digest, bytes: u64, spared: Duration) -> Result<Begun> {
         check_bytes(bytes)?;
         let seen = self.published(digest)?;
         if seen.is_some() && self.get(digest)?.is_some() {
@@ -167,10 +205,10 @@ impl Store {
             if contents.loading.contains(digest) || self.published(digest)? != seen {
                 return Ok(Begun::Loading);
             }
-            self.reserve(&lock, contents, digest, (0, bytes + index_bytes))?
+            self.reserve(&lock, contents, digest, (0, bytes + index_bytes), spared)?
         };
-        let tally = Box::new(Tally::new(self.allocated(bytes)?));
-        Ok(Begun::Incoming(Incoming { store: self.clone(), digest: *digest, tally, bytes, room }))
+        let tally = Box::new(Tally::new(self.allocated(bytes, spared)?));
+        Ok(Begun::Incoming(Incoming { store: self.clone(), digest: *digest, tally, bytes, room, spared }))
     }
 
     /// Removes a segment and its index, if they are there.
@@ -220,7 +258,8 @@ impl Store {
 
     fn lock_within(&self, patience: Duration) -> Result<Lock> {
         let lock = self.directory.lock(patience);
-        lock.map_err(|cause| error::io("lock the memory for shared tables", &cause))?.ok_or_else(error::locked)
+        lock.map_err(|cause| error::io("lock the memory for shared tables", &cause))?
+            .ok_or_else(|| error::locked(self.medium))
     }
 
     /// Which file is published under a digest now, whole or not.
@@ -236,31 +275,44 @@ impl Store {
         contents: Contents,
         digest: &Digest,
         (allocated, bytes): (u64, u64),
+        spared: Duration,
     ) -> Result<Reservation> {
         let Contents { mut held, reserved, .. } = contents;
         let needed = reserved.saturating_add(bytes);
         if needed > self.capacity {
-            return Err(error::no_room(bytes, self.capacity, reserved));
+            return Err(error::no_room(self.medium, bytes, self.capacity, reserved));
         }
         let missing = bytes.saturating_sub(allocated);
-        let mut used: u64 = held.iter().map(|held| held.bytes).sum();
-        // What is mapped keeps its memory, whoever removes its name.
-        if self.directory.free().map_err(counting)?.is_some_and(|free| free.saturating_add(used) < missing) {
-            return Err(error::full_system(bytes));
+        let (mut used, mut kept) = (0_u64, 0_u64);
+        for held in &held {
+            used += held.bytes;
+            kept += if held.was_used_within(spared) { held.bytes } else { 0 };
         }
-        let lacks = |free: Option<u64>| free.is_some_and(|free| free < missing);
-        let is_full = || self.directory.free().map(lacks).map_err(counting);
+        // Nothing is removed in vain.
+        if kept > self.capacity - needed {
+            return Err(error::in_use(self.medium, bytes));
+        }
+        // What is mapped keeps its memory, whoever removes its name.
+        if self.free()?.is_some_and(|free| free.saturating_add(used - kept) < missing) {
+            return Err(error::full_system(self.medium, bytes));
+        }
+        let is_full = || self.free().map(|free| free.is_some_and(|free| free < missing));
         while (used > self.capacity - needed || is_full()?)
-            && let Some(oldest) = held.pop()
+            && let Some(oldest) = held.pop_if(|oldest| !oldest.was_used_within(spared))
         {
             self.unlink(&oldest.digest).map_err(removing)?;
             used -= oldest.bytes;
         }
         if is_full()? {
-            return Err(error::full_system(bytes));
+            return Err(error::full_system(self.medium, bytes));
         }
         let reservation = Reservation::new(&self.directory, digest, bytes);
         reservation.map_err(|cause| error::io("reserve memory for shared tables", &cause))
+    }
+
+    /// How many bytes the file system has for segments now; `None` if it has no bound.
+    fn free(&self) -> Result<Option<u64>> {
+        self.directory.free(self.medium.most_left_bytes()).map_err(counting)
     }
 
     /// What the directory holds. Removes what dead processes left.
@@ -301,7 +353,7 @@ impl Store {
     }
 
     /// A file without a name that has its memory. Where the system has less memory than the capacity, segments give way.
-    fn allocated(&self, bytes: u64) -> Result<File> {
+    fn allocated(&self, bytes: u64, spared: Duration) -> Result<File> {
         let failed = |cause: io::Error| error::io("allocate memory for shared tables", &cause);
         let file = self.directory.temporary().map_err(failed)?;
         let mut done = 0;
@@ -311,7 +363,8 @@ impl Store {
                 Ok(()) => done += step,
                 Err(cause) if cause.kind() == io::ErrorKind::StorageFull => {
                     let lock = self.lock()?;
-                    let Some(oldest) = self.contents(&lock)?.held.pop() else { return Err(failed(cause)) };
+                    let oldest = self.contents(&lock)?.held.pop_if(|oldest| !oldest.was_used_within(spared));
+                    let Some(oldest) = oldest else { return Err(failed(cause)) };
                     self.unlink(&oldest.digest).map_err(removing)?;
                 }
                 Err(cause) => return Err(failed(cause)),
@@ -342,160 +395,6 @@ fn removing(cause: io::Error) -> udf_types::error::Error {
 
 fn counting(cause: io::Error) -> udf_types::error::Error {
     error::io("count the memory for shared tables", &cause)
-}
-
-/// Room that counts as taken until this is dropped, or the process ends.
-#[derive(Debug)]
-struct Reservation {
-    directory: Arc<Directory>,
-    name: String,
-    bytes: u64,
-    /// Locked, which shows that the process lives.
-    _file: OwnedFd,
-}
-
-impl Reservation {
-    fn new(directory: &Arc<Directory>, digest: &Digest, bytes: u64) -> io::Result<Reservation> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        loop {
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            let name = format!("{RESERVED}{digest}.{bytes}.{}.{number}", std::process::id());
-            match directory.create_locked(&name) {
-                Ok(file) => return Ok(Reservation { directory: directory.clone(), name, bytes, _file: file }),
-                // A process of the same number in another container, or one that died.
-                Err(cause) if cause.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(cause) => return Err(cause),
-            }
-        }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        // If it stays, the next process that needs room removes it.
-        let _ = self.directory.remove(&self.name);
-    }
-}
-
-/// Whether this process may load a segment.
-#[derive(Debug)]
-pub enum Begun {
-    /// It may.
-    Incoming(Incoming),
-    /// Another [`Incoming`], of this or another process that lives, loads this very segment, or has published it. Wait some
-    /// milliseconds, and ask [`Store::get`] and [`Store::begin`] again. Nothing bounds how long another process takes.
-    Loading,
-}
-
-/// A segment that is being loaded. Give it its bytes, in order, with [`append`](Incoming::append) or as to any [`Write`]; if it is
-/// dropped before it is finished, nothing stays.
-pub struct Incoming {
-    store: Store,
-    digest: Digest,
-    tally: Box<Tally<File>>,
-    /// How many bytes were announced.
-    bytes: u64,
-    room: Reservation,
-}
-
-impl std::fmt::Debug for Incoming {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Incoming")
-            .field("digest", &self.digest)
-            .field("bytes", &self.bytes)
-            .field("written", &self.tally.bytes)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Write for Incoming {
-    /// Fails beyond the bytes that were announced.
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let left = self.bytes - self.tally.bytes;
-        if bytes.len() as u64 > left {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the segment is longer than announced"));
-        }
-        self.tally.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Incoming {
-    /// Appends bytes of the segment.
-    ///
-    /// # Errors
-    /// They are more than were announced (of kind `InvalidDefinition`), or the system fails.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.write_all(bytes).map_err(|cause| match cause.kind() {
-            io::ErrorKind::InvalidData => error::damaged(format!("They are more than {} bytes.", self.bytes)),
-            _ => error::io("write a segment of a shared table", &cause),
-        })
-    }
-
-    /// Checks the segment, builds its index and publishes both. If the segment was published meanwhile by a process that did not
-    /// ask, that process's files are used.
-    ///
-    /// # Errors
-    /// The bytes are not those of the digest or are not a segment, the index does not fit, or another fault of the
-    /// [list](crate::store#kinds-of-errors).
-    pub fn finish(self) -> Result<Segment> {
-        let Incoming { store, digest: expected, tally, bytes, room } = self;
-        if tally.bytes != bytes {
-            return Err(error::damaged(format!("They are {} bytes, and not {bytes}.", tally.bytes)));
-        }
-        let digest = tally.digest();
-        if digest != expected {
-            return Err(error::damaged(format!("Their digest is {digest}, and not {expected}.")));
-        }
-        let publishing = |cause: io::Error| error::io("publish a segment of a shared table", &cause);
-        let file = tally.out;
-        let segment = Segment::read(map(&file).map_err(publishing)?, Trust::Nothing)?;
-        let segment = segment.with_name(digest, number_of(&file).map_err(publishing)?);
-
-        let (mut segment, mut index_file, mut room) = (segment, None, room);
-        if let Some(index) = segment.build_index(digest.seed())? {
-            let whole = bytes + index.len() as u64;
-            if whole > room.bytes {
-                let lock = store.lock()?;
-                drop(room);
-                room = store.reserve(&lock, store.contents(&lock)?, &digest, (bytes, whole))?;
-            }
-            let mut written = store.allocated(index.len() as u64)?;
-            written.write_all(&index).map_err(publishing)?;
-            segment = segment.with_index(Index::open(map(&written).map_err(publishing)?)?)?;
-            index_file = Some(written);
-        }
-
-        let publish = || {
-            // What is there is not whole.
-            store.unlink(&digest)?;
-            if let Some(index) = &index_file {
-                store.directory.link(index, &format!("{digest}{INDEX}"))?;
-            }
-            store.directory.link(&file, &format!("{digest}{SEGMENT}"))
-        };
-        // The bytes may have been written long ago. As in `get`, it does not matter much if this fails.
-        let _ = touch(&file);
-        loop {
-            let seen = store.published(&digest)?;
-            if seen.is_some()
-                && let Some(found) = store.get(&digest)?
-            {
-                return Ok(found);
-            }
-            let _lock = store.lock()?;
-            if store.published(&digest)? != seen {
-                continue;
-            }
-            publish().map_err(publishing)?;
-            // From here on the files count, and before others may count.
-            drop(room);
-            return Ok(segment);
-        }
-    }
 }
 
 #[cfg(test)]

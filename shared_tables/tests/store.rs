@@ -205,6 +205,32 @@ fn the_segment_unused_for_longest_is_removed_first() {
 }
 
 #[test]
+fn segments_that_were_used_of_late_are_spared() {
+    let folder = folder();
+    let segments: Vec<_> = (0..4).map(|first| segment(first, 2000)).collect();
+    let store = Store::open_on_disk(folder.path(), PLENTY).unwrap();
+    load(&store, &segments[0]).unwrap();
+    let store = Store::open_on_disk(folder.path(), 3 * store.bytes().unwrap()).unwrap();
+    load(&store, &segments[1]).unwrap();
+    let (minute, held) = (Duration::from_secs(60), store.bytes().unwrap());
+    let begin = |segment: &Finished<Vec<u8>>| store.begin_sparing(&segment.digest, segment.bytes, minute);
+    // There is room for one more, and then none.
+    let Begun::Incoming(mut incoming) = begin(&segments[2]).unwrap() else { panic!("somebody else loads it") };
+    incoming.append(&segments[2].out).unwrap();
+    incoming.finish().unwrap();
+    let error = begin(&segments[3]).unwrap_err();
+    assert_eq!(error.kind(), Kind::OutOfMemory);
+    assert_eq!(error.detail(), Some("Segments that were used of late have the room."));
+    assert!(error.message().contains("does not fit into the disk space for shared tables"), "{error}");
+    assert!(store.bytes().unwrap() > held);
+    // One that was not used for a while makes room.
+    set_used(folder.path(), &segments[1].digest, SystemTime::now() - 2 * minute);
+    assert!(matches!(begin(&segments[3]).unwrap(), Begun::Incoming(_)));
+    let is_there = |segment: &Finished<Vec<u8>>| store.get(&segment.digest).unwrap().is_some();
+    assert_eq!(segments.iter().map(is_there).collect::<Vec<_>>(), [true, false, true, false]);
+}
+
+#[test]
 fn a_segment_of_the_future_is_removed_first() {
     let folder = folder();
     let segments: Vec<_> = (0..3).map(|first| segment(first, 2000)).collect();

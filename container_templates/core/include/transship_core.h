@@ -5,9 +5,15 @@
  * the library's: connections, encodings, shared memory, exchanges, constants, errors of rows, limits, and the end on SIGTERM.
  *
  * Threads. Any thread may call any function with a server. As many threads as the language likes may pull at the same time, or
- * one alone, such as the main thread of Node or R: connections are answered by threads of the library, whatever the language
- * does. One unit of work belongs to one thread at a time. The library has no thread-local state but the text of
- * transship_message.
+ * one alone, such as the main thread of Node or R. A thread that waits in transship_next answers connections meanwhile: it reads small
+ * calls of scalar functions itself, and the thread that ends such work, which may be another, writes the reply. So no other thread is
+ * woken for a small call. Both take time on the language's threads, wait for no client, and need 512 KiB of stack. Threads of the
+ * library do everything else. They answer all connections while no thread waits: beside an event loop, which pulls with a timeout of 0,
+ * and once all threads have been in handlers for some milliseconds. One unit of work belongs to one thread at a time. The library
+ * keeps nothing for a thread between two calls but the text of transship_message.
+ *
+ * Processes. A process that a handler forks has a copy of the server that does nothing: what it answers goes nowhere, and
+ * transship_next gives TRANSSHIP_ENDED there.
  *
  * Ownership. What a function gives through a pointer belongs to the caller, as said beside each function. Arrow structs follow
  * the Arrow C data interface: whoever receives one calls its release, and what a language hands over is released by the library,
@@ -232,7 +238,8 @@ transship_status transship_work_answer_columns(transship_work *work, size_t rows
  * `schema` are released structs but with the first. */
 transship_status transship_work_next(const transship_work *work, int64_t timeout_ms, struct ArrowArray *columns, struct ArrowSchema *schema);
 
-/* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. */
+/* 1 if the client has gone: a language stops as soon as it can, and fails the work with any message. 0 otherwise. It may look at the client's
+ * socket, once in a while. */
 int32_t transship_work_is_cancelled(const transship_work *work);
 
 /* 1 if the caller asks for lines that the handler writes, 0 otherwise. */

@@ -17,7 +17,8 @@ use crate::error::{CallError, words_of};
 use crate::lent_column::LentColumn;
 use crate::plain::plain_type;
 use crate::pulled_server::PulledServer;
-use crate::queue::{Found, Reply, Work};
+use crate::queue::Found;
+use crate::work::{Reply, Work};
 
 const VERSION: u32 = 1;
 pub(crate) const OK: i32 = 0;
@@ -690,7 +691,8 @@ mod tests {
     use arrow_schema::{DataType, Field, Fields};
 
     use super::*;
-    use crate::queue::{Queue, Step};
+    use crate::queue::Queue;
+    use crate::work::Step;
 
     #[test]
     fn a_reply_that_cannot_be_read_ends_its_call() {

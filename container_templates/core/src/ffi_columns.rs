@@ -11,7 +11,7 @@ use arrow_buffer::{BooleanBuffer, Buffer, NullBuffer, OffsetBuffer, ScalarBuffer
 use crate::error::CallError;
 use crate::ffi::{Failure, Lent, OK, PulledWork, UNWANTED, borrowed, ended, entry, give, take_batch};
 use crate::lent_column::{LentColumn, PlainColumn};
-use crate::queue::Reply;
+use crate::work::Reply;
 
 /// See the header.
 ///

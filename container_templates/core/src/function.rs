@@ -17,6 +17,8 @@ use crate::batches::Batches;
 use crate::dictionaries::{is_dictionary, settle};
 use crate::error::{CallError, guarded};
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
+use crate::pulled::Pulled;
+use crate::work::{Reply, Work};
 
 /// Bytes of repeated constants that a handler is given at a time.
 const MOST_REPEATED_BYTES: usize = 64 << 20;
@@ -32,6 +34,8 @@ pub struct Function {
     signature: Arc<Signature>,
     with_row_errors: Arc<Signature>,
     handler: Box<dyn Handler>,
+    /// The handler, if another language pulls its calls.
+    pulled: Option<Pulled>,
     takes_long: AtomicBool,
 }
 
@@ -45,7 +49,45 @@ impl Function {
     /// A function of this signature.
     pub fn new(signature: Arc<Signature>, handler: Box<dyn Handler>) -> Function {
         let with_row_errors = Signature { row_errors: Some(RowErrors::Again), ..signature.as_ref().clone() };
-        Function { signature, with_row_errors: Arc::new(with_row_errors), handler, takes_long: AtomicBool::new(false) }
+        let (with_row_errors, takes_long) = (Arc::new(with_row_errors), AtomicBool::new(false));
+        Function { signature, with_row_errors, handler, pulled: None, takes_long }
+    }
+
+    /// A function whose calls another language pulls.
+    pub(crate) fn of_puller(pulled: Pulled) -> Function {
+        Function { pulled: Some(pulled.clone()), ..Function::new(pulled.signature.clone(), Box::new(pulled)) }
+    }
+
+    /// Whether one unit of work of another language may answer a batch.
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.pulled.is_some() && self.signature.kind == FunctionKind::Scalar
+    }
+
+    /// The unit of work that answers a batch, if one does; `answer` is for others.
+    pub(crate) fn work(
+        &self,
+        arrived: &Arrived,
+        row_errors: Option<RowErrors>,
+    ) -> Result<Option<Arc<Work>>, CallError> {
+        let Some(pulled) = self.pulled.as_ref().filter(|_| self.is_pulled()) else { return Ok(None) };
+        self.check(arrived, row_errors)?;
+        let Arrived { others, constants } = arrived;
+        if constants.is_empty() {
+            return pulled.work(others, row_errors);
+        }
+        if others.num_rows() > rows_of_piece(constants) {
+            return Ok(None);
+        }
+        pulled.work(&repeat(&self.signature, others, constants).map_err(unrepeatable)?, row_errors)
+    }
+
+    /// The reply's columns from what a language has replied to that unit.
+    pub(crate) fn reply_to(&self, work: &Work, reply: Reply, may_encode: bool) -> Result<Vec<ArrayRef>, CallError> {
+        let pulled = self.pulled.as_ref().ok_or_else(|| CallError::violation("no language answers the function"))?;
+        let mut columns = pulled.reply(work, reply)?;
+        let row_errors = work.row_errors.then_some(RowErrors::Again);
+        settle(&mut columns, &self.reply_types(row_errors), may_encode).map_err(CallError::bad_result)?;
+        Ok(columns)
     }
 
     /// Whether its last call took long.
@@ -167,14 +209,11 @@ impl Function {
             };
             return guarded(|| self.handler.answer(&Calls { batch: others, row_errors, is_cancelled }, &mut settled));
         }
-        let width: usize =
-            constants.values().map(|value| value.to_data().get_slice_memory_size().unwrap_or(usize::MAX)).sum();
-        let (rows, step) = (others.num_rows(), (MOST_REPEATED_BYTES / width.max(1)).max(1));
+        let (rows, step) = (others.num_rows(), rows_of_piece(constants));
         let mut columns_of_pieces = Vec::new();
         for first in (0..rows.max(1)).step_by(step) {
             let count = step.min(rows - first);
-            let batch = repeat(&self.signature, &others.slice(first, count), constants)
-                .map_err(|cause| CallError::violation(format!("the constants cannot be repeated: {cause}")))?;
+            let batch = repeat(&self.signature, &others.slice(first, count), constants).map_err(unrepeatable)?;
             let is_table = self.signature.kind == FunctionKind::Table;
             let mut take_part = |mut columns: Vec<ArrayRef>, is_last: bool| {
                 // Pieces have dictionaries of their own.
@@ -216,6 +255,17 @@ impl Function {
             _ => Err(CallError::violation(format!("{} is no aggregate function", self.name()))),
         }
     }
+}
+
+/// The rows of a piece that a handler is given at a time.
+fn rows_of_piece(constants: &Constants) -> usize {
+    let bytes = constants.values().map(|value| value.to_data().get_slice_memory_size().unwrap_or(usize::MAX));
+    let width = bytes.fold(0, usize::saturating_add);
+    (MOST_REPEATED_BYTES / width.max(1)).max(1)
+}
+
+fn unrepeatable(cause: ArrowError) -> CallError {
+    CallError::violation(format!("the constants cannot be repeated: {cause}"))
 }
 
 /// Whole columns: the constants stand in each row.

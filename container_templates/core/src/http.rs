@@ -1,12 +1,13 @@
 //! HTTP connections, each of which belongs to whichever thread answers it.
 //!
 //! A connection that waits for its client takes no thread: the kernel has them all in a list (epoll), and reports each once, to one
-//! thread. That thread polls hyper's future of the connection until it waits again.
+//! thread. That thread polls hyper's future of the connection until it waits again. Threads of a language that pulls have a list of their
+//! own (`pulling.rs`).
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fs::File;
-use std::io::{self, IoSlice, Read, Write};
+use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
@@ -14,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, Wake, Waker, ready};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -27,13 +28,13 @@ use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{Resource, getrlimit};
-use nix::sys::socket::{Shutdown, shutdown};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::container::Container;
+use crate::pulling::{self, PULLED, Pulling};
 use crate::rest::{self, Client};
 use crate::seats::{Seats, Work};
-use crate::waits;
+use crate::stream::Stream;
+use crate::{waits, work};
 
 /// Between two attempts to accept a connection that failed, for example because too many files are open.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -52,9 +53,10 @@ const SWEEPS: u32 = 20;
 /// The server of HTTP.
 pub(crate) struct Http {
     container: Arc<Container>,
-    epoll: Epoll,
+    pub(crate) epoll: Epoll,
     connections: Mutex<Connections>,
-    seats: Arc<Seats>,
+    pub(crate) seats: Arc<Seats>,
+    pub(crate) pulling: Pulling,
     limits: Limits,
 }
 
@@ -86,15 +88,24 @@ pub(crate) enum Listener {
 }
 
 /// One of them.
-struct Connection {
+pub(crate) struct Connection {
     number: u64,
+    client: Arc<Client>,
+    /// Whether the list of threads that pull has it.
+    is_listed: bool,
     http: Pin<Box<http1::Connection<TokioIo<Stream>, Answering>>>,
-    socket: Arc<File>,
+    pub(crate) socket: Arc<File>,
     woken: Arc<Woken>,
     waker: Waker,
     is_ending: bool,
     /// Since when it waits.
     since: Instant,
+}
+
+impl std::fmt::Debug for Http {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Http").finish_non_exhaustive()
+    }
 }
 
 impl Http {
@@ -107,8 +118,9 @@ impl Http {
 
     fn start_within(container: Arc<Container>, limits: Limits) -> io::Result<Arc<Http>> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        let (connections, seats) = (Mutex::default(), Arc::new(Seats::new()));
-        let http = Arc::new(Http { container, epoll, connections, seats, limits });
+        let (connections, seats, pulling) = (Mutex::default(), Arc::new(Seats::new()), Pulling::new()?);
+        epoll.add(&pulling.epoll.0, EpollEvent::new(EpollFlags::EPOLLIN, PULLED))?;
+        let http = Arc::new(Http { container, epoll, connections, seats, pulling, limits });
         http.seats.start(&http)?;
         Ok(http)
     }
@@ -134,7 +146,7 @@ impl Http {
             connections.listeners.clear();
             std::mem::take(&mut connections.waiting)
         };
-        waiting.into_values().for_each(|connection| self.advance(connection));
+        waiting.into_values().for_each(|connection| drop(self.advance(connection, false)));
     }
 
     /// Whether a connection is open.
@@ -151,18 +163,21 @@ impl Http {
         self.connections.lock().expect("no holder panics")
     }
 
-    fn advance_reported(self: &Arc<Self>, number: u64) {
+    /// Does what a connection or listener is ready for; gives work for the language that it leads to, on a thread that pulls.
+    pub(crate) fn advance_reported(self: &Arc<Self>, number: u64) -> Option<Arc<work::Work>> {
         let (connection, listener) = {
             let mut connections = self.connections();
             (connections.waiting.remove(&number), connections.listeners.get(&number).cloned())
         };
         if let Some(connection) = connection {
-            self.advance(connection);
-        } else if let Some(listener) = listener {
+            return self.advance(connection, false);
+        }
+        if let Some(listener) = listener {
             self.accept(&listener);
             // An error means that it was closed meanwhile.
             let _ = self.epoll.modify(&*listener, &mut once(EpollFlags::EPOLLIN, number));
         }
+        None
     }
 
     fn accept(self: &Arc<Self>, listener: &Listener) {
@@ -185,7 +200,7 @@ impl Http {
             return Ok(());
         }
         let client = Arc::new(Client::new(socket.clone(), excess > 0));
-        let answering = Answering { server: self.clone(), client };
+        let answering = Answering { server: self.clone(), client: client.clone() };
         let http = http1::Builder::new().serve_connection(TokioIo::new(Stream(socket.clone())), answering);
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -195,32 +210,46 @@ impl Http {
             connections.number()
         };
         let http = Box::pin(http);
-        let (is_ending, since) = (false, Instant::now());
-        let connection = Box::new(Connection { number, http, socket: socket.clone(), woken, waker, is_ending, since });
+        let (is_listed, is_ending, since) = (false, false, Instant::now());
+        let socket_of_it = socket.clone();
+        let connection =
+            Connection { number, client, is_listed, http, socket: socket_of_it, woken, waker, is_ending, since };
+        let connection = Box::new(connection);
         if let Err(cause) = self.epoll.add(&*socket, EpollEvent::new(EpollFlags::EPOLLONESHOT, number)) {
             self.close(connection);
             return Err(cause.into());
         }
-        if let Some(connection) = self.wait(connection, EpollFlags::EPOLLIN) {
-            self.advance(connection);
+        if let Some(connection) = self.wait(connection, EpollFlags::EPOLLIN, false) {
+            self.advance(connection, false);
         }
         Ok(())
     }
 
-    /// Does what a connection is ready for, and has it wait again.
-    fn advance(self: &Arc<Self>, mut connection: Box<Connection>) {
+    /// Does what a connection is ready for, and has it wait again, or for work that this gives. Nothing is read before an answer is out.
+    pub(crate) fn advance(
+        self: &Arc<Self>,
+        mut connection: Box<Connection>,
+        has_answer: bool,
+    ) -> Option<Arc<work::Work>> {
         loop {
             if !connection.is_ending && self.connections().is_stopping {
                 connection.is_ending = true;
                 connection.http.as_mut().graceful_shutdown();
             }
-            waits::reset();
+            waits::reset(has_answer);
             let http = connection.http.as_mut();
             let mut context = Context::from_waker(&connection.waker);
             // An error means that the client has gone, or sent what is no HTTP; what panics is no handler.
             let polled = catch_unwind(AssertUnwindSafe(|| http.poll(&mut context)));
             if !matches!(polled, Ok(Poll::Pending)) {
-                return self.close(connection);
+                pulling::take_given();
+                self.close(connection);
+                return None;
+            }
+            if let Some(work) = pulling::take_given() {
+                let (http, socket) = (self.clone(), connection.socket.clone());
+                work.suspend(socket, Box::new(move || drop(http.advance(connection, true))));
+                return Some(work);
             }
             let waits = waits::found();
             if connection.woken.0.swap(false, Ordering::Relaxed) && !waits.is_queued {
@@ -233,17 +262,17 @@ impl Http {
                 // It is reported again, to whichever thread asks next.
                 events = EpollFlags::EPOLLOUT;
             }
-            match self.wait(connection, events) {
-                Some(told) => connection = told,
-                None => return,
-            }
+            connection = self.wait(connection, events, waits.is_queued)?;
         }
     }
 
     /// Has a connection wait; gives it back if it is to end first.
-    fn wait(&self, mut connection: Box<Connection>, events: EpollFlags) -> Option<Box<Connection>> {
+    fn wait(&self, mut connection: Box<Connection>, events: EpollFlags, is_queued: bool) -> Option<Box<Connection>> {
         connection.since = Instant::now();
         let (number, socket) = (connection.number, connection.socket.clone());
+        let is_pulled = !is_queued && connection.client.is_pulled() && self.pulling.has_begun();
+        let is_new = is_pulled && !connection.is_listed;
+        connection.is_listed |= is_pulled;
         {
             let mut connections = self.connections();
             if connections.is_stopping && !connection.is_ending {
@@ -251,7 +280,12 @@ impl Http {
             }
             connections.waiting.insert(number, connection);
         }
-        if self.epoll.modify(&*socket, &mut once(events, number)).is_err()
+        let epoll = if is_pulled { &self.pulling.epoll } else { &self.epoll };
+        let asked = match is_new {
+            true => epoll.add(&*socket, once(events, number)),
+            false => epoll.modify(&*socket, &mut once(events, number)),
+        };
+        if asked.is_err()
             && let Some(connection) = { self.connections().waiting.remove(&number) }
         {
             self.close(connection);
@@ -291,7 +325,12 @@ impl Work for Http {
         let pause = EpollTimeout::try_from(self.limits.idle / SWEEPS).unwrap_or(EpollTimeout::NONE);
         loop {
             match self.epoll.wait(&mut ready, pause) {
-                Ok(1) => return ready[0].data(),
+                Ok(1) if ready[0].data() != PULLED => return ready[0].data(),
+                Ok(1) => {
+                    if let Some(number) = self.pulling.find_ready() {
+                        return number;
+                    }
+                }
                 _ => self.sweep(),
             }
         }
@@ -304,12 +343,23 @@ impl Work for Http {
     fn act_without_calls(self: &Arc<Self>) {
         let mut ready = [EpollEvent::empty(); MOST_READY];
         let count = self.epoll.wait(&mut ready, EpollTimeout::ZERO).unwrap_or(0);
-        ready[..count].iter().for_each(|event| self.advance_reported(event.data()));
+        for event in &ready[..count] {
+            let number = if event.data() == PULLED { self.pulling.find_ready() } else { Some(event.data()) };
+            number.map(|number| self.advance_reported(number));
+        }
+    }
+
+    fn look(self: &Arc<Self>) {
+        self.pulling.look(&self.epoll);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.pulling.is_idle()
     }
 }
 
 /// What the kernel is to report, once.
-fn once(events: EpollFlags, number: u64) -> EpollEvent {
+pub(crate) fn once(events: EpollFlags, number: u64) -> EpollEvent {
     EpollEvent::new(events | EpollFlags::EPOLLONESHOT, number)
 }
 
@@ -383,66 +433,9 @@ impl Service<Request<Incoming>> for Answering {
     }
 }
 
-/// A connected socket that does not block.
-struct Stream(Arc<File>);
-
-/// Tries until no signal interrupts.
-fn attempt<T>(mut act: impl FnMut() -> io::Result<T>) -> Poll<io::Result<T>> {
-    loop {
-        match act() {
-            Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
-            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
-            outcome => return Poll::Ready(outcome),
-        }
-    }
-}
-
-impl Stream {
-    fn attempt_write(&self, act: impl FnMut() -> io::Result<usize>) -> Poll<io::Result<usize>> {
-        let written = attempt(act);
-        if written.is_pending() {
-            waits::note(|waits| waits.is_writing = true);
-        }
-        written
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, room: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let read = attempt(|| (&*self.0).read(room.initialize_unfilled()));
-        if read.is_pending() {
-            waits::note(|waits| waits.is_reading = true);
-        }
-        room.advance(ready!(read)?);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.attempt_write(|| (&*self.0).write(bytes))
-    }
-
-    fn poll_write_vectored(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[IoSlice]) -> Poll<io::Result<usize>> {
-        self.attempt_write(|| (&*self.0).write_vectored(bytes))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        use std::os::fd::AsRawFd;
-        Poll::Ready(Ok(shutdown(self.0.as_raw_fd(), Shutdown::Write)?))
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
     use super::*;

@@ -30,6 +30,7 @@ mod open_table;
 mod plain;
 mod pulled;
 mod pulled_server;
+mod pulling;
 mod queue;
 mod rest;
 mod row_errors;
@@ -37,8 +38,10 @@ mod seats;
 mod serve;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod stream;
 pub mod tables;
 mod waits;
+mod work;
 
 pub use batches::{Batches, Taken};
 pub use error::CallError;

@@ -21,8 +21,9 @@ use crate::dictionaries::{is_dictionary, numbers_of, unpacked, with_values};
 use crate::error::CallError;
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
 use crate::plain::{Misfit, from_plain, to_plain};
-use crate::queue::{Queue, Step, Work};
+use crate::queue::Queue;
 use crate::row_errors::in_pieces;
+use crate::work::{Reply, Step, Work};
 
 /// A function that is pulled.
 #[derive(Debug, Clone)]
@@ -40,6 +41,30 @@ pub(crate) struct Pulled {
 static EXCHANGES: AtomicU64 = AtomicU64::new(1);
 
 impl Pulled {
+    /// The work that answers a batch of a scalar function, if one unit does.
+    pub(crate) fn work(
+        &self,
+        batch: &RecordBatch,
+        row_errors: Option<RowErrors>,
+    ) -> Result<Option<Arc<Work>>, CallError> {
+        if row_errors.is_some() && self.form != BatchForm::Row {
+            return Ok(None);
+        }
+        let columns = self.columns_of(batch)?;
+        Ok(Some(Arc::new(Work::new(self.function, Step::Call, 0, columns, row_errors.is_some()))))
+    }
+
+    /// What a language has replied to such work, which is checked.
+    pub(crate) fn reply(&self, work: &Work, reply: Reply) -> Result<Vec<ArrayRef>, CallError> {
+        let columns = match reply {
+            Reply::Part(columns) | Reply::Last(columns) => columns,
+            Reply::Failed(error) => return Err(error),
+        };
+        let mut columns = self.typed(columns, work.row_errors, work.step)?;
+        self.check(&mut columns, work.batch.num_rows(), work.step, &mut 0)?;
+        Ok(columns)
+    }
+
     /// Has a batch answered, and takes the reply in parts, which are checked.
     fn ask(
         &self,
@@ -267,7 +292,7 @@ mod tests {
     use udf_types::signature::Argument;
 
     use super::*;
-    use crate::queue::{Found, Reply};
+    use crate::queue::Found;
 
     /// Answers a batch of two rows of a table function with results of these rows, in parts.
     fn answer_in_parts(parts: &'static [&'static [i32]]) -> Result<(), CallError> {

@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -11,6 +11,7 @@ use udf_project::manifest::{BatchForm, Manifest};
 use udf_types::signature::{FunctionKind, Signature};
 
 use crate::function::Function;
+use crate::http::Http;
 use crate::pulled::Pulled;
 use crate::queue::{Found, Queue};
 use crate::serve::{Settings, serve_until};
@@ -64,6 +65,8 @@ pub(crate) struct PulledServer {
     settings: Settings,
     columns: Columns,
     queue: Arc<Queue>,
+    /// Its connections, once it listens, and the process: one that a handler forks has a copy.
+    http: Arc<OnceLock<(Arc<Http>, u32)>>,
     stop: watch::Sender<bool>,
     is_started: Mutex<bool>,
 }
@@ -100,6 +103,7 @@ impl PulledServer {
             settings,
             columns: config.columns,
             queue,
+            http: Arc::default(),
             stop,
             is_started: Mutex::new(false),
         })
@@ -134,16 +138,18 @@ impl PulledServer {
                 form: entry.form,
                 is_plain: self.is_plain(),
             };
-            Function::new(entry.signature.clone(), Box::new(pulled))
+            Function::of_puller(pulled)
         });
         let (functions, settings) = (functions.collect(), self.settings.clone());
         let (queue, stopped) = (self.queue.clone(), self.stop.subscribe());
         let (told, ready) = mpsc::channel();
-        let listening = told.clone();
+        let (listening, http, pulled) = (told.clone(), self.http.clone(), self.queue.clone());
         let run = move || {
-            let served = serve_until(functions, &settings, stopped, move || {
+            let served = serve_until(functions, &settings, stopped, move |listens| {
+                let pulls = listens.let_pull(&pulled).map_err(|cause| cause.to_string());
+                let _ = http.set((listens.clone(), std::process::id()));
                 // The receiver has gone if the start was given up.
-                let _ = listening.send(Ok(()));
+                let _ = listening.send(pulls);
             });
             if let Err(fact) = served {
                 let _ = told.send(Err(fact));
@@ -164,8 +170,12 @@ impl PulledServer {
         self.queue.descriptor()
     }
 
-    /// The next work.
+    /// The next work. A thread that waits for it answers connections meanwhile.
     pub(crate) fn next(&self, patience: Option<Duration>) -> Found {
-        self.queue.next(patience)
+        match self.http.get() {
+            Some((_, process)) if *process != std::process::id() => Found::Ended,
+            Some((http, _)) if patience != Some(Duration::ZERO) => http.pull(&self.queue, patience),
+            _ => self.queue.next(patience),
+        }
     }
 }

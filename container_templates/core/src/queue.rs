@@ -1,212 +1,18 @@
 //! Calls that wait for a language to pull them, and what becomes of each.
 
 use std::collections::VecDeque;
-use std::fmt::{Debug, Formatter};
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use arrow_array::{ArrayRef, RecordBatch};
-use arrow_schema::Schema;
+use arrow_array::ArrayRef;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use udf_codec::batch::AggregateStep;
-use udf_codec::lines::{MAX_LINE_BYTES, MAX_LINES};
 
-use crate::batches::Taken;
 use crate::error::CallError;
-use crate::lines;
-use crate::tables::{self, Given};
+use crate::work::{LOOK, Reply, Work};
 
-/// Between two looks at whether the client has gone.
-const LOOK: Duration = Duration::from_millis(20);
-/// Lines of a batch that may wait to be handed over.
-const MOST_LINES: usize = 2 * MAX_LINES;
-/// Of each, so much is kept: more than one line has.
-const MOST_LINE_BYTES: usize = 2 * MAX_LINE_BYTES;
-/// Parts of a reply that may wait for the client.
-const PARTS_AHEAD: usize = 2;
 /// Patience with a handler that runs on the only thread for a client that has gone, while work waits.
 const STUCK: Duration = Duration::from_secs(10);
-
-/// What is to be done with a batch.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(i32)]
-pub(crate) enum Step {
-    /// Answer a scalar or table function's calls.
-    Call = 0,
-    Accumulate = 1,
-    Merge = 2,
-    Finish = 3,
-    State = 4,
-    Forget = 5,
-    /// The exchange is over, and its groups with it.
-    End = 6,
-    /// Answer the stream of a map function.
-    Map = 7,
-    /// The stream of an exchange has something to take.
-    Resume = 8,
-}
-
-/// Takes the next batch of a stream, waiting at most so long.
-pub(crate) type TakeBatch = Box<dyn Fn(Option<Duration>) -> Result<Taken, CallError> + Send + Sync>;
-
-impl From<AggregateStep> for Step {
-    fn from(step: AggregateStep) -> Step {
-        match step {
-            AggregateStep::Accumulate => Step::Accumulate,
-            AggregateStep::Merge => Step::Merge,
-            AggregateStep::Finish => Step::Finish,
-            AggregateStep::State => Step::State,
-            AggregateStep::Forget => Step::Forget,
-        }
-    }
-}
-
-/// A unit of work.
-pub(crate) struct Work {
-    /// The function's number.
-    pub(crate) function: usize,
-    pub(crate) step: Step,
-    /// The exchange of an aggregate or map function.
-    pub(crate) exchange: u64,
-    pub(crate) batch: RecordBatch,
-    /// Whether the reply has a column of errors.
-    pub(crate) row_errors: bool,
-    /// Whether the caller asks for lines that the handler writes.
-    pub(crate) wants_lines: bool,
-    /// The shared tables of the call.
-    pub(crate) tables: Given,
-    /// The batches of a map function.
-    pub(crate) stream: Option<TakeBatch>,
-    is_cancelled: AtomicBool,
-    /// Since when.
-    cancelled: OnceLock<Instant>,
-    is_answered: AtomicBool,
-    lines: Mutex<Vec<String>>,
-    replies: Mutex<Replies>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Replies {
-    waiting: VecDeque<Reply>,
-    /// Whether nobody waits for them any more.
-    is_abandoned: bool,
-}
-
-/// What a language answers.
-#[derive(Debug)]
-pub(crate) enum Reply {
-    Part(Vec<ArrayRef>),
-    Last(Vec<ArrayRef>),
-    Failed(CallError),
-}
-
-impl Debug for Work {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let mut shown = f.debug_struct("Work");
-        shown.field("function", &self.function).field("step", &self.step).field("exchange", &self.exchange);
-        shown.field("rows", &self.batch.num_rows()).finish_non_exhaustive()
-    }
-}
-
-impl Work {
-    /// Work without a batch.
-    pub(crate) fn without_rows(function: usize, step: Step, exchange: u64) -> Work {
-        Work::new(function, step, exchange, RecordBatch::new_empty(Arc::new(Schema::empty())), false)
-    }
-
-    pub(crate) fn new(function: usize, step: Step, exchange: u64, batch: RecordBatch, row_errors: bool) -> Work {
-        Work {
-            function,
-            step,
-            exchange,
-            batch,
-            row_errors,
-            wants_lines: lines::are_wanted(),
-            // No call waits for these, and they are pushed on whatever thread comes to it.
-            tables: if matches!(step, Step::End | Step::Resume) { Given::Nothing } else { tables::given() },
-            stream: None,
-            is_cancelled: AtomicBool::new(false),
-            cancelled: OnceLock::new(),
-            is_answered: AtomicBool::new(false),
-            lines: Mutex::default(),
-            replies: Mutex::default(),
-            changed: Condvar::new(),
-        }
-    }
-
-    /// Whether the client has gone.
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.is_cancelled.load(Ordering::Relaxed)
-    }
-
-    /// Tells the language that nobody waits for the reply.
-    fn cancel(&self) {
-        self.cancelled.get_or_init(Instant::now);
-        self.is_cancelled.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether the language has ended it.
-    pub(crate) fn is_answered(&self) -> bool {
-        self.is_answered.load(Ordering::Relaxed)
-    }
-
-    /// Whether a client waits for its reply.
-    fn has_client(&self) -> bool {
-        !matches!(self.step, Step::End | Step::Resume)
-    }
-
-    /// Adds a line that the handler wrote.
-    pub(crate) fn add_line(&self, line: &str) {
-        let mut lines = self.lines.lock().expect("no holder panics");
-        // Whoever answers the batch takes them with each part, and bounds them again.
-        if self.wants_lines && lines.len() < MOST_LINES {
-            // The whole of it is in the log.
-            lines.push(line[..line.floor_char_boundary(MOST_LINE_BYTES)].to_string());
-        }
-    }
-
-    /// Gives the lines so far to the batch that this thread answers.
-    fn hand_lines_over(&self) {
-        if self.wants_lines {
-            let lines = std::mem::take(&mut *self.lines.lock().expect("no holder panics"));
-            lines.iter().for_each(|line| lines::write_line(line));
-        }
-    }
-
-    fn replies(&self) -> MutexGuard<'_, Replies> {
-        self.replies.lock().expect("no holder panics")
-    }
-
-    /// Whether `give_part` would wait.
-    pub(crate) fn is_behind(&self) -> bool {
-        let replies = self.replies();
-        replies.waiting.len() >= PARTS_AHEAD && !replies.is_abandoned
-    }
-
-    /// Gives a part, once there is room for it; false if nobody waits for it.
-    pub(crate) fn give_part(&self, columns: Vec<ArrayRef>) -> bool {
-        let mut replies = self.replies();
-        while replies.waiting.len() >= PARTS_AHEAD && !replies.is_abandoned {
-            replies = self.changed.wait(replies).expect("no holder panics");
-        }
-        if replies.is_abandoned {
-            return false;
-        }
-        replies.waiting.push_back(Reply::Part(columns));
-        self.changed.notify_all();
-        true
-    }
-
-    /// Gives what ends it.
-    pub(crate) fn end(&self, reply: Reply) {
-        self.is_answered.store(true, Ordering::Relaxed);
-        self.replies().waiting.push_back(reply);
-        self.changed.notify_all();
-    }
-}
 
 /// The work that waits. The descriptor is readable while some does, and after the end.
 #[derive(Debug)]
@@ -256,6 +62,11 @@ impl Queue {
         self.descriptor.as_raw_fd()
     }
 
+    /// The same, for epoll.
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
     }
@@ -284,10 +95,7 @@ impl Queue {
                     let _ = self.descriptor.read();
                 }
                 state.unpulled = state.has_clients().then(Instant::now);
-                if self.has_one_thread && work.has_client() {
-                    state.running.retain(|work| work.upgrade().is_some_and(|work| !work.is_answered()));
-                    state.running.push(Arc::downgrade(&work));
-                }
+                self.note_running(&mut state, &work);
                 return Found::Work(work);
             }
             if state.is_ended {
@@ -304,6 +112,20 @@ impl Queue {
                     self.filled.wait_timeout(state, left).expect("no holder panics").0
                 }
             };
+        }
+    }
+
+    /// Says that the language has work that was never in the queue.
+    pub(crate) fn note_taken(&self, work: &Arc<Work>) {
+        if self.has_one_thread {
+            self.note_running(&mut self.state(), work);
+        }
+    }
+
+    fn note_running(&self, state: &mut State, work: &Arc<Work>) {
+        if self.has_one_thread && work.has_client() {
+            state.running.retain(|work| work.upgrade().is_some_and(|work| !work.is_answered()));
+            state.running.push(Arc::downgrade(work));
         }
     }
 
@@ -395,7 +217,7 @@ impl Queue {
         }
         let running = state.running.iter().filter_map(Weak::upgrade).filter(|work| !work.is_answered());
         let mut running = running.peekable();
-        running.peek().is_some() && running.all(|work| work.cancelled.get().is_some_and(is_long))
+        running.peek().is_some() && running.all(|work| work.is_cancelled() && work.cancelled.get().is_some_and(is_long))
     }
 
     /// Takes back work that nobody has pulled.
@@ -417,9 +239,12 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow_array::RecordBatchOptions;
+    use crate::tables::{self, Given};
+    use crate::work::Step;
+    use arrow_array::{RecordBatch, RecordBatchOptions};
+    use arrow_schema::Schema;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use std::os::fd::AsFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn work() -> Work {
         let options = RecordBatchOptions::new().with_row_count(Some(1));

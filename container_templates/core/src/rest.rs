@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,6 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 use udf_codec::lines::{LINES, Lines, WANTED};
 use udf_codec::wire::COLUMNS;
@@ -20,13 +19,15 @@ use udf_types::limits::MAX_MESSAGE_BYTES;
 use udf_types::signature::FunctionKind;
 
 use crate::bodies::{is_packed, packed, takes_gzip, unpacked};
-use crate::columns::{self, Kept};
+use crate::columns::{self, Kept, Offer};
 use crate::container::Container;
 use crate::dialects;
 use crate::error::{CallError, guarded};
 use crate::function::Function;
 use crate::json::{self as json_form, Answer, Call};
 use crate::lines::collecting;
+use crate::pulling;
+use crate::stream::has_hung_up;
 use crate::tables::{self, Given, giving};
 use crate::waits::may_run_here;
 use udf_codec::wire::TABLES;
@@ -39,9 +40,16 @@ const JSON: &str = "application/json";
 /// A call that takes longer lets another thread answer connections.
 const LONG: Duration = Duration::from_micros(500);
 
+/// Calls of at most so many rows, in a body of at most so many bytes, are read and answered on a thread that pulls. With more of either, the
+/// library's own threads read and write meanwhile.
+const MOST_PULLED_ROWS: usize = 1024;
+const MOST_PULLED_BYTES: usize = 64 << 10;
+
 /// The connection of a client.
 pub(crate) struct Client {
     pub(crate) socket: Arc<File>,
+    /// Whether a thread that pulls could have answered its last call.
+    is_pulled: AtomicBool,
     /// The constants that its last request with constants brought.
     kept: Mutex<Kept>,
     /// Whether its calls are refused, since there are as many connections as the server can take.
@@ -50,12 +58,46 @@ pub(crate) struct Client {
 
 impl Client {
     pub(crate) fn new(socket: Arc<File>, is_refused: bool) -> Client {
-        Client { socket, kept: Mutex::default(), is_refused }
+        Client { socket, is_pulled: AtomicBool::new(false), kept: Mutex::default(), is_refused }
+    }
+
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.is_pulled.load(Ordering::Relaxed)
     }
 }
 
 /// A reply's content type and body.
 type Body = (&'static str, Vec<u8>);
+
+/// A batch of calls, and what the client offers for the reply if it sends columns.
+struct Asked {
+    call: Call,
+    offer: Option<Offer>,
+}
+
+impl Asked {
+    fn read(function: &Function, client: &Client, body: &[u8], is_columns: bool) -> Result<Asked, CallError> {
+        if !is_columns {
+            return Ok(Asked { call: json_form::read(function, body)?, offer: None });
+        }
+        let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;
+        let (call, offer) = columns::read(function, body, &mut kept)?;
+        Ok(Asked { call, offer: Some(offer) })
+    }
+
+    /// Whether a scalar or table function's reply may have dictionaries. The parts of a table function's have dictionaries of their own.
+    fn may_encode(&self, function: &Function) -> bool {
+        let may_encode = self.offer.as_ref().is_some_and(|offer| offer.may_encode);
+        may_encode && function.signature().kind == FunctionKind::Scalar
+    }
+
+    fn write(&self, function: &Function, answer: Answer) -> Result<Body, CallError> {
+        match &self.offer {
+            Some(offer) => Ok((COLUMNS, columns::write(function, &self.call, answer, offer)?)),
+            None => Ok((JSON, json_form::write(function, &self.call, &answer).into_bytes())),
+        }
+    }
+}
 
 /// Answers one request.
 pub(crate) async fn respond(
@@ -146,29 +188,43 @@ async fn answer(
     if method == Method::GET {
         return Ok((StatusCode::OK, (JSON, describe(function).into_bytes())));
     }
-    may_run_here().await;
-    if function.takes_long() {
-        take_time();
+    let is_pulled = function.is_pulled() && unpacked.is_none() && body.len() <= MOST_PULLED_BYTES;
+    let is_here = is_pulled && pulling::is_here();
+    if !is_here {
+        may_run_here().await;
+        if function.takes_long() {
+            take_time();
+        }
     }
     let start = Instant::now();
-    let answering = || {
-        tables::check()?;
-        if is_columns {
-            let (call, offer) = {
-                let mut kept = client.kept.lock().map_err(|_| CallError::violation("the connection has failed"))?;
-                columns::read(function, body, &mut kept)?
+    let tables = Given::of(head.headers.get(TABLES).map(|value| value.to_str().unwrap_or_default()));
+    let asked = guarded(|| {
+        giving(tables.clone(), tables::check)?;
+        Asked::read(function, client, body, is_columns)
+    })?;
+    let (call, may_encode) = (&asked.call, asked.may_encode(function));
+    let is_pulled = is_pulled && call.arrived.others.num_rows() <= MOST_PULLED_ROWS;
+    client.is_pulled.store(is_pulled, Ordering::Relaxed);
+    if is_here {
+        let work = || guarded(|| function.work(&call.arrived, call.row_errors));
+        let (work, _) = giving(tables.clone(), || collecting(wants_lines, work));
+        if let Some(work) = work? {
+            let reply = pulling::reply_to(&work).await;
+            let answering = || {
+                work.hand_lines_over();
+                let parts = vec![function.reply_to(&work, reply, may_encode)?];
+                asked.write(function, Answer { parts, micros: micros_since(start) })
             };
-            // The parts of a table function's reply have dictionaries of their own.
-            let may_encode = offer.may_encode && function.signature().kind == FunctionKind::Scalar;
-            let answer = compute(container, function, &call, may_encode, &is_cancelled)?;
-            return Ok((COLUMNS, columns::write(function, &call, answer, &offer)?));
+            let (answered, written) = collecting(wants_lines, || guarded(answering));
+            *lines = written;
+            function.note_long(start.elapsed() > LONG);
+            return answered.map(|body| (StatusCode::OK, body));
         }
-        let call = json_form::read(function, body)?;
-        let answer = compute(container, function, &call, false, &is_cancelled)?;
-        Ok((JSON, json_form::write(function, &call, &answer).into_bytes()))
-    };
-    let tables = head.headers.get(TABLES).map(|value| value.to_str().unwrap_or_default());
-    let (answered, written) = giving(Given::of(tables), || collecting(wants_lines, || guarded(answering)));
+        client.is_pulled.store(false, Ordering::Relaxed);
+        may_run_here().await;
+    }
+    let answering = || asked.write(function, compute(container, function, call, may_encode, &is_cancelled)?);
+    let (answered, written) = giving(tables, || collecting(wants_lines, || guarded(answering)));
     *lines = written;
     function.note_long(start.elapsed() > LONG);
     answered.map(|body| (StatusCode::OK, body))
@@ -178,14 +234,6 @@ async fn answer(
 async fn discard(body: Incoming) {
     let mut body = Limited::new(body, MAX_MESSAGE_BYTES);
     while let Some(Ok(_)) = body.frame().await {}
-}
-
-/// Whether a client has closed its connection. hyper does not look while a further request lies there.
-fn has_hung_up(client: &File) -> bool {
-    // nix has no name for this one.
-    let closed = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
-    let mut watched = [PollFd::new(client.as_fd(), closed)];
-    poll(&mut watched, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
 }
 
 fn describe(function: &Function) -> String {
@@ -218,7 +266,11 @@ fn compute(
             Ok(())
         })?;
     }
-    Ok(Answer { parts, micros: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
+    Ok(Answer { parts, micros: micros_since(start) })
+}
+
+fn micros_since(start: Instant) -> u64 {
+    start.elapsed().as_micros().try_into().unwrap_or(u64::MAX)
 }
 
 /// Percent-encoded bytes as they are; what is no UTF-8 names no function.

@@ -29,6 +29,10 @@ pub(crate) trait Work: Send + Sync + 'static {
     fn act(self: &Arc<Self>, item: Self::Item);
     /// Does what there is to do without running calls, and waits for nothing.
     fn act_without_calls(self: &Arc<Self>);
+    /// Sees to what other threads than those with a seat leave undone. The watch calls it, until nothing is under way.
+    fn look(self: &Arc<Self>);
+    /// Whether nothing is under way on those threads.
+    fn is_idle(&self) -> bool;
 }
 
 pub(crate) struct Seats {
@@ -174,13 +178,18 @@ impl Seats {
     fn begin(&self, seat: usize) -> u64 {
         let since = self.now();
         self.busy_since[seat].store(since, SeqCst);
+        self.note_active();
+        since
+    }
+
+    /// Has the watch look after threads that are busy.
+    pub(crate) fn note_active(&self) {
         if !self.is_active.load(SeqCst)
             && !self.is_active.swap(true, SeqCst)
             && let Some(watch) = self.watch.get()
         {
             watch.unpark();
         }
-        since
     }
 
     /// Whether the thread that has been busy since then still had the seat. Whoever took it was busy later.
@@ -191,8 +200,10 @@ impl Seats {
     /// Frees the seats of threads that are busy for long. Where no thread can take them, it does what takes no time itself.
     fn watch<W: Work>(self: &Arc<Self>, work: &Arc<W>) {
         loop {
-            let is_idle =
-                || self.busy_since.iter().all(|since| since.load(SeqCst) == 0) && self.state().free.is_empty();
+            let is_idle = || {
+                let are_waiting = self.busy_since.iter().all(|since| since.load(SeqCst) == 0);
+                are_waiting && self.state().free.is_empty() && work.is_idle()
+            };
             while !self.is_active.swap(false, SeqCst) && is_idle() {
                 thread::park();
             }
@@ -203,6 +214,7 @@ impl Seats {
                     self.free(seat, work);
                 }
             }
+            work.look();
             let state = self.state();
             if state.free.len() > state.waiting {
                 self.find_threads(state, work);

@@ -70,7 +70,7 @@ impl Settings {
 /// If it cannot listen.
 pub fn serve(functions: Vec<Function>, settings: &Settings) -> Result<(), String> {
     let (_stop, stopped) = watch::channel(false);
-    serve_until(functions, settings, stopped, || ())
+    serve_until(functions, settings, stopped, |_| ())
 }
 
 /// The same, which ends when `stopped` becomes true as well, and says when it listens.
@@ -78,7 +78,7 @@ pub(crate) fn serve_until(
     functions: Vec<Function>,
     settings: &Settings,
     stopped: watch::Receiver<bool>,
-    on_ready: impl FnOnce(),
+    on_ready: impl FnOnce(&Arc<Http>),
 ) -> Result<(), String> {
     let names: Vec<&str> = functions.iter().map(Function::name).collect();
     let mut transports = vec!["flight", "json", "socket"];
@@ -99,7 +99,7 @@ async fn listen(
     container: Arc<Container>,
     settings: &Settings,
     asked: watch::Receiver<bool>,
-    on_ready: impl FnOnce(),
+    on_ready: impl FnOnce(&Arc<Http>),
 ) -> Result<(), String> {
     let failed = |cause: std::io::Error| cause.to_string();
     let (stop, stopped) = watch::channel(false);
@@ -139,7 +139,7 @@ async fn listen(
     let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
     eprintln!("transship: ready, {} functions", container.functions.len());
-    on_ready();
+    on_ready(&http);
     tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {}, () = wait(asked) => {} }
     stop.send_replace(true);
     http.stop();

@@ -13,16 +13,19 @@ pub(crate) struct Waits {
     pub(crate) is_writing: bool,
     /// For a thread that may run its call.
     pub(crate) is_queued: bool,
+    /// Nothing is to be read now: the connection goes on with an answer, and what comes next is reported.
+    pub(crate) leaves_reads: bool,
 }
 
 thread_local! {
     /// Of the connection that this thread polls.
-    static WAITS: Cell<Waits> = const { Cell::new(Waits { is_reading: false, is_writing: false, is_queued: false }) };
+    static WAITS: Cell<Waits> =
+        const { Cell::new(Waits { is_reading: false, is_writing: false, is_queued: false, leaves_reads: false }) };
 }
 
 /// Forgets what the connection before waited for.
-pub(crate) fn reset() {
-    WAITS.set(Waits::default());
+pub(crate) fn reset(leaves_reads: bool) {
+    WAITS.set(Waits { leaves_reads, ..Waits::default() });
 }
 
 /// What the connection that was polled waits for.

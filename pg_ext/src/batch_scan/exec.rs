@@ -56,6 +56,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         let mut calls = Vec::new();
         let mut looked_at = 0;
         let mut max_rows = usize::MAX;
+        let mut declared_first_rows = usize::MAX;
         let entries = list::elements::<pg_sys::TargetEntry>((*scan).custom_scan_tlist).split_off(private.child_columns);
         let mut conditions = list::elements::<pg_sys::Expr>((*scan).custom_exprs);
         let bounds = conditions.split_off(entries.len());
@@ -116,6 +117,7 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
                 }
             }
             max_rows = max_rows.min(function.max_batch_rows());
+            declared_first_rows = declared_first_rows.min(function.body.first_batch_rows.unwrap_or(Pace::FIRST_ROWS));
             let builder = BatchBuilder::new(&function.signature);
             // Gives null for null.
             let condition = pg_sys::ExecInitExpr(condition, planstate);
@@ -158,20 +160,18 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
         // The leader is told so by its plan, a worker is what it is.
         let is_parallel = (*(*estate).es_plannedstmt).parallelModeNeeded || pg_sys::ParallelWorkerNumber >= 0;
         let depth = private.depth();
-        let inner = Inner {
+        let mut inner = Inner {
             child_columns: private.child_columns,
             kept,
             deformed: deformed as i16,
             query_context: (*estate).es_query_cxt,
             user: catalog::current_user(),
-            driver: Driver::new(
-                first_pace(max_rows, first_rows, is_stepwise, is_parallel).with_depth(depth),
-                calls.len(),
-            ),
+            driver: Driver::new(settings::stepwise_pace(), calls.len()),
             depth,
             calls,
             max_rows,
             is_parallel,
+            declared_first_rows,
             first_rows,
             most_rows,
             run: if private.may_be_stopped { estate } else { std::ptr::null() },
@@ -188,23 +188,20 @@ pub unsafe extern "C-unwind" fn begin(css: *mut pg_sys::CustomScanState, estate:
             rows_ready: 0,
             spare_contexts: Vec::new(),
         };
+        inner.driver.restart(inner.first_pace());
         (*node).inner = PgMemoryContexts::For((*estate).es_query_cxt).leak_and_drop_on_delete(inner);
     }
 }
 
-/// The pace of a scan that begins.
-fn first_pace(max_rows: usize, first_rows: usize, is_stepwise: bool, is_parallel: bool) -> Pace {
-    if is_stepwise {
-        settings::stepwise_pace()
-    } else {
-        settings::pace(max_rows, is_parallel).with_first_rows(first_rows)
-    }
-}
-
 impl Inner {
-    /// The pace of a scan that begins again.
+    /// The pace of a scan that begins.
     fn first_pace(&self) -> Pace {
-        first_pace(self.max_rows, self.first_rows, self.is_stepwise, self.is_parallel).with_depth(self.depth)
+        if self.is_stepwise {
+            return settings::stepwise_pace();
+        }
+        settings::pace(self.max_rows, Some(self.declared_first_rows), self.is_parallel)
+            .with_first_rows(self.first_rows)
+            .with_depth(self.depth)
     }
 }
 

@@ -5,6 +5,8 @@ use std::cell::{Cell, RefCell};
 
 use pgrx::pg_sys;
 
+use crate::chosen_images;
+
 thread_local! {
     static PREVIOUS: Cell<pg_sys::ExecutorRun_hook_type> = const { Cell::new(None) };
     /// The runs under way, outer ones first.
@@ -61,10 +63,12 @@ unsafe extern "C-unwind" fn run(
     // SAFETY: the executor passes valid arguments; previous-or-standard is called exactly once.
     unsafe {
         let around = begin((*query).estate, count, (&raw const frame).addr());
+        let level = chosen_images::tell_workers((*query).plannedstmt);
         match PREVIOUS.get() {
             Some(previous) => previous(query, direction, count, execute_once),
             None => standard_ExecutorRun(query, direction, count, execute_once),
         }
+        chosen_images::forget(level);
         RUNS.with_borrow_mut(|runs| runs.truncate(around));
     }
 }
@@ -76,10 +80,12 @@ unsafe extern "C-unwind" fn run(query: *mut pg_sys::QueryDesc, direction: pg_sys
     // SAFETY: as above.
     unsafe {
         let around = begin((*query).estate, count, (&raw const frame).addr());
+        let level = chosen_images::tell_workers((*query).plannedstmt);
         match PREVIOUS.get() {
             Some(previous) => previous(query, direction, count),
             None => standard_ExecutorRun(query, direction, count),
         }
+        chosen_images::forget(level);
         RUNS.with_borrow_mut(|runs| runs.truncate(around));
     }
 }

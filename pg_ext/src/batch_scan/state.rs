@@ -55,6 +55,8 @@ pub struct Inner {
     pub child_columns: usize,
     /// Whether other processes take rows of the same plan.
     pub is_parallel: bool,
+    /// Rows of the first batch, by the functions.
+    pub declared_first_rows: usize,
     /// Most rows of the first batch, since the plan above may ask for no more.
     pub first_rows: usize,
     /// Most rows that are ever asked for; the child may have no more.

@@ -118,6 +118,14 @@ impl SqlType {
             }
     }
 
+    /// Whether its texts are padded with blanks, which other types of text keep, and a cast to them takes away.
+    pub fn is_padded(&self) -> bool {
+        match &self.form {
+            Form::Array(form) => form.element.is_padded(),
+            _ => self.oid == pg_sys::BPCHAROID,
+        }
+    }
+
     /// How many types it is made of, itself included.
     fn parts(&self) -> usize {
         1 + match &self.form {

@@ -194,7 +194,7 @@ impl Running {
         let Link { oid, function, call, query, .. } = &mut self.link;
         let driver = self.driver.get_or_insert_with(|| {
             self.active_at = Instant::now();
-            let pace = settings::pace(function.max_batch_rows(), false);
+            let pace = settings::pace(function.max_batch_rows(), function.body.first_batch_rows, false);
             Driver::of_lane(pace, Stream::open(*oid, call.clone()))
         });
         while !self.is_fed && driver.may_feed() {

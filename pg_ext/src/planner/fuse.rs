@@ -195,10 +195,10 @@ impl Fused {
     }
 }
 
-/// Whether no function has smaller batches than another by its body: its calls would make those of the others as small.
+/// Whether no function has other batches than another by its body: its calls would make those of the others alike.
 fn have_one_bound(functions: impl Iterator<Item = pg_sys::Oid>) -> bool {
     let bounds: Option<HashSet<_>> =
-        functions.map(|oid| function::lookup(oid).ok().map(|function| function.body.max_batch_rows)).collect();
+        functions.map(|oid| function::lookup(oid).ok().map(|function| function.body.batch_rows())).collect();
     bounds.is_some_and(|bounds| bounds.len() == 1)
 }
 

@@ -12,6 +12,8 @@ mod named_functions;
 mod order;
 mod plans;
 
+pub use named_functions::functions_named_in;
+
 use std::cell::Cell;
 use std::ffi::{c_char, c_int};
 

@@ -6,7 +6,7 @@
 
 use pgrx::pg_sys;
 
-use crate::pg::raw;
+use crate::pg::{list, raw};
 
 /// Whether the plan names a function in LANGUAGE container, or one that is not found.
 ///
@@ -26,6 +26,19 @@ pub unsafe fn may_call_container(statement: *const pg_sys::PlannedStmt) -> bool 
             }
         }
         false
+    }
+}
+
+/// The functions that a plan notes.
+///
+/// # Safety
+/// `statement` is a finished plan.
+pub unsafe fn functions_named_in(statement: *const pg_sys::PlannedStmt) -> Vec<pg_sys::Oid> {
+    // SAFETY: the caller says that the plan is valid.
+    unsafe {
+        let items = list::elements::<pg_sys::PlanInvalItem>((*statement).invalItems).into_iter();
+        let functions = items.filter(|item| (**item).cacheId == pg_sys::SysCacheIdentifier::PROCOID as i32);
+        functions.map(|item| pg_sys::Oid::from(undo_murmurhash32((*item).hashValue))).collect()
     }
 }
 

@@ -64,7 +64,7 @@ pub(super) unsafe fn compact(table: &Table, segments: usize) -> usize {
                 }
             }
             rows::insert_segments(table.relation, &[segment.finish()]);
-            memory::remove(merged);
+            memory::remove(&merged.iter().map(|row| row.digest).collect::<Vec<_>>());
         }
         pg_sys::UnregisterSnapshot(snapshot);
         if is_merged { merged.len() - 1 } else { 0 }

@@ -18,9 +18,7 @@ pub(super) unsafe fn named(argument: pg_sys::NullableDatum) -> Vec<String> {
     }
     // SAFETY: the caller says so.
     let names = unsafe { text::from_c(pg_sys::text_to_cstring(argument.value.cast_mut_ptr())) };
-    // An array of names is a list as well.
-    let names = names.strip_prefix('{').and_then(|names| names.strip_suffix('}')).unwrap_or(&names);
-    report::unwrap(server::column_names(names))
+    report::unwrap(server::column_names(&names))
 }
 
 /// The positions of the columns of these names and types that are to have dictionaries, ascending.

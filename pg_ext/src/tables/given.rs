@@ -17,6 +17,7 @@ use shared_tables::segment::{Digest, SegmentWriter};
 use udf_client::tables::{MOST_FILES, SharedTable};
 use udf_types::{Error, Kind, Result};
 
+use super::places::ROOM_HINT;
 use super::rows::Row;
 use super::{Table, memory, rows, with_snapshot};
 use crate::pg::{rights, text};
@@ -93,7 +94,7 @@ pub(crate) fn open(tables: &[Named]) -> Result<Vec<SharedTable>> {
                 })
                 .collect();
             memory::forget_removed();
-            memory::check_room_together(found.iter().map(|(_, table, rows)| (rows.as_slice(), table)))?;
+            memory::places()?.check_room_together(found.iter().map(|(_, table, rows)| (rows.as_slice(), table)))?;
             check_count(&found)?;
             found.iter().map(|(named, table, rows)| given(named, table, rows, snapshot)).collect()
         })
@@ -150,7 +151,7 @@ unsafe fn given(named: &Named, table: &Table, rows: &[Row], snapshot: pg_sys::Sn
             // SAFETY: the caller says so.
             let segment = unsafe { memory::open(row, table, snapshot)? };
             table.check(&segment)?;
-            if let Some(found) = memory::files(row)? {
+            if let Some(found) = memory::files(&segment)? {
                 files.push(found);
                 kept.push(segment);
                 break;
@@ -158,7 +159,7 @@ unsafe fn given(named: &Named, table: &Table, rows: &[Row], snapshot: pg_sys::Sn
             attempts += 1;
             if attempts == MOST_ATTEMPTS {
                 let message = format!("shared table \"{}\" is removed from memory again and again", table.name);
-                return Err(Error::new(Kind::OutOfMemory, message).with_hint(memory::ROOM_HINT));
+                return Err(Error::new(Kind::OutOfMemory, message).with_hint(ROOM_HINT));
             }
             memory::forget_removed();
         }

@@ -3,7 +3,7 @@
 //!
 //! The truth is in the database: `transship.table_segments` has a row per segment, and `transship.table_chunks` its bytes ([`rows`]).
 //! So a version of a table is what a snapshot sees of these rows, and transactions, replicas and backups need nothing of ours.
-//! [`memory`] puts the bytes into the host's memory when they are first read. [`share`] makes segments, and [`compact`] keeps them few.
+//! [`memory`] puts the bytes into the host's memory when they are first read, or on its disk ([`places`]). [`share`] makes segments, and [`compact`] keeps them few.
 //! Tables that follow their source are in `transship.followed_tables` ([`followed`]): [`follow`] says which queries can be followed, and
 //! [`follow_trigger`] keeps their tables up, from the rows that a statement has inserted, or from all ([`followed_rows`]).
 //! [`scan`] reads segments, for foreign scans ([`fdw`]), samples ([`sample`]) and [`lookup`]. [`given`] has the tables that functions read in
@@ -21,6 +21,7 @@ pub mod lookup;
 pub mod lookup_joins;
 pub mod memory;
 mod new_segment;
+mod places;
 mod rows;
 mod sample;
 mod scan;
@@ -55,6 +56,8 @@ const SHARE_AGAIN: &str = "Drop the table with transship.unshare, and share its 
 
 /// The key of a type's modifier in a field's metadata.
 const MODIFIER: &str = "transship:typmod";
+/// The key that the metadata of a field has whose texts are padded with blanks.
+const PADDED: &str = "transship:padded";
 
 /// A shared table as it is declared.
 pub(crate) struct Table {
@@ -98,6 +101,11 @@ impl Table {
             for attribute in PgTupleDesc::from_pg_copy((*relation).rd_att).iter() {
                 if !attribute.attisdropped {
                     let name = text::from_c(attribute.attname.data.as_ptr());
+                    // PostgreSQL computes it from other columns, whatever the rows have.
+                    if attribute.attgenerated as u8 == b'v' {
+                        let message = format!("column \"{name}\" of a shared table cannot be virtual");
+                        report::raise_error(&Error::new(Kind::InvalidDefinition, message), None);
+                    }
                     columns.push(Column {
                         sql_type: report::unwrap(storable(&name, attribute.atttypid)),
                         name,
@@ -154,18 +162,21 @@ impl Table {
 }
 
 impl Column {
-    /// Its field in a segment. The type's modifier is in it, since PostgreSQL alters it without a look at the rows.
+    /// Its field in a segment. The type's modifier is in it, and whether texts are padded, since PostgreSQL alters both without a look at
+    /// the rows.
     fn field(&self) -> Field {
         let mut field = self.sql_type.ty.field(&self.name);
         if self.has_dictionary {
             let encoded = encoded_type(field.data_type());
             field = field.with_data_type(encoded);
         }
-        if self.typmod < 0 {
-            return field;
-        }
         let mut metadata = field.metadata().clone();
-        metadata.insert(MODIFIER.to_string(), self.typmod.to_string());
+        if self.typmod >= 0 {
+            metadata.insert(MODIFIER.to_string(), self.typmod.to_string());
+        }
+        if self.sql_type.is_padded() {
+            metadata.insert(PADDED.to_string(), true.to_string());
+        }
         field.with_metadata(metadata)
     }
 }
@@ -249,7 +260,7 @@ fn is_deterministic(collation: pg_sys::Oid) -> bool {
 unsafe fn open_segments(table: &Table, snapshot: pg_sys::Snapshot) -> Result<Vec<Arc<Segment>>> {
     // SAFETY: the caller says so.
     let found = unsafe { rows::list(table.relation, snapshot) };
-    memory::check_room(&found, table)?;
+    memory::places()?.check_room(&found, table)?;
     memory::forget_removed();
     let mut segments = Vec::with_capacity(found.len());
     for row in &found {

@@ -322,8 +322,10 @@ pub(super) fn delete_all(table: pg_sys::Oid) {
     // SAFETY: the snapshot is registered while it is used.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let ids: Vec<_> = list(table, snapshot).iter().map(|row| row.id).collect();
+        let found = list(table, snapshot);
+        let ids: Vec<_> = found.iter().map(|row| row.id).collect();
         delete(table, &ids, snapshot);
+        super::memory::remove_later(found.iter().map(|row| row.digest));
         pg_sys::UnregisterSnapshot(snapshot);
     }
 }

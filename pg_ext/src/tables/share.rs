@@ -117,7 +117,7 @@ pub(super) unsafe fn replace_rows(table: &Table, mut source: Source) -> u64 {
         rows::delete_all(table.relation);
         rows::insert_segments(table.relation, &written);
         followed::note_shared_again(table.relation);
-        report::unwrap(memory::check_room(&written, table));
+        report::unwrap(memory::places().and_then(|places| places.check_room(&written, table)));
         count
     }
 }
@@ -217,7 +217,7 @@ unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let found = rows::list(table.relation, snapshot);
-        report::unwrap(memory::check_room(&found, table));
+        report::unwrap(memory::places().and_then(|places| places.check_room(&found, table)));
         // The columns of one that was there are those of all. Without room for it, somebody else will see.
         let smallest = found.iter().filter(|row| !written.contains(row)).min_by_key(|row| row.bytes);
         if let Some(Ok(segment)) = smallest.map(|row| memory::open(row, table, snapshot)) {

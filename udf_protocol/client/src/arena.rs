@@ -171,6 +171,18 @@ impl Arenas {
         }
     }
 
+    /// Lets all go but for segments of so many bytes together, those that were kept last.
+    pub fn shrink(&self, most: usize) {
+        let mut left = most;
+        let mut kept = self.0.lock().expect("no holder panics");
+        for place in (0..kept.len()).rev() {
+            match left.checked_sub(kept[place].size()).filter(|_| kept[place].segment().is_some()) {
+                Some(rest) => left = rest,
+                None => drop(kept.remove(place)),
+            }
+        }
+    }
+
     /// Lets all go.
     pub fn clear(&self) {
         self.0.lock().expect("no holder panics").clear();
@@ -224,6 +236,26 @@ mod tests {
             arenas.clear();
             assert_eq!(seen(), 0);
         }
+    }
+
+    #[test]
+    fn a_session_that_waits_keeps_few_segments() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = Folder::named(folder.path());
+        let seen = || std::fs::read_dir(folder.path()).unwrap().count();
+        let arenas = Arenas::default();
+        let kept: Vec<_> = (0..4).map(|value| write(&arenas, Some(&there), value)).collect();
+        let address = kept[3].1.as_ptr();
+        drop((write(&arenas, None, 5), kept));
+        arenas.shrink(250);
+        assert_eq!((seen(), arenas.0.lock().unwrap().len()), (2, 2));
+        assert!(arenas.0.lock().unwrap().iter().any(|arena| arena.buffer()[40..].as_ptr() == address));
+        // Another lease of the same replica has other segments.
+        let of_another = Folder::leased(folder.path(), None, "0123".to_string());
+        drop(write(&arenas, Some(&of_another), 1));
+        assert_eq!(seen(), 3);
+        arenas.shrink(99);
+        assert_eq!(seen(), 0);
     }
 
     #[test]

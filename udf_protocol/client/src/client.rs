@@ -40,6 +40,9 @@ const SPARE_THREAD_LIFE: Duration = Duration::from_secs(1);
 /// How long leases last in which nothing happens: a session that calls now and then does not pay for one each time.
 pub const LINGER: Duration = Duration::from_secs(1);
 
+/// Bytes of segments that last as long, for the next small queries.
+const LINGERING_BYTES: usize = 1 << 20;
+
 /// Reports of spans that may be under way at a time, and how long each may take.
 const MOST_REPORTS: usize = 16;
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -335,12 +338,13 @@ impl Client {
         self.lingering.lock().expect("no holder panics").since = None;
     }
 
-    /// Ends the leases that no exchange is using, unless they are used again within [`LINGER`]; for the end of a transaction.
+    /// Ends the leases that no exchange is using, and lets their segments go, unless they are used again within [`LINGER`]; for the end of a transaction.
     pub fn release(&self) {
-        self.arenas.clear();
+        self.arenas.shrink(LINGERING_BYTES);
         self.connections.close_idle();
         // A session that goes on calling something else keeps nothing for that.
         if let Some(unused) = self.connections.take_unused(LINGER) {
+            self.arenas.clear();
             self.spawn(async move { drop(unused) });
         }
         let is_watched = {
@@ -353,8 +357,9 @@ impl Client {
             std::mem::replace(&mut lingering.is_watched, true)
         };
         if !is_watched {
-            let (connections, lingering) = (self.connections.clone(), self.lingering.clone());
-            self.spawn(async move { release_unused(&connections, &lingering).await });
+            let (connections, arenas) = (self.connections.clone(), self.arenas.clone());
+            let lingering = self.lingering.clone();
+            self.spawn(async move { release_unused(&connections, &arenas, &lingering).await });
         }
     }
 
@@ -402,7 +407,7 @@ fn cancellable(work: impl Future<Output = ()> + Send + 'static) -> (Task, onesho
 }
 
 /// Ends leases once nobody has used them for [`LINGER`]. If somebody does, the next [`Client::release`] has them watched again.
-async fn release_unused(connections: &Connections, lingering: &Mutex<Lingering>) {
+async fn release_unused(connections: &Connections, arenas: &Arenas, lingering: &Mutex<Lingering>) {
     loop {
         let left = {
             let mut lingering = lingering.lock().expect("no holder panics");
@@ -413,6 +418,7 @@ async fn release_unused(connections: &Connections, lingering: &Mutex<Lingering>)
                     // Under the lock, so that nobody who begins now is given what ends.
                     if since.is_some() {
                         connections.release();
+                        arenas.clear();
                     }
                     return;
                 }

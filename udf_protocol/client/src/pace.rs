@@ -72,7 +72,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Rows of the first batch.
+    /// Rows of the first batch, if its function does not ask for others.
     pub const FIRST_ROWS: usize = 128;
     /// Batches that go one at a time where few rows may be wanted: the last of them is about as large as a first one is otherwise.
     const WAITING_BATCHES: usize = 4;
@@ -96,6 +96,12 @@ impl Pace {
             is_answered: false,
             waiting: 0,
         }
+    }
+
+    /// With a first batch of so many rows, in place of [`Pace::FIRST_ROWS`], where a function asks for that.
+    #[must_use]
+    pub fn starting_with(self, rows: Option<usize>) -> Pace {
+        Pace { rows: rows.unwrap_or(Pace::FIRST_ROWS).min(self.bounds.rows), ..self }
     }
 
     /// With a first batch of at most so many rows, since no more may be wanted. The first few batches then wait each for the
@@ -198,6 +204,21 @@ mod tests {
     fn answer(rows: usize, compute_ms: u64, latency_ms: u64, waited_ms: u64) -> Measured {
         let [compute, latency, waited] = [compute_ms, latency_ms, waited_ms].map(Duration::from_millis);
         Measured { rows, reply_bytes: 0, compute, latency, waited }
+    }
+
+    #[test]
+    fn a_function_may_ask_for_another_first_batch() {
+        let pace = Pace::new(Bounds { rows: 5000, ..BOUNDS });
+        assert_eq!(pace.starting_with(None).rows(), 128);
+        assert_eq!(pace.starting_with(Some(1000)).rows(), 1000);
+        assert_eq!(pace.starting_with(Some(1)).rows(), 1);
+        assert_eq!(pace.starting_with(Some(10_000)).rows(), 5000);
+        assert_eq!(pace.starting_with(Some(1000)).with_first_rows(10).rows(), 10);
+        // Only one is out before it is known what it takes.
+        assert!(!pace.starting_with(Some(1000)).may_send(1, 0));
+        let mut pace = pace.starting_with(Some(1000));
+        pace.note_sent();
+        assert_eq!(pace.rows(), 4000);
     }
 
     #[test]

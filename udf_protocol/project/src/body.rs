@@ -78,6 +78,9 @@ pub struct FunctionBody {
     /// Most rows per batch; 1 to 1,000,000; the engine's setting if left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_batch_rows: Option<usize>,
+    /// Rows of a query's first batch, which has no fewer unless fewer are wanted; 1 to 1,000,000; few if left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_batch_rows: Option<usize>,
     /// What becomes of a row on which the handler raises an error.
     #[serde(default)]
     pub on_error: OnError,
@@ -193,8 +196,10 @@ impl FunctionBody {
         if let Some(concurrency) = body.concurrency {
             check_concurrency(concurrency)?;
         }
-        if let Some(rows) = body.max_batch_rows {
-            check_option("max_batch_rows", rows as u64, options::BATCH_ROWS)?;
+        for (key, rows) in [("max_batch_rows", body.max_batch_rows), ("first_batch_rows", body.first_batch_rows)] {
+            if let Some(rows) = rows {
+                check_option(key, rows as u64, options::BATCH_ROWS)?;
+            }
         }
         if let Some(seconds) = body.cache_ttl {
             check_bounds("cache_ttl", seconds as f64, 1.0, 31_536_000.0)?;
@@ -210,6 +215,11 @@ impl FunctionBody {
         }
         body.check_tables()?;
         Ok(body)
+    }
+
+    /// Rows of the largest batch and of the first one, where it says so.
+    pub fn batch_rows(&self) -> [Option<usize>; 2] {
+        [self.max_batch_rows, self.first_batch_rows]
     }
 
     fn check_tables(&self) -> Result<()> {
@@ -371,18 +381,22 @@ mod tests {
         assert!(FunctionBody::parse("image = \"a\"\nendpoint = \"grpc://h:1\"").is_err());
         assert!(FunctionBody::parse("source = 'x'").is_err());
         assert!(FunctionBody::parse("image = \"a\"\ntimeout_ms = 0").is_err());
+        for key in ["max_batch_rows", "first_batch_rows"] {
+            let error = FunctionBody::parse(&format!("image = 'a' {key} = 1000001")).unwrap_err();
+            assert!(error.message().contains(key), "{error}");
+        }
         assert!(FunctionBody::parse("image = \"a\"\nimagee = \"b\"").unwrap_err().message().contains("imagee"));
     }
 
     #[test]
     fn pairs_may_share_a_line() {
         let body = FunctionBody::parse(
-            "image = 'i' function = 'ü' max_batch_rows = 7 timeout_ms = 5\ttransport = \"json\" # x = 1",
+            "image = 'i' function = 'ü' max_batch_rows = 7 first_batch_rows = 3 timeout_ms = 5\ttransport = \"json\" # x = 1",
         )
         .unwrap();
         assert_eq!(
-            (body.max_batch_rows, body.timeout_ms, body.transport),
-            (Some(7), Some(5), Some(TransportName::Json))
+            (body.max_batch_rows, body.first_batch_rows, body.timeout_ms, body.transport),
+            (Some(7), Some(3), Some(5), Some(TransportName::Json))
         );
         for text in ["image = a b", "image = 'a' 'b'", "image = 'a' b", "image = 'a' max_batch_rows = 1 000", "= ="] {
             assert!(FunctionBody::parse(text).unwrap_err().message().contains("not valid"), "{text}");

@@ -32,7 +32,6 @@ impl Remote {
             return Err(Error::invalid_definition(format!("invalid endpoint \"{text}\""))
                 .with_detail("A path must have no parts \".\" or \"..\", and that of a socket no empty ones."));
         }
-        paths.retain(|path| !path.is_empty());
         paths.dedup();
         let refuse = |fact: &str| {
             Err(Error::invalid_definition(format!("invalid endpoint \"{text}\"")).with_detail(fact.to_string()))
@@ -48,12 +47,13 @@ impl Remote {
             let fact = format!("Dialect \"{}\" is not spoken over {}.", dialect.name(), transport.name());
             return refuse(&fact);
         }
-        if dialect == Dialect::Transship && !paths.is_empty() {
+        let path = paths.pop().unwrap_or_default();
+        if dialect == Dialect::Transship && !path.is_empty() {
             return Err(refuse("Servers of this protocol have no path.")
                 .unwrap_err()
                 .with_hint("Name what the server speaks with the key \"dialect\"."));
         }
-        Ok(Remote { endpoints, path: paths.pop().unwrap_or_default(), dialect })
+        Ok(Remote { endpoints, path, dialect })
     }
 
     /// Refuses secrets, if there are any, that would cross a network for everybody on the way to read: over TCP without TLS, to
@@ -202,10 +202,13 @@ mod tests {
         let read = |text: &str, dialect| Remote::parse(text, dialect).map(|remote| remote.to_string());
         assert_eq!(read("grpc://a:1, grpc://b:2", Dialect::Transship).unwrap(), "grpc://a:1,grpc://b:2");
         assert_eq!(read("https://a/f?code=1", Dialect::Array).unwrap(), "https://a:443/f?code=1");
+        assert_eq!(read("http://a/x, http://b/x", Dialect::Mlflow).unwrap(), "http://a:80/x,http://b:80/x");
         assert_eq!(read("http://[::1]:8080/", Dialect::Snowflake).unwrap(), "http://[::1]:8080");
         for (text, dialect, fact) in [
             ("grpc://a:1,http://b:2", Dialect::Transship, "same kind"),
             ("http://a/x,http://b/y", Dialect::Mlflow, "same path"),
+            // Lists of allowed endpoints have the second address without the path of the first.
+            ("http://a/x, http://b", Dialect::Mlflow, "same path"),
             ("grpc://a:1", Dialect::Mlflow, "not spoken over flight"),
             ("http://a/x", Dialect::Transship, "no path"),
         ] {
