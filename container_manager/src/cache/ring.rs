@@ -1,8 +1,8 @@
 //! Results in a file of a fixed size: a ring of records, in which new records replace the oldest, and an index into it.
 //!
-//! Nothing in the file is believed. A record has the name of its function and row, and a checksum; both are keyed with a secret of the file. A
-//! slot of the index only says where a record may be. So writes need neither an order nor a journal: a record is whole and the
-//! one that is asked for, or it is not there.
+//! Nothing in the file is believed. A record has the name of its function and row, and a checksum; both are keyed with a secret of the
+//! file. A slot of the index only says where a record may be. So writes need neither an order nor a journal: a record is whole and the one
+//! that is asked for, or it is not there.
 //!
 //! ```text
 //! header | epochs | index: buckets of slots | ring of records

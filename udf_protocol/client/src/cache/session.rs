@@ -275,14 +275,14 @@ fn ask_for_user(manager: &Path, request: &Request) -> Result<Response> {
 /// # Errors
 /// If it does not answer, or cannot forget them on disk.
 pub fn reset(manager: &Path, namespace: Namespace) -> Result<()> {
-    match ask_for_user(manager, &Request::Reset { namespace })? {
-        Response::NotForgotten => {
-            Err(Error::new(Kind::Unreachable, "could not forget cached results on disk")
-                .with_detail("They may come back when transshipd starts again.")
-                .with_hint("See the log of transshipd. To forget the results of all functions, stop it and remove the file in its --cache-dir."))
-        }
-        _ => Ok(()),
+    if ask_for_user(manager, &Request::Reset { namespace })? != Response::NotForgotten {
+        return Ok(());
     }
+    Err(Error::new(Kind::Unreachable, "could not forget cached results on disk")
+        .with_detail("They may come back when transshipd starts again.")
+        .with_hint(
+            "See the log of transshipd. To forget all results on disk, stop it and remove the file in --cache-dir.",
+        ))
 }
 
 /// What the store beside a manager knows of some functions, in their order.
