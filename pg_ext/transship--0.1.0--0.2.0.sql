@@ -393,7 +393,7 @@ LANGUAGE c STRICT AS 'MODULE_PATHNAME', 'transship_cache_counters';
 COMMENT ON FUNCTION cache_counters(oid) IS 'what the store of results knows of a function';
 
 CREATE VIEW stat_cache AS
-SELECT f.funcid, f.schema, f.name, c.hits, c.misses, c.results, c.bytes, c.evictions,
+SELECT f.funcid, f.schema, f.name, c.hits, c.disk_hits, c.misses, c.results, c.bytes, c.evictions,
   CASE
     WHEN f.volatility <> 'i' THEN 'the function is not IMMUTABLE'
     WHEN pg_catalog.current_setting('transship.cache', true) = 'off' THEN 'transship.cache is off'
@@ -411,7 +411,7 @@ FROM (
   JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 ) f
 CROSS JOIN LATERAL json_to_record(coalesce(f.counters, '{}'))
-  AS c (hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, is_too_cheap boolean)
+  AS c (hits bigint, disk_hits bigint, misses bigint, results bigint, bytes bigint, evictions bigint, is_too_cheap boolean)
 WHERE f.is_kept;
 
 COMMENT ON VIEW stat_cache IS 'kept results of the container functions that the user may call';

@@ -79,7 +79,7 @@ RESET ROLE;
 GRANT EXECUTE ON FUNCTION kept(bigint) TO PUBLIC;
 DROP ROLE regress_reader;
 SELECT transship.cache_reset('kept(bigint)');
-SELECT name, hits, misses, results, bytes, evictions, off_because FROM transship.stat_cache WHERE name = 'kept';
+SELECT name, hits, disk_hits, misses, results, bytes, evictions, off_because FROM transship.stat_cache WHERE name = 'kept';
 SELECT count(*) FROM results WHERE y = kept(x);
 SELECT transship.cache_reset('pg_sleep(float8)');
 -- Why results are not looked up.

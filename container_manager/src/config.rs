@@ -46,6 +46,8 @@ pub struct Config {
     pub otlp_endpoint: Option<OtlpEndpoint>,
     /// Bytes of results that are kept for functions that want it; nothing is kept if it is 0.
     pub cache_bytes: u64,
+    /// Where such results are kept on disk as well, and how many bytes of them; nowhere if left out.
+    pub cache_dir: Option<(PathBuf, u64)>,
     /// Where metrics and the status page are served; nowhere if left out.
     pub metrics_listen: Option<SocketAddr>,
     /// By which names of this host they may be asked for, besides its address.

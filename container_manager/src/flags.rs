@@ -86,6 +86,13 @@ pub struct DaemonFlags {
     /// of its own keeps them in memory.
     #[arg(long = "cache-size", value_name = "MB", default_value_t = 256, value_parser = cache_size)]
     pub cache_size_mb: u64,
+    /// Folder on a local disk in which results are kept as well, so that they survive a restart. Only the manager's user may have
+    /// rights to it. With --cache-size 0, nothing is kept there either. Default: results are kept in memory alone.
+    #[arg(long, value_name = "DIR", env = "TRANSSHIP_CACHE_DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Megabytes of results that are kept in --cache-dir, 16 to 262144. Another size forgets those that are there.
+    #[arg(long = "cache-dir-size", value_name = "MB", default_value_t = 4096, value_parser = clap::value_parser!(u64).range(16..=262_144))]
+    pub cache_dir_size_mb: u64,
     /// Address and port on which Prometheus metrics (/metrics) and a status page (/) are served over HTTP, such as
     /// 127.0.0.1:9187. They name images and replicas to everybody who reaches the address, and ask nobody for a password.
     /// Default: they are not served.
@@ -328,6 +335,7 @@ impl DaemonFlags {
             allowed_uids.insert(uid_of(name)?);
         }
         let host = self.host.into_config(self.paths)?;
+        let cache_dir = self.cache_dir.map(absolute).transpose()?.map(|folder| (folder, self.cache_dir_size_mb << 20));
         if host.paths.run_dir.as_os_str().len() > MAX_RUN_DIR_BYTES {
             return Err(invalid(format!("--run-dir has more than {MAX_RUN_DIR_BYTES} bytes")));
         }
@@ -348,6 +356,7 @@ impl DaemonFlags {
             max_gpus: self.max_gpus,
             otlp_endpoint: self.otlp_endpoint,
             cache_bytes: self.cache_size_mb << 20,
+            cache_dir,
             metrics_listen: self.metrics_listen,
             metrics_hosts: self.metrics_hosts,
         })
@@ -443,6 +452,9 @@ mod tests {
         assert_eq!(read(&[]).unwrap().cache_bytes, 256 << 20);
         assert_eq!(read(&["--cache-size=0"]).unwrap().cache_bytes, 0);
         assert_eq!(read(&["--cache-size=16"]).unwrap().cache_bytes, 16 << 20);
+        assert_eq!(read(&[]).unwrap().cache_dir, None);
+        assert_eq!(read(&["--cache-dir=/c"]).unwrap().cache_dir, Some(("/c".into(), 4096 << 20)));
+        assert_eq!(read(&["--cache-dir=/c", "--cache-dir-size=16"]).unwrap().cache_dir, Some(("/c".into(), 16 << 20)));
         for wrong in ["--cache-size=15", "--cache-size=1048577", "--cache-size=x", "--cache-size=-1"] {
             assert!(DaemonFlags::try_parse_from(["transshipd", wrong]).is_err(), "{wrong}");
         }

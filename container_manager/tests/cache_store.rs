@@ -48,7 +48,7 @@ impl Drop for Store {
 
 fn command(parent: u32, listener: OwnedFd) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_transshipd"));
-    command.args(["cache-store", &parent.to_string(), "16777216"]).stdin(listener).stdout(Stdio::null());
+    command.args(["cache-store", &parent.to_string(), "16777216", "0"]).stdin(listener).stdout(Stdio::null());
     command
 }
 
@@ -73,7 +73,7 @@ fn ask(channel: &Channel, request: &Request) -> Response {
 }
 
 fn look_up(keys: Vec<[u8; 16]>) -> Request {
-    Request::LookUp { namespace: [1; 16], max_age: None, keys }
+    Request::LookUp { namespace: [1; 16], max_age: None, timeout: Duration::from_secs(1), keys }
 }
 
 /// The results of these keys, and the generation.
@@ -291,4 +291,180 @@ fn it_runs_for_its_manager_alone() {
     assert!(!status.success());
     let status = Command::new(env!("CARGO_BIN_EXE_transshipd")).arg("cache-store").stderr(Stdio::null()).status();
     assert!(!status.unwrap().success());
+}
+
+/// Keys that look like hashes.
+fn keys_of(numbers: std::ops::Range<u64>) -> Vec<[u8; 16]> {
+    let spread = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    numbers.map(|number| [spread(number), number.to_le_bytes()].concat().try_into().unwrap()).collect()
+}
+
+/// What the result of a row is.
+fn result_of(key: &[u8; 16], bytes: usize) -> Vec<u8> {
+    key.iter().copied().cycle().take(bytes).collect()
+}
+
+/// Has the store keep results of so many bytes, of calls that take 5 ms.
+fn keep(channel: &Channel, keys: Vec<[u8; 16]>, bytes: usize) {
+    let generation = found(channel, Vec::new()).0;
+    let mut results = Results::default();
+    keys.iter().for_each(|key| results.push(Some(&result_of(key, bytes))));
+    let cost = CallCost { ns: 5_000_000, known_by: 1000 };
+    let request = Request::Insert { namespace: [1; 16], generation, cost, is_too_cheap: false, keys, results };
+    assert_eq!(ask(channel, &request), Response::Done);
+}
+
+/// How many of these results there are, none of which is wrong.
+fn count_found(channel: &Channel, keys: &[[u8; 16]], bytes: usize) -> usize {
+    let results = found(channel, keys.to_vec()).1;
+    assert_eq!(results.len(), keys.len());
+    let is_found = |(key, result): (&[u8; 16], Option<Vec<u8>>)| {
+        result.inspect(|result| assert_eq!(*result, result_of(key, bytes))).is_some()
+    };
+    keys.iter().zip(results).map(is_found).filter(|is_found| *is_found).count()
+}
+
+impl Manager {
+    /// One whose store keeps results in a folder.
+    fn with_disk(folder: &Path, size_mb: &str) -> Manager {
+        Manager::new(&["--cache-dir", folder.to_str().unwrap(), "--cache-dir-size", size_mb])
+    }
+
+    fn connect(&self) -> Channel {
+        Channel::connect(&self.socket()).unwrap()
+    }
+
+    /// The next manager, after this one's store was killed, and then itself.
+    fn again(self, folder: &Path, size_mb: &str) -> Manager {
+        for store in self.stores() {
+            kill(Pid::from_raw(store), Signal::SIGKILL).unwrap();
+        }
+        drop(self);
+        Manager::with_disk(folder, size_mb)
+    }
+}
+
+/// Time in which results are written.
+const WRITTEN: Duration = Duration::from_secs(1);
+
+#[test]
+fn results_on_disk_survive_the_store_and_its_manager() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("cache");
+    let manager = Manager::with_disk(&place, "64");
+    let channel = manager.connect();
+    let keys = keys_of(0..1000);
+    keep(&channel, keys[..500].to_vec(), 3000);
+    assert_eq!(count_found(&channel, &keys, 3000), 500);
+    sleep(WRITTEN);
+    // The next store of the same manager.
+    let [store] = manager.stores()[..] else { panic!("one store") };
+    kill(Pid::from_raw(store), Signal::SIGKILL).unwrap();
+    assert_eq!(next(&channel), None);
+    assert_eq!(count_found(&manager.connect(), &keys, 3000), 500);
+    keep(&manager.connect(), keys[500..].to_vec(), 3000);
+    sleep(WRITTEN);
+    // And that of the next manager.
+    let mut manager = manager.again(&place, "64");
+    assert_eq!(count_found(&manager.connect(), &keys, 3000), 1000);
+    // Nobody but the manager's user can read them, although the store is somebody else.
+    let metadata = fs::metadata(place.join("results")).unwrap();
+    assert_eq!((metadata.permissions().mode() & 0o777, metadata.len()), (0o600, 64 << 20));
+    // A store that is killed while it writes leaves a file that can be read.
+    for round in 0..5 {
+        let keys = keys_of(10_000 + 1000 * round..11_000 + 1000 * round);
+        keep(&manager.connect(), keys.clone(), 2000);
+        sleep(Duration::from_millis(round));
+        manager = manager.again(&place, "64");
+        count_found(&manager.connect(), &keys, 2000);
+    }
+    assert_eq!(count_found(&manager.connect(), &keys, 3000), 1000);
+    // What is forgotten stays so.
+    assert_eq!(ask(&manager.connect(), &Request::Reset { namespace: [1; 16] }), Response::Done);
+    assert_eq!(count_found(&manager.connect(), &keys, 3000), 0);
+    let manager = manager.again(&place, "64");
+    assert_eq!(count_found(&manager.connect(), &keys, 3000), 0);
+}
+
+#[test]
+fn a_file_with_anything_else_in_it_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("cache");
+    let keys = keys_of(0..100);
+    let mut manager = Manager::with_disk(&place, "16");
+    for garbage in [vec![0x5a; 16 << 20], vec![0; 16 << 20], vec![1; 10], fs::read("/proc/self/exe").unwrap()] {
+        keep(&manager.connect(), keys.clone(), 20);
+        drop(manager);
+        fs::write(place.join("results"), garbage).unwrap();
+        manager = Manager::with_disk(&place, "16");
+        assert_eq!(count_found(&manager.connect(), &keys, 20), 0);
+    }
+    keep(&manager.connect(), keys.clone(), 20);
+    sleep(WRITTEN);
+    let manager = manager.again(&place, "16");
+    assert_eq!(count_found(&manager.connect(), &keys, 20), 100);
+}
+
+/// A small disk, until it is dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new() -> SmallDisk {
+        let folder = tempfile::tempdir().unwrap();
+        let flags = nix::mount::MsFlags::MS_NOSUID;
+        nix::mount::mount(Some("small"), folder.path(), Some("tmpfs"), flags, Some("size=2m,mode=700")).unwrap();
+        SmallDisk(folder)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = nix::mount::umount2(self.0.path(), nix::mount::MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_keeps_what_it_has_and_can_forget_it() {
+    if !Uid::effective().is_root() {
+        // Only root can mount one.
+        return;
+    }
+    let disk = SmallDisk::new();
+    let manager = Manager::with_disk(disk.0.path(), "64");
+    let keys = keys_of(0..1000);
+    let channel = manager.connect();
+    keys.chunks(100).for_each(|keys| keep(&channel, keys.to_vec(), 8000));
+    assert_eq!(count_found(&channel, &keys, 8000), 1000);
+    sleep(WRITTEN);
+    let manager = manager.again(disk.0.path(), "64");
+    let count = count_found(&manager.connect(), &keys, 8000);
+    assert!(count > 0 && count < 400, "{count} results on a disk of 2 MB");
+    assert_eq!(ask(&manager.connect(), &Request::Reset { namespace: [1; 16] }), Response::Done);
+    assert_eq!(count_found(&manager.connect(), &keys, 8000), 0);
+    let manager = manager.again(disk.0.path(), "64");
+    assert_eq!(count_found(&manager.connect(), &keys, 8000), 0);
+}
+
+#[test]
+fn without_its_folder_results_are_in_memory_and_cannot_be_forgotten_for_sure() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let manager = Manager::with_disk(folder.path(), "16");
+    let keys = keys_of(0..100);
+    keep(&manager.connect(), keys.clone(), 20);
+    assert_eq!(count_found(&manager.connect(), &keys, 20), 100);
+    assert!(!folder.path().join("results").exists());
+    assert_eq!(ask(&manager.connect(), &Request::Reset { namespace: [1; 16] }), Response::NotForgotten);
+    assert_eq!(count_found(&manager.connect(), &keys, 20), 0);
+    // Two managers do not share a folder: the second has memory alone.
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let manager = manager.again(folder.path(), "16");
+    assert_eq!(count_found(&manager.connect(), &keys, 20), 0);
+    keep(&manager.connect(), keys.clone(), 20);
+    let other = Manager::with_disk(folder.path(), "16");
+    assert_eq!(count_found(&other.connect(), &keys, 20), 0);
+    keep(&other.connect(), keys.clone(), 20);
+    assert_eq!(count_found(&other.connect(), &keys, 20), 100);
+    assert_eq!(ask(&other.connect(), &Request::Reset { namespace: [1; 16] }), Response::NotForgotten);
+    assert_eq!(count_found(&manager.connect(), &keys, 20), 100);
 }

@@ -52,6 +52,7 @@ pub unsafe extern "C-unwind" fn counters(fcinfo: pg_sys::FunctionCallInfo) -> pg
         if let Some(counters) = namespace.and_then(count) {
             return report::json_datum(&json!({
                 "hits": counters.hits,
+                "disk_hits": counters.disk_hits,
                 "misses": counters.misses,
                 "results": counters.results,
                 "bytes": counters.bytes,

@@ -152,7 +152,8 @@ fn start_store(config: &Config) -> Option<StoreProcess> {
         return None;
     }
     let socket = udf_client::cache::socket_beside(&config.host.paths.socket);
-    let store = StoreProcess::bind(socket, config.cache_bytes, config.allowed_uids.iter().copied());
+    let users = config.allowed_uids.iter().copied();
+    let store = StoreProcess::bind(socket, config.cache_bytes, config.cache_dir.clone(), users);
     let warn = |error: &Error| {
         let fact = format_args!("no results are kept: {}", advised(error.clone()));
         log::warning("store_not_bound").write(fact);

@@ -1,8 +1,8 @@
-//! The store's process, which has nothing but the socket on which it listens. It is started when a client first knocks: where no function
-//! has its results kept, there is none.
+//! The store's process, which has nothing but the socket on which it listens, and a file, if results are also kept on disk. It is
+//! started when a client first knocks: where no function has its results kept, there is none.
 
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
@@ -15,8 +15,11 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
 use udf_types::Result;
 
+use super::clock::Clock;
+use super::disk::{Disk, Tier};
+use super::folder::open_file;
 use super::server::{MOST_CONNECTIONS, serve};
-use super::store::{Clock, Store};
+use super::store::Store;
 use crate::helper_process::{bind_socket, command, give_up};
 use crate::log;
 
@@ -38,21 +41,27 @@ pub struct StoreProcess {
     listener: OwnedFd,
     socket: PathBuf,
     bytes: u64,
+    disk: Option<(PathBuf, u64)>,
     users: Vec<u32>,
 }
 
 impl StoreProcess {
-    /// Binds the store's socket, in place of one that a dead manager left; for so many bytes, and these users. The caller listens
-    /// on the manager's own socket already, so that no other manager is alive here.
+    /// Binds the store's socket, in place of one that a dead manager left; for so many bytes in memory, so many on disk in that folder, and
+    /// these users. The caller listens on the manager's own socket already, so that no other manager is alive here.
     ///
     /// # Errors
     /// If the socket cannot be bound.
-    pub fn bind(socket: PathBuf, bytes: u64, users: impl IntoIterator<Item = u32>) -> Result<StoreProcess> {
+    pub fn bind(
+        socket: PathBuf,
+        bytes: u64,
+        disk: Option<(PathBuf, u64)>,
+        users: impl IntoIterator<Item = u32>,
+    ) -> Result<StoreProcess> {
         let listener = bind_socket(&socket)?;
         let mut users: Vec<u32> = users.into_iter().collect();
         users.sort_unstable();
         users.dedup();
-        Ok(StoreProcess { listener, socket, bytes, users })
+        Ok(StoreProcess { listener, socket, bytes, disk, users })
     }
 
     /// Starts the store when a client knocks, and again after it has ended.
@@ -89,8 +98,24 @@ impl StoreProcess {
 
     /// Runs it until it ends, or the thread that calls this does: the kernel kills it then.
     async fn run(&self) -> std::io::Result<ExitStatus> {
-        let arguments = [self.bytes.to_string()].into_iter().chain(self.users.iter().map(u32::to_string));
-        let mut child = command(COMMAND, arguments, self.listener.try_clone()?).spawn()?;
+        let disk_bytes = self.disk.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let arguments = [self.bytes, disk_bytes].into_iter().chain(self.users.iter().copied().map(u64::from));
+        let mut command = command(COMMAND, arguments.map(|number| number.to_string()), self.listener.try_clone()?);
+        if let Some((folder, _)) = self.disk.clone() {
+            let opened = folder.clone();
+            match in_thread(move || open_file(&opened)).await {
+                Ok(file) => {
+                    command.stdout(file);
+                }
+                Err(cause) => log::warning("no_cache_dir").write(format_args!(
+                    "results are kept in memory alone: could not use \"{}\": {cause}",
+                    folder.display()
+                )),
+            }
+        }
+        let mut child = command.spawn()?;
+        // With the file, which is the store's alone from here on.
+        drop(command);
         in_thread(move || child.wait()).await
     }
 }
@@ -114,14 +139,15 @@ impl Drop for StoreProcess {
     }
 }
 
-/// The store's main, given the arguments behind [`COMMAND`]. Its standard input is the socket on which it listens.
+/// The store's main, given the arguments behind [`COMMAND`]. Its standard input is the socket on which it listens, and its standard
+/// output the file in which it keeps results, if the manager could open it.
 ///
 /// # Errors
 /// If it cannot be what it should be, or the socket fails.
 pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()> {
     let invalid = |fact: &str| std::io::Error::new(std::io::ErrorKind::InvalidInput, fact);
     let numbers: Vec<u64> = arguments.map_while(|argument| argument.parse().ok()).collect();
-    let [manager, bytes, users @ ..] = numbers.as_slice() else {
+    let [manager, bytes, disk_bytes, users @ ..] = numbers.as_slice() else {
         return Err(invalid("only transshipd starts the store of cached results"));
     };
     let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES);
@@ -129,5 +155,33 @@ pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()>
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(MOST_DESCRIPTORS)), hard)?;
     let users: HashSet<u32> = users.iter().filter_map(|user| u32::try_from(*user).ok()).collect();
-    serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host())))
+    let tier = open_disk(*disk_bytes)?;
+    serve(&listener, &users, &Arc::new(Store::new(*bytes, Clock::of_host(), tier)))
+}
+
+/// Where results are kept beside memory.
+fn open_disk(bytes: u64) -> std::io::Result<Tier> {
+    if bytes == 0 {
+        return Ok(Tier::Memory);
+    }
+    let file = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
+    if !file.metadata()?.is_file() {
+        // The manager has said why.
+        return Ok(Tier::Unusable);
+    }
+    // A file that grew beyond this would end the process.
+    let is_too_large = getrlimit(Resource::RLIMIT_FSIZE)?.0 < bytes;
+    let opened = match is_too_large {
+        true => Err(std::io::ErrorKind::FileTooLarge.into()),
+        false => Disk::open(file, bytes, Clock::of_host(), Clock::of_day()).map(Arc::new),
+    };
+    match opened.and_then(|disk| disk.start_writer().map(|()| disk)) {
+        Ok(disk) => Ok(Tier::Disk(disk)),
+        Err(cause) => {
+            log::warning("no_cache_file").write(format_args!(
+                "results are kept in memory alone: could not use the file in --cache-dir: {cause}"
+            ));
+            Ok(Tier::Unusable)
+        }
+    }
 }

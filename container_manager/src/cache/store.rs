@@ -1,13 +1,16 @@
-//! Results in memory: bounded, by user and function, with the time at which each came.
+//! Results in memory: bounded, by user and function, with the time at which each came; and behind them those on disk, if there is one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
 use udf_client::cache::message::{CallCost, Counters, Key, Namespace, Request, Response, Results};
 use udf_client::channel::MOST_BYTES;
+
+use super::clock::{Clock, milliseconds};
+use super::disk::{Disk, Entry, Price, Tier};
+use super::ring::Secret;
 
 /// What a short result needs, and a long one beside its own bytes: an entry of 65 bytes in a table that is half full on average.
 const RESULT_BYTES: u64 = 128;
@@ -17,6 +20,8 @@ const MOST_NAMESPACES: usize = 4096;
 const SHARDS: usize = 16;
 /// Results up to this length are kept in place.
 const SHORT_BYTES: usize = 22;
+/// No look-up reads from a disk for longer than half of this.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The results of all users' functions.
 pub struct Store {
@@ -25,28 +30,10 @@ pub struct Store {
     most_young: u64,
     namespaces: Mutex<HashMap<(u32, Namespace), Arc<Function>>>,
     clock: Clock,
+    tier: Tier,
     /// The generation of the next namespace. No two have the same, not even after the store was started anew.
     next_generation: AtomicU64,
     uses: AtomicU64,
-}
-
-/// What time it is, since any point in the past.
-pub struct Clock(pub Box<dyn Fn() -> Duration + Send + Sync>);
-
-impl Clock {
-    /// The host's clock, which nobody sets, and which goes on while the host sleeps.
-    pub fn of_host() -> Clock {
-        Clock(Box::new(|| {
-            let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
-            Duration::new(u64::try_from(tv_sec).unwrap_or(0), u32::try_from(tv_nsec).unwrap_or(0))
-        }))
-    }
-}
-
-impl std::fmt::Debug for Clock {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Clock")
-    }
 }
 
 /// A function of one user.
@@ -62,6 +49,10 @@ struct Function {
     cost: Mutex<CallCost>,
     is_too_cheap: AtomicBool,
     last_use: AtomicU64,
+    disk_hits: AtomicU64,
+    /// Of its names on disk.
+    secret: Secret,
+    price: Price,
 }
 
 /// A result, which is counted until it is dropped.
@@ -134,13 +125,15 @@ struct Shard {
 type Generation = HashMap<(u64, Key), Held>;
 
 impl Shard {
-    fn get(&mut self, key: &(u64, Key), most_young: u64) -> (Option<&Held>, Option<Generation>) {
-        let mut dropped = None;
+    /// A result, whether it was among those that were before, and those that make room for it.
+    fn get(&mut self, key: &(u64, Key), most_young: u64) -> (Option<&Held>, bool, Option<Generation>) {
+        let (mut was_old, mut dropped) = (false, None);
         if !self.young.contains_key(key) {
-            let Some(held) = self.old.remove(key) else { return (None, None) };
+            let Some(held) = self.old.remove(key) else { return (None, false, None) };
             dropped = self.insert(*key, held, most_young);
+            was_old = true;
         }
-        (self.young.get(key), dropped)
+        (self.young.get(key), was_old, dropped)
     }
 
     /// Adds a result; the results that make room for it are the caller's to drop, when others need not wait for that.
@@ -164,32 +157,41 @@ impl Shard {
 }
 
 impl Store {
-    /// An empty one, for so many bytes.
-    pub fn new(bytes: u64, clock: Clock) -> Store {
+    /// One without results in memory, for so many bytes there, and with what is on disk.
+    pub fn new(bytes: u64, clock: Clock, tier: Tier) -> Store {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         // The older results need as much.
         let most_young = bytes / SHARDS as u64 / 2;
         let next_generation = random_number().into();
-        Store { shards, most_young, namespaces: Mutex::default(), clock, next_generation, uses: AtomicU64::new(0) }
+        let (namespaces, uses) = Default::default();
+        Store { shards, most_young, namespaces, clock, tier, next_generation, uses }
     }
 
     /// Answers a request of a user.
     pub fn answer(&self, user: u32, request: Request) -> Response {
         match request {
-            Request::LookUp { namespace, max_age, keys } => self.look_up(user, namespace, max_age, &keys),
+            Request::LookUp { namespace, max_age, timeout, keys } => {
+                self.look_up(user, namespace, max_age, timeout, &keys)
+            }
             Request::Insert { namespace, generation, cost, is_too_cheap, keys, results } => {
                 let function = self.function(user, namespace);
                 if function.generation == generation {
                     *lock(&function.cost) = cost;
                     function.is_too_cheap.store(is_too_cheap, Relaxed);
-                    self.insert(&function, keys, &results);
+                    self.insert(&function, cost, &keys, &results);
                 }
                 Response::Done
             }
             Request::Reset { namespace } => {
-                // What is held of it has a generation that nobody asks for any more, and makes room when room is wanted.
+                let is_forgotten = match &self.tier {
+                    Tier::Memory => true,
+                    Tier::Unusable => false,
+                    Tier::Disk(disk) => disk.forget(user, &namespace),
+                };
+                // What is held of it has a generation that nobody asks for any more, and makes room when room is wanted. The same is true of
+                // the names of what waits to be written.
                 lock(&self.namespaces).remove(&(user, namespace));
-                Response::Done
+                if is_forgotten { Response::Done } else { Response::NotForgotten }
             }
             Request::Count { namespaces } => {
                 let known = lock(&self.namespaces);
@@ -215,35 +217,99 @@ impl Store {
             oldest.and_then(|name| known.remove(&name));
         }
         let generation = self.next_generation.fetch_add(1, Relaxed);
-        let function = Arc::new(Function { generation, last_use: now.into(), ..Function::default() });
+        let secret = self.tier.disk().map(|disk| disk.secret_of(user, &namespace)).unwrap_or_default();
+        let function = Arc::new(Function { generation, secret, last_use: now.into(), ..Function::default() });
         known.insert((user, namespace), function.clone());
         function
     }
 
-    fn look_up(&self, user: u32, namespace: Namespace, max_age: Option<Duration>, keys: &[Key]) -> Response {
+    fn look_up(
+        &self,
+        user: u32,
+        namespace: Namespace,
+        max_age: Option<Duration>,
+        timeout: Duration,
+        keys: &[Key],
+    ) -> Response {
+        // The client needs time to take the answer.
+        let deadline = Instant::now() + timeout.min(LONGEST_TIMEOUT) / 2;
         let function = self.function(user, namespace);
         let now_ms = self.now_ms();
         let max_age_ms = max_age.map(milliseconds);
+        let is_young = |at_ms: u64| max_age_ms.is_none_or(|max_age| now_ms.saturating_sub(at_ms) <= max_age);
+        let disk = self.tier.disk();
         let mut results = Results::default();
+        let mut used_again = Vec::new();
         // A response has a length for each row as well.
         let most = MOST_BYTES.saturating_sub(64 + 4 * keys.len());
         let mut hits = 0;
         for key in keys {
             let mut shard = self.shard(key);
-            let (held, dropped) = shard.get(&(function.generation, *key), self.most_young);
-            let held =
-                held.filter(|held| max_age_ms.is_none_or(|max_age| now_ms.saturating_sub(held.at_ms) <= max_age));
+            let (held, was_old, dropped) = shard.get(&(function.generation, *key), self.most_young);
+            let held = held.filter(|held| is_young(held.at_ms));
+            let held = held.filter(|held| results.bytes() + held.bytes.as_slice().len() <= most);
+            if let (Some(held), true, Some(_)) = (held, was_old, disk) {
+                used_again.push(Entry::again(&function.secret, key, held.at_ms, held.bytes.as_slice()));
+            }
             let bytes = held.map(|held| held.bytes.as_slice());
-            let bytes = bytes.filter(|bytes| results.bytes() + bytes.len() <= most);
             hits += u64::from(bytes.is_some());
             results.push(bytes);
             drop(shard);
             count_evictions(dropped);
         }
+        let cost = *lock(&function.cost);
+        if let Some(disk) = disk {
+            if !used_again.is_empty() {
+                disk.keep(used_again);
+            }
+            if hits < keys.len() as u64 && function.price.is_worth_reading(cost) {
+                let disk_hits = self.add_from_disk(disk, &function, is_young, keys, &mut results, deadline);
+                function.disk_hits.fetch_add(disk_hits, Relaxed);
+                hits += disk_hits;
+            }
+        }
         function.hits.fetch_add(hits, Relaxed);
         function.misses.fetch_add(keys.len() as u64 - hits, Relaxed);
-        let cost = *lock(&function.cost);
         Response::Found { generation: function.generation, cost, results }
+    }
+
+    /// Adds the results on disk to those in memory, where they are kept from then on; how many. A response must have room for all.
+    fn add_from_disk(
+        &self,
+        disk: &Disk,
+        function: &Arc<Function>,
+        is_young: impl Fn(u64) -> bool,
+        keys: &[Key],
+        results: &mut Results,
+        deadline: Instant,
+    ) -> u64 {
+        let start = Instant::now();
+        let missing = keys.iter().zip(results.iter()).filter_map(|(key, result)| result.is_none().then_some(key));
+        let mut left = MOST_BYTES.saturating_sub(64 + 4 * keys.len() + results.bytes());
+        let records = disk.read(&function.secret, missing, left, deadline);
+        function.price.note(records.len(), start.elapsed());
+        let mut records = records.into_iter();
+        let (mut all, mut used_again, mut hits) = (Results::default(), Vec::new(), 0);
+        for (key, result) in keys.iter().zip(results.iter()) {
+            let record = if result.is_none() { records.next().flatten() } else { None };
+            let record = record.filter(|record| is_young(record.at_ms) && record.bytes.len() <= left);
+            let Some(record) = record else {
+                all.push(result);
+                continue;
+            };
+            hits += 1;
+            left -= record.bytes.len();
+            all.push(Some(&record.bytes));
+            self.hold(function, key, record.at_ms, &record.bytes);
+            if record.is_old {
+                used_again.push(Entry::again(&function.secret, key, record.at_ms, &record.bytes));
+            }
+        }
+        if !used_again.is_empty() {
+            disk.keep(used_again);
+        }
+        *results = all;
+        hits
     }
 
     fn shard(&self, key: &Key) -> MutexGuard<'_, Shard> {
@@ -251,18 +317,26 @@ impl Store {
     }
 
     fn now_ms(&self) -> u64 {
-        milliseconds((self.clock.0)())
+        // Results on disk have the time of their file.
+        self.tier.disk().map_or_else(|| self.clock.now_ms(), |disk| disk.now_ms())
     }
 
-    fn insert(&self, function: &Arc<Function>, keys: Vec<Key>, results: &Results) {
+    fn insert(&self, function: &Arc<Function>, cost: CallCost, keys: &[Key], results: &Results) {
         let at_ms = self.now_ms();
-        for (key, bytes) in keys.into_iter().zip(results.iter()) {
-            let Some(bytes) = bytes else { continue };
-            let held = Held { function: function.clone(), at_ms, bytes: Bytes::new(bytes) };
-            held.count(1);
-            let dropped = self.shard(&key).insert((function.generation, key), held, self.most_young);
-            count_evictions(dropped);
+        let rows = || keys.iter().zip(results.iter()).filter_map(|(key, result)| Some((key, result?)));
+        for (key, bytes) in rows() {
+            self.hold(function, key, at_ms, bytes);
         }
+        if let Some(disk) = self.tier.disk().filter(|_| Price::is_worth_writing(cost)) {
+            disk.keep(rows().map(|(key, bytes)| Entry::new(&function.secret, key, at_ms, bytes)));
+        }
+    }
+
+    fn hold(&self, function: &Arc<Function>, key: &Key, at_ms: u64, bytes: &[u8]) {
+        let held = Held { function: function.clone(), at_ms, bytes: Bytes::new(bytes) };
+        held.count(1);
+        let dropped = self.shard(key).insert((function.generation, *key), held, self.most_young);
+        count_evictions(dropped);
     }
 }
 
@@ -272,16 +346,13 @@ impl Function {
         Counters {
             hits: self.hits.load(Relaxed),
             misses: self.misses.load(Relaxed),
+            disk_hits: self.disk_hits.load(Relaxed),
             results: positive(&self.held),
             bytes: positive(&self.bytes),
             evictions: self.evictions.load(Relaxed),
             is_too_cheap: self.is_too_cheap.load(Relaxed),
         }
     }
-}
-
-fn milliseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -302,154 +373,4 @@ fn random_number() -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const A: Namespace = [1; 16];
-    const B: Namespace = [2; 16];
-
-    /// A store, and a clock that tests set.
-    fn store(bytes: u64) -> (Store, Arc<AtomicU64>) {
-        let seconds = Arc::new(AtomicU64::new(0));
-        let clock = seconds.clone();
-        (Store::new(bytes, Clock(Box::new(move || Duration::from_secs(clock.load(Relaxed))))), seconds)
-    }
-
-    fn key(number: u64) -> Key {
-        let mut key = [0; 16];
-        key[..8].copy_from_slice(&number.to_le_bytes());
-        key
-    }
-
-    fn look_up(
-        store: &Store,
-        user: u32,
-        namespace: Namespace,
-        age: Option<u64>,
-        keys: &[u64],
-    ) -> (u64, Vec<Option<Vec<u8>>>) {
-        let keys = keys.iter().map(|number| key(*number)).collect();
-        match store.answer(user, Request::LookUp { namespace, max_age: age.map(Duration::from_secs), keys }) {
-            Response::Found { generation, results, .. } => {
-                (generation, results.iter().map(|result| result.map(<[u8]>::to_vec)).collect())
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn insert(store: &Store, user: u32, namespace: Namespace, generation: u64, rows: &[(u64, &[u8])]) {
-        let (mut keys, mut results) = (Vec::new(), Results::default());
-        for (number, bytes) in rows {
-            keys.push(key(*number));
-            results.push(Some(bytes));
-        }
-        let cost = CallCost { ns: 5, known_by: 7 };
-        let request = Request::Insert { namespace, generation, cost, is_too_cheap: false, keys, results };
-        assert_eq!(store.answer(user, request), Response::Done);
-    }
-
-    fn counters(store: &Store, user: u32, namespace: Namespace) -> Counters {
-        match store.answer(user, Request::Count { namespaces: vec![namespace] }) {
-            Response::Counters(counters) => counters[0],
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn results_are_found_by_their_user_and_function_alone() {
-        let (store, _) = store(1 << 20);
-        let (generation, nothing) = look_up(&store, 10, A, None, &[1, 2]);
-        assert_eq!(nothing, [None, None]);
-        let long = vec![7; 1000];
-        insert(&store, 10, A, generation, &[(1, b"one"), (3, &long), (4, b"")]);
-        let found = look_up(&store, 10, A, None, &[3, 2, 1, 4, 1]).1;
-        assert_eq!(found, [Some(long), None, Some(b"one".to_vec()), Some(Vec::new()), Some(b"one".to_vec())]);
-        assert_eq!(look_up(&store, 11, A, None, &[1]).1, [None]);
-        assert_eq!(look_up(&store, 10, B, None, &[1]).1, [None]);
-        // Nor can another user write there, whatever generation it guesses.
-        insert(&store, 11, A, generation, &[(2, b"bad")]);
-        assert_eq!(look_up(&store, 10, A, None, &[2]).1, [None]);
-        let Counters { hits, misses, results, bytes, evictions, is_too_cheap } = counters(&store, 10, A);
-        assert_eq!((hits, misses, results, evictions, is_too_cheap), (4, 4, 3, 0, false));
-        assert_eq!(bytes, 3 * RESULT_BYTES + 1000);
-        assert_eq!(counters(&store, 12, A), Counters::default());
-    }
-
-    #[test]
-    fn results_have_an_age() {
-        let (store, clock) = store(1 << 20);
-        let generation = look_up(&store, 1, A, None, &[]).0;
-        insert(&store, 1, A, generation, &[(1, b"a")]);
-        clock.store(10, Relaxed);
-        insert(&store, 1, A, generation, &[(2, b"b")]);
-        let is_there = |age| look_up(&store, 1, A, age, &[1, 2]).1.iter().map(Option::is_some).collect::<Vec<_>>();
-        assert_eq!(is_there(Some(10)), [true, true]);
-        assert_eq!(is_there(Some(9)), [false, true]);
-        clock.store(21, Relaxed);
-        assert_eq!(is_there(Some(10)), [false, false]);
-        assert_eq!(is_there(None), [true, true]);
-        // A result that came again is as young as that.
-        insert(&store, 1, A, generation, &[(1, b"c")]);
-        assert_eq!(look_up(&store, 1, A, Some(10), &[1]).1, [Some(b"c".to_vec())]);
-        assert_eq!(counters(&store, 1, A).results, 2);
-    }
-
-    #[test]
-    fn what_was_called_before_a_reset_is_not_kept_after_it() {
-        let (store, _) = store(1 << 20);
-        let generation = look_up(&store, 1, A, None, &[]).0;
-        insert(&store, 1, A, generation, &[(1, b"old")]);
-        insert(&store, 1, B, look_up(&store, 1, B, None, &[]).0, &[(1, b"other")]);
-        assert_eq!(store.answer(1, Request::Reset { namespace: A }), Response::Done);
-        assert_eq!(counters(&store, 1, A), Counters::default());
-        insert(&store, 1, A, generation, &[(2, b"late")]);
-        let (next, found) = look_up(&store, 1, A, None, &[1, 2]);
-        assert_eq!(found, [None, None]);
-        assert_ne!(next, generation);
-        assert_eq!(look_up(&store, 1, B, None, &[1]).1, [Some(b"other".to_vec())]);
-    }
-
-    #[test]
-    fn memory_is_bounded_and_what_makes_room_is_counted() {
-        let (store, _) = store(RESULT_BYTES * 1000);
-        let generation = look_up(&store, 1, A, None, &[]).0;
-        // Keys are hashes.
-        let spread = |number: u64| number.wrapping_mul(0x9e37_79b9_7f4a_7c15).swap_bytes();
-        for number in 0..10_000 {
-            insert(&store, 1, A, generation, &[(spread(number), b"x")]);
-            // Results that are asked for stay.
-            assert_eq!(look_up(&store, 1, A, None, &[spread(7)]).1[0].is_some(), number >= 7);
-        }
-        let Counters { results, bytes, evictions, .. } = counters(&store, 1, A);
-        assert!(results <= 1000 && results > 100 && bytes <= RESULT_BYTES * 1000, "{results} results, {bytes} bytes");
-        assert_eq!(results + evictions, 10_000);
-        // What is larger than all is not kept, and pushes nothing out.
-        insert(&store, 1, A, generation, &[(10_000, &vec![0; 1 << 20])]);
-        assert_eq!(look_up(&store, 1, A, None, &[10_000]).1, [None]);
-    }
-
-    #[test]
-    fn functions_are_bounded_and_the_oldest_are_forgotten() {
-        let (store, _) = store(1 << 20);
-        let namespace = |number: usize| key(number as u64);
-        let generation = look_up(&store, 1, namespace(0), None, &[]).0;
-        insert(&store, 1, namespace(0), generation, &[(1, b"x")]);
-        for number in 1..=MOST_NAMESPACES {
-            look_up(&store, 1, namespace(number), None, &[]);
-        }
-        assert_eq!(lock(&store.namespaces).len(), MOST_NAMESPACES);
-        assert_eq!(look_up(&store, 1, namespace(0), None, &[1]).1, [None]);
-    }
-
-    #[test]
-    fn a_response_is_never_too_long() {
-        let (store, _) = store(1 << 30);
-        let generation = look_up(&store, 1, A, None, &[]).0;
-        let result = vec![0; 1 << 20];
-        (0..20).for_each(|number| insert(&store, 1, A, generation, &[(number, &result)]));
-        let keys = (0..20).map(key).collect();
-        let response = store.answer(1, Request::LookUp { namespace: A, max_age: None, keys });
-        assert!(response.to_bytes().len() <= MOST_BYTES);
-        assert_eq!(look_up(&store, 1, A, None, &(0..20).collect::<Vec<_>>()).1.iter().flatten().count(), 15);
-    }
-}
+mod tests;

@@ -277,6 +277,7 @@ pub(super) mod tests {
             max_gpus: 2,
             otlp_endpoint: None,
             cache_bytes: 0,
+            cache_dir: None,
             metrics_listen: None,
             metrics_hosts: Vec::new(),
         }

@@ -271,9 +271,9 @@ fn a_store_that_gives_other_rows_results_is_not_believed() {
     for turns in [1, 2] {
         let stage = Stage::new();
         stage.store(move |held, request| match request {
-            Request::LookUp { mut keys, .. } if !held.is_empty() => {
+            Request::LookUp { mut keys, timeout, .. } if !held.is_empty() => {
                 keys.rotate_left(turns);
-                honest(held, Request::LookUp { namespace: [0; 16], max_age: None, keys })
+                honest(held, Request::LookUp { namespace: [0; 16], max_age: None, timeout, keys })
             }
             request => honest(held, request),
         });

@@ -20,6 +20,8 @@ pub enum Request {
         namespace: Namespace,
         /// Results that are older are not given.
         max_age: Option<Duration>,
+        /// How long the client waits for an answer. The store need not use all of it.
+        timeout: Duration,
         /// The rows.
         keys: Vec<Key>,
     },
@@ -38,7 +40,7 @@ pub enum Request {
         /// Their results.
         results: Results,
     },
-    /// Forgets the results of a function: [`Response::Done`].
+    /// Forgets the results of a function: [`Response::Done`], or [`Response::NotForgotten`].
     Reset {
         /// Whose rows.
         namespace: Namespace,
@@ -66,6 +68,8 @@ pub enum Response {
     Done,
     /// To [`Request::Count`]: one per namespace.
     Counters(Vec<Counters>),
+    /// To [`Request::Reset`]: the disk has not taken it, so that results may come back when the store starts again.
+    NotForgotten,
 }
 
 /// What a call takes.
@@ -92,6 +96,8 @@ pub struct Counters {
     pub evictions: u64,
     /// Whether clients go without it, because calls are cheaper than look-ups.
     pub is_too_cheap: bool,
+    /// Rows of the hits whose results were on disk, and not in memory.
+    pub disk_hits: u64,
 }
 
 /// Results, one behind the other; some may be missing.
@@ -169,12 +175,13 @@ impl Request {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = Vec::new();
         match self {
-            Request::LookUp { namespace, max_age, keys } => {
+            Request::LookUp { namespace, max_age, timeout, keys } => {
                 out.reserve(64 + 16 * keys.len());
                 out.push(0);
                 out.extend(namespace);
                 let age = max_age.map_or(u64::MAX, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX));
                 out.extend(age.to_le_bytes());
+                out.extend(u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX).to_le_bytes());
                 write_keys(keys, &mut out);
             }
             Request::Insert { namespace, generation, cost, is_too_cheap, keys, results } => {
@@ -206,7 +213,8 @@ impl Request {
             0 => {
                 let (namespace, age) = (reader.array()?, reader.u64()?);
                 let max_age = (age != u64::MAX).then(|| Duration::from_millis(age));
-                Request::LookUp { namespace, max_age, keys: reader.keys()? }
+                let timeout = Duration::from_micros(reader.u64()?);
+                Request::LookUp { namespace, max_age, timeout, keys: reader.keys()? }
             }
             1 => {
                 let (namespace, generation) = (reader.array()?, reader.u64()?);
@@ -238,12 +246,14 @@ impl Response {
                 results.write(&mut out);
             }
             Response::Done => out.push(1),
+            Response::NotForgotten => out.push(3),
             Response::Counters(counters) => {
                 out.push(2);
                 out.extend((counters.len() as u32).to_le_bytes());
-                for Counters { hits, misses, results, bytes, evictions, is_too_cheap } in counters {
+                for Counters { hits, misses, results, bytes, evictions, is_too_cheap, disk_hits } in counters {
                     out.extend([hits, misses, results, bytes, evictions].into_iter().flat_map(|it| it.to_le_bytes()));
                     out.push(u8::from(*is_too_cheap));
+                    out.extend(disk_hits.to_le_bytes());
                 }
             }
         }
@@ -264,10 +274,12 @@ impl Response {
                 let counters = (0..count).map(|_| {
                     let [hits, misses, results, bytes, evictions] =
                         [reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?];
-                    Some(Counters { hits, misses, results, bytes, evictions, is_too_cheap: reader.bool()? })
+                    let (is_too_cheap, disk_hits) = (reader.bool()?, reader.u64()?);
+                    Some(Counters { hits, misses, results, bytes, evictions, is_too_cheap, disk_hits })
                 });
                 Response::Counters(counters.collect::<Option<Vec<_>>>()?)
             }
+            3 => Response::NotForgotten,
             _ => return None,
         };
         reader.0.is_empty().then_some(response)
@@ -350,9 +362,10 @@ mod tests {
         ) {
             let (keys, values): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
             let (generation, cost) = (numbers[0], CallCost { ns: numbers[1], known_by });
+            let timeout = Duration::from_micros(numbers[2]);
             prop_assert_eq!(results(&values).iter().map(|it| it.map(<[u8]>::to_vec)).collect::<Vec<_>>(), values.clone());
             for request in [
-                Request::LookUp { namespace, max_age: age.map(Duration::from_millis), keys: keys.clone() },
+                Request::LookUp { namespace, max_age: age.map(Duration::from_millis), timeout, keys: keys.clone() },
                 Request::Insert { namespace, generation, cost, is_too_cheap: flag, keys: keys.clone(), results: results(&values) },
                 Request::Reset { namespace },
                 Request::Count { namespaces: keys },
@@ -364,10 +377,12 @@ mod tests {
                 prop_assert_eq!(Request::from_bytes(&[&bytes[..], &[0]].concat()), None);
             }
             let [hits, misses, held, bytes, evictions] = numbers;
-            let counters = Counters { hits, misses, results: held, bytes, evictions, is_too_cheap: flag };
+            let disk_hits = hits / 2;
+            let counters = Counters { hits, misses, results: held, bytes, evictions, is_too_cheap: flag, disk_hits };
             for response in [
                 Response::Found { generation, cost, results: results(&values) },
                 Response::Done,
+                Response::NotForgotten,
                 Response::Counters(vec![counters; 3]),
             ] {
                 let bytes = response.to_bytes();

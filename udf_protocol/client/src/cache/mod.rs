@@ -207,9 +207,9 @@ impl Caching {
         let mut start = Instant::now();
         let names = self.keys.of(batch)?;
         let keys = names.iter().map(|name| name.key).collect();
-        let request = Request::LookUp { namespace: self.keys.namespace, max_age: self.usage.max_age, keys };
         let timeout =
             (self.usage.timeout + ROW_TIMEOUT * rows as u32).max(self.worth.patience(rows)).min(LONGEST_TIMEOUT);
+        let request = Request::LookUp { namespace: self.keys.namespace, max_age: self.usage.max_age, timeout, keys };
         start += self.session.wait_out_rest(timeout);
         let response = self.session.look_up(&self.usage.socket, &request, timeout)?;
         let (looked_up, generation, cost) = match response {

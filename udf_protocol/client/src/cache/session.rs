@@ -273,9 +273,16 @@ fn ask_for_user(manager: &Path, request: &Request) -> Result<Response> {
 /// Has the store beside a manager forget the results of a function.
 ///
 /// # Errors
-/// If it does not answer.
+/// If it does not answer, or cannot forget them on disk.
 pub fn reset(manager: &Path, namespace: Namespace) -> Result<()> {
-    ask_for_user(manager, &Request::Reset { namespace }).map(drop)
+    if ask_for_user(manager, &Request::Reset { namespace })? != Response::NotForgotten {
+        return Ok(());
+    }
+    Err(Error::new(Kind::Unreachable, "could not forget cached results on disk")
+        .with_detail("They may come back when transshipd starts again.")
+        .with_hint(
+            "See the log of transshipd. To forget all results on disk, stop it and remove the file in --cache-dir.",
+        ))
 }
 
 /// What the store beside a manager knows of some functions, in their order.
