@@ -164,10 +164,12 @@ async fn answer(
     let wants_lines = request.headers().get(LINES).is_some_and(|value| value == WANTED);
     let is_columns = request.headers().get(CONTENT_TYPE).is_some_and(|value| value == COLUMNS);
     let (head, body) = request.into_parts();
-    if given::is_here() && body.size_hint().upper().is_none_or(|bytes| bytes > MOST_PULLED_BYTES as u64) {
+    if body.size_hint().upper().is_none_or(|bytes| bytes > MOST_PULLED_BYTES as u64) {
         // As long as bytes come, whoever reads them does nothing else.
         client.is_pulled.store(false, Ordering::Relaxed);
-        may_run_here().await;
+        if given::is_here() {
+            may_run_here().await;
+        }
     }
     let body = Limited::new(body, MAX_MESSAGE_BYTES).collect().await;
     let body = body.map_err(|cause| CallError::violation(format!("the request cannot be read: {cause}")))?.to_bytes();
