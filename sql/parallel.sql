@@ -101,7 +101,15 @@ EXPLAIN (COSTS OFF) SELECT sum(image_version(x)), count(*) FROM numbers WHERE x 
 SELECT sum(image_version(x)), count(*) FROM numbers WHERE x <= 1000;
 SELECT sum(version_of(ROW(x)::versioned)), count(*) FROM numbers WHERE x <= 1000;
 RESET transship.batching;
+-- A function that was replaced since its session called it, and that the plan does not name.
+CREATE FUNCTION replaced(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE AS E'template = "python"\nsource = "def replaced(x): return 1"';
+CREATE FUNCTION calls_replaced(x bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE COST 10000 AS 'BEGIN RETURN replaced(x); END';
+SELECT replaced(1);
+CREATE OR REPLACE FUNCTION replaced(x bigint) RETURNS bigint LANGUAGE container IMMUTABLE PARALLEL SAFE AS E'template = "python"\nsource = "def replaced(x): return 2"';
+EXPLAIN (COSTS OFF) SELECT sum(calls_replaced(x)), count(*) FROM numbers WHERE x <= 1000;
+SELECT sum(calls_replaced(x)), count(*) FROM numbers WHERE x <= 1000;
 RESET parallel_leader_participation;
+DROP FUNCTION calls_replaced, replaced;
 SELECT sum(image_version(x)), count(*) FROM numbers;
 \c -
 SELECT sum(image_version(x)), count(*) FROM numbers;

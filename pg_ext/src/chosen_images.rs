@@ -8,18 +8,21 @@ use std::collections::HashMap;
 use std::ffi::{CStr, CString};
 
 use pgrx::{pg_guard, pg_sys};
+use udf_types::Kind;
 
+use crate::function::Version;
 use crate::pg::catalog;
 use crate::planner::functions_named_in;
 use crate::{function, settings};
 
 thread_local! {
-    /// What a worker's leader calls, by function.
-    static OF_LEADER: OnceCell<HashMap<u32, String>> = const { OnceCell::new() };
+    /// What a worker's leader calls, by function and the version of its row.
+    static OF_LEADER: OnceCell<HashMap<String, String>> = const { OnceCell::new() };
 }
 
-/// The digest of the image that a worker's leader calls as this function, if it had to ask for it; none in other processes.
-pub fn of_leader(function: pg_sys::Oid) -> Option<String> {
+/// The digest of the image that a worker's leader calls as this function, whose row has that version, if it had to ask for it; none in
+/// other processes.
+pub fn of_leader(function: pg_sys::Oid, version: impl FnOnce() -> Option<Version>) -> Option<String> {
     // SAFETY: reads a variable of the process.
     if unsafe { pg_sys::ParallelWorkerNumber } < 0 {
         return None;
@@ -28,10 +31,15 @@ pub fn of_leader(function: pg_sys::Oid) -> Option<String> {
         let read = || {
             let text = settings::chosen_images();
             let parts = text.split(',').filter_map(|part| part.split_once('='));
-            parts.filter_map(|(oid, digest)| Some((oid.parse().ok()?, digest.to_string()))).collect()
+            parts.map(|(name, digest)| (name.to_string(), digest.to_string())).collect()
         };
-        known.get_or_init(read).get(&function.to_u32()).cloned()
+        let known = known.get_or_init(read);
+        if known.is_empty() { None } else { known.get(&name_of(function, version()?)).cloned() }
     })
+}
+
+fn name_of(function: pg_sys::Oid, (xmin, block, offset): Version) -> String {
+    format!("{}.{xmin}.{block}.{offset}", function.to_u32())
 }
 
 /// Tells the workers of a plan that is about to run, if it may have any, which images this process calls; the level of settings that ends
@@ -73,13 +81,16 @@ unsafe extern "C-unwind" fn set(statement: *const pg_sys::PlannedStmt) -> i32 {
             let found =
                 function::lookup_to_call(called).and_then(|function| function.chosen_digest(catalog::current_user()));
             // Where nobody can be asked for one, nobody is asked for the others. The first call says why.
-            if found.is_err() {
+            if found.is_err_and(|error| matches!(error.kind(), Kind::Unreachable | Kind::Timeout)) {
                 break;
             }
         }
     }
     // With those that functions of the plan call, as far as they are known.
-    let chosen: Vec<_> = function::chosen().into_iter().map(|(oid, digest)| format!("{oid}={digest}")).collect();
+    let chosen: Vec<_> = function::chosen()
+        .into_iter()
+        .map(|(oid, version, digest)| format!("{}={digest}", name_of(oid, version)))
+        .collect();
     let Ok(value) = CString::new(chosen.join(",")) else { return 0 };
     if chosen.is_empty() {
         return 0;

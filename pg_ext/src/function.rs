@@ -89,7 +89,8 @@ pub enum Role {
     Deserialize,
 }
 
-type Version = (u32, u32, u16);
+/// Which version of a row of pg_proc it is: its xmin, and where it lies.
+pub type Version = (u32, u32, u16);
 
 thread_local! {
     static CACHE: RefCell<HashMap<pg_sys::Oid, (Version, Rc<Function>)>> = RefCell::default();
@@ -108,7 +109,8 @@ pub fn lookup(oid: pg_sys::Oid) -> Result<Rc<Function>> {
 /// In a parallel worker, it is of the image that the leader calls.
 pub fn lookup_to_call(oid: pg_sys::Oid) -> Result<Rc<Function>> {
     let function = adapted(oid)?;
-    let Some(digest) = chosen_images::of_leader(oid) else { return Ok(function) };
+    let version = || catalog::proc_version(oid).map(|(_, version)| version);
+    let Some(digest) = chosen_images::of_leader(oid, version) else { return Ok(function) };
     let of_leader = function.of_leader(oid, &digest)?;
     if !Rc::ptr_eq(&of_leader, &function) {
         CACHE.with_borrow_mut(|cache| cache.get_mut(&oid).map(|(_, known)| *known = of_leader.clone()));
@@ -155,12 +157,16 @@ fn cached(oid: pg_sys::Oid) -> Option<Rc<Function>> {
     })
 }
 
-/// The functions that this session has asked for an image, and the digests of these.
-pub fn chosen() -> Vec<(u32, String)> {
-    CACHE.with_borrow(|cache| {
-        let known = cache.iter().filter(|(_, (_, function))| function.is_open());
-        known.filter_map(|(oid, (_, function))| Some((oid.to_u32(), function.digest.get()?.clone()))).collect()
-    })
+/// The functions that this session has asked for an image, with the versions of their rows, and the digests of these. Of one that was
+/// replaced since, nobody has asked.
+pub fn chosen() -> Vec<(pg_sys::Oid, Version, String)> {
+    let known: Vec<_> = CACHE.with_borrow(|cache| {
+        let asked = cache.iter().filter(|(_, (_, function))| function.is_open() && function.digest.get().is_some());
+        asked.map(|(oid, (version, _))| (*oid, *version)).collect()
+    });
+    let chosen =
+        known.into_iter().filter_map(|(oid, version)| Some((oid, version, cached(oid)?.digest.get()?.clone())));
+    chosen.collect()
 }
 
 /// Reads the function's row.

@@ -359,7 +359,10 @@ impl Store {
         let mut done = 0;
         while done < bytes {
             let step = ALLOCATED_AT_ONCE.min(bytes - done);
-            match allocate(&file, done, step) {
+            // Others may have allocated what they had reserved; on disk, a database writes to the rest.
+            let is_full = self.medium == Medium::Disk && self.free()?.is_some_and(|free| free < step);
+            let outcome = if is_full { Err(io::ErrorKind::StorageFull.into()) } else { allocate(&file, done, step) };
+            match outcome {
                 Ok(()) => done += step,
                 Err(cause) if cause.kind() == io::ErrorKind::StorageFull => {
                     let lock = self.lock()?;

@@ -13,11 +13,13 @@ use std::time::{Duration, Instant};
 use udf_client::cache::message::{CallCost, Key, Namespace};
 
 use super::clock::Clock;
-use super::ring::{EPOCHS, Name, Record, Ring, Saved, Secret, Times, name_of};
+use super::ring::{Name, Record, Ring, Saved, Secret, Times, name_of};
 use crate::log;
 
 /// Results that wait to be written may need so many bytes. Further ones are not written.
 const MOST_QUEUED_BYTES: usize = 16 << 20;
+/// Resets that wait for the disk at a time; others have failed.
+const MOST_RESETS: usize = 16;
 /// What one that waits needs beside its own bytes.
 const QUEUED_BYTES: usize = 96;
 /// How long the disk is not written after it refused a write, as when it is full.
@@ -26,13 +28,15 @@ const WRITE_REST: Duration = Duration::from_secs(60);
 const LOOK_AT_CLOCK: Duration = Duration::from_secs(10);
 const MOST_SET_MS: u64 = 1000;
 /// Look-ups that read at a time.
-const MOST_READERS: usize = 32;
+pub(super) const MOST_READERS: usize = 32;
 /// Results of cheaper calls are neither written nor read.
 const LEAST_CALL_NS: u64 = 20_000;
 /// What reading a row takes, before that was measured.
 const ROW_NS: u64 = 10_000;
 /// One look-up of so many is read although reading takes too long, to see whether it still does.
 const TRIAL: u32 = 64;
+/// After a loss of power, there may be results that were written up to so long after the time that was saved last.
+const LOST_MS: u64 = 3_600_000;
 /// The time when a file begins. A result whose age is not known is of the time 0, and so too old for any age.
 const FIRST_TIME_MS: u64 = 1 << 50;
 
@@ -63,12 +67,14 @@ pub struct Disk {
     ring: Ring,
     clock: FileClock,
     epochs: Mutex<Vec<u64>>,
-    /// Held while an epoch is written.
+    /// Held while an epoch is written, and how many wait for it.
     resets: Mutex<()>,
+    waiting_resets: AtomicUsize,
     queue: Mutex<Queue>,
     is_filled: Condvar,
     readers: AtomicUsize,
     has_warned: AtomicBool,
+    has_warned_of_reset: AtomicBool,
 }
 
 /// The file's own clock: it goes on from where an earlier store left it, as the host's time of day says.
@@ -89,7 +95,10 @@ impl FileClock {
             Some(Times { time_ms, wall_ms, unaged_ms }) => match day_ms.checked_sub(wall_ms) {
                 Some(passed) => (time_ms.saturating_add(passed), unaged_ms),
                 // Somebody has set the clock back, and nobody knows for how long there was no store.
-                None => (time_ms.saturating_add(1), time_ms),
+                None => {
+                    let time_ms = time_ms.saturating_add(LOST_MS);
+                    (time_ms.saturating_add(1), time_ms)
+                }
             },
         };
         FileClock { host, day, first_ms, host_first_ms, unaged_ms }
@@ -136,8 +145,7 @@ impl Disk {
     /// # Errors
     /// The file cannot be read or written.
     pub fn open(file: File, bytes: u64, host: Clock, day: Clock) -> io::Result<Disk> {
-        let (ring, saved) = Ring::open(file, bytes)?;
-        let (times, epochs) = saved.map_or((None, vec![0; EPOCHS]), |Saved { times, epochs }| (Some(times), epochs));
+        let (ring, Saved { times, epochs }) = Ring::open(file, bytes)?;
         let clock = FileClock::new(host, day, times);
         ring.save(clock.now())?;
         Ok(Disk {
@@ -145,10 +153,12 @@ impl Disk {
             clock,
             epochs: Mutex::new(epochs),
             resets: Mutex::default(),
+            waiting_resets: AtomicUsize::new(0),
             queue: Mutex::default(),
             is_filled: Condvar::new(),
             readers: AtomicUsize::new(0),
             has_warned: AtomicBool::new(false),
+            has_warned_of_reset: AtomicBool::new(false),
         })
     }
 
@@ -184,16 +194,34 @@ impl Disk {
 
     /// Forgets a function's results, those that wait to be written included; false if the disk may not have taken that.
     pub fn forget(&self, user: u32, namespace: &Namespace) -> bool {
-        let _turn = lock(&self.resets);
         let which = self.ring.epoch_of(user, namespace);
-        let epoch = self.ring.next_epoch(lock(&self.epochs)[which]);
+        {
+            // At once, however long the disk takes.
+            let mut epochs = lock(&self.epochs);
+            epochs[which] = self.ring.next_epoch(epochs[which]);
+        }
+        let is_written = self.waiting_resets.fetch_add(1, Relaxed) < MOST_RESETS && self.write_epoch(which);
+        self.waiting_resets.fetch_sub(1, Relaxed);
+        is_written
+    }
+
+    fn write_epoch(&self, which: usize) -> bool {
+        let _turn = lock(&self.resets);
+        // Another reset may have changed it again while this one waited.
+        let epoch = lock(&self.epochs)[which];
         let written = self.ring.write_epoch(which, epoch);
-        lock(&self.epochs)[which] = epoch;
-        written.inspect_err(|cause| self.warn("told to forget results", cause)).is_ok()
+        written.inspect_err(|cause| warn_once(&self.has_warned_of_reset, "told to forget results", cause)).is_ok()
     }
 
     /// Has results written, as far as there is room for them to wait.
     pub fn keep(&self, entries: impl IntoIterator<Item = Entry>) {
+        // Others need not wait for the lock while names are hashed, nor is more hashed than there is room for.
+        let mut bytes = 0;
+        let fits = |entry: &Entry| {
+            bytes += QUEUED_BYTES + entry.bytes.len();
+            bytes <= MOST_QUEUED_BYTES
+        };
+        let entries: Vec<Entry> = entries.into_iter().take_while(fits).collect();
         let mut queue = lock(&self.queue);
         for entry in entries {
             let bytes = queue.bytes + QUEUED_BYTES + entry.bytes.len();
@@ -270,11 +298,7 @@ impl Disk {
 
     /// Says once that the disk does not do what it should.
     fn warn(&self, what: &str, cause: &io::Error) {
-        if !self.has_warned.swap(true, Relaxed) {
-            log::warning("cache_disk_failed").write(format_args!(
-                "the file of cached results could not be {what}: {cause}; further failures are not logged"
-            ));
-        }
+        warn_once(&self.has_warned, what, cause);
     }
 
     /// Writes all that waits, in this thread.
@@ -282,6 +306,14 @@ impl Disk {
     pub fn write_queued(&self) -> io::Result<()> {
         let entries = std::mem::take(&mut *lock(&self.queue)).entries;
         self.write(&entries, &mut self.clock.now())
+    }
+}
+
+fn warn_once(has_warned: &AtomicBool, what: &str, cause: &io::Error) {
+    if !has_warned.swap(true, Relaxed) {
+        log::warning("cache_disk_failed").write(format_args!(
+            "the file of cached results could not be {what}: {cause}; further failures are not logged"
+        ));
     }
 }
 

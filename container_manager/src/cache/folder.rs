@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::unistd::Uid;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, Mode, OFlags, flock, openat};
 
 use crate::make_dir::make_closed_dir;
 
@@ -35,11 +35,11 @@ pub fn open_file(folder: &Path) -> io::Result<File> {
 fn try_open(folder: &Path) -> io::Result<Option<File>> {
     make_closed_dir(folder).map_err(|error| io::Error::other(error.to_string()))?;
     let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
-    check(&File::options().read(true).custom_flags(flags.bits()).open(folder)?.metadata()?)?;
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let mut options = File::options();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(flags.bits());
-    let file = options.open(folder.join(NAME))?;
+    let folder = File::options().read(true).custom_flags(flags.bits()).open(folder)?;
+    check(&folder.metadata()?)?;
+    // In the folder that was checked, whatever has its name by now.
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(openat(&folder, NAME, flags, Mode::RUSR | Mode::WUSR)?);
     let found = file.metadata()?;
     check(&found)?;
     if !found.is_file() {

@@ -6,17 +6,18 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::ExitStatus;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::sync::oneshot;
+use udf_client::channel::MOST_BYTES;
 use udf_types::Result;
 
 use super::clock::Clock;
-use super::disk::{Disk, Tier};
+use super::disk::{Disk, MOST_READERS, Tier};
 use super::folder::open_file;
 use super::server::{MOST_CONNECTIONS, serve};
 use super::store::Store;
@@ -32,6 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 const LONG_RUN: Duration = Duration::from_secs(60);
 /// Memory beside the results: stacks, messages, the program.
 const BESIDE_BYTES: u64 = 512 << 20;
+/// How long the disk may take to be opened.
+const LONGEST_OPEN: Duration = Duration::from_secs(10);
 /// Descriptors, of which the connections that it serves may have a third.
 const MOST_DESCRIPTORS: u64 = 3 * MOST_CONNECTIONS as u64;
 
@@ -103,7 +106,8 @@ impl StoreProcess {
         let mut command = command(COMMAND, arguments.map(|number| number.to_string()), self.listener.try_clone()?);
         if let Some((folder, _)) = self.disk.clone() {
             let opened = folder.clone();
-            match in_thread(move || open_file(&opened)).await {
+            let file = tokio::time::timeout(LONGEST_OPEN, in_thread(move || open_file(&opened))).await;
+            match file.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into())) {
                 Ok(file) => {
                     command.stdout(file);
                 }
@@ -150,7 +154,9 @@ pub fn run_store(arguments: impl Iterator<Item = String>) -> std::io::Result<()>
     let [manager, bytes, disk_bytes, users @ ..] = numbers.as_slice() else {
         return Err(invalid("only transshipd starts the store of cached results"));
     };
-    let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES);
+    // What is read from the disk for an answer is there up to four times.
+    let readers = if *disk_bytes == 0 { 0 } else { MOST_READERS as u64 * 4 * MOST_BYTES as u64 };
+    let most = bytes.saturating_mul(2).saturating_add(BESIDE_BYTES + readers);
     let listener = give_up(*manager, most)?;
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard.min(soft.max(MOST_DESCRIPTORS)), hard)?;
@@ -173,7 +179,16 @@ fn open_disk(bytes: u64) -> std::io::Result<Tier> {
     let is_too_large = getrlimit(Resource::RLIMIT_FSIZE)?.0 < bytes;
     let opened = match is_too_large {
         true => Err(std::io::ErrorKind::FileTooLarge.into()),
-        false => Disk::open(file, bytes, Clock::of_host(), Clock::of_day()).map(Arc::new),
+        false => {
+            // A disk that hangs keeps nobody from the results in memory.
+            let (sender, opened) = mpsc::channel();
+            let open = move || {
+                // Nobody may wait for it any more.
+                let _ = sender.send(Disk::open(file, bytes, Clock::of_host(), Clock::of_day()).map(Arc::new));
+            };
+            std::thread::Builder::new().name("disk".to_string()).spawn(open)?;
+            opened.recv_timeout(LONGEST_OPEN).unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+        }
     };
     match opened.and_then(|disk| disk.start_writer().map(|()| disk)) {
         Ok(disk) => Ok(Tier::Disk(disk)),

@@ -9,6 +9,7 @@
 //! ```
 
 use std::fs::File;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -27,6 +28,7 @@ pub type Secret = [u8; 32];
 /// Files of other versions are not read: what results look like may have changed.
 const MAGIC: &[u8] = concat!("transship results 1 of ", env!("CARGO_PKG_VERSION")).as_bytes();
 const MAGIC_BYTES: usize = 40;
+const _: () = assert!(MAGIC.len() <= MAGIC_BYTES);
 const HEADER_BYTES: usize = MAGIC_BYTES + 8 + 32 + 4 * 8 + CHECKSUM_BYTES;
 const EPOCHS_AT: u64 = 4096;
 /// Functions share epochs. To forget one function is to forget those that share its epoch, after the next start.
@@ -102,8 +104,8 @@ pub struct Record {
 /// What an earlier store left in the file.
 #[derive(Debug)]
 pub struct Saved {
-    /// When.
-    pub times: Times,
+    /// When; none if it left nothing.
+    pub times: Option<Times>,
     /// Its functions' epochs.
     pub epochs: Vec<u64>,
 }
@@ -113,7 +115,7 @@ impl Ring {
     ///
     /// # Errors
     /// The file cannot be read or written.
-    pub fn open(file: File, bytes: u64) -> io::Result<(Ring, Option<Saved>)> {
+    pub fn open(file: File, bytes: u64) -> io::Result<(Ring, Saved)> {
         let layout = Layout::of(bytes)?;
         let length = file.metadata()?.len();
         if length == bytes
@@ -121,8 +123,8 @@ impl Ring {
         {
             let mut epochs = vec![0; 8 * EPOCHS];
             if file.read_exact_at(&mut epochs, EPOCHS_AT).is_ok() {
-                let epochs = epochs.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-                return Ok((Ring { file, layout, key, head: head.into() }, Some(Saved { times, epochs })));
+                let saved = Saved { times: Some(times), epochs: epochs_of(&epochs) };
+                return Ok((Ring { file, layout, key, head: head.into() }, saved));
             }
         }
         if length > 0 {
@@ -130,16 +132,19 @@ impl Ring {
                 "the file of cached results is damaged, or of another version or size: the results in it are forgotten",
             );
         }
-        let mut key = [0; 32];
-        File::open("/dev/urandom")?.read_exact(&mut key)?;
+        // No epoch is 0, which damage may leave.
+        let (mut key, mut epochs) = ([0; 32], vec![0; 8 * EPOCHS]);
+        let mut random = File::open("/dev/urandom")?;
+        random.read_exact(&mut key)?;
+        random.read_exact(&mut epochs)?;
         file.set_len(0)?;
         file.set_len(bytes)?;
         // A disk that is full later can still be told to forget.
-        file.write_all_at(&vec![0; 8 * EPOCHS], EPOCHS_AT)?;
+        file.write_all_at(&epochs, EPOCHS_AT)?;
         let ring = Ring { file, layout, key, head: 0.into() };
         ring.save(Times::default())?;
         ring.file.sync_data()?;
-        Ok((ring, None))
+        Ok((ring, Saved { times: None, epochs: epochs_of(&epochs) }))
     }
 
     /// Says that the records before the head were written by then.
@@ -161,9 +166,11 @@ impl Ring {
         usize::from(u16::from_le_bytes([first, second])) % EPOCHS
     }
 
-    /// The epoch behind one.
+    /// An epoch behind one, and none that an earlier store had behind the same: it may have kept results in one that it could not
+    /// write.
     pub fn next_epoch(&self, epoch: u64) -> u64 {
-        let hash = hash(&self.key, &[b"epoch", &epoch.to_le_bytes()]);
+        let salt = RandomState::new().hash_one(epoch);
+        let hash = hash(&self.key, &[b"epoch", &epoch.to_le_bytes(), &salt.to_le_bytes()]);
         u64::from_le_bytes(*hash.as_bytes().first_chunk().expect("a hash has 32 bytes"))
     }
 
@@ -197,9 +204,17 @@ impl Ring {
 
     /// Whether a result of that name seems to be there, and will be for long.
     pub fn seems_young(&self, name: &Name) -> io::Result<bool> {
-        let bucket = self.read_bucket(name)?;
-        let mut units = bucket.as_chunks().0.iter().filter_map(|slot| self.unit_in(*slot, name));
-        Ok(units.any(|unit| !self.is_old(unit)))
+        for slot in self.read_bucket(name)?.as_chunks().0 {
+            if let Some(unit) = self.unit_in(*slot, name).filter(|unit| !self.is_old(*unit)) {
+                // Another record may have taken its place.
+                let mut found = Name::default();
+                self.file.read_exact_at(&mut found, self.place_of(unit))?;
+                if found == *name {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// Writes a result over the oldest ones.
@@ -306,6 +321,10 @@ impl Ring {
 /// The name of a row of a function.
 pub fn name_of(secret: &Secret, key: &Key) -> Name {
     *hash(secret, &[key]).as_bytes().first_chunk().expect("a hash has 32 bytes")
+}
+
+fn epochs_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect()
 }
 
 /// The secret, the head and the times; none if the file has no header, or is that of another layout.

@@ -238,6 +238,8 @@ impl Store {
         let max_age_ms = max_age.map(milliseconds);
         let is_young = |at_ms: u64| max_age_ms.is_none_or(|max_age| now_ms.saturating_sub(at_ms) <= max_age);
         let disk = self.tier.disk();
+        let cost = *lock(&function.cost);
+        let rewrites = disk.is_some() && Price::is_worth_writing(cost);
         let mut results = Results::default();
         let mut used_again = Vec::new();
         // A response has a length for each row as well.
@@ -248,7 +250,7 @@ impl Store {
             let (held, was_old, dropped) = shard.get(&(function.generation, *key), self.most_young);
             let held = held.filter(|held| is_young(held.at_ms));
             let held = held.filter(|held| results.bytes() + held.bytes.as_slice().len() <= most);
-            if let (Some(held), true, Some(_)) = (held, was_old, disk) {
+            if let (Some(held), true) = (held, was_old && rewrites) {
                 used_again.push(Entry::again(&function.secret, key, held.at_ms, held.bytes.as_slice()));
             }
             let bytes = held.map(|held| held.bytes.as_slice());
@@ -257,7 +259,6 @@ impl Store {
             drop(shard);
             count_evictions(dropped);
         }
-        let cost = *lock(&function.cost);
         if let Some(disk) = disk {
             if !used_again.is_empty() {
                 disk.keep(used_again);

@@ -5,7 +5,7 @@
 //! which is why errors may be raised here as PostgreSQL itself raises them for SIGFPE.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Once;
+use std::sync::{Once, OnceLock};
 
 use nix::libc::{SIG_DFL, siginfo_t, signal};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -15,13 +15,19 @@ use pgrx::PgSqlErrorCode;
 /// What the path of each file has in it.
 const FILES: &str = "transship-tables.";
 
+/// What handled the signal before.
+static BEFORE: OnceLock<SigAction> = OnceLock::new();
+
 /// Has the process handle the signal from now on.
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let action = SigAction::new(SigHandler::SigAction(handle), SaFlags::SA_SIGINFO, SigSet::empty());
         // SAFETY: the handler is sound for a signal that an instruction has raised; see there.
-        let _ = unsafe { sigaction(Signal::SIGBUS, &action) };
+        if let Ok(before) = unsafe { sigaction(Signal::SIGBUS, &action) } {
+            // Nobody else sets it.
+            let _ = BEFORE.set(before);
+        }
     });
 }
 
@@ -37,8 +43,13 @@ extern "C" fn handle(_: c_int, info: *mut siginfo_t, _: *mut c_void) {
             "The disk has failed, or the file was shortened."
         );
     }
-    // SAFETY: the instruction raises the signal again, now without a handler.
-    unsafe { signal(nix::libc::SIGBUS, SIG_DFL) };
+    // SAFETY: the instruction raises the signal again, now for what handled it before.
+    unsafe {
+        match BEFORE.get() {
+            Some(before) => drop(sigaction(Signal::SIGBUS, before)),
+            None => drop(signal(nix::libc::SIGBUS, SIG_DFL)),
+        }
+    }
 }
 
 /// Whether an address lies in the map of a shared table's file. The instruction that was interrupted reads that file, and so it holds no

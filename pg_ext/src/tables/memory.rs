@@ -221,7 +221,8 @@ pub(super) fn remove(segments: &[Digest]) {
     MAPPED.with_borrow_mut(|mapped| segments.iter().for_each(|digest| drop(mapped.segments.remove(digest))));
     let Ok(places) = places() else { return };
     // They are let go of sooner or later in any case, so nobody waits for a lock again and again.
-    let _ = places.stores().try_for_each(|(_, store)| segments.iter().try_for_each(|digest| store.remove(digest)));
+    let removed = |store: &Store| segments.iter().try_for_each(|digest| store.remove(digest));
+    let _ = places.with_files().iter().try_for_each(removed);
 }
 
 /// Does the same once the transaction has committed.

@@ -68,6 +68,15 @@ impl Places {
         [(Place::Memory, &self.memory)].into_iter().chain(disk.map(|disk| (Place::Disk, disk)))
     }
 
+    /// The stores that may have files: that on disk also where nothing goes any more.
+    pub(super) fn with_files(&self) -> Vec<Store> {
+        let disk = match &self.disk {
+            Ok(Some(disk)) => Some(disk.clone()),
+            _ => folder_on_disk().is_dir().then(|| on_disk(0).ok()).flatten(),
+        };
+        [Some(self.memory.clone()), disk].into_iter().flatten().collect()
+    }
+
     /// The store that has the file from which a segment was mapped.
     pub(super) fn store_of(&self, segment: &Segment) -> Option<&Store> {
         self.stores().map(|(_, store)| store).find(|store| store.is_current(segment))
@@ -200,5 +209,9 @@ fn on_disk(capacity: u64) -> Result<Store> {
     let parent = Path::new(TEMPORARY);
     // What is wrong with it shows below.
     let _ = DirBuilder::new().mode(0o700).create(parent);
-    Store::open_on_disk(&parent.join(format!("{TEMPORARY_PREFIX}transship-tables.{FORMAT}")), capacity)
+    Store::open_on_disk(&folder_on_disk(), capacity)
+}
+
+fn folder_on_disk() -> PathBuf {
+    Path::new(TEMPORARY).join(format!("{TEMPORARY_PREFIX}transship-tables.{FORMAT}"))
 }

@@ -97,7 +97,7 @@ fn results_are_too_old_after_the_clock_was_set_back() {
     disk.write_queued().unwrap();
     place.pass(60_000);
     let ages = |disk: &Disk| [1, 2, 3].map(|number| age_of(disk, number).filter(|age| *age < FIRST_TIME_MS));
-    assert_eq!(ages(&disk)[0], None);
+    assert_eq!(ages(&disk)[..2], [None; 2]);
     assert_eq!(ages(&disk)[2], Some(60_000));
     // The next store knows that as well, and has the right time again.
     let disk = place.open();
@@ -143,6 +143,34 @@ fn what_is_forgotten_does_not_come_back() {
     let disk = place.open();
     assert!(disk.forget(1, &FUNCTION) && age_of(&disk, 4).is_none());
     assert_eq!(age_of(&place.open(), 4), None);
+}
+
+#[test]
+fn a_reset_brings_nothing_back_that_was_kept_after_one_that_the_disk_did_not_take() {
+    let place = Place::new();
+    let disk = place.open();
+    let which = disk.ring.epoch_of(1, &FUNCTION);
+    let not_taken = disk.ring.next_epoch(lock(&disk.epochs)[which]);
+    lock(&disk.epochs)[which] = not_taken;
+    keep(&disk, 1);
+    disk.write_queued().unwrap();
+    assert_eq!(age_of(&disk, 1), Some(0));
+    let disk = place.open();
+    assert_eq!(age_of(&disk, 1), None);
+    assert!(disk.forget(1, &FUNCTION));
+    assert_eq!(age_of(&disk, 1), None);
+}
+
+#[test]
+fn resets_that_wait_for_the_disk_are_bounded() {
+    let disk = Place::new().open();
+    disk.waiting_resets.store(MOST_RESETS, Relaxed);
+    keep(&disk, 1);
+    disk.write_queued().unwrap();
+    // It is not known whether the disk forgets; memory does.
+    assert!(!disk.forget(1, &FUNCTION));
+    assert_eq!(age_of(&disk, 1), None);
+    assert_eq!(disk.waiting_resets.load(Relaxed), MOST_RESETS);
 }
 
 #[test]

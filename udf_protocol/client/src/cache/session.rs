@@ -275,14 +275,17 @@ fn ask_for_user(manager: &Path, request: &Request) -> Result<Response> {
 /// # Errors
 /// If it does not answer, or cannot forget them on disk.
 pub fn reset(manager: &Path, namespace: Namespace) -> Result<()> {
-    if ask_for_user(manager, &Request::Reset { namespace })? != Response::NotForgotten {
-        return Ok(());
+    match ask_for_user(manager, &Request::Reset { namespace })? {
+        Response::Done => Ok(()),
+        Response::NotForgotten => Err(Error::new(Kind::Unreachable, "could not forget cached results on disk")
+            .with_detail("They may come back when transshipd starts again.")
+            .with_hint(
+                "See the log of transshipd. To forget all results on disk, stop it and remove the file in --cache-dir.",
+            )),
+        _ => {
+            Err(Error::new(Kind::ProtocolViolation, "the store of cached results gave another answer than to a reset"))
+        }
     }
-    Err(Error::new(Kind::Unreachable, "could not forget cached results on disk")
-        .with_detail("They may come back when transshipd starts again.")
-        .with_hint(
-            "See the log of transshipd. To forget all results on disk, stop it and remove the file in --cache-dir.",
-        ))
 }
 
 /// What the store beside a manager knows of some functions, in their order.
