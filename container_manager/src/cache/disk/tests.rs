@@ -238,7 +238,7 @@ fn a_disk_that_fails_gives_nothing() {
     keep(&disk, 1);
     assert!(disk.write_queued().is_err());
     assert!(!disk.forget(1, &FUNCTION));
-    assert!(disk.has_warned.load(Relaxed));
+    assert!(disk.has_warned_of_reset.load(Relaxed));
     assert!(Disk::open(File::open(&path).unwrap(), BYTES, Clock::of_host(), Clock::of_day()).is_err());
     let mut bytes = [0; 8];
     File::open(&path).unwrap().read_exact_at(&mut bytes, 0).unwrap();
