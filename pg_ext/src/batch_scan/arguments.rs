@@ -18,6 +18,7 @@ use arrow_select::take::take;
 use pgrx::{pg_guard, pg_sys};
 use udf_client::inbox::bytes_of_column;
 use udf_codec::batch::{ColumnBuilder, Given};
+use udf_types::Result;
 
 use super::private::Input;
 use super::state::Sent;
@@ -25,7 +26,6 @@ use crate::datum::argument_columns::{ArgumentColumns, Place, Row, Source, is_con
 use crate::datum::to_arrow;
 use crate::function::Function;
 use crate::pg::{list, nodes, raw, reserve};
-use crate::report;
 
 /// Expressions that are compared with each other, at most.
 const MOST_COMPARED: usize = 100;
@@ -290,16 +290,18 @@ impl SharedColumn {
 
 impl Taken {
     /// The column for a call that was made for `sent` of the batch's rows.
-    pub fn of(&self, sent: &Sent, rows: usize) -> ArrayRef {
+    ///
+    /// Fails where memory has no room for a copy.
+    pub fn of(&self, sent: &Sent, rows: usize) -> Result<ArrayRef> {
         // A call's rows are among the column's.
         if sent.count == self.values.len() {
-            return self.values.clone();
+            return Ok(self.values.clone());
         }
-        report::unwrap(reserve::check_room(bytes_of_column(&self.values)));
+        reserve::check_room(bytes_of_column(&self.values))?;
         let mut places = self.rows.iter().zip(0..);
         let place_of = |row| places.find(|(own, _)| **own as usize == row).map(|(_, place)| place);
         let places: UInt32Array = sent.rows(rows).filter_map(place_of).collect::<Vec<u32>>().into();
-        take(&self.values, &places, None).expect("these are rows of the column, which are no more than it has")
+        Ok(take(&self.values, &places, None).expect("these are rows of the column, which are no more than it has"))
     }
 }
 
@@ -342,7 +344,7 @@ mod tests {
             ([true, false, false, false, true], vec![Some("a"), Some("e")]),
             ([false, false, false, false, true], vec![Some("e")]),
         ] {
-            let column = taken.of(&sent(rows), 5);
+            let column = taken.of(&sent(rows), 5).unwrap();
             assert_eq!(column.as_string::<i32>().iter().collect::<Vec<_>>(), expected);
         }
     }
@@ -351,8 +353,8 @@ mod tests {
     fn a_call_that_leaves_out_no_row_shares_the_values() {
         let values: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
         let taken = Taken { values: values.clone(), rows: vec![1, 3] };
-        assert!(Arc::ptr_eq(&taken.of(&sent([false, true, false, true, false]), 5), &values));
+        assert!(Arc::ptr_eq(&taken.of(&sent([false, true, false, true, false]), 5).unwrap(), &values));
         let all = Taken { values: values.clone(), rows: vec![0, 1] };
-        assert!(Arc::ptr_eq(&all.of(&Sent { count: 2, positions: None }, 2), &values));
+        assert!(Arc::ptr_eq(&all.of(&Sent { count: 2, positions: None }, 2).unwrap(), &values));
     }
 }

@@ -86,7 +86,7 @@ pub(super) fn send_batch(inner: &mut Inner) {
             call.columns.bytes() + std::mem::take(&mut call.builder_bytes) + std::mem::take(&mut call.shared_bytes);
         let (mut arguments, arena) = call.columns.take();
         for (argument, column) in &call.shared {
-            arguments[*argument] = Given::Column(shared[*column].of(&batch.sent[i], batch.rows.count));
+            arguments[*argument] = Given::Column(report::unwrap(shared[*column].of(&batch.sent[i], batch.rows.count)));
         }
         if !call.inputs.is_empty() {
             let arguments = call.builder.take_built(arguments);
