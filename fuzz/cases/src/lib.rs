@@ -11,6 +11,7 @@ mod generate;
 mod host;
 mod memory;
 mod replies;
+mod segments;
 mod texts;
 
 use std::cell::RefCell;
@@ -22,7 +23,7 @@ use std::sync::Once;
 pub type Case = fn(&[u8]);
 
 /// The cases by name.
-pub const CASES: [(&str, Case); 20] = [
+pub const CASES: [(&str, Case); 21] = [
     ("flight_calls", calls::flight_calls),
     ("flight_reply", replies::flight_reply),
     ("flight_schema", replies::flight_schema),
@@ -43,6 +44,7 @@ pub const CASES: [(&str, Case); 20] = [
     ("library", host::library),
     ("cached_results", cached::cached_results),
     ("cache_messages", cached::cache_messages),
+    ("segment", segments::segment),
 ];
 
 thread_local! {
