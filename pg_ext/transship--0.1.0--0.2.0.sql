@@ -67,6 +67,19 @@ CREATE INDEX ON followed_tables (source);
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.followed_tables', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
 
+CREATE FUNCTION refuse_replicated() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'transship_refuse_replicated';
+
+COMMENT ON FUNCTION refuse_replicated() IS 'keeps logical replication from writing the rows of shared tables';
+
+-- Only where session_replication_role is replica, so nobody else pays for it.
+CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON table_segments FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
+CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON table_chunks FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
+CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON followed_tables FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
+ALTER TABLE table_segments ENABLE REPLICA TRIGGER refuse_replicated;
+ALTER TABLE table_chunks ENABLE REPLICA TRIGGER refuse_replicated;
+ALTER TABLE followed_tables ENABLE REPLICA TRIGGER refuse_replicated;
+
 CREATE FUNCTION follow_source() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_follow_source';
 

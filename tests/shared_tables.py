@@ -281,6 +281,36 @@ def replication_does_not_write_to_a_followed_table():
         connection.execute("DROP DATABASE publisher WITH (FORCE)")
 
 
+def replication_does_not_write_rows_of_shared_tables():
+    """A publication for all tables has the extension's own, which a subscription refuses to write, rather than mix two databases' rows."""
+    with connect() as connection:
+        connection.execute("CREATE DATABASE publisher")
+        ask(connection, "SELECT transship.share('both', 'SELECT i AS id FROM generate_series(1, 10) i', 'id')")
+        with psycopg.connect(host=FOLDER, port=PRIMARY, user="postgres", dbname="publisher", autocommit=True) as publisher:
+            publisher.execute("CREATE EXTENSION transship; CREATE PUBLICATION everything FOR ALL TABLES")
+            ask(publisher, "SELECT pg_create_logical_replication_slot('everything', 'pgoutput')")
+            connection.execute(
+                f"CREATE SUBSCRIPTION everything CONNECTION 'host={FOLDER} port={PRIMARY} user=postgres dbname=publisher' PUBLICATION everything"
+                " WITH (create_slot = false, copy_data = false, slot_name = 'everything')"
+            )
+            ask(publisher, "SELECT transship.share('both', 'SELECT i AS id FROM generate_series(100, 105) i', 'id')")
+            log = pathlib.Path(FOLDER) / "primary.log"
+            wait_for(lambda: "logical replication cannot write the rows of shared tables" in log.read_text(), "the error of the subscription")
+            check(ask(connection, "SELECT count(*), max(id) FROM both"), (10, 10), "rows")
+            connection.execute("ALTER SUBSCRIPTION everything DISABLE; ALTER SUBSCRIPTION everything SET (slot_name = NONE)")
+            connection.execute("DROP SUBSCRIPTION everything")
+            wait_for(
+                lambda: ask(publisher, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'everything'") == (True,), "the slot"
+            )
+            ask(publisher, "SELECT pg_drop_replication_slot('everything')")
+        connection.execute("DROP DATABASE publisher WITH (FORCE)")
+        # Elsewhere, the same setting means a restore, which has its rows.
+        connection.execute("SET session_replication_role = replica")
+        ask(connection, "SELECT transship.append('both', 'SELECT 11 AS id')")
+        check(ask(connection, "SELECT count(*), max(id) FROM both"), (11, 11), "rows")
+        ask(connection, "SELECT transship.unshare('both')")
+
+
 def a_killed_session_leaves_nothing():
     """A session that is killed while it shares, with the restart of the whole server that follows, changes nothing."""
     with connect() as connection:
@@ -423,6 +453,7 @@ def main():
         a_followed_table_is_prepared_with_its_source,
         a_fixed_snapshot_loses_no_rows,
         replication_does_not_write_to_a_followed_table,
+        replication_does_not_write_rows_of_shared_tables,
         one_row_inserts,
         a_killed_session_leaves_nothing,
         a_prepared_transaction_is_seen_when_it_commits,

@@ -22,6 +22,7 @@ pub mod lookup_joins;
 pub mod memory;
 mod new_segment;
 mod places;
+pub mod replicated;
 mod rows;
 mod sample;
 mod scan;
