@@ -36,7 +36,7 @@ use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 use crate::lines::{self, collecting};
-use crate::results::Results;
+use crate::results::{Results, wait_for};
 use crate::tables::{self, Given, giving};
 use udf_codec::wire::TABLES;
 
@@ -338,7 +338,7 @@ impl Stream {
             let part = stream.container.find(&stream.name)?.part(results)?;
             let message = encode(&mut encoder, stream.layout, part)?;
             // Nobody waits for the rest if the client has gone.
-            let sent = stream.sender.blocking_send(Ok(message.with_app_metadata("{}")));
+            let sent = wait_for(stream.sender.send(Ok(message.with_app_metadata("{}"))));
             sent.map_err(|_| CallError::user_code("cancelled"))
         }));
         let answered = function.map(batches, &|| self.sender.is_closed(), &results);

@@ -3,7 +3,10 @@
 //! Any thread may give them: a handler that takes rows on a thread of its own gives there what it has before it waits for more.
 
 use std::fmt::{Debug, Formatter};
-use std::sync::Mutex;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake};
+use std::thread::{self, Thread};
 
 use arrow_array::ArrayRef;
 
@@ -26,8 +29,7 @@ impl Results {
         Results(Mutex::new(Some(Box::new(give))))
     }
 
-    /// Gives a column of results to the client, waiting while it is behind. There may be any number of results, none included. It must not
-    /// be called where a runtime of tokio polls a task.
+    /// Gives a column of results to the client, waiting while it is behind. There may be any number of results, none included.
     ///
     /// # Errors
     /// If the client has gone, the call has ended, or the results do not fit. A handler gives the error back.
@@ -45,9 +47,27 @@ impl Results {
     }
 }
 
+/// Waits on this thread, whatever it is: a handler may give results where it has a runtime of its own poll a task.
+pub(crate) fn wait_for<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    // A task that has had its turn would be made to wait for another, which comes only after this.
+    let mut future = pin!(tokio::task::unconstrained(future));
+    let waker = Arc::new(Unpark(thread::current())).into();
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::mpsc;
 
     use arrow_array::{Array, Int64Array};
@@ -68,6 +88,25 @@ mod tests {
         assert_eq!(results.give(column(1)).unwrap_err().message, "cancelled");
         // The sender is gone, although the results are still held.
         assert_eq!(receiver.iter().collect::<Vec<_>>(), [3, 2]);
+    }
+
+    #[test]
+    fn a_task_of_a_runtime_waits_like_any_thread() {
+        let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+        let reader = thread::spawn(move || {
+            let numbers = std::iter::from_fn(|| receiver.blocking_recv());
+            numbers
+                .inspect(|number| {
+                    if number % 100 == 0 {
+                        thread::yield_now()
+                    }
+                })
+                .sum::<u32>()
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async { (1..=1000).for_each(|number| wait_for(sender.send(number)).unwrap()) });
+        drop(sender);
+        assert_eq!(reader.join().unwrap(), 500_500);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::fmt::{Debug, Display};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use arrow_array::{ArrayRef, RecordBatch};
@@ -16,9 +17,14 @@ use crate::function::{BYTES_PER_PART, RESULTS_PER_PART, Row, check_column, finis
 use crate::pace::Pace;
 use crate::value::{Answer, Value};
 
+/// Between two looks for results while another thread than the one that gives them waits for rows.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// The batches of a stream, for the handler.
 struct Stream {
     batches: Arc<Batches>,
+    /// The thread that asks the handler for results.
+    owner: ThreadId,
     /// Gives the client the results that there are, before the handler waits for batches.
     flush: Box<dyn Fn() -> Result<(), CallError> + Send + Sync>,
     /// Why the rows ended early. A handler that overlooks it would take what it has got for all rows.
@@ -26,6 +32,11 @@ struct Stream {
 }
 
 impl Stream {
+    fn new(batches: &Arc<Batches>, flush: impl Fn() -> Result<(), CallError> + Send + Sync + 'static) -> Arc<Stream> {
+        let owner = thread::current().id();
+        Arc::new(Stream { batches: batches.clone(), owner, flush: Box::new(flush), cut: OnceLock::new() })
+    }
+
     /// The next batch. What cuts the stream off is told once, and nothing comes after it.
     fn next(&self) -> Option<Result<RecordBatch, CallError>> {
         if self.cut.get().is_some() {
@@ -35,13 +46,16 @@ impl Stream {
     }
 
     fn wait(&self) -> Result<Option<RecordBatch>, CallError> {
-        match self.batches.next_within(Some(Duration::ZERO))? {
-            Taken::Batch(batch) => Ok(Some(batch)),
-            Taken::Ended => Ok(None),
-            Taken::Nothing => {
-                (self.flush)()?;
-                self.batches.next()
+        // The thread that gives results has none to give while it waits here. Another one looks for those that it has given meanwhile.
+        let patience = (thread::current().id() != self.owner).then_some(LOOK);
+        let mut taken = self.batches.next_within(Some(Duration::ZERO))?;
+        loop {
+            match taken {
+                Taken::Batch(batch) => return Ok(Some(batch)),
+                Taken::Ended => return Ok(None),
+                Taken::Nothing => (self.flush)()?,
             }
+            taken = self.batches.next_within(patience)?;
         }
     }
 
@@ -178,8 +192,7 @@ where
     };
     let pending = Arc::new(pending);
     let flushed = pending.clone();
-    let stream =
-        Arc::new(Stream { batches: batches.clone(), flush: Box::new(move || flushed.flush()), cut: OnceLock::new() });
+    let stream = Stream::new(batches, move || flushed.flush());
     let rows = Rows { stream: stream.clone(), signature: signature.clone(), batch: None };
     let mut add = |answer: I::Item| pending.add(answer.answer()?);
     let answered = guarded(|| give_all(&stream, function(rows), is_cancelled, &mut add).and_then(|()| pending.flush()));
@@ -197,7 +210,7 @@ pub(crate) fn map_batches<I, E: Display + Debug>(
 where
     I: IntoIterator<Item = Result<ArrayRef, E>>,
 {
-    let stream = Arc::new(Stream { batches: batches.clone(), flush: Box::new(|| Ok(())), cut: OnceLock::new() });
+    let stream = Stream::new(batches, || Ok(()));
     let mut give = |column: Result<ArrayRef, E>| {
         let column = column.map_err(user_error)?;
         check_column(signature, &column)?;

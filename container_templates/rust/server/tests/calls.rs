@@ -53,6 +53,7 @@ functions = [
   { name = "endless", arguments = ["int8"], returns = "int8", kind = "map" },
   { name = "progress", arguments = [], returns = "int8" },
   { name = "pumped", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "in_runtime", arguments = ["int8"], returns = "int8", kind = "map" },
   { name = "keeps", arguments = ["int8"], returns = "int8", kind = "map" },
   { name = "fails_early", arguments = ["int8"], returns = "int8", kind = "map" },
   { name = "large", arguments = ["int8"], returns = "text", kind = "map" },
@@ -85,6 +86,7 @@ fn functions() -> Functions {
         .map("endless", |_: Rows<(i64,)>| (0_i64..).inspect(|x| PROGRESS.store(*x, SeqCst)))
         .scalar("progress", || PROGRESS.load(SeqCst))
         .map("pumped", pumped)
+        .map("in_runtime", in_runtime)
         .map("keeps", keeps)
         .map("fails_early", fails_early)
         .map("large", |rows: Rows<(i64,)>| rows.map(|row| row.map(|(x,)| "x".repeat(x as usize))))
@@ -155,6 +157,12 @@ fn pumped(rows: Rows<(i64,)>) -> impl Iterator<Item = Result<i64, CallError>> {
     let (sender, receiver) = mpsc::sync_channel(0);
     std::thread::spawn(move || rows.map(first).try_for_each(|row| sender.send(row)));
     receiver.into_iter()
+}
+
+/// Takes rows where a runtime of its own polls a task.
+fn in_runtime(mut rows: Rows<(i64,)>) -> impl Iterator<Item = Result<i64, CallError>> {
+    let runtime = transship::tokio::runtime::Builder::new_current_thread().build().unwrap();
+    std::iter::from_fn(move || runtime.block_on(async { rows.next() })).map(first)
 }
 
 /// Ends while the rows are kept for ever.
@@ -381,13 +389,21 @@ fn map_functions_take_streams() {
     assert_eq!(found, [r#"(Some(1), Some("a"))"#, "(None, None)"]);
 
     // Results do not wait for rows that come later, although the handler has taken all of these.
-    let (mut exchange, signature) = streams.open("evens", &[Type::Int8], Type::Int8);
-    for number in 0..3 {
-        send(&mut exchange, &signature, number, vec![Arc::new(Int64Array::from(vec![1, 2, 4, 3]))]);
-        assert_eq!(next(&mut exchange).unwrap().unwrap().as_primitive::<Int64Type>().values().as_ref(), [2, 4]);
+    for (function, given) in [("evens", vec![1_i64, 2, 4, 3]), ("in_runtime", vec![2, 4]), ("pumped", vec![2])] {
+        let (mut exchange, signature) = streams.open(function, &[Type::Int8], Type::Int8);
+        for number in 0..3 {
+            send(&mut exchange, &signature, number, vec![Arc::new(Int64Array::from(given.clone()))]);
+            let expected: Vec<i64> = given.iter().copied().filter(|x| x % 2 == 0).collect();
+            let mut found = Vec::new();
+            while found.len() < expected.len() {
+                let part = next(&mut exchange).unwrap().unwrap();
+                found.extend_from_slice(part.as_primitive::<Int64Type>().values());
+            }
+            assert_eq!(found, expected, "{function}");
+        }
+        exchange.close();
+        assert!(next(&mut exchange).unwrap().is_none());
     }
-    exchange.close();
-    assert!(next(&mut exchange).unwrap().is_none());
 
     // Large results go out in parts: 1024 texts, or about 1 MiB.
     let parts = |function: &str, result: Type, value: i64, rows: usize| {
