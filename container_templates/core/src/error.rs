@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::backtrace::Backtrace;
 use std::cell::{Cell, RefCell};
-use std::fmt::{Debug, Display};
+use std::fmt::{Debug, Display, Formatter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::Serialize;
@@ -59,6 +59,14 @@ impl CallError {
         self.kind == "user_code"
     }
 }
+
+impl Display for CallError {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for CallError {}
 
 /// A handler's error in Rust: its text, and its `Debug` form as the traceback.
 pub fn user_error(error: impl Display + Debug) -> CallError {

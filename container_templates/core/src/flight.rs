@@ -36,6 +36,7 @@ use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
 use crate::handler::Groups;
 use crate::lines::{self, collecting};
+use crate::results::{Results, wait_for};
 use crate::tables::{self, Given, giving};
 use udf_codec::wire::TABLES;
 
@@ -326,19 +327,23 @@ impl Stream {
         Ok(arrived.others)
     }
 
-    fn answer(&self, batches: &Arc<Batches>) -> Result<(), CallError> {
+    fn answer(self: &Arc<Self>, batches: &Arc<Batches>) -> Result<(), CallError> {
         let function = self.container.find(&self.name)?;
         tables::check()?;
-        let mut encoder = BatchEncoder::default();
-        function.map(batches, &|| self.sender.is_closed(), &mut |columns, is_last| {
-            if is_last && columns.iter().all(|column| column.is_empty()) {
+        let (stream, mut encoder) = (self.clone(), BatchEncoder::default());
+        let results = Arc::new(Results::new(move |results| {
+            if results.is_empty() {
                 return Ok(());
             }
-            let message = encode(&mut encoder, self.layout, function.reply(columns, None)?)?;
+            let part = stream.container.find(&stream.name)?.part(results)?;
+            let message = encode(&mut encoder, stream.layout, part)?;
             // Nobody waits for the rest if the client has gone.
-            let sent = self.sender.blocking_send(Ok(message.with_app_metadata("{}")));
+            let sent = wait_for(stream.sender.send(Ok(message.with_app_metadata("{}"))));
             sent.map_err(|_| CallError::user_code("cancelled"))
-        })
+        }));
+        let answered = function.map(batches, &|| self.sender.is_closed(), &results);
+        results.end();
+        answered
     }
 }
 

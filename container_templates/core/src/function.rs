@@ -18,6 +18,7 @@ use crate::dictionaries::{is_dictionary, settle};
 use crate::error::{CallError, guarded};
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
 use crate::pulled::Pulled;
+use crate::results::Results;
 use crate::work::{Reply, Work};
 
 /// Bytes of repeated constants that a handler is given at a time.
@@ -233,19 +234,21 @@ impl Function {
         if self.signature.kind == FunctionKind::Table { Ok(()) } else { emit(joined(columns_of_pieces)?, true) }
     }
 
-    /// Answers the stream of a map function in parts of one column each.
+    /// Answers the stream of a map function.
     pub(crate) fn map(
         &self,
         batches: &Arc<Batches>,
         is_cancelled: IsCancelled<'_>,
-        emit: Emit<'_>,
+        results: &Arc<Results>,
     ) -> Result<(), CallError> {
-        let types = self.reply_types(None);
-        let mut settled = |mut columns: Vec<ArrayRef>, is_last: bool| {
-            settle(&mut columns, &types, false).map_err(CallError::bad_result)?;
-            emit(columns, is_last)
-        };
-        guarded(|| self.handler.map(batches, is_cancelled, &mut settled))
+        guarded(|| self.handler.map(batches, is_cancelled, results))
+    }
+
+    /// A part of a map function's reply, of its handler's results.
+    pub(crate) fn part(&self, results: ArrayRef) -> Result<RecordBatch, CallError> {
+        let mut columns = vec![results];
+        settle(&mut columns, &self.reply_types(None), false).map_err(CallError::bad_result)?;
+        self.reply(columns, None)
     }
 
     /// The groups of a new exchange.

@@ -8,6 +8,7 @@ use udf_types::signature::RowErrors;
 
 use crate::batches::Batches;
 use crate::error::CallError;
+use crate::results::Results;
 
 /// Rows that pass between two looks at whether the client has gone.
 const ROWS_BETWEEN_CHECKS: usize = 256;
@@ -64,13 +65,18 @@ pub trait Handler: Send + Sync + 'static {
     /// The groups of a new exchange of an aggregate function.
     fn groups(&self) -> Box<dyn Groups>;
 
-    /// Answers a stream of batches of a map function with any number of parts, each of one column of results. Parts may come
-    /// before, between and after the batches, and the handler need not take all of these.
+    /// Answers a stream of batches of a map function with any number of columns of results. These may come before, between and after
+    /// the batches, and the handler need not take all of the batches.
     ///
     /// # Errors
-    /// The handler's, results that do not fit, and those of [`Batches::next`].
-    fn map(&self, batches: &Arc<Batches>, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
-        let _ = (batches, is_cancelled, emit);
+    /// The handler's, and those of [`Batches::next`] and [`Results::give`].
+    fn map(
+        &self,
+        batches: &Arc<Batches>,
+        is_cancelled: IsCancelled<'_>,
+        results: &Arc<Results>,
+    ) -> Result<(), CallError> {
+        let _ = (batches, is_cancelled, results);
         Err(CallError::violation("the handler answers no streams"))
     }
 }

@@ -22,6 +22,7 @@ use crate::error::CallError;
 use crate::handler::{Calls, Emit, Groups, Handler, IsCancelled};
 use crate::plain::{Misfit, from_plain, to_plain};
 use crate::queue::Queue;
+use crate::results::Results;
 use crate::row_errors::in_pieces;
 use crate::work::{Reply, Step, Work};
 
@@ -231,12 +232,18 @@ impl Handler for Pulled {
         emit(in_pieces(calls.batch, &result, row_errors, calls.is_cancelled, &mut call)?, true)
     }
 
-    fn map(&self, batches: &Arc<Batches>, is_cancelled: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
+    fn map(
+        &self,
+        batches: &Arc<Batches>,
+        is_cancelled: IsCancelled<'_>,
+        results: &Arc<Results>,
+    ) -> Result<(), CallError> {
         let exchange = EXCHANGES.fetch_add(1, Ordering::Relaxed);
         let mut call = Work::without_rows(self.function, Step::Map, exchange);
         let (pulled, stream) = (self.clone(), batches.clone());
         call.stream = Some(Box::new(move |patience| pulled.take_batch(&stream, exchange, patience)));
-        self.give(call, 0, is_cancelled, emit)
+        let mut give = |columns: Vec<ArrayRef>, _| columns.into_iter().try_for_each(|column| results.give(column));
+        self.give(call, 0, is_cancelled, &mut give)
     }
 
     fn groups(&self) -> Box<dyn Groups> {

@@ -19,7 +19,9 @@ use serde_json::{Value, json};
 use tonic::transport::Endpoint;
 use transship_core::error::user_error;
 use transship_core::tables::table;
-use transship_core::{Batches, CallError, Calls, Emit, Function, Groups, Handler, IsCancelled, Settings, serve};
+use transship_core::{
+    Batches, CallError, Calls, Emit, Function, Groups, Handler, IsCancelled, Results, Settings, serve,
+};
 use udf_codec::arrow_ipc::{BatchEncoder, encode_schema};
 use udf_codec::batch::AggregateStep;
 use udf_codec::call_decoder::CallDecoder;
@@ -55,11 +57,11 @@ impl Handler for Names {
         Box::new(LastName(None))
     }
 
-    fn map(&self, batches: &Arc<Batches>, _: IsCancelled<'_>, emit: Emit<'_>) -> Result<(), CallError> {
+    fn map(&self, batches: &Arc<Batches>, _: IsCancelled<'_>, results: &Arc<Results>) -> Result<(), CallError> {
         while let Some(batch) = batches.next()? {
-            emit(vec![names(batch.column(0))?], false)?;
+            results.give(names(batch.column(0))?)?;
         }
-        emit(vec![Arc::new(StringArray::from(Vec::<&str>::new()))], true)
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use transship::arrow_array::{ArrayRef, RecordBatch};
 use transship::chrono::{DateTime, NaiveTime, Utc};
 use transship::serde::{Deserialize, Serialize};
 use transship::serde_json::Value;
-use transship::{Aggregate, Functions, Json};
+use transship::{Aggregate, CallError, Functions, Json, Rows};
 
 pub fn functions() -> Functions {
     Functions::new()
@@ -41,10 +41,11 @@ pub fn functions() -> Functions {
         .scalar("constant", || 7)
         .scalar("add", |a: Option<i64>, b: Option<i64>| a.zip(b).map(|(a, b)| a + b))
         .scalar("write_line", write_line)
-        .scalar("fail_at", fail_at)
+        .scalar_async("fail_at", fail_at)
         .arrow("fail_in_batch", fail_in_batch)
         .scalar("wait", wait)
         .scalar("rows_waited", rows_waited)
+        .map("running_sum", running_sum)
         .table("repeat", |n: Option<i32>| 1..=n.unwrap_or(0))
         .arrow("table_lookup", table_lookup)
         .aggregate::<Total>("total")
@@ -77,7 +78,9 @@ fn write_line(text: String) -> String {
     text
 }
 
-fn fail_at(x: i64) -> Result<i64, String> {
+// Its calls wait beside each other.
+async fn fail_at(x: i64) -> Result<i64, String> {
+    transship::tokio::task::yield_now().await;
     if x == 13 { Err("13 is bad".to_string()) } else { Ok(x) }
 }
 
@@ -96,6 +99,14 @@ fn wait(seconds: f64) -> f64 {
     ROWS_WAITED.fetch_add(1, Ordering::Relaxed);
     std::thread::sleep(Duration::from_secs_f64(seconds));
     seconds
+}
+
+fn running_sum(rows: Rows<(Option<i64>,)>) -> impl Iterator<Item = Result<i64, CallError>> {
+    let mut sum = 0;
+    rows.map(move |row| {
+        sum += row?.0.unwrap_or(0);
+        Ok(sum)
+    })
 }
 
 fn table_lookup(batch: &RecordBatch) -> Result<ArrayRef, transship::Error> {

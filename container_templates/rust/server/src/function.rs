@@ -8,19 +8,28 @@ use std::sync::Arc;
 use arrow_array::builder::{Int32Builder, StringBuilder};
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use transship_core::error::{at_row, guarded, user_error};
-use transship_core::{CallError, Calls, Emit, Function, Groups, Handler, check_cancelled, in_pieces, room_for};
+use transship_core::{
+    Batches, CallError, Calls, Emit, Function, Groups, Handler, IsCancelled, Results, check_cancelled, in_pieces,
+    room_for,
+};
 use udf_project::manifest::{BatchForm, Manifest};
 use udf_types::row_texts::RowTexts;
 use udf_types::signature::{FunctionKind, Signature};
 
 use crate::aggregate::{Aggregate, GroupsOf};
+use crate::map::{RecordBatches, Rows, map_batches, map_rows};
 use crate::pace::Pace;
 use crate::value::{Answer, Parameter, Refused, Value};
+use crate::waiting;
 
-/// Results of a table function that go out together.
-const RESULTS_PER_PART: usize = 1024;
+/// Results, and bytes of them, that go out together where a reply has several parts.
+pub(crate) const RESULTS_PER_PART: usize = 1024;
+pub(crate) const BYTES_PER_PART: usize = 1 << 20;
 
 type Answering = Box<dyn Fn(&Signature, &Calls<'_>, Emit<'_>) -> Result<(), CallError> + Send + Sync>;
+type Waiting = Box<dyn Fn(&Signature, usize, &Calls<'_>, Emit<'_>) -> Result<(), CallError> + Send + Sync>;
+type Mapping =
+    Box<dyn Fn(&Arc<Signature>, &Arc<Batches>, IsCancelled<'_>, &Arc<Results>) -> Result<(), CallError> + Send + Sync>;
 type NewGroups = Box<dyn Fn(Arc<Signature>) -> Box<dyn Groups> + Send + Sync>;
 type Check = fn(&Signature) -> Result<(), String>;
 
@@ -29,8 +38,19 @@ struct Code {
     kind: FunctionKind,
     form: BatchForm,
     check: Check,
-    answering: Option<Answering>,
-    new_groups: Option<NewGroups>,
+    body: Body,
+}
+
+/// What answers its calls.
+enum Body {
+    /// Of a scalar or table function, batch by batch.
+    Calls(Answering),
+    /// Of a scalar function that waits, so many rows of a batch at a time.
+    Waiting(Waiting),
+    /// Of a map function, all batches of a stream.
+    Stream(Mapping),
+    /// Of an aggregate function, a state per group.
+    Groups(NewGroups),
 }
 
 /// A handler's functions by the names that `transship.toml` gives them.
@@ -50,46 +70,46 @@ impl Functions {
     }
 
     /// Adds a function that is called for each row: `fn(A, B, ...) -> R`, of up to twelve arguments.
-    pub fn scalar<R: Row, A: Answer>(mut self, name: &str, function: impl Callable<R, A>) -> Functions {
+    pub fn scalar<R: Row, A: Answer>(self, name: &str, function: impl Callable<R, A>) -> Functions {
         let answering: Answering = Box::new(move |signature, calls, emit| {
             let batch = calls.batch;
             let columns = Columns::<R>::new(signature, batch.columns());
-            let mut builder = A::Value::builder(&signature.result, room_for(batch));
-            let (mut errors, mut texts) = (StringBuilder::new(), RowTexts::new());
+            let mut results = ScalarResults::<A::Value>::new(signature, calls);
             let mut pace = Pace::new(calls.is_cancelled);
             for row in 0..batch.num_rows() {
                 pace.check(row)?;
                 let arguments = columns.read(row)?;
                 at_row(row);
-                if calls.row_errors.is_none() {
-                    append(signature, &mut builder, function.call(arguments), row)?;
-                    continue;
-                }
-                // Of what fails here, the handler's own errors are errors of the row.
-                match guarded(|| function.call(arguments).answer()) {
-                    Ok(value) => {
-                        append_value::<A::Value>(signature, &mut builder, value, row)?;
-                        errors.append_null();
-                    }
-                    Err(error) if error.is_of_handler() => {
-                        append_value::<A::Value>(signature, &mut builder, None, row)?;
-                        errors.append_value(texts.cut(&error.message));
-                    }
-                    Err(error) => return Err(error.at(row)),
-                }
+                let answer = match calls.row_errors {
+                    None => function.call(arguments).answer(),
+                    Some(_) => guarded(|| function.call(arguments).answer()),
+                };
+                results.add(row, answer)?;
             }
-            let mut reply = vec![finish::<A::Value>(signature, builder)?];
-            if calls.row_errors.is_some() {
-                reply.push(Arc::new(errors.finish()));
-            }
-            emit(reply, true)
+            emit(results.finish()?, true)
         });
-        self.add(name, FunctionKind::Scalar, BatchForm::Row, check::<R, A>, answering);
-        self
+        self.add(name, FunctionKind::Scalar, BatchForm::Row, check::<R, A>, Body::Calls(answering))
+    }
+
+    /// Adds a function that waits, such as for a web service, and is called for each row: `async fn(A, B, ...) -> R`, of up to twelve
+    /// arguments. As many calls of a batch are under way at a time as `concurrency` in `transship.toml` says. When the query is
+    /// cancelled, their futures are dropped.
+    ///
+    /// The futures are polled on the thread that answers the batch. They find tokio's timers, sockets and tasks there, of one runtime
+    /// for all calls.
+    pub fn scalar_async<R: Row, F>(self, name: &str, function: impl Callable<R, F>) -> Functions
+    where
+        F: Future + 'static,
+        F::Output: Answer,
+    {
+        let waiting: Waiting = Box::new(move |signature, concurrency, calls, emit| {
+            emit(waiting::call_rows(&function, signature, concurrency, calls)?, true)
+        });
+        self.add(name, FunctionKind::Scalar, BatchForm::Row, check::<R, F::Output>, Body::Waiting(waiting))
     }
 
     /// Adds a table function: `fn(A, B, ...) -> impl IntoIterator<Item = R>`.
-    pub fn table<R: Row, I>(mut self, name: &str, function: impl Callable<R, I>) -> Functions
+    pub fn table<R: Row, I>(self, name: &str, function: impl Callable<R, I>) -> Functions
     where
         I: IntoIterator,
         I::Item: Answer,
@@ -106,7 +126,7 @@ impl Functions {
                 let arguments = columns.read(row)?;
                 at_row(row);
                 for answer in function.call(arguments) {
-                    if count == RESULTS_PER_PART {
+                    if count == RESULTS_PER_PART || Of::<I>::bytes(&results) >= BYTES_PER_PART {
                         let part =
                             std::mem::replace(&mut results, Of::<I>::builder(&signature.result, RESULTS_PER_PART));
                         emit(vec![Arc::new(numbers.finish()), finish::<Of<I>>(signature, part)?], false)?;
@@ -120,24 +140,47 @@ impl Functions {
             }
             emit(vec![Arc::new(numbers.finish()), finish::<Of<I>>(signature, results)?], true)
         });
-        self.add(name, FunctionKind::Table, BatchForm::Row, check::<R, I::Item>, answering);
-        self
+        self.add(name, FunctionKind::Table, BatchForm::Row, check::<R, I::Item>, Body::Calls(answering))
+    }
+
+    /// Adds a map function, which is called once with all rows of a query: `fn(Rows<(A, B, ...)>) -> impl IntoIterator<Item = R>`. Its
+    /// results go to the client in parts. It is asked for results only as fast as the client takes them.
+    pub fn map<R: Row, I>(self, name: &str, function: impl Fn(Rows<R>) -> I + Send + Sync + 'static) -> Functions
+    where
+        I: IntoIterator,
+        I::Item: Answer,
+    {
+        let mapping: Mapping = Box::new(move |signature, batches, is_cancelled, results| {
+            map_rows(&function, signature, batches, is_cancelled, results)
+        });
+        self.add(name, FunctionKind::Map, BatchForm::Row, check::<R, I::Item>, Body::Stream(mapping))
+    }
+
+    /// Adds a map function that takes batches, and returns columns of results of any length (`batch = "arrow"`).
+    pub fn map_arrow<I, E: std::fmt::Display + std::fmt::Debug>(
+        self,
+        name: &str,
+        function: impl Fn(RecordBatches) -> I + Send + Sync + 'static,
+    ) -> Functions
+    where
+        I: IntoIterator<Item = Result<ArrayRef, E>>,
+    {
+        let mapping: Mapping = Box::new(move |signature, batches, is_cancelled, results| {
+            map_batches(&function, signature, batches, is_cancelled, results)
+        });
+        self.add(name, FunctionKind::Map, BatchForm::Arrow, |_| Ok(()), Body::Stream(mapping))
     }
 
     /// Adds a function that is called for each batch (`batch = "arrow"`).
     pub fn arrow<E: std::fmt::Display + std::fmt::Debug>(
-        mut self,
+        self,
         name: &str,
         function: impl Fn(&RecordBatch) -> Result<ArrayRef, E> + Send + Sync + 'static,
     ) -> Functions {
         let answering: Answering = Box::new(move |signature, calls, emit| {
             let mut call = |batch: &RecordBatch| {
                 let column = guarded(|| function(batch).map_err(user_error))?;
-                if *column.data_type() != signature.result.data_type() {
-                    let (found, declared) = (column.data_type(), &signature.result);
-                    let fact = format!("It returned {found}; the declared result is {declared}.");
-                    return Err(CallError::bad_result(fact));
-                }
+                check_column(signature, &column)?;
                 if column.len() != batch.num_rows() {
                     let fact = format!("It returned {} values for {} rows.", column.len(), batch.num_rows());
                     return Err(CallError::bad_result(fact));
@@ -152,26 +195,19 @@ impl Functions {
                 }
             }
         });
-        self.add(name, FunctionKind::Scalar, BatchForm::Arrow, |_| Ok(()), answering);
-        self
+        self.add(name, FunctionKind::Scalar, BatchForm::Arrow, |_| Ok(()), Body::Calls(answering))
     }
 
     /// Adds an aggregate function.
-    pub fn aggregate<A: Aggregate>(mut self, name: &str) -> Functions {
+    pub fn aggregate<A: Aggregate>(self, name: &str) -> Functions {
         let new_groups: NewGroups = Box::new(|signature| Box::new(GroupsOf::<A>::new(signature)));
-        let code = Code {
-            kind: FunctionKind::Aggregate,
-            form: BatchForm::Row,
-            check: check::<A::Row, A::Result>,
-            answering: None,
-            new_groups: Some(new_groups),
-        };
-        self.0.insert(name.to_string(), code);
-        self
+        let check = check::<A::Row, A::Result>;
+        self.add(name, FunctionKind::Aggregate, BatchForm::Row, check, Body::Groups(new_groups))
     }
 
-    fn add(&mut self, name: &str, kind: FunctionKind, form: BatchForm, check: Check, answering: Answering) {
-        self.0.insert(name.to_string(), Code { kind, form, check, answering: Some(answering), new_groups: None });
+    fn add(mut self, name: &str, kind: FunctionKind, form: BatchForm, check: Check, body: Body) -> Functions {
+        self.0.insert(name.to_string(), Code { kind, form, check, body });
+        self
     }
 
     /// Binds the functions to what the manifest says of them.
@@ -188,31 +224,112 @@ impl Functions {
                 return Err(refuse(format!("the handler has it as a {kind} function with batch = \"{form}\"")));
             }
             (code.check)(&signature).map_err(refuse)?;
+            let concurrency = entry.concurrency as usize;
+            if matches!(code.body, Body::Waiting(_)) {
+                waiting::start().map_err(refuse)?;
+            } else if concurrency > 1 {
+                return Err(refuse("with concurrency, the handler must have it as scalar_async".to_string()));
+            }
             let signature = Arc::new(signature);
-            functions.push(Function::new(signature.clone(), Box::new(Bound { signature, code })));
+            let bound = Bound { signature: signature.clone(), concurrency, body: code.body };
+            functions.push(Function::new(signature, Box::new(bound)));
         }
         Ok(functions)
     }
 }
 
-/// A function's code with its signature.
+/// A function's code with what the manifest says of it.
 struct Bound {
     signature: Arc<Signature>,
-    code: Code,
+    concurrency: usize,
+    body: Body,
+}
+
+impl Bound {
+    fn misused(&self) -> CallError {
+        let Signature { function, kind, .. } = self.signature.as_ref();
+        CallError::violation(format!("{function} is of kind {}", kind.name()))
+    }
 }
 
 impl Handler for Bound {
     fn answer(&self, calls: &Calls<'_>, emit: Emit<'_>) -> Result<(), CallError> {
-        match &self.code.answering {
-            Some(answering) => answering(&self.signature, calls, emit),
-            None => Err(CallError::violation(format!("{} is an aggregate function", self.signature.function))),
+        match &self.body {
+            Body::Calls(answering) => answering(&self.signature, calls, emit),
+            Body::Waiting(waiting) => waiting(&self.signature, self.concurrency, calls, emit),
+            Body::Stream(_) | Body::Groups(_) => Err(self.misused()),
         }
     }
 
     fn groups(&self) -> Box<dyn Groups> {
-        let new_groups = self.code.new_groups.as_ref().expect("only aggregate functions are asked for groups");
-        new_groups(self.signature.clone())
+        match &self.body {
+            Body::Groups(new_groups) => new_groups(self.signature.clone()),
+            _ => unreachable!("only aggregate functions are asked for groups"),
+        }
     }
+
+    fn map(
+        &self,
+        batches: &Arc<Batches>,
+        is_cancelled: IsCancelled<'_>,
+        results: &Arc<Results>,
+    ) -> Result<(), CallError> {
+        match &self.body {
+            Body::Stream(mapping) => mapping(&self.signature, batches, is_cancelled, results),
+            Body::Calls(_) | Body::Waiting(_) | Body::Groups(_) => Err(self.misused()),
+        }
+    }
+}
+
+/// The results of a scalar function's batch, and the errors of its rows if these are wanted.
+pub(crate) struct ScalarResults<'a, V: Value> {
+    signature: &'a Signature,
+    builder: V::Builder,
+    errors: Option<(StringBuilder, RowTexts)>,
+}
+
+impl<'a, V: Value> ScalarResults<'a, V> {
+    pub(crate) fn new(signature: &'a Signature, calls: &Calls<'_>) -> ScalarResults<'a, V> {
+        let errors = calls.row_errors.map(|_| (StringBuilder::new(), RowTexts::new()));
+        ScalarResults { signature, builder: V::builder(&signature.result, room_for(calls.batch)), errors }
+    }
+
+    /// Whether the batch goes on after an error: those of the handler are errors of their rows if these are wanted.
+    pub(crate) fn goes_on_after(&self, error: &CallError) -> bool {
+        self.errors.is_some() && error.is_of_handler()
+    }
+
+    /// Adds what the next row has given.
+    ///
+    /// # Errors
+    /// The row's, if the batch does not go on after it.
+    pub(crate) fn add(&mut self, row: usize, answer: Result<Option<V>, CallError>) -> Result<(), CallError> {
+        let (value, error) = match answer {
+            Ok(value) => (value, None),
+            Err(error) if self.goes_on_after(&error) => (None, Some(error)),
+            Err(error) => return Err(error.at(row)),
+        };
+        append_value::<V>(self.signature, &mut self.builder, value, row)?;
+        if let Some((errors, texts)) = &mut self.errors {
+            errors.append_option(error.as_ref().map(|error| texts.cut(&error.message)));
+        }
+        Ok(())
+    }
+
+    /// The reply's columns.
+    pub(crate) fn finish(self) -> Result<Vec<ArrayRef>, CallError> {
+        let mut reply = vec![finish::<V>(self.signature, self.builder)?];
+        if let Some((mut errors, _)) = self.errors {
+            reply.push(Arc::new(errors.finish()));
+        }
+        Ok(reply)
+    }
+}
+
+/// Refuses a column of results of another type than the declared one.
+pub(crate) fn check_column(signature: &Signature, column: &ArrayRef) -> Result<(), CallError> {
+    let found = column.data_type();
+    if *found == signature.result.data_type() { Ok(()) } else { Err(misfit(signature, &found.to_string())) }
 }
 
 /// Appends a function's answer to its results.
@@ -232,9 +349,12 @@ fn append_value<V: Value>(
     value: Option<V>,
     row: usize,
 ) -> Result<(), CallError> {
-    V::append(builder, value).map_err(|shown| {
-        CallError::bad_result(format!("It returned {shown}; the declared result is {}.", signature.result)).at(row)
-    })
+    V::append(builder, value).map_err(|shown| misfit(signature, &shown).at(row))
+}
+
+/// A result that the declared type does not hold.
+pub(crate) fn misfit(signature: &Signature, shown: &str) -> CallError {
+    CallError::bad_result(format!("It returned {shown}; the declared result is {}.", signature.result))
 }
 
 /// The results as a column.
@@ -283,17 +403,24 @@ impl<'a, R: Row> Columns<'a, R> {
     }
 
     pub(crate) fn read(&self, row: usize) -> Result<R, CallError> {
-        R::read(&self.columns, self.arrays, row).map_err(|(argument, refused)| {
-            let ty = &self.signature.arguments[argument].ty;
-            let why = if refused == Refused::Null { ": it is NULL, which takes an Option" } else { "" };
-            let fact = format!(
-                "Rust cannot hold argument {}, of type {ty}, of row {} of the batch{why}.",
-                argument + 1,
-                row + 1
-            );
-            CallError::new("out_of_range", fact).at(row)
-        })
+        read_row(self.signature, &self.columns, self.arrays, row)
     }
+}
+
+/// Reads a row of columns that are ready for it.
+pub(crate) fn read_row<R: Row>(
+    signature: &Signature,
+    columns: &R::Columns,
+    arrays: &[ArrayRef],
+    row: usize,
+) -> Result<R, CallError> {
+    R::read(columns, arrays, row).map_err(|(argument, refused)| {
+        let ty = &signature.arguments[argument].ty;
+        let why = if refused == Refused::Null { ": it is NULL, which takes an Option" } else { "" };
+        let fact =
+            format!("Rust cannot hold argument {}, of type {ty}, of row {} of the batch{why}.", argument + 1, row + 1);
+        CallError::new("out_of_range", fact).at(row)
+    })
 }
 
 macro_rules! row {

@@ -6,16 +6,20 @@
 
 pub mod aggregate;
 pub mod function;
+pub mod map;
 mod pace;
 pub mod value;
+mod waiting;
 
 pub use aggregate::Aggregate;
 pub use arrow_array;
 pub use arrow_schema;
 pub use chrono;
 pub use function::Functions;
+pub use map::{RecordBatches, Rows};
 pub use serde;
 pub use serde_json;
+pub use tokio;
 pub use transship_core::CallError;
 pub use transship_core::lines::write_line;
 pub use transship_core::tables::{Table, table};

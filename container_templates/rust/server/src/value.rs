@@ -33,7 +33,7 @@ pub trait Value: Sized + 'static {
     /// A column of such values, made ready for reading.
     type Column;
     /// Collects results.
-    type Builder;
+    type Builder: Send;
 
     /// Whether the Rust type holds values of `ty`.
     fn holds(ty: &Type) -> bool;
@@ -45,6 +45,8 @@ pub trait Value: Sized + 'static {
     fn builder(ty: &Type, rows: usize) -> Self::Builder;
     /// Appends a result, or NULL. The error says what it was.
     fn append(builder: &mut Self::Builder, value: Option<Self>) -> Result<(), String>;
+    /// The bytes that the results have so far, not counting those of a fixed size each.
+    fn bytes(builder: &Self::Builder) -> usize;
     /// The results as a column of `ty`. The error says what does not fit.
     fn finish(builder: Self::Builder, ty: &Type) -> Result<ArrayRef, String>;
 }
@@ -111,7 +113,7 @@ macro_rules! nullable {
 
 /// A type that an Arrow array of its own holds.
 macro_rules! value {
-    ($value:ty, $($holds:pat_param)|+, $array:ty, $cast:expr, $read:expr, $builder:ty, $new:expr, $append:expr) => {
+    ($value:ty, $($holds:pat_param)|+, $array:ty, $cast:expr, $read:expr, $builder:ty, $new:expr, $append:expr, $bytes:expr) => {
         impl Value for $value {
             type Column = $array;
             type Builder = $builder;
@@ -147,6 +149,11 @@ macro_rules! value {
                 Ok(())
             }
 
+            fn bytes(builder: &$builder) -> usize {
+                let bytes: fn(&$builder) -> usize = $bytes;
+                bytes(builder)
+            }
+
             fn finish(mut builder: $builder, ty: &Type) -> Result<ArrayRef, String> {
                 let array: ArrayRef = Arc::new(builder.finish());
                 if *array.data_type() == ty.data_type() {
@@ -175,7 +182,8 @@ macro_rules! primitive {
             |builder, value| {
                 builder.append_value($write(value)?);
                 Some(())
-            }
+            },
+            |_| 0
         );
     };
 }
@@ -207,7 +215,8 @@ value!(
     |builder, value| {
         builder.append_value(value);
         Some(())
-    }
+    },
+    |_| 0
 );
 value!(
     String,
@@ -220,7 +229,8 @@ value!(
     |builder, value| {
         builder.append_value(value);
         Some(())
-    }
+    },
+    |builder| builder.values_slice().len()
 );
 value!(
     Vec<u8>,
@@ -233,7 +243,8 @@ value!(
     |builder, value| {
         builder.append_value(value);
         Some(())
-    }
+    },
+    |builder| builder.values_slice().len()
 );
 value!(
     [u8; 16],
@@ -243,7 +254,8 @@ value!(
     |column, row| column.value(row).try_into().ok(),
     FixedSizeBinaryBuilder,
     |rows| FixedSizeBinaryBuilder::with_capacity(rows, 16),
-    |builder, value| builder.append_value(value).ok()
+    |builder, value| builder.append_value(value).ok(),
+    |_| 0
 );
 
 fn read_date(days: i32) -> Option<NaiveDate> {
@@ -277,7 +289,8 @@ pub struct Json<T>(pub T);
 
 impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
     type Column = Vec<serde_json::Value>;
-    type Builder = Vec<serde_json::Value>;
+    /// Values, and what they take.
+    type Builder = (Vec<serde_json::Value>, usize);
 
     fn holds(_: &Type) -> bool {
         true
@@ -294,20 +307,38 @@ impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
         serde_json::from_value(value).map(Json).map_err(|_| Refused::OutOfRange)
     }
 
-    fn builder(_: &Type, rows: usize) -> Vec<serde_json::Value> {
-        Vec::with_capacity(rows)
+    fn builder(_: &Type, rows: usize) -> Self::Builder {
+        (Vec::with_capacity(rows), 0)
     }
 
-    fn append(builder: &mut Vec<serde_json::Value>, value: Option<Json<T>>) -> Result<(), String> {
+    fn append((values, bytes): &mut Self::Builder, value: Option<Json<T>>) -> Result<(), String> {
         let value =
             value.map(|Json(value)| serde_json::to_value(value)).transpose().map_err(|cause| cause.to_string())?;
-        builder.push(value.unwrap_or_default());
+        let value = value.unwrap_or_default();
+        *bytes += bytes_of(&value);
+        values.push(value);
         Ok(())
     }
 
-    fn finish(builder: Vec<serde_json::Value>, ty: &Type) -> Result<ArrayRef, String> {
-        decode_column(ty, &builder)
+    fn bytes((_, bytes): &Self::Builder) -> usize {
+        *bytes
     }
+
+    fn finish((values, _): Self::Builder, ty: &Type) -> Result<ArrayRef, String> {
+        decode_column(ty, &values)
+    }
+}
+
+/// What a value takes in memory.
+fn bytes_of(value: &serde_json::Value) -> usize {
+    use serde_json::Value as Json;
+    let held = match value {
+        Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+        Json::String(text) => text.len(),
+        Json::Array(values) => values.iter().map(bytes_of).sum(),
+        Json::Object(members) => members.iter().map(|(name, value)| name.len() + bytes_of(value)).sum(),
+    };
+    size_of::<Json>() + held
 }
 
 nullable!([T: DeserializeOwned Serialize] Json<T>);

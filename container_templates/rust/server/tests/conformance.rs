@@ -5,81 +5,48 @@
 mod handler;
 #[path = "../../../core/tests/offering/mod.rs"]
 mod offering;
-
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+mod serving;
 
 use offering::{Offering, numbers};
-use transship::serde_json::{Value, from_str, json};
+use serving::Server;
+use transship::serde_json::{Value, json};
 use udf_client::transport::credentials::Credentials;
 use udf_conformance::{Outcome, judge_server};
 use udf_project::endpoint::Endpoint;
-use udf_project::manifest::Manifest;
-
-/// Names the role of this program: the server's, if it is set.
-const ROLE: &str = "TRANSSHIP_CONFORMANCE_SERVER";
-
-/// Ends with the test, also if that fails: whoever reads what the test prints would wait for it.
-struct Server(Child);
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 fn the_server_conforms() {
-    if std::env::var_os(ROLE).is_some() {
-        transship::main(handler::functions());
-        return;
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let text = include_str!("../../conformance/transship.toml");
-    std::fs::write(folder.path().join("manifest.json"), Manifest::parse(text).unwrap().to_label()).unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["the_server_conforms", "--exact"]).env(ROLE, "yes").stdout(Stdio::null());
-    command.env("TRANSSHIP_ROOT", folder.path()).env("TRANSSHIP_SOCKET_DIR", folder.path());
-    command.env_remove("TRANSSHIP_HTTP_PORT").env_remove("TRANSSHIP_FLIGHT_PORT");
-    let mut server = Server(command.spawn().unwrap());
-    let (start, path) = (Instant::now(), folder.path().to_str().unwrap());
-    while std::os::unix::net::UnixStream::connect(folder.path().join("flight.sock")).is_err() {
-        assert!(start.elapsed() < Duration::from_secs(60) && server.0.try_wait().unwrap().is_none());
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    let (mut failed, mut counts) = (Vec::new(), Vec::new());
+    let manifest = include_str!("../../conformance/transship.toml");
+    let Some(server) = Server::start("the_server_conforms", handler::functions, manifest) else { return };
+    let path = server.folder().to_str().unwrap();
+    let (mut failed, mut counts, mut unjudged) = (Vec::new(), Vec::new(), Vec::new());
     for endpoint in [format!("http+unix:{path}/http.sock"), format!("unix:{path}/flight.sock")] {
         let endpoint = Endpoint::parse(&endpoint).unwrap();
         judge_server(&endpoint, &Credentials::default(), |transport, verdicts| {
-            let bad = verdicts.iter().filter(|verdict| matches!(verdict.outcome, Outcome::Failed(_)));
-            failed.extend(bad.map(|verdict| format!("over {transport}: {verdict}")));
+            let told = |outcome: fn(&Outcome) -> bool| {
+                let found = verdicts.iter().filter(move |verdict| outcome(&verdict.outcome));
+                found.map(|verdict| format!("over {transport}: {verdict}")).collect::<Vec<_>>()
+            };
+            failed.extend(told(|outcome| matches!(outcome, Outcome::Failed(_))));
+            unjudged.extend(told(|outcome| matches!(outcome, Outcome::Skipped(_))));
             counts.push(verdicts.iter().filter(|verdict| verdict.outcome == Outcome::Passed).count());
         })
         .unwrap();
     }
-    check_tables(folder.path());
-    let ended = Command::new("kill").arg(server.0.id().to_string()).status().unwrap();
-    assert!(ended.success() && server.0.wait().unwrap().success());
+    check_tables(&server);
+    server.stop();
     assert!(failed.is_empty(), "{failed:#?}");
     assert!(counts.len() == 3 && counts.iter().all(|count| *count > 40), "{counts:?}");
+    assert!(!unjudged.iter().any(|text| text.contains("running_sum")), "{unjudged:#?}");
 }
 
 /// A handler looks keys up in a table that its caller has offered.
-fn check_tables(folder: &Path) {
-    let (client, offer) = (Offering::connect(&folder.join("tables.sock")), "0123456789abcdef0123456789abcdef");
+fn check_tables(server: &Server) {
+    let (client, offer) = (Offering::connect(&server.folder().join("tables.sock")), "0123456789abcdef0123456789abcdef");
     client.offer(offer, "numbers", &[numbers(&[(1, "one")]), numbers(&[(2, "two")])]);
     let ask = |offer: &str| -> Value {
-        let mut stream = UnixStream::connect(folder.join("http.sock")).unwrap();
-        let body = json!({"rows": 4, "columns": [[2, null, 3, 1]]}).to_string();
-        let head = format!("POST /v1/functions/table_lookup HTTP/1.1\r\nhost: x\r\ntransship-tables: {offer}\r\n");
-        write!(stream, "{head}connection: close\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
+        let fields = format!("transship-tables: {offer}\r\n");
+        server.ask("table_lookup", &fields, &json!({"rows": 4, "columns": [[2, null, 3, 1]]}))
     };
     assert_eq!(ask(offer)["columns"], json!([["two", null, null, "one"]]));
     let error = ask("x")["error"].clone();
