@@ -8,7 +8,7 @@ help:            ## This list.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' Makefile | expand -t 18
 
 build:           ## Build the extension and the manager, and install the extension into PostgreSQL 15.
-	@scripts/packages.sh postgresql-15 postgresql-server-dev-15 clang libclang-dev
+	@scripts/packages.sh postgresql-15 postgresql-server-dev-15 clang libclang-dev python3-venv binutils
 	@scripts/install.sh
 
 demo:            ## Run the main job: a scikit-learn model in a container, over 336,776 flights, with plain SQL.
