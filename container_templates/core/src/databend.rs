@@ -102,27 +102,25 @@ pub(crate) fn arguments(signature: &Signature, arrived: Arrived) -> Result<Arriv
 /// A function's reply as Databend reads it.
 pub(crate) fn reply(signature: &Signature, reply: &RecordBatch) -> Result<RecordBatch, Unreadable> {
     let column = reply.columns().last().ok_or_else(|| "it has no columns".to_string())?;
-    let columns = match rows_of_table(signature) {
-        false => vec![convert(&WRITE, &signature.result, column)?],
-        true => {
-            let rows = column.as_struct();
-            let parts = signature.result.attributes().into_iter().zip(rows.columns());
-            let write = |(attribute, part): (udf_types::types::Attribute, &ArrayRef)| {
-                convert(&WRITE, &attribute.ty, &below(rows.nulls(), part).map_err(malformed)?)
-            };
-            parts.map(write).collect::<Result<_, _>>()?
+    let mut columns = Vec::new();
+    if has_columns(signature) {
+        let rows = column.as_struct();
+        for (attribute, part) in signature.result.attributes().iter().zip(rows.columns()) {
+            columns.push(convert(&WRITE, &attribute.ty, &below(rows.nulls(), part).map_err(malformed)?)?);
         }
-    };
+    } else {
+        columns.push(convert(&WRITE, &signature.result, column)?);
+    }
     RecordBatch::try_new(reply_schema(signature), columns).map_err(malformed)
 }
 
-/// Whether results are the rows of a table of several columns.
-fn rows_of_table(signature: &Signature) -> bool {
+/// Whether a table function's results are rows, whose parts are columns of Databend's table.
+fn has_columns(signature: &Signature) -> bool {
     signature.kind == FunctionKind::Table && matches!(signature.result, Type::Range(_) | Type::Composite(_))
 }
 
 fn results(signature: &Signature) -> Vec<(String, Type)> {
-    if rows_of_table(signature) {
+    if has_columns(signature) {
         let attributes = signature.result.attributes().into_iter();
         return attributes.map(|attribute| (attribute.name, attribute.ty)).collect();
     }

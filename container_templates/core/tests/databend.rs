@@ -20,13 +20,14 @@ use tonic::{Code, Request, Status};
 use udf_codec::arrow_ipc::{BatchEncoder, decode_described_schema, encode_schema};
 use udf_codec::call_decoder::CallDecoder;
 use udf_types::limits::MAX_MESSAGE_BYTES;
+use udf_types::signature::ROW_ERRORS_KEY;
 
 const FUNCTIONS: &str = r#"
 name = "databend"
 template = "cpp"
 functions = [
   { name = "same", arguments = ["w (n numeric, j json, t text[], z timestamptz, u uuid)"], returns = "(n numeric, j json, t text[], z timestamptz, u uuid)" },
-  { name = "same_json", arguments = ["j json"], returns = "json" },
+  { name = "same_json", arguments = ["j json"], returns = "json", batch = "columns" },
   { name = "again", arguments = ["w (t text, u uuid)"], returns = "(t text, u uuid)", kind = "table" },
   { name = "fail", arguments = ["int8"], returns = "int8" },
 ]"#;
@@ -163,6 +164,15 @@ fn databend_calls_functions_with_its_own_types() {
             error.message().ends_with("row 1 holds a text that is not UTF-8, which is not of type json"),
             "{error}"
         );
+
+        // Databend knows no errors of rows: a client that asks for them speaks this protocol.
+        let texts: ArrayRef = Arc::new(LargeStringArray::from(vec![Some("[1]"), None]));
+        let metadata = HashMap::from([(ROW_ERRORS_KEY.to_string(), "once".to_string())]);
+        let reply =
+            client.call("same_json", true, &batch(Schema::new_with_metadata(vec![text("")], metadata), texts.clone()));
+        let reply = reply.unwrap();
+        let names: Vec<_> = reply.schema_ref().fields().iter().map(|field| field.name().clone()).collect();
+        assert_eq!((names, reply.column(0)), (vec!["same_json".to_string(), "error".to_string()], &texts));
 
         // The columns of a table, without the numbers of rows.
         let columns: Vec<ArrayRef> = vec![
