@@ -11,7 +11,7 @@ use arrow_flight::{
     Action, ActionType, Criteria, Empty, FlightData, FlightDescriptor, FlightInfo, HandshakeRequest, HandshakeResponse,
     PollInfo, PutResult, SchemaResult, Ticket,
 };
-use arrow_schema::{Field, Schema};
+use arrow_schema::{Field, Schema, SchemaRef};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
@@ -19,6 +19,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status, Streaming};
 use udf_codec::arrow_ipc::{BatchEncoder, encode_schema};
 use udf_codec::call_decoder::{CallDecoder, DecodedCalls};
@@ -31,6 +32,7 @@ use udf_types::signature::{FunctionKind, ROW_ERRORS_KEY, RowErrors};
 
 use crate::batches::Batches;
 use crate::container::Container;
+use crate::databend;
 use crate::error::CallError;
 use crate::exchanges::take_step;
 use crate::function::{Arrived, Function};
@@ -63,11 +65,13 @@ fn name_of(descriptor: Option<&FlightDescriptor>) -> &str {
     descriptor.and_then(|descriptor| descriptor.path.first()).map(String::as_str).unwrap_or_default()
 }
 
-fn describe(function: &Function) -> Result<FlightInfo, Status> {
+fn describe(function: &Function, is_databend: bool) -> Result<FlightInfo, Status> {
     let signature = function.signature();
     let mut fields: Vec<_> = signature.arguments.iter().map(|argument| argument.ty.field(&argument.name)).collect();
-    let mut metadata = HashMap::new();
-    if matches!(signature.kind, FunctionKind::Aggregate | FunctionKind::Map) {
+    let mut metadata = HashMap::from([databend::input_count(signature)]);
+    if is_databend {
+        fields = databend::fields(signature);
+    } else if matches!(signature.kind, FunctionKind::Aggregate | FunctionKind::Map) {
         fields.push(signature.result.field(function.name()));
         metadata.insert("transship.kind".to_string(), signature.kind.name().to_string());
     } else {
@@ -109,11 +113,11 @@ impl FlightService for Flight {
     async fn get_flight_info(&self, request: Request<FlightDescriptor>) -> Result<Response<FlightInfo>, Status> {
         let function =
             self.0.find(name_of(Some(request.get_ref()))).map_err(|error| Status::not_found(error.message))?;
-        Ok(Response::new(describe(function)?))
+        Ok(Response::new(describe(function, is_from_databend(request.metadata()))?))
     }
 
     async fn list_flights(&self, _: Request<Criteria>) -> Result<Response<Self::ListFlightsStream>, Status> {
-        let infos: Vec<_> = self.0.functions.iter().map(describe).collect();
+        let infos: Vec<_> = self.0.functions.iter().map(|function| describe(function, false)).collect();
         Ok(Response::new(futures_util::stream::iter(infos).boxed()))
     }
 
@@ -125,9 +129,10 @@ impl FlightService for Flight {
         let container = self.0.clone();
         let wants_lines = request.metadata().get(LINES).is_some_and(|value| value == WANTED);
         let tables = Given::of(request.metadata().get(TABLES).map(|value| value.to_str().unwrap_or_default()));
+        let asked = Asked { wants_lines, is_databend: is_from_databend(request.metadata()), tables };
         tokio::spawn(async move {
             let calls = request.into_inner();
-            if let Err(status) = run_exchange(container, calls, wants_lines, tables, &sender).await {
+            if let Err(status) = run_exchange(container, calls, asked, &sender).await {
                 let _ = sender.send(Err(status)).await;
             }
         });
@@ -158,13 +163,23 @@ impl FlightService for Flight {
     }
 }
 
+/// What the headers of an exchange say.
+struct Asked {
+    wants_lines: bool,
+    is_databend: bool,
+    tables: Given,
+}
+
+fn is_from_databend(headers: &MetadataMap) -> bool {
+    databend::has_header(headers.as_ref().keys().map(|name| name.as_str()))
+}
+
 /// Answers batch after batch. A failed call ends the exchange, and its error is the status as well: Arrow's C++ clients drop replies that
 /// they have not read yet once they cannot send, but not the status.
 async fn run_exchange(
     container: Arc<Container>,
     mut calls: Streaming<FlightData>,
-    wants_lines: bool,
-    tables: Given,
+    Asked { wants_lines, is_databend, tables }: Asked,
     sender: &Sender,
 ) -> Result<(), Status> {
     let malformed = |cause: &dyn std::fmt::Display| Status::invalid_argument(cause.to_string());
@@ -176,22 +191,25 @@ async fn run_exchange(
         opening = message;
     }
     let mut decoder = CallDecoder::new(&opening).map_err(|cause| malformed(&cause))?;
-    let layout = ClientLayout::of(decoder.schema());
     let row_errors = match decoder.schema().metadata().get(ROW_ERRORS_KEY) {
         None => Ok(None),
         Some(text) if text == RowErrors::Once.name() => Ok(Some(RowErrors::Once)),
         Some(text) if text == RowErrors::Again.name() => Ok(Some(RowErrors::Again)),
         Some(text) => Err(CallError::violation(format!("errors of rows are once or again, not {text:?}"))),
     };
+    let is_databend = is_databend || databend::has_variant(decoder.schema());
+    let mut form = ClientForm { layout: ClientLayout::of(decoder.schema()), is_databend: false };
     let mut groups = None;
     if let Ok(function) = container.find(&name) {
         groups = function.groups().ok();
+        // Databend knows neither steps nor errors of rows.
+        form.is_databend = is_databend && groups.is_none() && matches!(row_errors, Ok(None));
         // The receiver is gone if the client is. What is refused has a reply of the ordinary schema, before the error.
-        let schema = function.reply_schema(row_errors.clone().unwrap_or(None).filter(|_| is_scalar(function)));
-        let _ = sender.send(Ok(encode_schema(&layout.schema(&schema)))).await;
+        let schema = form.reply_schema(function, row_errors.clone().unwrap_or(None).filter(|_| is_scalar(function)));
+        let _ = sender.send(Ok(encode_schema(&schema))).await;
     }
     if container.find(&name).is_ok_and(|function| function.signature().kind == FunctionKind::Map) {
-        let stream = Stream { container, name, layout, row_errors, tables, sender: sender.clone() };
+        let stream = Stream { container, name, form, row_errors, tables, sender: sender.clone() };
         return run_stream(stream, decoder, calls).await;
     }
     let groups = Arc::new(Mutex::new(groups));
@@ -206,7 +224,7 @@ async fn run_exchange(
         // The handler may compute or wait for as long as it likes: on a thread of its own.
         let answered = tokio::task::spawn_blocking(move || {
             let mut groups = groups.lock().expect("no holder panics");
-            let exchange = Exchange { container: &container, name: &name, layout, row_errors, sender: &sender };
+            let exchange = Exchange { container: &container, name: &name, form, row_errors, sender: &sender };
             let answering = || exchange.answer(decoded, number, &metadata.step, &mut groups);
             let (answer, lines) = giving(tables, || collecting(wants_lines, answering));
             answer.map_err(|error| {
@@ -237,7 +255,7 @@ fn add_lines(metadata: &mut Value, lines: Vec<String>) {
 struct Stream {
     container: Arc<Container>,
     name: String,
-    layout: ClientLayout,
+    form: ClientForm,
     row_errors: Result<Option<RowErrors>, CallError>,
     tables: Given,
     sender: Sender,
@@ -322,8 +340,9 @@ impl Stream {
     /// A batch that has arrived, checked.
     fn read(&self, decoded: DecodedCalls) -> Result<RecordBatch, CallError> {
         let row_errors = self.row_errors.clone()?;
-        let arrived = read_calls(decoded, self.layout, &self.name)?;
-        self.container.find(&self.name)?.check(&arrived, row_errors)?;
+        let function = self.container.find(&self.name)?;
+        let arrived = self.form.read(decoded, function)?;
+        function.check(&arrived, row_errors)?;
         Ok(arrived.others)
     }
 
@@ -335,8 +354,8 @@ impl Stream {
             if results.is_empty() {
                 return Ok(());
             }
-            let part = stream.container.find(&stream.name)?.part(results)?;
-            let message = encode(&mut encoder, stream.layout, part)?;
+            let function = stream.container.find(&stream.name)?;
+            let message = stream.form.encode(&mut encoder, function, function.part(results)?, None)?;
             // Nobody waits for the rest if the client has gone.
             let sent = wait_for(stream.sender.send(Ok(message.with_app_metadata("{}"))));
             sent.map_err(|_| CallError::user_code("cancelled"))
@@ -363,28 +382,59 @@ fn metadata_of(message: &FlightData) -> Result<CallMetadata, Status> {
     }
 }
 
-/// A reply as a message, in the client's layout.
-fn encode(encoder: &mut BatchEncoder, layout: ClientLayout, reply: RecordBatch) -> Result<FlightData, CallError> {
-    let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
-    let reply = layout.write(reply).map_err(unwritable)?;
-    encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))
+/// In which form a client sends calls and takes replies.
+#[derive(Clone, Copy)]
+struct ClientForm {
+    layout: ClientLayout,
+    is_databend: bool,
 }
 
-/// Calls in the protocol's own layout.
-fn read_calls(decoded: DecodedCalls, layout: ClientLayout, name: &str) -> Result<Arrived, CallError> {
-    let unreadable = |unreadable: Unreadable| {
-        CallError::violation(format!("the arguments of {name} cannot be read: {}", words_of(unreadable)))
-    };
-    let others = layout.read(decoded.others, MAX_MESSAGE_BYTES).map_err(unreadable)?;
-    let mut constants = Vec::new();
-    for (position, value) in decoded.constants.positions().into_iter().zip(decoded.constants.values()) {
-        let field = Field::new("", value.data_type().clone(), true);
-        let one = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![value.clone()]);
-        let one = one.map_err(|cause| unreadable(Unreadable::Misfit(cause.to_string())))?;
-        let one = layout.read(one, MAX_MESSAGE_BYTES).map_err(unreadable)?;
-        constants.push((position, one.column(0).clone()));
+impl ClientForm {
+    fn reply_schema(self, function: &Function, row_errors: Option<RowErrors>) -> SchemaRef {
+        self.layout.schema(&match self.is_databend {
+            true => databend::reply_schema(function.signature()),
+            false => function.reply_schema(row_errors),
+        })
     }
-    Ok(Arrived { others, constants: Constants::new(constants) })
+
+    /// Calls in the protocol's own layout and types.
+    fn read(self, decoded: DecodedCalls, function: &Function) -> Result<Arrived, CallError> {
+        let unreadable = |unreadable: Unreadable| {
+            let fact = words_of(unreadable);
+            CallError::violation(format!("the arguments of {} cannot be read: {fact}", function.name()))
+        };
+        let others = self.layout.read(decoded.others, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+        let mut constants = Vec::new();
+        for (position, value) in decoded.constants.positions().into_iter().zip(decoded.constants.values()) {
+            let field = Field::new("", value.data_type().clone(), true);
+            let one = RecordBatch::try_new(Arc::new(Schema::new(vec![field])), vec![value.clone()]);
+            let one = one.map_err(|cause| unreadable(Unreadable::Misfit(cause.to_string())))?;
+            let one = self.layout.read(one, MAX_MESSAGE_BYTES).map_err(unreadable)?;
+            constants.push((position, one.column(0).clone()));
+        }
+        let arrived = Arrived { others, constants: Constants::new(constants) };
+        match self.is_databend {
+            true => databend::arguments(function.signature(), arrived).map_err(unreadable),
+            false => Ok(arrived),
+        }
+    }
+
+    /// A reply's columns as a message.
+    fn encode(
+        self,
+        encoder: &mut BatchEncoder,
+        function: &Function,
+        columns: Vec<ArrayRef>,
+        row_errors: Option<RowErrors>,
+    ) -> Result<FlightData, CallError> {
+        let unwritable = |fact: String| CallError::bad_result(format!("Its reply cannot be encoded: {fact}"));
+        let mut reply = function.reply(columns, row_errors)?;
+        if self.is_databend {
+            reply = databend::reply(function.signature(), &reply).map_err(|cause| unwritable(words_of(cause)))?;
+        }
+        let reply = self.layout.write(reply).map_err(unwritable)?;
+        encoder.encode(&reply).map_err(|cause| unwritable(format!("{cause}.")))
+    }
 }
 
 fn is_scalar(function: &Function) -> bool {
@@ -421,7 +471,7 @@ fn short_status_of(mut error: CallError) -> Status {
 struct Exchange<'a> {
     container: &'a Container,
     name: &'a str,
-    layout: ClientLayout,
+    form: ClientForm,
     row_errors: Result<Option<RowErrors>, CallError>,
     sender: &'a Sender,
 }
@@ -437,7 +487,7 @@ impl Exchange<'_> {
         let function = self.container.find(self.name)?;
         tables::check()?;
         let row_errors = self.row_errors.clone()?;
-        let arrived = read_calls(decoded, self.layout, self.name)?;
+        let arrived = self.form.read(decoded, function)?;
         let mut encoder = BatchEncoder::default();
         let mut start = Instant::now();
         let mut emit = |columns: Vec<ArrayRef>, is_last: bool| {
@@ -447,7 +497,7 @@ impl Exchange<'_> {
                 metadata["more"] = json!(true);
             }
             add_lines(&mut metadata, lines::take());
-            let message = encode(&mut encoder, self.layout, function.reply(columns, row_errors)?)?;
+            let message = self.form.encode(&mut encoder, function, columns, row_errors)?;
             let _ = self.sender.blocking_send(Ok(message.with_app_metadata(metadata.to_string())));
             start = Instant::now();
             Ok(())

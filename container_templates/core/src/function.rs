@@ -244,11 +244,11 @@ impl Function {
         guarded(|| self.handler.map(batches, is_cancelled, results))
     }
 
-    /// A part of a map function's reply, of its handler's results.
-    pub(crate) fn part(&self, results: ArrayRef) -> Result<RecordBatch, CallError> {
+    /// The columns of a part of a map function's reply, of its handler's results.
+    pub(crate) fn part(&self, results: ArrayRef) -> Result<Vec<ArrayRef>, CallError> {
         let mut columns = vec![results];
         settle(&mut columns, &self.reply_types(None), false).map_err(CallError::bad_result)?;
-        self.reply(columns, None)
+        Ok(columns)
     }
 
     /// The groups of a new exchange.

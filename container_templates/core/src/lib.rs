@@ -9,6 +9,7 @@ mod batches;
 mod bodies;
 mod columns;
 mod container;
+mod databend;
 mod dialect_values;
 mod dialects;
 mod dictionaries;

@@ -104,6 +104,12 @@ def packed(n, j, t, c):
 
 def text_of(x):
     return [str(value) for value in x.to_pylist()]
+
+def same_packed(p):
+    return p
+
+def again(text):
+    return [text]
 '''
 
 MANIFEST = {
@@ -134,6 +140,12 @@ MANIFEST = {
             "returns": "(n numeric, j json, t text[], c time)",
         },
         {"name": "text_of", "arguments": ["x double precision"], "returns": "text", "batch": "arrow"},
+        {
+            "name": "same_packed",
+            "arguments": ["p (n numeric, j json, t text[], c time)"],
+            "returns": "(n numeric, j json, t text[], c time)",
+        },
+        {"name": "again", "arguments": ["text"], "returns": "text", "kind": "table"},
     ],
 }
 

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.flight
 import pytest
 from conftest import HANDLER, MANIFEST
-from databend_udf.client import UDFClient
 from pyarrow.flight import FlightDescriptor
 
 from transship_server import flight
@@ -308,54 +307,6 @@ def test_exchanges_of_aggregate_functions_end(http_address):
     assert step(1, "finish", (None,))[1]["columns"] == [[5], [None]]
     assert request(http_address, "DELETE", "/v1/exchanges/x")[0] == 200
     assert step(2)[1]["error"]["kind"] == "protocol_violation"
-
-
-def test_databend_engine(client):
-    """Databend's own calls, told by their headers: its types, and replies of table functions without row numbers."""
-    options = pyarrow.flight.FlightCallOptions(headers=[(b"x-databend-tenant", b"t")])
-
-    def call(name, *columns):
-        info = client.get_flight_info(FlightDescriptor.for_path(name), options)
-        count = int(info.schema.metadata[b"x-databend-udf-input-count"])
-        schema = pa.schema(list(info.schema)[:count])
-        writer, reader = client.do_exchange(FlightDescriptor.for_path(name), options)
-        with writer:
-            writer.begin(schema)
-            arrays = [pa.array(values, field.type) for values, field in zip(columns, schema)]
-            writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
-            writer.done_writing()
-            answer = reader.read_all()
-        assert answer.schema.types == info.schema.types[count:]
-        return [str(kind) for kind in info.schema.types], answer.to_pylist()
-
-    assert call("add", [1, 2], [3, None]) == (["int64"] * 3, [{"output": 4}, {"output": None}])
-    # Table functions have no column of row numbers, and all columns of a composite result.
-    assert call("repeat", ["a", "b"], [2, 1]) == (
-        ["large_string", "int32", "large_string"],
-        [{"output": "a"}, {"output": "a"}, {"output": "b"}],
-    )
-    types_of, rows = call("pairs", [1, 2, 3])
-    assert types_of == ["int64", "int64", "large_string"] and rows[3] == {"a": 4, "b": None}
-    types_of, rows = call("packed", ["1.50", None], ['{"a": [1, 2]}', "null"], [["x", None], []], ["00:00:01.5", None])
-    assert types_of[:4] == ["large_string", "large_binary", "list<item: large_string>", "large_string"]
-    packed = {"n": "1.50", "j": b'{"a": [1, 2]}', "t": ["x", None], "c": "00:00:01.500000"}
-    assert rows == [{"output": packed}, {"output": {"n": None, "j": None, "t": [], "c": None}}]
-    with pytest.raises(pa.ArrowInvalid, match="of packed cannot be read"):
-        call("packed", ["1"], [b"\xff"], [[]], ["25:00:00"])
-
-
-def test_databend_client(functions):
-    """The client of the published package databend-udf, which sends no headers of its own."""
-    server = flight.Server("grpc://127.0.0.1:0", functions)
-    try:
-        client = UDFClient("127.0.0.1", server.port)
-        assert client.call_function("add", [1, 2], [3, None]) == [4, None]
-        assert client.call_function_batch("text_of", x=[0.5, 2.0], headers={"x-databend-tenant": "t"}) == ["0.5", "2.0"]
-        assert client.call_function("seven") == [7]
-        with pytest.raises(pyarrow.flight.FlightError, match="ValueError: three"):
-            client.call_function("fail", 3)
-    finally:
-        server.shutdown()
 
 
 def test_errors_are_statuses_for_other_engines(client):
