@@ -159,6 +159,46 @@ def test_calls_that_wait_run_beside_each_other(functions):
         assert sorted(connection.answer()[1] for connection in connections) == list(range(40))
 
 
+def test_who_no_longer_leads_takes_no_request(functions, monkeypatch):
+    """The lead is taken away from a thread that has just finished and is about to wait for connections, where it would take a request that
+    nobody answers."""
+    leading, is_late = [], threading.Event()
+
+    class Slow(rest.TcpServer):
+        def _give_lead_back(self):
+            if not is_late.is_set():
+                is_late.set()
+                deadline = time.monotonic() + 0.5
+                while self._busy_since is not None and time.monotonic() < deadline:
+                    time.sleep(0.001)
+            super()._give_lead_back()
+
+        def _advance(self, handler):
+            leading.append(threading.get_ident())
+            super()._advance(handler)
+
+        def _gather(self, timeout_s=None):
+            if timeout_s is None and leading[:1] == [threading.get_ident()] and is_late.is_set():
+                # The next thread waits, too, before this one does.
+                leading[0] = None
+                time.sleep(0.2)
+            super()._gather(timeout_s)
+
+    monkeypatch.setattr(rest, "TcpServer", Slow)
+    with serve(functions) as server:
+        client = Connection(server)
+        client.socket.settimeout(20)
+        client.ask("wait", 1)
+        wait_until(is_late.is_set)
+        module_of(functions).OPEN.set()
+        assert client.answer() == (200, 1)
+        # The two threads are where they wait.
+        time.sleep(0.5)
+        for x in range(5):
+            client.ask("add_one", x)
+            assert client.answer() == (200, x + 1)
+
+
 def test_the_queue_is_served_in_its_order(functions, monkeypatch):
     monkeypatch.setattr(rest, "_MOST_THREADS", 1)
     monkeypatch.setattr(rest, "_SPARE_THREADS", 1)
