@@ -534,7 +534,7 @@ unsafe extern "C-unwind" fn advance(inner: *mut Inner) -> Step {
                 inner.driver.close_all();
             }
             return Step::End;
-        } else {
+        } else if inner.queue.front().is_some_and(|batch| !batch.is_answered) {
             #[cfg(feature = "lift-ordinary")]
             if waiting_stream(inner).is_some() {
                 return Step::Answer;
