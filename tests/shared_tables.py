@@ -285,7 +285,7 @@ def replication_does_not_write_rows_of_shared_tables():
     """A publication for all tables has the extension's own, which a subscription refuses to write, rather than mix two databases' rows."""
     with connect() as connection:
         connection.execute("CREATE DATABASE publisher")
-        ask(connection, "SELECT transship.share('both', 'SELECT i AS id FROM generate_series(1, 10) i', 'id')")
+        ask(connection, "SELECT transship.share('mixed', 'SELECT i AS id FROM generate_series(1, 10) i', 'id')")
         with psycopg.connect(host=FOLDER, port=PRIMARY, user="postgres", dbname="publisher", autocommit=True) as publisher:
             publisher.execute("CREATE EXTENSION transship; CREATE PUBLICATION everything FOR ALL TABLES")
             ask(publisher, "SELECT pg_create_logical_replication_slot('everything', 'pgoutput')")
@@ -293,10 +293,10 @@ def replication_does_not_write_rows_of_shared_tables():
                 f"CREATE SUBSCRIPTION everything CONNECTION 'host={FOLDER} port={PRIMARY} user=postgres dbname=publisher' PUBLICATION everything"
                 " WITH (create_slot = false, copy_data = false, slot_name = 'everything')"
             )
-            ask(publisher, "SELECT transship.share('both', 'SELECT i AS id FROM generate_series(100, 105) i', 'id')")
+            ask(publisher, "SELECT transship.share('mixed', 'SELECT i AS id FROM generate_series(100, 105) i', 'id')")
             log = pathlib.Path(FOLDER) / "primary.log"
             wait_for(lambda: "logical replication cannot write the rows of shared tables" in log.read_text(), "the error of the subscription")
-            check(ask(connection, "SELECT count(*), max(id) FROM both"), (10, 10), "rows")
+            check(ask(connection, "SELECT count(*), max(id) FROM mixed"), (10, 10), "rows")
             connection.execute("ALTER SUBSCRIPTION everything DISABLE; ALTER SUBSCRIPTION everything SET (slot_name = NONE)")
             connection.execute("DROP SUBSCRIPTION everything")
             wait_for(
@@ -306,9 +306,9 @@ def replication_does_not_write_rows_of_shared_tables():
         connection.execute("DROP DATABASE publisher WITH (FORCE)")
         # Elsewhere, the same setting means a restore, which has its rows.
         connection.execute("SET session_replication_role = replica")
-        ask(connection, "SELECT transship.append('both', 'SELECT 11 AS id')")
-        check(ask(connection, "SELECT count(*), max(id) FROM both"), (11, 11), "rows")
-        ask(connection, "SELECT transship.unshare('both')")
+        ask(connection, "SELECT transship.append('mixed', 'SELECT 11 AS id')")
+        check(ask(connection, "SELECT count(*), max(id) FROM mixed"), (11, 11), "rows")
+        ask(connection, "SELECT transship.unshare('mixed')")
 
 
 def a_killed_session_leaves_nothing():
