@@ -10,7 +10,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from transship_server import function, rest, types
+from transship_server import function, rest, types, waiting
 from transship_server.errors import CallError
 from transship_server.function import Cancelled, Function
 
@@ -65,6 +65,22 @@ def test_results_keep_the_order_of_the_rows(concurrency):
     assert call(handler, values, concurrency) == values
     assert handler.most == min(concurrency, 40)
     assert (handler.ended == values) == (concurrency == 1)
+
+
+@pytest.mark.parametrize("start", ["fail", "die"])
+def test_a_loop_whose_thread_does_not_start_is_not_kept(monkeypatch, start):
+    def start_none(*_):
+        if start == "fail":
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(waiting, "_loop", waiting._Loop())
+    monkeypatch.setattr(waiting, "_START_PATIENCE_S", 0.1)
+    with monkeypatch.context() as without:
+        without.setattr(waiting._thread, "start_new_thread", start_none)
+        with pytest.raises(CallError, match="no thread"):
+            call(Counting(), [1])
+    monkeypatch.setattr(waiting, "_START_PATIENCE_S", 60)
+    assert call(Counting(), [1, 2]) == [1, 2]
 
 
 def test_without_concurrency_one_call_follows_the_other():

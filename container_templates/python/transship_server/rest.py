@@ -396,7 +396,7 @@ class _Server:
         return self._threads > 0 or any(handler.has_unsent for handler in list(self._parked.values()))
 
     def _start_threads(self, count):
-        """Whether there will be more threads."""
+        """Whether there are more threads, or will be."""
         now = time.monotonic()
         with self._lock:
             # A thread may end before it runs, for want of memory; threading.Thread would wait for it for ever.
@@ -404,6 +404,7 @@ class _Server:
             count = min(count, _MOST_THREADS - self._threads - len(self._starting))
             tokens = [object() for _ in range(count)]
             self._starting.update(dict.fromkeys(tokens, now))
+            may_come = len(self._starting)
         try:
             while tokens:
                 _thread.start_new_thread(self._serve, (tokens[-1],))
@@ -413,7 +414,8 @@ class _Server:
             with self._lock:
                 for token in tokens:
                     self._starting.pop(token, None)
-        return bool(self._starting)
+        # One that was started may run already.
+        return may_come > len(tokens)
 
     def _serve(self, token):
         with self._lock:
@@ -440,15 +442,19 @@ class _Server:
     def _answer_as_leader(self):
         me = self._leader = object()
         try:
-            while self._leader is me and not self._stopped.is_set():
-                if not self._queue:
-                    self._busy_since = None
-                    self._gather()
-                    if not self._is_active.is_set():
-                        self._is_active.set()
+            while not self._stopped.is_set():
+                # In one step with the look at who leads: who does not must not wait for connections, as nobody would answer what it takes.
+                with self._lock:
+                    if self._leader is not me:
+                        break
+                    handler = self._queue.popleft() if self._queue else None
+                    self._busy_since = time.monotonic() if handler is not None else None
+                if handler is not None:
+                    self._advance(handler)
                     continue
-                self._busy_since = time.monotonic()
-                self._advance(self._queue.popleft())
+                self._gather()
+                if not self._is_active.is_set():
+                    self._is_active.set()
         finally:
             with self._lock:
                 if self._leader is me:
@@ -481,14 +487,20 @@ class _Server:
 
     def _gather(self, timeout_s=None):
         """Puts what is ready into the queue, once there is something."""
-        now = None
+        now, is_called = None, False
         for descriptor, _ in self._poll.poll(timeout_s, _MOST_READY):
             if descriptor == self._listener.fileno():
-                self._accept()
-            # Whoever closed it may have been faster.
-            elif (handler := self._parked.pop(descriptor, None)) is not None:
+                is_called = True
+                continue
+            with self._lock:
+                # Whoever closed it may have been faster.
+                handler = self._parked.pop(descriptor, None)
+            if handler is not None:
                 now = handler.queued_since = now or time.monotonic()
                 self._queue.append(handler)
+        # Last, since it may fail, and the others are reported only once.
+        if is_called:
+            self._accept()
 
     def _accept(self):
         """Accepts a connection, which waits for its client like any other from then on."""
@@ -546,13 +558,20 @@ class _Server:
     def _close_idle(self, before):
         """Closes the connections that have waited since then."""
         for descriptor, handler in list(self._parked.items()):
-            # Somebody may have taken it in the meantime.
-            if handler.waits_since < before and self._parked.pop(descriptor, None) is not None:
-                self._close(handler)
+            with self._lock:
+                # Somebody may have taken it in the meantime, and closed it: then the descriptor is another's.
+                if handler.waits_since >= before or self._parked.get(descriptor) is not handler:
+                    continue
+                del self._parked[descriptor]
+            self._close(handler)
 
     def _queue_up(self, now):
         """Queues what is ready while all threads are busy, and refuses what has waited for too long."""
-        self._gather(0)
+        with self._lock:
+            # One that waits for connections takes them itself, and would not see that there are some in the queue.
+            if self._busy_since is None:
+                return
+            self._gather(0)
         while True:
             with self._lock:
                 # The thread that leads takes the first itself once it is done.

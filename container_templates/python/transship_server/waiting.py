@@ -5,8 +5,10 @@ batch, as many calls are under way at a time as the manifest's `concurrency` say
 that fails ends the batch: calls of later rows are cancelled, and those of earlier rows go on, since one of them may fail as well.
 """
 
+import _thread
 import asyncio
 import concurrent.futures
+import contextlib
 import inspect
 import sys
 import threading
@@ -16,6 +18,8 @@ from .errors import CallError, Cancelled, from_exception
 
 # Between two looks at whether the client has gone.
 _LOOK_S = 0.02
+# How long the thread of the event loop may take to start.
+_START_PATIENCE_S = 5
 # Rows after which a handler that does not wait lets others go on.
 _ROWS_IN_TURN = 256
 
@@ -55,7 +59,8 @@ def call(target, arguments, is_cancelled):
 
 
 def _run(calls, concurrency, is_cancelled):
-    running = asyncio.run_coroutine_threadsafe(calls.run(concurrency), _loop.get())
+    loop = _loop.get()
+    running = asyncio.run_coroutine_threadsafe(calls.run(concurrency), loop)
     while not concurrent.futures.wait([running], _LOOK_S).done:
         if is_cancelled():
             # A handler that does not heed it is not waited for.
@@ -139,15 +144,24 @@ class _Loop:
         self._lock, self._loop = threading.Lock(), None
 
     def get(self):
+        """The loop. Raises CallError."""
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._run, args=(self._loop,), name="waiting", daemon=True).start()
+                loop, runs = asyncio.new_event_loop(), threading.Event()
+                # threading.Thread would wait for ever for a thread that ends before it runs, for want of memory.
+                with contextlib.suppress(RuntimeError):
+                    _thread.start_new_thread(self._run, (loop, runs))
+                    runs.wait(_START_PATIENCE_S)
+                if not runs.is_set():
+                    raise CallError("busy", "the server has no thread for functions that wait")
+                # Only now: a loop that no thread runs would have every call wait. The next call tries again.
+                self._loop = loop
             return self._loop
 
     @staticmethod
-    def _run(loop):
+    def _run(loop, runs):
         asyncio.set_event_loop(loop)
+        runs.set()
         while True:
             try:
                 loop.run_forever()
