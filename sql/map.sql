@@ -65,3 +65,16 @@ SELECT * FROM transship.map('running_total', 'SELECT x FROM numbers') AS t (x bi
 RESET ROLE;
 DROP OWNED BY mapper;
 DROP ROLE mapper;
+-- A batch has no more rows than it may have.
+CREATE FUNCTION batch_sizes(x bigint) RETURNS SETOF bigint LANGUAGE container AS $$
+template = "python"
+kind = "map"
+batch = "arrow"
+max_batch_rows = 3
+source = '''
+def batch_sizes(batches):
+    for batch in batches:
+        yield [batch.num_rows] * batch.num_rows
+'''
+$$;
+SELECT size, count(*) FROM transship.map('batch_sizes', 'SELECT x FROM generate_series(1, 100::bigint) x') AS t (size bigint) GROUP BY size ORDER BY size;

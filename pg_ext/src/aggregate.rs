@@ -285,7 +285,7 @@ impl Groups {
             open: BTreeSet::new(),
             ready: HashMap::new(),
             ready_bytes: 0,
-            results_per_batch: FIRST_RESULTS,
+            results_per_batch: FIRST_RESULTS.min(accumulate.max_batch_rows()),
             // SAFETY: as above.
             asks_ahead: unsafe { ends_together(fcinfo) },
             forgotten: Vec::new(),

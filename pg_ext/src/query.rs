@@ -103,15 +103,20 @@ impl Query {
         }
     }
 
-    /// Adds the next rows to a builder that was made for the columns' types, and calls `after` after each; how many.
+    /// Adds the next rows, so many at most, to a builder that was made for the columns' types, and calls `after` after each; how many.
     ///
     /// # Safety
     /// SPI is connected as [`Query::open`] has left it.
-    pub unsafe fn fetch(&mut self, builder: &mut BatchBuilder, mut after: impl FnMut(&mut BatchBuilder)) -> usize {
+    pub unsafe fn fetch(
+        &mut self,
+        builder: &mut BatchBuilder,
+        most: usize,
+        mut after: impl FnMut(&mut BatchBuilder),
+    ) -> usize {
         // SAFETY: the portal is open; rows are read before they are freed.
         unsafe {
             let mut bytes = 0;
-            pg_sys::SPI_cursor_fetch(self.portal, true, self.next_rows as i64);
+            pg_sys::SPI_cursor_fetch(self.portal, true, self.next_rows.min(most).max(1) as i64);
             let count = usize::try_from(pg_sys::SPI_processed).unwrap_or(0);
             let table = pg_sys::SPI_tuptable;
             for i in 0..count {

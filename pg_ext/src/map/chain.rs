@@ -231,8 +231,9 @@ impl Link {
 /// The query's columns are of the types that the builder is for.
 unsafe fn next_batch(query: &mut Query, builder: &mut BatchBuilder, driver: &Driver<Stream>) -> Option<CallBatch> {
     loop {
+        let left = driver.pace().rows().saturating_sub(builder.rows());
         // SAFETY: the caller says so.
-        let count = unsafe { query.fetch(builder, |_| {}) };
+        let count = unsafe { query.fetch(builder, left, |_| {}) };
         let is_full = driver.pace().is_full(builder.rows(), builder.bytes());
         if is_full || (count == 0 && builder.rows() > 0) {
             return Some(builder.finish_batch());

@@ -64,7 +64,7 @@ impl Source {
     pub unsafe fn fetch(&mut self, builder: &mut BatchBuilder, after: impl FnMut(&mut BatchBuilder)) -> usize {
         match self {
             // SAFETY: the caller says so.
-            Source::Query(query) => unsafe { query.fetch(builder, after) },
+            Source::Query(query) => unsafe { query.fetch(builder, usize::MAX, after) },
             Source::File(file) => report::unwrap(file.fetch(builder, after)),
             Source::Followed(rows) => rows.fetch(builder, after),
         }
