@@ -294,18 +294,21 @@ pub(super) fn receive_next(inner: &mut Inner) {
 }
 
 fn receive_at(inner: &mut Inner, place: usize) {
-    let Some((first_row, i)) = inner.awaited.remove(place) else { return };
-    let Some(position) = inner.queue.iter().position(|batch| batch.first_row == first_row) else { return };
-    let Some(reply) = receive_reply(inner, position, i) else { return };
+    // Without these, an answer would be lost in silence, and rows with it.
+    let (first_row, i) = inner.awaited.remove(place).expect("a batch without its answers awaits some");
+    let position = inner.queue.iter().position(|batch| batch.first_row == first_row);
+    let position = position.expect("a batch whose answers are awaited is in the queue");
+    let reply = receive_reply(inner, position, i).expect("what the node awaits was sent");
     let function = inner.calls[i].function.clone();
     let batch = &mut inner.queue[position];
     if let Some(set) = &mut inner.set {
+        assert!(position == 0 && set.part.is_none(), "the answer of a set is the oldest batch's");
         set.part = Some(part_of(&function, &reply));
         batch.is_answered = true;
         return;
     }
     let call = &inner.calls[i];
-    let Progress::Out(out) = &mut batch.progress[i] else { return };
+    let Progress::Out(out) = &mut batch.progress[i] else { unreachable!("a call whose answer comes is out") };
     out.awaited -= 1;
     let is_whole = out.awaited == 0 && out.rest.is_none() && out.results.is_empty();
     if is_whole {

@@ -53,10 +53,10 @@ pub(super) fn find_result(inner: &mut Inner) -> bool {
                 }
                 // The row, or what is left of the rows, may have results in the next part.
                 None if !part.is_last && (is_done || position.is_some()) => {
-                    let reply = receive_reply(inner, 0, 0);
-                    let part = reply.map(|reply| part_of(&inner.calls[0].function, &reply));
+                    let reply = receive_reply(inner, 0, 0).expect("an answer ends with its last part");
+                    let part = part_of(&inner.calls[0].function, &reply);
                     if let Some(set) = &mut inner.set {
-                        set.part = part;
+                        set.part = Some(part);
                     }
                     continue;
                 }
