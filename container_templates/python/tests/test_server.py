@@ -209,9 +209,13 @@ def test_json_exception(http_address):
 
 
 WRITER = """
+import concurrent.futures, os, time
+
+POOL = concurrent.futures.ThreadPoolExecutor(1)
+
 def write(x: int) -> int:
-    import os
     open(os.environ["TRANSSHIP_ROOT"] + "/written", "w").close()
+    POOL.submit(lambda: time.sleep(1) or open(os.environ["TRANSSHIP_ROOT"] + "/later", "w").close())
     return x
 """
 
@@ -246,6 +250,8 @@ def test_process_answers_and_ends(tmp_path):
         os.kill(max(threads - {process.pid}), signal.SIGTERM)
         assert process.wait(timeout=10) == 0
         assert time.monotonic() - start < 5
+        # What the handler began beside its answer was done.
+        assert (tmp_path / "later").exists()
     finally:
         process.kill()
         process.stderr.close()

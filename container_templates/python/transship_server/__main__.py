@@ -95,7 +95,9 @@ def serve(functions):
 
 def end():
     """Ends the process, without taking the interpreter down: threads that are still in a library, such as gRPC's, would be unwound through
-    its frames meanwhile, which can crash."""
+    its frames meanwhile, which can crash. Threads of the handler's that are no daemons end what they do, as in every program."""
+    # Pools of concurrent.futures end here, too.
+    threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
