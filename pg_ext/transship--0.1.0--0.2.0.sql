@@ -70,15 +70,26 @@ SELECT pg_catalog.pg_extension_config_dump('@extschema@.followed_tables', 'WHERE
 CREATE FUNCTION refuse_replicated() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_refuse_replicated';
 
-COMMENT ON FUNCTION refuse_replicated() IS 'keeps logical replication from writing the rows of shared tables';
+COMMENT ON FUNCTION refuse_replicated() IS 'keeps logical replication from deleting the rows of shared tables';
 
--- Only where session_replication_role is replica, so nobody else pays for it.
-CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON table_segments FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
-CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON table_chunks FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
-CREATE TRIGGER refuse_replicated BEFORE INSERT OR UPDATE OR DELETE ON followed_tables FOR EACH ROW EXECUTE FUNCTION refuse_replicated();
-ALTER TABLE table_segments ENABLE REPLICA TRIGGER refuse_replicated;
-ALTER TABLE table_chunks ENABLE REPLICA TRIGGER refuse_replicated;
-ALTER TABLE followed_tables ENABLE REPLICA TRIGGER refuse_replicated;
+CREATE FUNCTION is_written_here() RETURNS boolean
+LANGUAGE c AS 'MODULE_PATHNAME', 'transship_is_written_here';
+
+COMMENT ON FUNCTION is_written_here() IS 'keeps logical replication from writing the rows of shared tables';
+
+-- Of the extension's own tables. The triggers fire only where session_replication_role is replica, so nobody else pays for them.
+DO $$
+DECLARE
+  name text;
+BEGIN
+  FOREACH name IN ARRAY ARRAY['table_segments', 'table_chunks', 'followed_tables'] LOOP
+    EXECUTE format('ALTER TABLE @extschema@.%I ADD CONSTRAINT is_written_here CHECK (@extschema@.is_written_here())', name);
+    EXECUTE format('CREATE TRIGGER refuse_deleted BEFORE DELETE ON @extschema@.%I FOR EACH ROW EXECUTE FUNCTION @extschema@.refuse_replicated()', name);
+    EXECUTE format('CREATE TRIGGER refuse_truncated BEFORE TRUNCATE ON @extschema@.%I FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.refuse_replicated()', name);
+    EXECUTE format('ALTER TABLE @extschema@.%1$I ENABLE REPLICA TRIGGER refuse_deleted, ENABLE REPLICA TRIGGER refuse_truncated', name);
+  END LOOP;
+END
+$$;
 
 CREATE FUNCTION follow_source() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_follow_source';

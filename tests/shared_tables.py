@@ -288,27 +288,40 @@ def replication_does_not_write_rows_of_shared_tables():
         ask(connection, "SELECT transship.share('mixed', 'SELECT i AS id FROM generate_series(1, 10) i', 'id')")
         with psycopg.connect(host=FOLDER, port=PRIMARY, user="postgres", dbname="publisher", autocommit=True) as publisher:
             publisher.execute("CREATE EXTENSION transship; CREATE PUBLICATION everything FOR ALL TABLES")
-            ask(publisher, "SELECT pg_create_logical_replication_slot('everything', 'pgoutput')")
-            connection.execute(
-                f"CREATE SUBSCRIPTION everything CONNECTION 'host={FOLDER} port={PRIMARY} user=postgres dbname=publisher' PUBLICATION everything"
-                " WITH (create_slot = false, copy_data = false, slot_name = 'everything')"
-            )
-            ask(publisher, "SELECT transship.share('mixed', 'SELECT i AS id FROM generate_series(100, 105) i', 'id')")
-            log = pathlib.Path(FOLDER) / "primary.log"
-            wait_for(lambda: "logical replication cannot write the rows of shared tables" in log.read_text(), "the error of the subscription")
-            check(ask(connection, "SELECT count(*), max(id) FROM mixed"), (10, 10), "rows")
-            connection.execute("ALTER SUBSCRIPTION everything DISABLE; ALTER SUBSCRIPTION everything SET (slot_name = NONE)")
-            connection.execute("DROP SUBSCRIPTION everything")
-            wait_for(
-                lambda: ask(publisher, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'everything'") == (True,), "the slot"
-            )
-            ask(publisher, "SELECT pg_drop_replication_slot('everything')")
+            refuses_to_apply(connection, publisher, "TRUNCATE transship.table_segments, transship.table_chunks")
+            # As after `pg_restore --data-only --disable-triggers`.
+            for name in ("table_segments", "table_chunks", "followed_tables"):
+                connection.execute(f"ALTER TABLE transship.{name} DISABLE TRIGGER ALL; ALTER TABLE transship.{name} ENABLE TRIGGER ALL")
+            refuses_to_apply(connection, publisher, "SELECT transship.share('mixed', 'SELECT i AS id FROM generate_series(100, 105) i', 'id')")
+            for name in ("table_segments", "table_chunks", "followed_tables"):
+                connection.execute(
+                    f"ALTER TABLE transship.{name} ENABLE REPLICA TRIGGER refuse_deleted, ENABLE REPLICA TRIGGER refuse_truncated"
+                )
         connection.execute("DROP DATABASE publisher WITH (FORCE)")
         # Elsewhere, the same setting means a restore, which has its rows.
         connection.execute("SET session_replication_role = replica")
         ask(connection, "SELECT transship.append('mixed', 'SELECT 11 AS id')")
         check(ask(connection, "SELECT count(*), max(id) FROM mixed"), (11, 11), "rows")
         ask(connection, "SELECT transship.unshare('mixed')")
+
+
+def refuses_to_apply(connection, publisher, statement):
+    """What the statement does to the publisher's shared tables, a subscription to all of its tables refuses to do here."""
+    log = pathlib.Path(FOLDER) / "primary.log"
+    refused = "logical replication cannot write the rows of shared tables"
+    errors = log.read_text().count(refused)
+    ask(publisher, "SELECT pg_create_logical_replication_slot('everything', 'pgoutput')")
+    connection.execute(
+        f"CREATE SUBSCRIPTION everything CONNECTION 'host={FOLDER} port={PRIMARY} user=postgres dbname=publisher' PUBLICATION everything"
+        " WITH (create_slot = false, copy_data = false, slot_name = 'everything')"
+    )
+    publisher.execute(statement)
+    wait_for(lambda: log.read_text().count(refused) > errors, "the error of the subscription")
+    check(ask(connection, "SELECT count(*), max(id) FROM mixed"), (10, 10), "rows")
+    connection.execute("ALTER SUBSCRIPTION everything DISABLE; ALTER SUBSCRIPTION everything SET (slot_name = NONE)")
+    connection.execute("DROP SUBSCRIPTION everything")
+    wait_for(lambda: ask(publisher, "SELECT NOT active FROM pg_replication_slots WHERE slot_name = 'everything'") == (True,), "the slot")
+    ask(publisher, "SELECT pg_drop_replication_slot('everything')")
 
 
 def a_killed_session_leaves_nothing():
