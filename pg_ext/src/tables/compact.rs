@@ -22,26 +22,33 @@ const MOST_MERGED: usize = 64;
 /// With more segments, some are merged that are smallest together: appends at the same time, and transactions that saw an older version,
 /// have left them.
 const MANY: usize = 32;
+/// How many of them, at least, and at most: half of all, since others append meanwhile, the more the longer it takes.
+const SOME: usize = 16;
+const MOST_OF_MANY: usize = 256;
 /// Most that a table may have: each is two maps of a session that reads it, of which the system allows some 65,000 in all.
 pub(super) const MOST_SEGMENTS: usize = 4096;
-/// How many of them.
-const SOME: usize = 16;
 
-/// Merges segments of a table to which the transaction has just added one, and that has so many now, if nobody else does, and it sees
-/// what there is. How many fewer there are.
+/// Merges segments of a table to which the transaction has just added one, and that has these now, if it sees what there is, and nobody
+/// else does; or once nobody else does any more, where there are more than a table may have. How many fewer there are.
 ///
 /// # Safety
 /// The table is open, and locked for writing.
-pub(super) unsafe fn compact(table: &Table, segments: usize) -> usize {
+pub(super) unsafe fn compact(table: &Table, segments: &[Row]) -> usize {
+    // Whoever merges keeps all others from it until its transaction ends.
+    if to_merge(segments).is_empty() {
+        return 0;
+    }
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
     unsafe {
         // There, what one transaction reads of all tables and another writes would be a conflict.
         let is_serializable = (&raw const pg_sys::XactIsoLevel).read() >= pg_sys::XACT_SERIALIZABLE as i32;
-        if is_serializable && segments <= MANY {
+        if is_serializable && segments.len() <= MANY {
             return 0;
         }
-        if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
+        if segments.len() > MOST_SEGMENTS {
+            pg_sys::LockRelationOid(table.relation, lock);
+        } else if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
             return 0;
         }
         let Some(found) = rows::list_latest(table.relation) else { return 0 };
@@ -78,10 +85,12 @@ fn to_merge(segments: &[Row]) -> Range<usize> {
         bytes <= 2 * LARGE_BYTES && rows <= MOST_ROWS as u64
     };
     if segments.len() > MANY {
-        let ranges = (0..=segments.len() - SOME).map(|start| start..start + SOME);
-        let smallest = ranges.min_by_key(|range| sums(&segments[range.clone()])).unwrap_or(0..0);
-        if may_be_one(smallest.clone()) {
-            return smallest;
+        for count in [(segments.len() / 2).min(MOST_OF_MANY), SOME] {
+            let ranges = (0..=segments.len() - count).map(|start| start..start + count);
+            let smallest = ranges.min_by_key(|range| sums(&segments[range.clone()])).unwrap_or(0..0);
+            if may_be_one(smallest.clone()) {
+                return smallest;
+            }
         }
     }
     let (mut start, mut rows) = (segments.len(), 0);
@@ -143,7 +152,7 @@ mod tests {
     fn very_many_segments_become_fewer() {
         let mut segments = vec![segment(100_000)];
         segments.extend((0..10_000).map(|_| segment(1)));
-        for _ in 0..1000 {
+        for _ in 0..100 {
             let range = to_merge(&segments);
             let rows = segments[range.clone()].iter().map(|segment| segment.rows).sum();
             segments.splice(range.clone(), (!range.is_empty()).then(|| segment(rows)));

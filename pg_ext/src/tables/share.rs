@@ -202,17 +202,17 @@ pub(super) unsafe fn append_rows(table: &Table, mut source: Source) -> u64 {
         source.close();
         rows::insert_segments(table.relation, &written);
         let segments = check_version(table, &written);
-        let fewer = compact::compact(table, segments);
-        if segments > compact::MOST_SEGMENTS && fewer == 0 {
-            report::raise_error(&too_many(table, segments), None);
+        let fewer = compact::compact(table, &segments);
+        if segments.len() > compact::MOST_SEGMENTS && fewer == 0 {
+            report::raise_error(&too_many(table, segments.len()), None);
         }
         count
     }
 }
 
-/// Raises an error if the table's segments, those that were just written among them, do not fit each other, or not into memory together; how
-/// many there are.
-unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
+/// Raises an error if the table's segments, those that were just written among them, do not fit each other, or not into memory together;
+/// which they are.
+unsafe fn check_version(table: &Table, written: &[Row]) -> Vec<Row> {
     // SAFETY: the snapshot is registered while it is used.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
@@ -224,7 +224,7 @@ unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
             report::unwrap(table.check(&segment));
         }
         pg_sys::UnregisterSnapshot(snapshot);
-        found.len()
+        found
     }
 }
 
@@ -232,7 +232,7 @@ unsafe fn check_version(table: &Table, written: &[Row]) -> usize {
 fn too_many(table: &Table, segments: usize) -> Error {
     let message = format!("shared table \"{}\" would have {segments} segments, more than are read", table.name);
     Error::new(Kind::OutOfRange, message)
-        .with_detail("A transaction that has merged some has not ended, or this one does not see all.")
+        .with_detail("They are too large to be merged, or this transaction does not see all of them.")
         .with_hint("Append again later, and more rows at a time, or share the table's rows again.")
 }
 
