@@ -46,8 +46,8 @@ pub(super) struct Places {
 impl Places {
     pub(super) fn open() -> Result<Places> {
         let settings = (settings::tables_bytes(), settings::tables_disk_bytes());
-        let [first, second] = in_memory();
-        let memory = Store::open(&first, settings.0).or_else(|_| Store::open(&second, settings.0))?;
+        let memory =
+            Store::open(&in_memory(), settings.0).or_else(|_| open_on_disk(&in_place_of_memory(), settings.0))?;
         let disk = if settings.1 > 0 { on_disk(settings.1).map(Some) } else { Ok(None) };
         Ok(Places { settings, memory, disk })
     }
@@ -197,21 +197,28 @@ pub(super) fn bytes_of(row: &Row, table: &Table) -> u64 {
     row.bytes.saturating_add(index_bytes)
 }
 
-/// Where the segments of all servers of this user lie in memory: equal ones have equal names. The second is for where another user has taken
-/// the name of the first, or there is no /dev/shm.
-fn in_memory() -> [PathBuf; 2] {
-    let name = format!("transship-tables.{FORMAT}");
-    [PathBuf::from(format!("/dev/shm/{name}.{}", Uid::effective())), PathBuf::from(format!("pg_stat_tmp/{name}"))]
+/// Where the segments of all servers of this user lie in memory: equal ones have equal names.
+fn in_memory() -> PathBuf {
+    PathBuf::from(format!("/dev/shm/transship-tables.{FORMAT}.{}", Uid::effective()))
 }
 
-/// The store of this server's segments on disk. The server makes the directory of temporary files when it first needs it.
+/// Where another user has taken that name, or there is no /dev/shm: a disk, so what lies there is handled as on one.
+fn in_place_of_memory() -> PathBuf {
+    Path::new(TEMPORARY).join(format!("{TEMPORARY_PREFIX}transship-tables.{FORMAT}.memory"))
+}
+
+/// The store of this server's segments on disk.
 fn on_disk(capacity: u64) -> Result<Store> {
-    let parent = Path::new(TEMPORARY);
-    // What is wrong with it shows below.
-    let _ = DirBuilder::new().mode(0o700).create(parent);
-    Store::open_on_disk(&folder_on_disk(), capacity)
+    open_on_disk(&folder_on_disk(), capacity)
 }
 
 fn folder_on_disk() -> PathBuf {
     Path::new(TEMPORARY).join(format!("{TEMPORARY_PREFIX}transship-tables.{FORMAT}"))
+}
+
+/// Opens a store among the server's temporary files, whose directory the server makes when it first needs it.
+fn open_on_disk(folder: &Path, capacity: u64) -> Result<Store> {
+    // What is wrong with it shows below.
+    let _ = DirBuilder::new().mode(0o700).create(TEMPORARY);
+    Store::open_on_disk(folder, capacity)
 }
