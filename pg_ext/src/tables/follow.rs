@@ -208,7 +208,7 @@ impl Definition {
             match fact {
                 Some(fact) => Err(fact),
                 None if expressions.iter().any(calls_users) => Err(
-                    "It calls a function or an operator that is not PostgreSQL's own, or makes values of a domain or XML.",
+                    "It calls a function or an operator that is not PostgreSQL's own, or makes values of a domain, of a user's range type, of XML, or by a JSON query.",
                 ),
                 None if expressions.iter().any(is_mutable) => Err("It calls a function that is not IMMUTABLE."),
                 None => Ok(()),
@@ -273,8 +273,27 @@ unsafe fn is_users(node: *mut pg_sys::Node) -> bool {
     }
     // SAFETY: the caller passes a valid node; the checker takes no context.
     unsafe {
+        // JSON_VALUE makes values of any type, of domains too, by what is no function in its node.
+        #[cfg(not(feature = "pg15"))]
+        if nodes::tag(node) == pg_sys::NodeTag::T_JsonExpr {
+            return true;
+        }
         matches!(nodes::tag(node), pg_sys::NodeTag::T_CoerceToDomain | pg_sys::NodeTag::T_XmlExpr)
+            || makes_users_range(node)
             || pg_sys::check_functions_in_node(node, Some(is_no_own), std::ptr::null_mut())
+    }
+}
+
+/// Whether a node makes values of a range type of a user's, which has a function of its own for that.
+unsafe fn makes_users_range(node: *mut pg_sys::Node) -> bool {
+    use pg_sys::NodeTag::*;
+    // SAFETY: the caller passes a valid node; lookups in the catalogs.
+    unsafe {
+        matches!(nodes::tag(node), T_OpExpr | T_FuncExpr | T_CoerceViaIO) && {
+            let made = pg_sys::exprType(node);
+            made.to_u32() >= pg_sys::FirstNormalObjectId
+                && (pg_sys::type_is_range(made) || pg_sys::type_is_multirange(made))
+        }
     }
 }
 
