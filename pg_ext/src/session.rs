@@ -5,7 +5,7 @@ use std::cell::Cell;
 use pgrx::{pg_guard, pg_sys};
 use udf_client::client::Client;
 use udf_client::trace::Span;
-use udf_types::Result;
+use udf_types::{Error, Kind, Result};
 
 use crate::pg::reserve;
 use crate::{observed, report, settings, single_call};
@@ -70,7 +70,13 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     if matches!(event, XACT_EVENT_PRE_COMMIT | XACT_EVENT_PARALLEL_PRE_COMMIT | XACT_EVENT_PRE_PREPARE) {
         return;
     }
-    single_call::forget_exchanges();
-    observed::end_query();
-    CLIENT.with(|cell| cell.get().inspect(|client| client.release()));
+    // An error after the transaction has committed would take the whole server down. Exchanges read what their containers have sent last.
+    let ended = std::panic::catch_unwind(|| {
+        single_call::forget_exchanges();
+        observed::end_query();
+        CLIENT.with(|cell| cell.get().inspect(|client| client.release()));
+    });
+    if ended.is_err() {
+        report::warn(&Error::new(Kind::ProtocolViolation, "the transaction's calls did not end in good order"));
+    }
 }
