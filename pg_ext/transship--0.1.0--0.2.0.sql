@@ -61,8 +61,11 @@ ALTER TABLE table_chunks ALTER COLUMN data SET STORAGE EXTERNAL;
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_segments', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.table_chunks', 'WHERE segment IN (SELECT id FROM @extschema@.table_segments WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e'')))');
 
--- Shared tables that follow a table: by which view, and which table.
-CREATE TABLE followed_tables (relation regclass PRIMARY KEY, view regclass NOT NULL UNIQUE, source regclass NOT NULL);
+-- Shared tables that follow a table: by which view, and which table. Which transaction of which database has made the row, if the extension has.
+CREATE TABLE followed_tables (
+  relation regclass PRIMARY KEY, view regclass NOT NULL UNIQUE, source regclass NOT NULL,
+  made_by uuid NOT NULL DEFAULT '00000000-0000-0000-0000-000000000000'
+);
 CREATE INDEX ON followed_tables (source);
 
 SELECT pg_catalog.pg_extension_config_dump('@extschema@.followed_tables', 'WHERE relation IN (SELECT c.oid FROM pg_catalog.pg_class c WHERE c.relkind = ''f'' AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d WHERE d.classid = ''pg_catalog.pg_class''::regclass AND d.objid = c.oid AND d.deptype = ''e''))');
@@ -90,6 +93,14 @@ BEGIN
   END LOOP;
 END
 $$;
+
+CREATE FUNCTION leave_segment() RETURNS trigger
+LANGUAGE c AS 'MODULE_PATHNAME', 'transship_leave_segment';
+
+COMMENT ON FUNCTION leave_segment() IS 'leaves out rows of a dump that a followed table has got from its source';
+
+CREATE TRIGGER leave_segment BEFORE INSERT ON table_segments FOR EACH ROW EXECUTE FUNCTION leave_segment();
+ALTER TABLE table_segments ENABLE ALWAYS TRIGGER leave_segment;
 
 CREATE FUNCTION follow_source() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_follow_source';

@@ -381,6 +381,23 @@ RESET ROLE;
 DROP SCHEMA sharers, writers, yard CASCADE;
 TABLE transship.followed_tables;
 SELECT transship.share('followed', 'SELECT tailnum FROM fleet', follow => true);
+-- A row that came with a dump says nothing of what was written here: the table is shared again, once.
+UPDATE transship.followed_tables SET source = source;
+SELECT min(id::text) AS before FROM transship.table_segments WHERE relation = 'followed'::regclass \gset
+INSERT INTO fleet VALUES ('R1', 2000, 1, 'r');
+SELECT differences(), count(*) FROM transship.table_segments WHERE id::text = :'before';
+SELECT min(id::text) AS before FROM transship.table_segments WHERE relation = 'followed'::regclass \gset
+INSERT INTO fleet VALUES ('R2', 2000, 2, 'r');
+SELECT differences(), count(*) FROM transship.table_segments WHERE id::text = :'before';
+-- Then segments of the dump are left out.
+INSERT INTO transship.table_segments SELECT relation, gen_random_uuid(), digest, rows, keys, bytes FROM transship.table_segments WHERE relation = 'followed'::regclass;
+SELECT differences();
+-- Without the row, triggers say that they are of no use.
+BEGIN;
+DELETE FROM transship.followed_tables;
+INSERT INTO fleet VALUES ('R3', 2000, 3, 'r');
+ROLLBACK;
+SELECT differences(), count(*) FROM followed WHERE tailnum LIKE 'R_';
 DROP TABLE fleet CASCADE;
 SELECT name, rows > 0 AS rows, follows FROM transship.shared_tables;
 SELECT transship.unshare('followed');

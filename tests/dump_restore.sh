@@ -26,6 +26,21 @@ before=$(ask $from) after=$(ask $to)
 run --dbname=$to --command="INSERT INTO dumped_source VALUES (10)" --command="UPDATE dumped_source SET id = 20 WHERE id = 1"
 followed=$(psql --no-psqlrc --no-align --tuples-only --dbname=$to --command="SELECT count(*), sum(id) FROM dumped_follower")
 run --dbname=postgres --command="DROP DATABASE $to WITH (FORCE)"
+# So does what is restored in two parts, in whatever order the rows come: those of the source may be in the dump's segments, too.
+archive=$(mktemp -d)
+trap 'rm -r "$archive"' EXIT
+pg_dump --format=custom --file="$archive/dump" --dbname=$from
+for order in "dumped_source followed_tables table_chunks table_segments" "followed_tables table_chunks table_segments dumped_source" \
+  "followed_tables dumped_source table_chunks table_segments" "table_chunks table_segments followed_tables dumped_source"; do
+  run --dbname=postgres --command="CREATE DATABASE $to"
+  for table in $order; do pg_restore --list "$archive/dump" | grep "TABLE DATA [a-z]* $table "; done > "$archive/list"
+  PGOPTIONS='-c client_min_messages=error' pg_restore --exit-on-error --schema-only --dbname=$to "$archive/dump"
+  PGOPTIONS='-c client_min_messages=error' pg_restore --exit-on-error --data-only --use-list="$archive/list" --dbname=$to "$archive/dump"
+  run --dbname=$to --command="INSERT INTO dumped_source VALUES (10)"
+  parts=$(psql --no-psqlrc --no-align --tuples-only --dbname=$to --command="SELECT count(*), sum(id) FROM dumped_follower")
+  run --dbname=postgres --command="DROP DATABASE $to WITH (FORCE)"
+  [ "$parts" = '4|18' ] || { echo "restored in the order $order: $parts" >&2; exit 1; }
+done
 run --dbname=$from --command="DROP SERVER dumped CASCADE" --command="DROP FUNCTION mine" --command="SELECT transship.unshare('dumped_numbers')" \
   --command="SELECT transship.unshare('dumped_follower')" --command="DROP TABLE dumped_source"
 if [ "$before" != "$after" ] || [ "$followed" != '4|37' ]; then

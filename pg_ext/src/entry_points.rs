@@ -32,6 +32,7 @@ entry_point!(transship_share, pg_finfo_transship_share, share::share);
 entry_point!(transship_append, pg_finfo_transship_append, share::append);
 entry_point!(transship_forget_table, pg_finfo_transship_forget_table, share::forget);
 entry_point!(transship_follow_source, pg_finfo_transship_follow_source, follow_trigger::follow_source);
+entry_point!(transship_leave_segment, pg_finfo_transship_leave_segment, follow_trigger::leave_segment);
 entry_point!(transship_is_written_here, pg_finfo_transship_is_written_here, replicated::is_written_here);
 entry_point!(transship_refuse_replicated, pg_finfo_transship_refuse_replicated, replicated::refuse_replicated);
 entry_point!(transship_forget_view, pg_finfo_transship_forget_view, follow_trigger::forget_view);

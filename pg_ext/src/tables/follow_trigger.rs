@@ -12,6 +12,7 @@ use udf_types::{Error, Kind};
 use super::follow::{self, Definition};
 use super::followed::{self, Following};
 use super::followed_rows::FollowedRows;
+use super::rows::{self, Id};
 use super::source::Source;
 use super::{Table, share};
 use crate::pg::{nodes, text};
@@ -56,7 +57,11 @@ pub unsafe extern "C-unwind" fn follow_source(fcinfo: pg_sys::FunctionCallInfo) 
         if store.is_some_and(|store| pg_sys::tuplestore_tuple_count(store) == 0) {
             return nothing;
         }
-        for following in followed::of_source((*source).rd_id) {
+        let followings = followed::of_source((*source).rd_id);
+        if followings.is_empty() {
+            warn_of_copy(source);
+        }
+        for following in followings {
             keep_up(following, source, store.filter(|_| name == follow::INSERT));
         }
     }
@@ -68,6 +73,17 @@ fn misplaced() -> Error {
     Error::invalid_definition("transship.follow_source() can only be called by the triggers that transship.share makes")
 }
 
+/// Warns of triggers that nothing needs: those of this database go with the last table that follows.
+unsafe fn warn_of_copy(source: pg_sys::Relation) {
+    // SAFETY: the relation is open.
+    let name = unsafe { text::from_c((*(*source).rd_rel).relname.data.as_ptr()) };
+    let message = format!("no shared table follows table \"{name}\", which has the triggers for it");
+    let error = Error::new(Kind::InvalidDefinition, message)
+        .with_detail("It is a copy without the rows of transship.followed_tables, or they have not come yet.")
+        .with_hint("Share the tables again that are to follow it, or drop its triggers transship_follow_insert, _update, _delete and _truncate.");
+    report::warn(&error);
+}
+
 /// Gives a shared table the rows that were inserted, or shares it again.
 ///
 /// # Safety
@@ -76,8 +92,10 @@ unsafe fn keep_up(following: Following, source: pg_sys::Relation, mut inserted: 
     let no_lock = pg_sys::NoLock as i32;
     // SAFETY: the caller says so. Relations are open while they are read, and locked until the transaction ends.
     unsafe {
-        // What a trigger or another part of the statement has done since may be in the shared table with the rows that were inserted.
-        if followed::may_be_shared_again(following.table) {
+        // What a trigger or another part of the statement has done since may be in the shared table with the rows that were inserted. And if
+        // it came with a dump, so may the rows that were inserted.
+        let is_copy = !followed::is_own(following.table);
+        if is_copy || followed::may_be_shared_again(following.table) {
             inserted = None;
         }
         let lock = if inserted.is_some() { pg_sys::RowExclusiveLock } else { pg_sys::ShareRowExclusiveLock };
@@ -108,6 +126,10 @@ unsafe fn keep_up(following: Following, source: pg_sys::Relation, mut inserted: 
             } else {
                 share::replace_rows(&table, rows);
             }
+            if is_copy {
+                followed::delete(following.table);
+                followed::insert(following);
+            }
             pg_sys::relation_close(view, no_lock);
         });
         pg_sys::relation_close(relation, no_lock);
@@ -136,6 +158,38 @@ unsafe fn as_owner(owner: pg_sys::Oid, work: impl FnOnce()) {
         pg_sys::SetUserIdAndSecContext(owner, context | pg_sys::SECURITY_RESTRICTED_OPERATION as i32);
         follow::with_own_settings(work);
         pg_sys::SetUserIdAndSecContext(user, context);
+    }
+}
+
+/// `transship.leave_segment() RETURNS trigger`: of each row that SQL writes to `transship.table_segments`, as restores do. A table that was shared
+/// again since, because the rows of its source have come before, has the segment's rows already.
+#[pg_guard]
+pub unsafe extern "C-unwind" fn leave_segment(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
+    // SAFETY: PostgreSQL passes a valid fcinfo, with a TriggerData as its context if a trigger fires. The first column is an oid.
+    unsafe {
+        let context = (*fcinfo).context;
+        if context.is_null() || nodes::tag(context) != pg_sys::NodeTag::T_TriggerData {
+            report::raise_error(&misplaced(), None);
+        }
+        let data = &*context.cast::<pg_sys::TriggerData>();
+        let row = pg_sys::Datum::from(data.tg_trigtuple);
+        let mut are_null = [false; 2];
+        let descriptor = (*data.tg_relation).rd_att;
+        let table = pg_sys::heap_getattr(data.tg_trigtuple, 1, descriptor, &mut are_null[0]);
+        let id = pg_sys::heap_getattr(data.tg_trigtuple, 2, descriptor, &mut are_null[1]);
+        if are_null.contains(&true) {
+            return row;
+        }
+        let table = pg_sys::Oid::from(table.value() as u32);
+        // Whoever shares it again has done so, or waits until the segment is there.
+        pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as i32);
+        if !followed::is_own(table) {
+            return row;
+        }
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        rows::delete(table, &[*id.cast_mut_ptr::<Id>()], snapshot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        pg_sys::Datum::from(0usize)
     }
 }
 
