@@ -49,6 +49,15 @@ find_docker
 # Brings up what the functions of a test or an example need, as RUNTIME says; that may be a daemon that was not there before.
 bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 
+# Builds everything in release mode, for the PostgreSQL of PG_CONFIG; the crate is built for 15 unless told otherwise. The simulation would
+# build the others with seams that nothing else needs.
+build_crates() {
+  local major features=()
+  major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+  [ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major")
+  cargo build --quiet --release --workspace --exclude simulation "${features[@]}"
+}
+
 # Has the manager build a UDF project; what the build said is shown only if it fails.
 build_image() {
   local log

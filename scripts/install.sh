@@ -3,11 +3,7 @@
 source "$(dirname "$0")/environment.sh"
 
 say "Building the extension and the manager"
-# The crate is built for PostgreSQL 15 unless told otherwise.
-major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/') features=()
-[ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major")
-# The simulation would build the others with seams that nothing else needs.
-cargo build --quiet --release --workspace --exclude simulation "${features[@]}"
+build_crates
 "$ROOT/scripts/core.sh"
 # Another build of the library, if TRANSSHIP_LIBRARY names one.
 built=${TRANSSHIP_LIBRARY:-$BUILD/libtransship.so}

@@ -14,3 +14,24 @@ check_needs() {
     esac
   done
 }
+
+# link_for_older_hosts ARCHIVE EXPORTED LINKED OPTION...: makes a stripped shared object LINKED of what rustc put into ARCHIVE. What EXPORTED
+# does not name, a list of names as a linker's version script has it, stays inside, and what nobody calls is left out, as where rustc links.
+link_for_older_hosts() {
+  local archive=$1 exported=$2 linked=$3
+  shift 3
+  "$ROOT/scripts/packages.sh" python3-venv binutils
+  "$ROOT/scripts/python.sh" venv-zig
+  echo "{ global: $exported local: *; };" > "$linked.exported"
+  "$ROOT/target/venv-zig/bin/python" -m ziglang cc -target "$(uname -m)-linux-gnu.$glibc" -shared -o "$linked.whole" "$@" \
+    -Wl,--version-script="$linked.exported" -Wl,--gc-sections -Wl,--eh-frame-hdr -Wl,-z,defs -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack \
+    -Wl,--whole-archive "$archive" -Wl,--no-whole-archive -lunwind -lpthread -ldl -lm
+  strip --strip-unneeded -o "$linked" "$linked.whole"
+  rm "$linked.whole" "$linked.exported"
+  check_needs "$linked"
+}
+
+# exports_are FILE SORTED: fails unless FILE exports what SORTED, a file, lists.
+exports_are() {
+  diff <(nm --dynamic --defined-only "$1" | sed 's/.* //; s/@.*//' | sort) "$2" >&2 || { echo "$1 exports something else." >&2; exit 1; }
+}

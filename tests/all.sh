@@ -90,7 +90,8 @@ run "$ROOT/scripts/install.sh"
 finish environments
 RUNTIME=docker begin images bash -c 'tests/conformance.sh --build && scripts/docker.sh gateway && scripts/mssql.sh'
 LIFTED_LIBRARY=$ROOT/target/lifted/libtransship.so begin lifted "$ROOT/tests/lifted_regression.sh"
-crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package shared_tables --package fuzz_cases)
+# Of one choice of features, or all of them would be compiled again with the seams of the simulation.
+crates=(--package udf_types --package udf_codec --package udf_client --package udf_project --package udf_conformance --package transship_core --package transship --package container_manager --package mssql_ext --package exthost --package pg_ext --package shared_tables --package fuzz_cases --package simulation)
 
 say "Testing the Python template"
 run "$ROOT/target/venv/bin/python" -m pytest --quiet container_templates/python/tests
@@ -124,10 +125,8 @@ say "Testing the packaged extension, which is linked otherwise"
 EXTHOST_EXTENSION=$ROOT/target/mssql/libtransship_mssql.so run "$ROOT/tests/mssqlcheck.sh" mssql_ext/tests/test_jobs.py mssql_ext/tests/test_process.py
 run "$ROOT/tests/differential.sh" 500
 finish form
-say "Testing the protocol, the manager and the extensions"
+say "Testing the protocol, the manager and the extensions, and running the simulation"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet --no-fail-fast "${crates[@]}"
-say "Running the simulation"
-run cargo test --quiet --package simulation
 # Only root can start the daemon that this needs.
 [ "$(id -u)" != 0 ] || run "$ROOT/tests/userns.sh"
 run "$ROOT/tests/faults.sh" --short
