@@ -8,7 +8,7 @@ use udf_types::signature::{FunctionKind, Signature};
 use udf_types::types::Type;
 use udf_types::{Error, Kind, Result};
 
-use crate::columns::{SqlType, from_arrow, to_arrow};
+use crate::columns::{ServerType, from_arrow, to_arrow};
 use crate::script::{Bind, Script};
 use crate::settings::GuidForm;
 
@@ -21,7 +21,7 @@ pub struct InputColumn {
     /// Its name; may be empty, and need not be the only one of that name.
     pub name: String,
     /// Its type.
-    pub sql: SqlType,
+    pub sql: ServerType,
     /// SQL_NO_NULLS, SQL_NULLABLE or SQL_NULLABLE_UNKNOWN.
     pub nullable: i16,
     /// Its place among the columns that the input is partitioned by; below zero if it is none of them.
@@ -34,7 +34,7 @@ pub struct Parameter {
     /// Its name, without the at sign.
     pub name: String,
     /// Its type.
-    pub sql: SqlType,
+    pub sql: ServerType,
     /// The bytes of its value; none if it is NULL.
     pub value: Option<Vec<u8>>,
     /// Whether it is declared OUTPUT.
@@ -52,13 +52,13 @@ pub enum Source {
 
 /// A column of the function's results.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResultColumn {
+pub struct BoundResult {
     /// The function's name, or an attribute's of a composite result.
     pub name: String,
     /// The function's type.
     pub ty: Type,
     /// The type that it comes back as.
-    pub sql: SqlType,
+    pub sql: ServerType,
 }
 
 /// Who feeds what.
@@ -69,7 +69,7 @@ pub struct Binding {
     /// Input columns that come back before the results.
     pub passthrough: Vec<usize>,
     /// The function's results.
-    pub results: Vec<ResultColumn>,
+    pub results: Vec<BoundResult>,
     /// OUTPUT parameters, and the result column that each takes.
     pub outputs: Vec<(usize, usize)>,
 }
@@ -98,7 +98,7 @@ impl Binding {
             // decimal(38, 10) has no room for what a parameter of other digits takes.
             for (parameter, result) in &outputs {
                 let (ty, sql) = (&results[*result].ty, parameters[*parameter].sql);
-                if *ty == Type::Numeric && matches!(sql, SqlType::Decimal { .. }) {
+                if *ty == Type::Numeric && matches!(sql, ServerType::Decimal { .. }) {
                     results[*result].sql = sql;
                 }
             }
@@ -226,7 +226,7 @@ fn find_passthrough(script: &Script, signature: &Signature, columns: &[InputColu
     names.iter().map(|name| find_column(columns, name, "a name in passthrough")).collect()
 }
 
-fn result_columns(script: &Script, signature: &Signature, guid: GuidForm) -> Result<Vec<ResultColumn>> {
+fn result_columns(script: &Script, signature: &Signature, guid: GuidForm) -> Result<Vec<BoundResult>> {
     let named: Vec<(String, Type)> = match &signature.result {
         Type::Composite(attributes) => {
             attributes.iter().map(|attribute| (attribute.name.clone(), attribute.ty.clone())).collect()
@@ -246,11 +246,11 @@ fn result_columns(script: &Script, signature: &Signature, guid: GuidForm) -> Res
     for (position, (name, ty)) in named.into_iter().enumerate() {
         let sql = match declared.get(position) {
             Some(sql) => *sql,
-            None if ty == Type::Uuid && guid == GuidForm::Char => SqlType::Char(36),
-            None => SqlType::of_result(&ty),
+            None if ty == Type::Uuid && guid == GuidForm::Char => ServerType::Char(36),
+            None => ServerType::of_result(&ty),
         };
         from_arrow::check(&format!("result column \"{name}\""), &ty, sql)?;
-        results.push(ResultColumn { name, ty, sql });
+        results.push(BoundResult { name, ty, sql });
     }
     Ok(results)
 }
@@ -258,7 +258,7 @@ fn result_columns(script: &Script, signature: &Signature, guid: GuidForm) -> Res
 fn find_outputs(
     signature: &Signature,
     parameters: &[Parameter],
-    results: &[ResultColumn],
+    results: &[BoundResult],
 ) -> Result<Vec<(usize, usize)>> {
     let mut outputs = Vec::new();
     for (number, parameter) in parameters.iter().enumerate() {
@@ -344,12 +344,12 @@ mod tests {
 
     fn columns(names: &str) -> Vec<InputColumn> {
         let column =
-            |name: &str| InputColumn { name: name.to_string(), sql: SqlType::Float, nullable: 1, partition_by: -1 };
+            |name: &str| InputColumn { name: name.to_string(), sql: ServerType::Float, nullable: 1, partition_by: -1 };
         names.split_whitespace().map(column).collect()
     }
 
     fn parameter(name: &str, is_output: bool) -> Parameter {
-        Parameter { name: name.to_string(), sql: SqlType::Float, value: None, is_output }
+        Parameter { name: name.to_string(), sql: ServerType::Float, value: None, is_output }
     }
 
     fn bind(script: &str, signature: &Signature, names: &str, parameters: &[Parameter]) -> Result<Binding> {

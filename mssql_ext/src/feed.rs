@@ -118,7 +118,7 @@ mod tests {
     use udf_types::types::Type;
 
     use super::*;
-    use crate::columns::SqlType;
+    use crate::columns::ServerType;
 
     #[test]
     fn batches_are_smaller_than_offsets_reach() {
@@ -126,7 +126,8 @@ mod tests {
         // Nobody reads them, so that they take no memory.
         let values = vec![0_u8; rows];
         // SAFETY: so many are there.
-        let column = unsafe { RawColumn::new(SqlType::TinyInt, 0, rows, values.as_ptr(), std::ptr::null()) }.unwrap();
+        let column =
+            unsafe { RawColumn::new(ServerType::TinyInt, 0, rows, values.as_ptr(), std::ptr::null()) }.unwrap();
         let reader = ColumnReader::new(column, &Type::Numeric).unwrap();
         let feed = Feed { arguments: vec![FeedColumn::Column(reader)] };
         // Each may become three digits.

@@ -6,7 +6,7 @@ use arrow_array::{Array, ArrayRef};
 use udf_types::types::Type;
 
 use crate::abi::{SQL_NULL_DATA, code};
-use crate::columns::SqlType;
+use crate::columns::ServerType;
 use crate::columns::from_arrow::OutputColumn;
 use crate::columns::raw::RawColumn;
 use crate::columns::to_arrow::ColumnReader;
@@ -43,8 +43,8 @@ pub fn script(text: &str) {
         let _ = script.places();
     }
     for line in text.lines() {
-        if let Ok(sql) = SqlType::parse(line) {
-            assert_eq!(SqlType::parse(&sql.to_string()).ok(), Some(sql), "{line}");
+        if let Ok(sql) = ServerType::parse(line) {
+            assert_eq!(ServerType::parse(&sql.to_string()).ok(), Some(sql), "{line}");
         }
     }
 }
@@ -66,7 +66,7 @@ pub fn read_column(
     indicators: Option<&[i32]>,
     batch: usize,
 ) -> Vec<ArrayRef> {
-    let Ok(sql) = SqlType::from_host(code, size, digits) else { return Vec::new() };
+    let Ok(sql) = ServerType::from_host(code, size, digits) else { return Vec::new() };
     if indicators.is_some_and(|indicators| indicators.len() != rows) {
         return Vec::new();
     }
@@ -103,7 +103,7 @@ pub fn read_column(
 
 /// Writes results for the host, and checks that it finds as many as there are.
 pub fn write_results(code: i16, size: u64, digits: i16, ty: &Type, results: &ArrayRef) {
-    let Ok(sql) = SqlType::from_host(code, size, digits) else { return };
+    let Ok(sql) = ServerType::from_host(code, size, digits) else { return };
     let mut column = OutputColumn::new(sql, results.len());
     if column.append(ty, results).is_ok() {
         assert_eq!(column.rows(), results.len());

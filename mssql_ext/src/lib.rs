@@ -31,7 +31,7 @@ use abi::{
     SqlReturn, code, level,
 };
 use binding::{InputColumn, Parameter};
-use columns::SqlType;
+use columns::ServerType;
 use columns::decimal;
 use columns::raw::RawColumn;
 use columns::to_arrow::refuse;
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn InitColumn(
         let name = unsafe { text(name, usize::try_from(name_length).unwrap_or(0), "ColumnName")? };
         let name = name.trim_end_matches('\0').to_string();
         with_session(key, |session| -> Result<()> {
-            let sql = SqlType::from_host(data_type, size, digits).map_err(|what| refuse("column", &name, what))?;
+            let sql = ServerType::from_host(data_type, size, digits).map_err(|what| refuse("column", &name, what))?;
             session.init_column(usize::from(number), InputColumn { name, sql, nullable, partition_by })
         })?;
         Ok(())
@@ -284,7 +284,8 @@ pub unsafe extern "C" fn InitParam(
         let name = unsafe { required_text(name, usize::try_from(name_length).unwrap_or(0), "ParamName")? };
         let name = name.trim_end_matches('\0').trim_start_matches('@').to_string();
         with_session(key, |session| -> Result<()> {
-            let sql = SqlType::from_host(data_type, size, digits).map_err(|what| refuse("parameter", &name, what))?;
+            let sql =
+                ServerType::from_host(data_type, size, digits).map_err(|what| refuse("parameter", &name, what))?;
             // The indicator of a fixed-size value is no size.
             let length = match (sql.element_bytes(), usize::try_from(indicator)) {
                 (Some(length), _) | (None, Ok(length)) => length,

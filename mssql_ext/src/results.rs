@@ -8,10 +8,10 @@ use arrow_select::nullif::nullif;
 use udf_types::types::Type;
 
 use crate::abi::SQL_NULLABLE;
-use crate::binding::ResultColumn;
+use crate::binding::BoundResult;
 use crate::columns::from_arrow::OutputColumn;
 use crate::columns::raw::RawColumn;
-use crate::columns::{Misfit, SqlType};
+use crate::columns::{Misfit, ServerType};
 
 /// The result set of one call. It stays where it is until the next.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ struct Cursor {
 
 impl Results {
     /// An empty result set with room for so many rows.
-    pub fn new(passthrough: &[SqlType], results: &[ResultColumn], rows: usize) -> Results {
+    pub fn new(passthrough: &[ServerType], results: &[BoundResult], rows: usize) -> Results {
         let types = passthrough.iter().copied().chain(results.iter().map(|result| result.sql));
         Results {
             columns: types.map(|sql| OutputColumn::new(sql, rows)).collect(),
@@ -64,7 +64,7 @@ impl Results {
     }
 
     /// Adds results of a function that is declared to give `declared`.
-    pub fn add(&mut self, declared: &Type, results: &[ResultColumn], array: &ArrayRef) -> Result<(), Misfit> {
+    pub fn add(&mut self, declared: &Type, results: &[BoundResult], array: &ArrayRef) -> Result<(), Misfit> {
         let columns = self.columns[self.passthrough..].iter_mut().zip(results);
         for ((column, result), part) in columns.zip(split(declared, array)) {
             column.append(&result.ty, &part).map_err(|misfit| Misfit {
@@ -112,7 +112,7 @@ pub fn split(declared: &Type, array: &ArrayRef) -> Vec<ArrayRef> {
 }
 
 /// What GetResultColumn tells: type code, size, digits, nullability. Always nullable: the schema holds for later chunks.
-pub fn describe(sql: SqlType) -> (i16, u64, i16, i16) {
+pub fn describe(sql: ServerType) -> (i16, u64, i16, i16) {
     (sql.code(), sql.column_size(), sql.decimal_digits(), SQL_NULLABLE)
 }
 
@@ -140,8 +140,8 @@ mod tests {
         let array =
             never_null(&range, r#"[{"lower": 1, "upper": 5, "lower_inc": true, "upper_inc": false, "empty": false}]"#);
         assert_eq!(*split(&range, &array), *std::slice::from_ref(&array));
-        let sql = SqlType::of_result(&range);
-        let columns = [ResultColumn { name: "f".to_string(), ty: range.clone(), sql }];
+        let sql = ServerType::of_result(&range);
+        let columns = [BoundResult { name: "f".to_string(), ty: range.clone(), sql }];
         let mut results = Results::new(&[], &columns, 1);
         results.add(&range, &columns, &array).unwrap();
         assert_eq!(results.rows(), 1);

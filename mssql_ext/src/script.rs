@@ -7,7 +7,7 @@ use udf_project::manifest::FunctionEntry;
 use udf_types::signature::{FunctionKind, Volatility};
 use udf_types::{Error, Result};
 
-use crate::columns::SqlType;
+use crate::columns::ServerType;
 
 /// What a script says.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub struct Script {
     /// What only SQL Server needs.
     pub keys: Keys,
     /// T-SQL types of the result columns; empty if the function's types decide.
-    pub result_columns: Vec<SqlType>,
+    pub result_columns: Vec<ServerType>,
 }
 
 /// The keys that only scripts have.
@@ -113,7 +113,7 @@ impl Script {
                     .with_hint("An image's manifest says it."));
             }
         }
-        let result_columns = keys.result_columns.iter().map(|text| SqlType::parse(text)).collect::<Result<_>>()?;
+        let result_columns = keys.result_columns.iter().map(|text| ServerType::parse(text)).collect::<Result<_>>()?;
         let script = Script { body, keys, result_columns };
         script.inline_entry().check_types()?;
         Ok(script)
@@ -162,7 +162,7 @@ mod tests {
         .unwrap();
         assert_eq!(script.body.image.as_deref(), Some("flights:1.0"));
         assert_eq!((script.body.max_batch_rows, script.keys.bind), (Some(7), Bind::Name));
-        assert_eq!(script.result_columns, [SqlType::Decimal { precision: 9, scale: 2 }]);
+        assert_eq!(script.result_columns, [ServerType::Decimal { precision: 9, scale: 2 }]);
         assert_eq!(script.places(), ["flights:1.0"]);
     }
 

@@ -22,7 +22,7 @@ use udf_client::pace::Pace;
 use udf_types::{Error, Kind, Result};
 
 use crate::binding::{Binding, InputColumn, Parameter};
-use crate::columns::SqlType;
+use crate::columns::ServerType;
 use crate::columns::from_arrow::OutputColumn;
 use crate::columns::raw::RawColumn;
 use crate::execution::Execution;
@@ -74,7 +74,7 @@ pub struct Ready {
     /// Who feeds what.
     pub binding: Binding,
     /// Types of the columns that pass through.
-    pub passthrough: Vec<SqlType>,
+    pub passthrough: Vec<ServerType>,
 }
 
 impl Session {
@@ -215,7 +215,7 @@ impl Session {
     }
 
     /// The type of a result column.
-    pub fn result_column(&self, number: usize) -> Result<SqlType> {
+    pub fn result_column(&self, number: usize) -> Result<ServerType> {
         let State::Ready(ready) = &self.state else { return Err(broken("GetResultColumn was called before Execute")) };
         let results = ready.binding.results.iter().map(|result| result.sql);
         let found = ready.passthrough.iter().copied().chain(results).nth(number);

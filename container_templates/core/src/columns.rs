@@ -24,7 +24,7 @@ use udf_types::types::Type;
 
 use crate::error::CallError;
 use crate::function::{Arrived, Function};
-use crate::json::{Answer, Call, check_constants, unreadable};
+use crate::json::{BatchAnswer, BatchOfCalls, check_constants, unreadable};
 
 /// The folder of the segments, if engines share one with this container.
 const DIRECTORY: &str = "TRANSSHIP_SEGMENT_DIR";
@@ -94,7 +94,7 @@ pub(crate) fn has_segments() -> bool {
 }
 
 /// Reads a batch of calls, and what the client offers for the reply. `kept` is the connection's.
-pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<(Call, Offer), CallError> {
+pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<(BatchOfCalls, Offer), CallError> {
     let (header, inline): (CallHeader, _) = read_frame(body).map_err(unreadable)?;
     let data = match &header.segment {
         // A copy, which begins where 64-bit values may.
@@ -111,7 +111,7 @@ pub(crate) fn read(function: &Function, body: &[u8], kept: &mut Kept) -> Result<
         with_constants(function, &header, &data, kept)?
     };
     let (number, row_errors) = (header.batch, header.row_errors);
-    let call = Call { number, exchange: header.exchange, step: header.step, row_errors, arrived };
+    let call = BatchOfCalls { number, exchange: header.exchange, step: header.step, row_errors, arrived };
     let own = header.may_alias.then_some((data, header.buffers));
     Ok((call, Offer { segment: header.reply_segment, call: own, may_encode: header.may_encode }))
 }
@@ -182,7 +182,12 @@ fn buffers_of(ty: &Type) -> usize {
 }
 
 /// Writes a reply, its data to a segment if one is given.
-pub(crate) fn write(function: &Function, call: &Call, answer: Answer, offer: &Offer) -> Result<Vec<u8>, CallError> {
+pub(crate) fn write(
+    function: &Function,
+    call: &BatchOfCalls,
+    answer: BatchAnswer,
+    offer: &Offer,
+) -> Result<Vec<u8>, CallError> {
     let reply_of = |part| function.reply(part, call.row_errors);
     let mut parts = answer.parts.into_iter().map(reply_of).collect::<Result<Vec<_>, _>>()?;
     let reply = match parts.len() {

@@ -14,7 +14,7 @@ use crate::error::CallError;
 use crate::function::{Arrived, Function};
 
 /// A batch of calls, in whichever form it came over HTTP.
-pub(crate) struct Call {
+pub(crate) struct BatchOfCalls {
     pub(crate) number: u64,
     /// Of an aggregate function: the name of the exchange, and what is to be done.
     pub(crate) exchange: String,
@@ -24,7 +24,7 @@ pub(crate) struct Call {
 }
 
 /// What becomes of it.
-pub(crate) struct Answer {
+pub(crate) struct BatchAnswer {
     /// The reply's columns, a table function's in parts.
     pub(crate) parts: Vec<Vec<ArrayRef>>,
     pub(crate) micros: u64,
@@ -56,7 +56,7 @@ pub(crate) fn check_constants(positions: &[usize], columns: usize) -> Result<(),
 }
 
 /// Reads a batch of calls.
-pub(crate) fn read(function: &Function, body: &[u8]) -> Result<Call, CallError> {
+pub(crate) fn read(function: &Function, body: &[u8]) -> Result<BatchOfCalls, CallError> {
     let call: Request = serde_json::from_slice(body).map_err(unreadable)?;
     let text = std::str::from_utf8(body).map_err(unreadable)?;
     // Numbers as they are written: a decimal is not to pass through a float.
@@ -91,7 +91,7 @@ pub(crate) fn read(function: &Function, body: &[u8]) -> Result<Call, CallError> 
     let options = RecordBatchOptions::new().with_row_count(Some(call.rows));
     let others = RecordBatch::try_new_with_options(Arc::new(schema), columns, &options)
         .map_err(|cause| CallError::violation(cause.to_string()))?;
-    Ok(Call {
+    Ok(BatchOfCalls {
         number: call.batch,
         exchange: call.exchange,
         step: call.step,
@@ -101,7 +101,7 @@ pub(crate) fn read(function: &Function, body: &[u8]) -> Result<Call, CallError> 
 }
 
 /// Writes a reply.
-pub(crate) fn write(function: &Function, call: &Call, Answer { parts, micros }: &Answer) -> String {
+pub(crate) fn write(function: &Function, call: &BatchOfCalls, BatchAnswer { parts, micros }: &BatchAnswer) -> String {
     let rows: usize = parts.iter().map(|part| part[0].len()).sum();
     let mut columns = Vec::new();
     for (position, ty) in function.reply_types(call.row_errors).iter().enumerate() {

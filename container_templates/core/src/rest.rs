@@ -25,7 +25,7 @@ use crate::dialects;
 use crate::error::{CallError, guarded};
 use crate::function::Function;
 use crate::given;
-use crate::json::{self as json_form, Answer, Call};
+use crate::json::{self as json_form, BatchAnswer, BatchOfCalls};
 use crate::lines::collecting;
 use crate::stream::has_hung_up;
 use crate::tables::{self, Given, giving};
@@ -71,7 +71,7 @@ type Body = (&'static str, Vec<u8>);
 
 /// A batch of calls, and what the client offers for the reply if it sends columns.
 struct Asked {
-    call: Call,
+    call: BatchOfCalls,
     offer: Option<Offer>,
 }
 
@@ -91,7 +91,7 @@ impl Asked {
         may_encode && function.signature().kind == FunctionKind::Scalar
     }
 
-    fn write(&self, function: &Function, answer: Answer) -> Result<Body, CallError> {
+    fn write(&self, function: &Function, answer: BatchAnswer) -> Result<Body, CallError> {
         match &self.offer {
             Some(offer) => Ok((COLUMNS, columns::write(function, &self.call, answer, offer)?)),
             None => Ok((JSON, json_form::write(function, &self.call, &answer).into_bytes())),
@@ -220,7 +220,7 @@ async fn answer(
             let answering = || {
                 work.hand_lines_over();
                 let parts = vec![function.reply_to(&work, reply, may_encode)?];
-                asked.write(function, Answer { parts, micros: micros_since(start) })
+                asked.write(function, BatchAnswer { parts, micros: micros_since(start) })
             };
             let (answered, written) = collecting(wants_lines, || guarded(answering));
             *lines = written;
@@ -257,10 +257,10 @@ fn describe(function: &Function) -> String {
 fn compute(
     container: &Container,
     function: &Function,
-    call: &Call,
+    call: &BatchOfCalls,
     may_encode: bool,
     is_cancelled: &dyn Fn() -> bool,
-) -> Result<Answer, CallError> {
+) -> Result<BatchAnswer, CallError> {
     let start = Instant::now();
     let mut parts: Vec<Vec<ArrayRef>> = Vec::new();
     if function.signature().kind == FunctionKind::Aggregate {
@@ -273,7 +273,7 @@ fn compute(
             Ok(())
         })?;
     }
-    Ok(Answer { parts, micros: micros_since(start) })
+    Ok(BatchAnswer { parts, micros: micros_since(start) })
 }
 
 fn micros_since(start: Instant) -> u64 {

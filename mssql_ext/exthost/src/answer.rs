@@ -4,12 +4,12 @@ use std::fs::File;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-use crate::session::Answer;
+use crate::session::JobOutcome;
 use crate::table::Column;
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// An outcome on its way from a child: numbers as eight bytes, everything else behind its length.
-pub fn write_outcome(pipe: OwnedFd, outcome: &Result<Answer, String>) -> std::io::Result<()> {
+pub fn write_outcome(pipe: OwnedFd, outcome: &Result<JobOutcome, String>) -> std::io::Result<()> {
     let mut out = std::io::BufWriter::new(File::from(pipe));
     let number = |out: &mut dyn Write, number: i64| out.write_all(&number.to_le_bytes());
     let bytes = |out: &mut dyn Write, bytes: &[u8]| {
@@ -46,7 +46,7 @@ pub fn write_outcome(pipe: OwnedFd, outcome: &Result<Answer, String>) -> std::io
 }
 
 /// Reads it; none if it was cut off.
-pub fn read_outcome(bytes: &[u8]) -> Option<Result<Answer, String>> {
+pub fn read_outcome(bytes: &[u8]) -> Option<Result<JobOutcome, String>> {
     let mut rest = bytes;
     fn number(rest: &mut &[u8]) -> Option<i64> {
         let (first, tail) = rest.split_first_chunk::<8>()?;
@@ -62,11 +62,11 @@ pub fn read_outcome(bytes: &[u8]) -> Option<Result<Answer, String>> {
     if number(&mut rest)? == 0 {
         return Some(Err(String::from_utf8_lossy(take(&mut rest)?).into_owned()));
     }
-    let mut answer = Answer::default();
+    let mut answer = JobOutcome::default();
     answer.results.rows = usize::try_from(number(&mut rest)?).ok()?;
     for _ in 0..number(&mut rest)? {
         let (code, size, digits) = (number(&mut rest)?, number(&mut rest)?, number(&mut rest)?);
-        let ty = SqlType { code: code as i16, size: size as u64, digits: digits as i16 };
+        let ty = ApiType { code: code as i16, size: size as u64, digits: digits as i16 };
         let mut column = Column::new("", ty, true);
         column.data = take(&mut rest)?.to_vec();
         let lengths = take(&mut rest)?.as_chunks::<4>().0.iter().map(|length| i32::from_le_bytes(*length));

@@ -19,7 +19,7 @@ use nix::sys::signal::{Signal, raise};
 use crate::abi::{self, Guid, HostCallbacks, SQL_NULL_DATA, SQL_SUCCESS};
 use crate::buffers::{Buffer, Kind};
 use crate::readings::Readings;
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// Events that the extension has logged: level, code, message.
 static EVENTS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -70,8 +70,8 @@ pub type Outcome<T> = Result<T, Refused>;
 
 /// A result column, as the extension describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResultColumn {
-    pub ty: SqlType,
+pub struct DescribedResult {
+    pub ty: ApiType,
     pub nullable: i16,
 }
 
@@ -250,7 +250,7 @@ impl Extension {
         task: u16,
         number: usize,
         name: &str,
-        ty: SqlType,
+        ty: ApiType,
         is_nullable: bool,
         partition: i16,
         order: i16,
@@ -282,7 +282,7 @@ impl Extension {
         task: u16,
         number: usize,
         name: &str,
-        ty: SqlType,
+        ty: ApiType,
         value: Option<&[u8]>,
         is_output: bool,
     ) -> Outcome<()> {
@@ -335,14 +335,14 @@ impl Extension {
         Extension::done("Execute", code).map(|()| columns)
     }
 
-    pub fn get_result_column(&self, id: Guid, task: u16, number: u16) -> Outcome<ResultColumn> {
+    pub fn get_result_column(&self, id: Guid, task: u16, number: u16) -> Outcome<DescribedResult> {
         let (mut code, mut size, mut digits, mut nullable) = (0x5ddd, 0xdddd_dddd_dddd_dddd, 0x5ddd, 0x5ddd);
         // SAFETY: the header argues for all calls.
         let outcome = self.call("GetResultColumn", |f: abi::GetResultColumn| unsafe {
             f(id, task, number, &raw mut code, &raw mut size, &raw mut digits, &raw mut nullable)
         });
         Extension::done("GetResultColumn", outcome)?;
-        Ok(ResultColumn { ty: SqlType { code, size, digits }, nullable })
+        Ok(DescribedResult { ty: ApiType { code, size, digits }, nullable })
     }
 
     pub fn get_results(&self, id: Guid, task: u16) -> Outcome<RawResults> {
@@ -362,7 +362,7 @@ impl Extension {
         id: Guid,
         task: u16,
         number: usize,
-        ty: SqlType,
+        ty: ApiType,
     ) -> Outcome<Result<Option<Vec<u8>>, String>> {
         let (code, address, indicator) = self.call("GetOutputParam", |f: abi::GetOutputParam| {
             let (mut value, mut indicator) = (std::ptr::null(), 0x5ddd_dddd);

@@ -5,13 +5,13 @@
 //! `EXEC sp_execute_external_script` over `SELECT columns FROM table`. `GO`, `IF ... CREATE`, `CREATE ROLE`, `GRANT` and `USE` are read and pass.
 
 use crate::tokens::{Parsed, Token, tokenize};
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// A column or parameter as it is declared.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Declared {
     pub name: String,
-    pub ty: SqlType,
+    pub ty: ApiType,
     pub is_nullable: bool,
     pub is_output: bool,
     pub default: Option<Value>,
@@ -27,7 +27,7 @@ pub enum Value {
 
 /// A call: arguments by name, and the columns of WITH RESULT SETS.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct ProcedureCall {
     pub procedure: String,
     pub arguments: Vec<(String, Value)>,
     pub results: Option<Vec<Declared>>,
@@ -63,9 +63,9 @@ pub enum Statement {
         name: String,
         parameters: Vec<Declared>,
         tested: Option<String>,
-        calls: Vec<Call>,
+        calls: Vec<ProcedureCall>,
     },
-    Exec(Call),
+    Exec(ProcedureCall),
     /// Variables to show.
     Select(Vec<String>),
 }
@@ -214,7 +214,7 @@ impl Parser {
         Ok(value)
     }
 
-    fn sql_type(&mut self) -> Parsed<SqlType> {
+    fn sql_type(&mut self) -> Parsed<ApiType> {
         let name = self.name()?.to_lowercase();
         let mut arguments = Vec::new();
         if self.skip_mark('(') {
@@ -227,7 +227,7 @@ impl Parser {
             })?;
             self.expect_mark(')')?;
         }
-        SqlType::parse(&name, &arguments)
+        ApiType::parse(&name, &arguments)
     }
 
     fn column(&mut self) -> Parsed<Declared> {
@@ -386,7 +386,7 @@ impl Parser {
         Ok(Statement::Procedure { name, parameters, tested, calls })
     }
 
-    fn call(&mut self) -> Parsed<Call> {
+    fn call(&mut self) -> Parsed<ProcedureCall> {
         let procedure = self.qualified_name()?;
         let mut arguments = Vec::new();
         if matches!(self.peek(), Some(Token::Variable(_))) {
@@ -407,7 +407,7 @@ impl Parser {
             self.expect_mark(')')?;
             self.expect_mark(')')?;
         }
-        Ok(Call { procedure, arguments, results })
+        Ok(ProcedureCall { procedure, arguments, results })
     }
 }
 

@@ -2,13 +2,13 @@
 
 use crate::abi::Guid;
 use crate::extension::{Extension, Outcome};
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// Makes the calls; the error says which of them went wrong. What the extension writes to stderr meanwhile is its refusals.
 pub fn run(extension: &Extension, id: Guid) -> Result<(), String> {
     let stranger = Guid { data1: !id.data1, ..id };
-    let int = SqlType { code: crate::types::SLONG, size: 4, digits: 0 };
-    let time = SqlType { code: crate::types::TIME, size: 16, digits: 7 };
+    let int = ApiType { code: crate::types::SLONG, size: 4, digits: 0 };
+    let time = ApiType { code: crate::types::TIME, size: 16, digits: 7 };
     let script = "image = \"probe:1\"";
     refused("InitColumn of an unknown session", extension.init_column(stranger, 0, 0, "a", int, true, -1, -1))?;
     refused("InitParam of an unknown session", extension.init_param(stranger, 0, 0, "@a", int, None, false))?;

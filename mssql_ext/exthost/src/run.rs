@@ -15,20 +15,20 @@ use crate::Flags;
 use crate::abi::Guid;
 use crate::answer::{read_outcome, write_outcome};
 use crate::extension::Extension;
-use crate::job::{Call, Declared, Statement, Value, parse_parameters, parse_query};
+use crate::job::{Declared, ProcedureCall, Statement, Value, parse_parameters, parse_query};
 use crate::probe;
 use crate::readings::Readings;
-use crate::session::{Answer, Host, Parameter, Work};
+use crate::session::{Host, JobOutcome, Parameter, Work};
 use crate::table::{Column, Table};
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// The procedure that runs scripts.
 const SPEES: &str = "sp_execute_external_script";
 
-type Variable = (SqlType, Option<Vec<u8>>);
+type Variable = (ApiType, Option<Vec<u8>>);
 
 /// Parameters, the one that chooses between the calls, and the calls.
-type Procedure = (Vec<Declared>, Option<String>, Vec<Call>);
+type Procedure = (Vec<Declared>, Option<String>, Vec<ProcedureCall>);
 
 struct Job<'a> {
     flags: &'a Flags,
@@ -167,7 +167,7 @@ impl Job<'_> {
             let outcome = extension.change_library(id, name, content.map(|_| file.as_ref()), &folder);
             extension.cleanup_session(id, 0).map_err(|refused| refused.to_string())?;
             job.end(&extension)?;
-            outcome.map(|()| Answer::default())
+            outcome.map(|()| JobOutcome::default())
         });
         let outcome = outcome.and_then(|child| self.collect(child));
         let _ = std::fs::remove_file(&staged);
@@ -177,7 +177,7 @@ impl Job<'_> {
         outcome.is_ok()
     }
 
-    fn call(&mut self, call: &Call) -> Result<bool, String> {
+    fn call(&mut self, call: &ProcedureCall) -> Result<bool, String> {
         if call.procedure.eq_ignore_ascii_case(SPEES) {
             return self.run_script(call);
         }
@@ -201,7 +201,7 @@ impl Job<'_> {
         outcome
     }
 
-    fn run_script(&mut self, call: &Call) -> Result<bool, String> {
+    fn run_script(&mut self, call: &ProcedureCall) -> Result<bool, String> {
         let argument = |name: &str| {
             call.arguments.iter().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
         };
@@ -339,7 +339,7 @@ impl Job<'_> {
     }
 
     /// Runs a call in as many processes as it has tasks, each with its share of the rows.
-    fn run_tasks(&mut self, work: &Work, tasks: u16) -> Result<Vec<Answer>, String> {
+    fn run_tasks(&mut self, work: &Work, tasks: u16) -> Result<Vec<JobOutcome>, String> {
         let id = self.new_id();
         let rows = work.input.rows;
         let mut children = Vec::new();
@@ -356,12 +356,12 @@ impl Job<'_> {
             }
         }
         // Every task is awaited, whatever became of the others.
-        let answers: Vec<Result<Answer, String>> = children.into_iter().map(|child| self.collect(child)).collect();
+        let answers: Vec<Result<JobOutcome, String>> = children.into_iter().map(|child| self.collect(child)).collect();
         answers.into_iter().collect()
     }
 
     /// What one process does: one session, or several at once.
-    fn run_sessions(&self, id: Guid, task: u16, tasks: u16, work: &Work) -> Result<Answer, String> {
+    fn run_sessions(&self, id: Guid, task: u16, tasks: u16, work: &Work) -> Result<JobOutcome, String> {
         if !self.readings.has_network {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
                 .map_err(|cause| format!("no network of its own: {cause}"))?;
@@ -381,7 +381,7 @@ impl Job<'_> {
                         })
                     })
                     .collect();
-                let mut answers: Vec<Answer> = threads
+                let mut answers: Vec<JobOutcome> = threads
                     .into_iter()
                     .map(|thread| thread.join().expect("it does not unwind"))
                     .collect::<Result<_, String>>()?;
@@ -401,7 +401,7 @@ impl Job<'_> {
         }
         let start = std::time::Instant::now();
         self.end(&extension)?;
-        outcome.map(|answer| Answer { cleanup: answer.cleanup + start.elapsed(), ..answer })
+        outcome.map(|answer| JobOutcome { cleanup: answer.cleanup + start.elapsed(), ..answer })
     }
 
     fn load(&self) -> Result<Extension, String> {
@@ -432,7 +432,7 @@ impl Job<'_> {
     }
 
     /// Runs work in a process of its own, as launchpad does for each call.
-    fn in_child(&self, work: impl FnOnce(&Self) -> Result<Answer, String>) -> Result<Child, String> {
+    fn in_child(&self, work: impl FnOnce(&Self) -> Result<JobOutcome, String>) -> Result<Child, String> {
         let (reader, writer) = pipe().map_err(|cause| cause.to_string())?;
         let _ = std::io::stdout().flush();
         // SAFETY: this process has one thread.
@@ -454,7 +454,7 @@ impl Job<'_> {
     }
 
     /// Waits for a process's answer.
-    fn collect(&self, child: Child) -> Result<Answer, String> {
+    fn collect(&self, child: Child) -> Result<JobOutcome, String> {
         let mut bytes = Vec::new();
         let read = File::from(child.reader).read_to_end(&mut bytes);
         let status = waitpid(child.pid, None);
@@ -473,7 +473,7 @@ struct Child {
     reader: OwnedFd,
 }
 
-fn print_statistics(answer: &Answer) {
+fn print_statistics(answer: &JobOutcome) {
     let micros = |time: Duration| time.as_micros();
     eprintln!(
         "host_us {}\nextension_us {}\ncleanup_us {}",

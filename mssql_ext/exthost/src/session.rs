@@ -4,16 +4,16 @@ use std::time::{Duration, Instant};
 
 use crate::abi::{Guid, SQL_NULL_DATA};
 use crate::buffers::{Buffer, Kind};
-use crate::extension::{Extension, RawResults, ResultColumn, take_events};
+use crate::extension::{DescribedResult, Extension, RawResults, take_events};
 use crate::readings::Readings;
 use crate::table::{Column, Table};
-use crate::types::{self, SqlType};
+use crate::types::{self, ApiType};
 
 /// A parameter of `@params`.
 #[derive(Debug, Clone)]
 pub struct Parameter {
     pub name: String,
-    pub ty: SqlType,
+    pub ty: ApiType,
     pub value: Option<Vec<u8>>,
     pub is_output: bool,
 }
@@ -31,7 +31,7 @@ pub struct Work {
 
 /// What came of it.
 #[derive(Debug, Default)]
-pub struct Answer {
+pub struct JobOutcome {
     pub results: Table,
     /// Values of the OUTPUT parameters, by number.
     pub outputs: Vec<(usize, Option<Vec<u8>>)>,
@@ -57,14 +57,21 @@ type Chunk = std::ops::Range<usize>;
 
 impl Host {
     /// Runs a session from InitSession to CleanupSession. An error is what the server would report.
-    pub fn run(&self, extension: &Extension, id: Guid, task: u16, tasks: u16, work: &Work) -> Result<Answer, String> {
+    pub fn run(
+        &self,
+        extension: &Extension,
+        id: Guid,
+        task: u16,
+        tasks: u16,
+        work: &Work,
+    ) -> Result<JobOutcome, String> {
         let outcome = self.run_uncleaned(extension, id, task, tasks, work);
         if outcome.is_err() && !self.readings.cleans_after_error {
             return outcome;
         }
         let start = Instant::now();
         extension.cleanup_session(id, task).map_err(|refused| refused.to_string())?;
-        outcome.map(|answer| Answer { cleanup: start.elapsed(), ..answer })
+        outcome.map(|answer| JobOutcome { cleanup: start.elapsed(), ..answer })
     }
 
     fn run_uncleaned(
@@ -74,7 +81,7 @@ impl Host {
         task: u16,
         tasks: u16,
         work: &Work,
-    ) -> Result<Answer, String> {
+    ) -> Result<JobOutcome, String> {
         let said = |refused: crate::extension::Refused| refused.to_string();
         let columns = &work.input.columns;
         extension.init_session(id, task, tasks, &work.script, columns.len(), work.parameters.len()).map_err(said)?;
@@ -92,8 +99,8 @@ impl Host {
                 (format!("@{}", parameter.name), self.announced_parameter(parameter.ty), parameter.value.as_deref());
             extension.init_param(id, task, number, &name, ty, value, parameter.is_output).map_err(said)?;
         }
-        let mut answer = Answer::default();
-        let mut schema: Option<Vec<ResultColumn>> = None;
+        let mut answer = JobOutcome::default();
+        let mut schema: Option<Vec<DescribedResult>> = None;
         for chunk in self.chunks(work) {
             self.execute(extension, id, task, work, chunk, &mut schema, &mut answer)?;
         }
@@ -113,7 +120,7 @@ impl Host {
     }
 
     /// A type as this host announces it.
-    fn announced(&self, ty: SqlType) -> SqlType {
+    fn announced(&self, ty: ApiType) -> ApiType {
         let size = match (self.readings.sizes_are_exact, ty.code) {
             (true, _) => ty.size,
             (false, types::CHAR | types::WCHAR | types::BINARY) if ty.size > 8000 => 65535,
@@ -121,14 +128,14 @@ impl Host {
             (false, types::TIMESTAMP) => 19 + u64::from(ty.digits > 0) + ty.digits as u64,
             (false, _) => ty.size,
         };
-        SqlType { size, ..ty }
+        ApiType { size, ..ty }
     }
 
     /// A parameter's type as this host announces it: the size of wide text in bytes, or in characters.
-    fn announced_parameter(&self, ty: SqlType) -> SqlType {
+    fn announced_parameter(&self, ty: ApiType) -> ApiType {
         let announced = self.announced(ty);
         let counts_characters = !self.readings.sizes_are_exact && ty.code == types::WCHAR && ty.size <= 8000;
-        if counts_characters { SqlType { size: ty.size / 2, ..announced } } else { announced }
+        if counts_characters { ApiType { size: ty.size / 2, ..announced } } else { announced }
     }
 
     /// Which rows each Execute gets.
@@ -173,8 +180,8 @@ impl Host {
         task: u16,
         work: &Work,
         chunk: Chunk,
-        schema: &mut Option<Vec<ResultColumn>>,
-        answer: &mut Answer,
+        schema: &mut Option<Vec<DescribedResult>>,
+        answer: &mut JobOutcome,
     ) -> Result<(), String> {
         let said = |refused: crate::extension::Refused| refused.to_string();
         let start = Instant::now();
@@ -243,7 +250,7 @@ impl Host {
         buffers[buffers.len() - 1].as_ptr() as usize
     }
 
-    fn check_column(&self, number: usize, column: &ResultColumn) -> Result<(), String> {
+    fn check_column(&self, number: usize, column: &DescribedResult) -> Result<(), String> {
         let ty = column.ty;
         let wrong = |fact: String| Err(violation(&format!("result column {number} {fact}")));
         if !matches!(column.nullable, 0 | 1) {
@@ -277,7 +284,7 @@ impl Host {
     }
 
     /// Reads results and checks that they are what their description says.
-    fn read_results(&self, schema: &[ResultColumn], results: RawResults, table: &mut Table) -> Result<(), String> {
+    fn read_results(&self, schema: &[DescribedResult], results: RawResults, table: &mut Table) -> Result<(), String> {
         let rows = usize::try_from(results.rows).ok().filter(|rows| *rows < usize::MAX / 64);
         let rows = rows.ok_or_else(|| violation("the number of rows was not written"))?;
         if !schema.is_empty() && results.data.is_null() {

@@ -3,13 +3,13 @@
 use std::fs;
 use std::path::Path;
 
-use crate::types::SqlType;
+use crate::types::ApiType;
 
 /// A column of a table.
 #[derive(Debug, Clone)]
 pub struct Column {
     pub name: String,
-    pub ty: SqlType,
+    pub ty: ApiType,
     pub is_nullable: bool,
     /// Values, back to back; a NULL of a type of variable length has no bytes.
     pub data: Vec<u8>,
@@ -25,7 +25,7 @@ pub struct Table {
 }
 
 impl Column {
-    pub fn new(name: &str, ty: SqlType, is_nullable: bool) -> Column {
+    pub fn new(name: &str, ty: ApiType, is_nullable: bool) -> Column {
         let lengths = (is_nullable || ty.element_bytes().is_none()).then(Vec::new);
         Column { name: name.to_string(), ty, is_nullable, data: Vec::new(), lengths }
     }
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn rows_are_sorted_by_value_and_by_text() {
         let sorted = |sql: &str, values: &[&str]| {
-            let ty = SqlType::parse(sql, &["9".to_string()]).unwrap();
+            let ty = ApiType::parse(sql, &["9".to_string()]).unwrap();
             let mut table = Table { columns: vec![Column::new("a", ty, true)], rows: 0 };
             table.push(&[Some(values[0].to_string())]).unwrap();
             table.push(&[None]).unwrap();
@@ -242,8 +242,8 @@ mod tests {
     fn csv_tells_null_from_empty() {
         let text = "a,b\n1,\"\"\n2,\n3,\"x, \"\"y\"\"\nz\"\n";
         let mut table = Table::default();
-        table.columns.push(Column::new("b", SqlType::parse("nvarchar", &["max".to_string()]).unwrap(), true));
-        table.columns.push(Column::new("a", SqlType::parse("int", &[]).unwrap(), false));
+        table.columns.push(Column::new("b", ApiType::parse("nvarchar", &["max".to_string()]).unwrap(), true));
+        table.columns.push(Column::new("a", ApiType::parse("int", &[]).unwrap(), false));
         table.read_csv(text).unwrap();
         assert_eq!(table.to_csv(), "b,a\n\"\",1\n,2\n\"x, \"\"y\"\"\nz\",3\n");
         assert_eq!(table.pick(&[2, 0]).to_csv(), "b,a\n\"x, \"\"y\"\"\nz\",3\n\"\",1\n");

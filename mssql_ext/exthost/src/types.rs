@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 /// A type, as `InitColumn` describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct SqlType {
+pub struct ApiType {
     /// ODBC's C type code.
     pub code: i16,
     /// ColumnSize: bytes, of a decimal its precision.
@@ -36,9 +36,9 @@ pub const TIMESTAMPOFFSET: i16 = 0x4001;
 /// ColumnSize of a (max) column.
 pub const LOB: u64 = i32::MAX as u64;
 
-impl SqlType {
+impl ApiType {
     /// Reads a type as T-SQL writes it.
-    pub fn parse(name: &str, arguments: &[String]) -> Result<SqlType, String> {
+    pub fn parse(name: &str, arguments: &[String]) -> Result<ApiType, String> {
         let number = |position: usize, default: u64| {
             arguments
                 .get(position)
@@ -71,7 +71,7 @@ impl SqlType {
             "datetimeoffset" => (TIMESTAMPOFFSET, 20, 7),
             _ => return Err(format!("there is no type {name}")),
         };
-        Ok(SqlType { code, size, digits: digits as i16 })
+        Ok(ApiType { code, size, digits: digits as i16 })
     }
 
     /// Bytes of one value; none if values differ in length.
@@ -294,8 +294,8 @@ fn decode_decimal(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn parse(name: &str, arguments: &[&str]) -> SqlType {
-        SqlType::parse(name, &arguments.iter().map(|text| text.to_string()).collect::<Vec<_>>()).unwrap()
+    fn parse(name: &str, arguments: &[&str]) -> ApiType {
+        ApiType::parse(name, &arguments.iter().map(|text| text.to_string()).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]
@@ -334,6 +334,6 @@ mod tests {
         {
             assert!(parse(name, &[]).encode(value).is_err(), "{name} {value}");
         }
-        assert!(SqlType::parse("xml", &[]).is_err());
+        assert!(ApiType::parse("xml", &[]).is_err());
     }
 }

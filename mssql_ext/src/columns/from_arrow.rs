@@ -19,13 +19,13 @@ use super::decimal::{self, Decimal};
 use super::raw::RawColumn;
 use super::time::{self, DateTime};
 use super::to_arrow::swap_guid;
-use super::{MAX_BOUNDED_BYTES, Misfit, SqlType};
+use super::{MAX_BOUNDED_BYTES, Misfit, ServerType};
 use crate::abi::SQL_NULL_DATA;
 
 /// A column of results, or one value of an OUTPUT parameter.
 #[derive(Debug)]
 pub struct OutputColumn {
-    sql: SqlType,
+    sql: ServerType,
     /// The longest value that it takes.
     max_bytes: usize,
     /// Aligned for every type that the host may read from it.
@@ -38,17 +38,17 @@ type Write = fn(&mut OutputColumn, &Type, &ArrayRef) -> std::result::Result<(), 
 
 impl OutputColumn {
     /// An empty column with room for so many rows.
-    pub fn new(sql: SqlType, rows: usize) -> OutputColumn {
+    pub fn new(sql: ServerType, rows: usize) -> OutputColumn {
         let data = MutableBuffer::new(rows * sql.element_bytes().unwrap_or(0));
         OutputColumn { sql, max_bytes: sql.max_bytes(), data, indicators: Vec::with_capacity(rows) }
     }
 
     /// The value of an OUTPUT parameter. Hosts differ in whether the size of nchar and nvarchar counts bytes or characters, so
     /// twice as many bytes are taken, up to those that nvarchar(4000) has.
-    pub fn of_parameter(sql: SqlType) -> OutputColumn {
+    pub fn of_parameter(sql: ServerType) -> OutputColumn {
         let column = OutputColumn::new(sql, 1);
         let max_bytes = match sql {
-            SqlType::WideChar(size) if size <= MAX_BOUNDED_BYTES => (2 * size).min(MAX_BOUNDED_BYTES) as usize,
+            ServerType::WideChar(size) if size <= MAX_BOUNDED_BYTES => (2 * size).min(MAX_BOUNDED_BYTES) as usize,
             sql => sql.max_bytes(),
         };
         OutputColumn { max_bytes, ..column }
@@ -93,8 +93,10 @@ impl OutputColumn {
                 let values = column.fixed(&rows);
                 match self.sql {
                     // Hosts may send the digit 1 for true, and take only the number.
-                    SqlType::Bit => values.iter().for_each(|byte| self.data.push(u8::from(!matches!(byte, 0 | b'0')))),
-                    SqlType::Decimal { precision, scale } => {
+                    ServerType::Bit => {
+                        values.iter().for_each(|byte| self.data.push(u8::from(!matches!(byte, 0 | b'0'))))
+                    }
+                    ServerType::Decimal { precision, scale } => {
                         for (row, value) in rows.clone().zip(values.as_chunks().0) {
                             let value = if column.is_null(row) {
                                 [0; decimal::STRUCT_BYTES]
@@ -172,7 +174,7 @@ impl OutputColumn {
     }
 
     fn push_text(&mut self, row: usize, text: &str) -> std::result::Result<(), Misfit> {
-        if !matches!(self.sql, SqlType::WideChar(_)) {
+        if !matches!(self.sql, ServerType::WideChar(_)) {
             return self.push_bytes(row, text.as_bytes());
         }
         let before = self.data.len();
@@ -196,17 +198,17 @@ impl OutputColumn {
 }
 
 /// Whether results of `ty` may come back as `sql`; the error says what else to declare.
-pub fn check(what: &str, ty: &Type, sql: SqlType) -> Result<()> {
+pub fn check(what: &str, ty: &Type, sql: ServerType) -> Result<()> {
     if writer(ty, sql).is_some() {
         return Ok(());
     }
     Err(Error::new(Kind::SignatureMismatch, format!("{what} is of type {ty}, which cannot come back as {sql}"))
-        .with_hint(format!("Declare it as {} or nvarchar(max).", SqlType::of_result(ty))))
+        .with_hint(format!("Declare it as {} or nvarchar(max).", ServerType::of_result(ty))))
 }
 
 /// How values of a type are written as another, if that can be right.
-fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
-    use SqlType as S;
+fn writer(ty: &Type, sql: ServerType) -> Option<Write> {
+    use ServerType as S;
     Some(match (ty, sql) {
         (Type::Bool, S::Bit) => |column, _, array| {
             let values = array.as_boolean();
@@ -234,7 +236,9 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
             column.fixed(array, |row| finite(values.value(row), f64::is_finite).map(f64::to_le_bytes))
         },
         (Type::Numeric, S::Decimal { .. }) => |column, _, array| {
-            let SqlType::Decimal { precision, scale } = column.sql else { unreachable!("the writer is a decimal's") };
+            let ServerType::Decimal { precision, scale } = column.sql else {
+                unreachable!("the writer is a decimal's")
+            };
             let texts = array.as_string::<i32>();
             column.fixed(array, |row| {
                 let text = texts.value(row);
@@ -261,12 +265,12 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
             column.fixed(array, |row| time::days_to_struct(values.value(row)).ok_or_else(outside_years))
         },
         (Type::Timestamp, S::DateTime { .. }) => |column, _, array| {
-            let SqlType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
+            let ServerType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
             let values = array.as_primitive::<TimestampMicrosecondType>();
             column.fixed(array, |row| write_time(Some(DateTime::from_micros(values.value(row))), digits))
         },
         (Type::DateTime2, S::DateTime { .. }) => |column, _, array| {
-            let SqlType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
+            let ServerType::DateTime { digits } = column.sql else { unreachable!("the writer is a time's") };
             let texts = array.as_string::<i32>();
             column.fixed(array, |row| write_time(DateTime::parse(texts.value(row)), digits))
         },
@@ -300,8 +304,8 @@ fn writer(ty: &Type, sql: SqlType) -> Option<Write> {
     })
 }
 
-fn is_integer(sql: SqlType) -> bool {
-    matches!(sql, SqlType::TinyInt | SqlType::SmallInt | SqlType::Int | SqlType::BigInt)
+fn is_integer(sql: ServerType) -> bool {
+    matches!(sql, ServerType::TinyInt | ServerType::SmallInt | ServerType::Int | ServerType::BigInt)
 }
 
 fn write_integers<T: ArrowPrimitiveType>(column: &mut OutputColumn, array: &ArrayRef) -> std::result::Result<(), Misfit>
@@ -316,13 +320,13 @@ where
     let outside = move |value: i64| format!("{value} does not fit into {sql}");
     let value = |row: usize| -> i64 { values.value(row).into() };
     match sql {
-        SqlType::TinyInt => {
+        ServerType::TinyInt => {
             column.fixed(array, |row| u8::try_from(value(row)).map(u8::to_le_bytes).map_err(|_| outside(value(row))))
         }
-        SqlType::SmallInt => {
+        ServerType::SmallInt => {
             column.fixed(array, |row| i16::try_from(value(row)).map(i16::to_le_bytes).map_err(|_| outside(value(row))))
         }
-        SqlType::Int => {
+        ServerType::Int => {
             column.fixed(array, |row| i32::try_from(value(row)).map(i32::to_le_bytes).map_err(|_| outside(value(row))))
         }
         _ => column.fixed(array, |row| Ok(value(row).to_le_bytes())),
@@ -374,7 +378,7 @@ fn write_json_form(column: &mut OutputColumn, ty: &Type, array: &ArrayRef) -> st
 mod tests {
     use super::*;
 
-    fn pass(sql: SqlType, data: &[u8], lengths: &[i32]) -> std::result::Result<OutputColumn, Misfit> {
+    fn pass(sql: ServerType, data: &[u8], lengths: &[i32]) -> std::result::Result<OutputColumn, Misfit> {
         // SAFETY: the slices hold what the lengths tell of, and outlive the column.
         let column = unsafe { RawColumn::new(sql, 1, lengths.len(), data.as_ptr(), lengths.as_ptr()) }.unwrap();
         let mut passed = OutputColumn::new(sql, lengths.len());
@@ -384,14 +388,14 @@ mod tests {
 
     #[test]
     fn values_that_are_longer_than_their_column_do_not_pass() {
-        assert_eq!(pass(SqlType::Char(2), b"abab", &[2, -1, 2]).unwrap().indicators, [2, -1, 2]);
-        let misfit = pass(SqlType::Char(2), b"ababc", &[2, -1, 3]).unwrap_err();
+        assert_eq!(pass(ServerType::Char(2), b"abab", &[2, -1, 2]).unwrap().indicators, [2, -1, 2]);
+        let misfit = pass(ServerType::Char(2), b"ababc", &[2, -1, 3]).unwrap_err();
         assert_eq!((misfit.row, misfit.fact.as_str()), (2, "the value has 3 bytes, too many for varchar(2)"));
     }
 
     #[test]
     fn decimals_pass_with_the_digits_of_their_column() {
-        let sql = SqlType::Decimal { precision: 4, scale: 2 };
+        let sql = ServerType::Decimal { precision: 4, scale: 2 };
         let mut host = Decimal { magnitude: 1234, scale: 2, is_negative: true }.to_struct(38, 2).unwrap();
         let passed = pass(sql, &[host, [0xff; 19]].concat(), &[19, -1]).unwrap();
         assert_eq!(passed.data.as_slice()[..6], [4, 2, 0, 0xd2, 4, 0]);

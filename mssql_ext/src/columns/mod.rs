@@ -46,7 +46,7 @@ impl Misfit {
 
 /// A SQL Server type, as the API tells it apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SqlType {
+pub enum ServerType {
     /// bit
     Bit,
     /// tinyint: 0 to 255
@@ -85,34 +85,34 @@ pub enum SqlType {
     Guid,
 }
 
-impl SqlType {
+impl ServerType {
     /// The type of a column or parameter, as the host describes it; the error says what is wrong with it.
     /// Sizes are taken as they are: hosts differ in what they pass. A size of 0 is ODBC's for a (max) column.
-    pub fn from_host(code: i16, size: u64, digits: i16) -> std::result::Result<SqlType, &'static str> {
+    pub fn from_host(code: i16, size: u64, digits: i16) -> std::result::Result<ServerType, &'static str> {
         Ok(match code {
-            code::BIT => SqlType::Bit,
-            code::UTINYINT => SqlType::TinyInt,
-            code::SSHORT => SqlType::SmallInt,
-            code::SLONG => SqlType::Int,
-            code::SBIGINT => SqlType::BigInt,
-            code::REAL => SqlType::Real,
-            code::DOUBLE => SqlType::Float,
+            code::BIT => ServerType::Bit,
+            code::UTINYINT => ServerType::TinyInt,
+            code::SSHORT => ServerType::SmallInt,
+            code::SLONG => ServerType::Int,
+            code::SBIGINT => ServerType::BigInt,
+            code::REAL => ServerType::Real,
+            code::DOUBLE => ServerType::Float,
             code::NUMERIC => {
                 let precision = u8::try_from(size).ok().filter(|precision| (1..=38).contains(precision));
                 let scale = u8::try_from(digits).ok().filter(|scale| *scale <= 38);
                 match (precision, scale) {
-                    (Some(precision), Some(scale)) if scale <= precision => SqlType::Decimal { precision, scale },
+                    (Some(precision), Some(scale)) if scale <= precision => ServerType::Decimal { precision, scale },
                     // A size of 19 bytes or 0 instead of a precision loses nothing: values carry their own digits.
-                    (_, Some(scale)) => SqlType::Decimal { precision: 38, scale },
+                    (_, Some(scale)) => ServerType::Decimal { precision: 38, scale },
                     _ => return Err("a decimal of impossible scale"),
                 }
             }
-            code::CHAR => SqlType::Char(if size == 0 { LOB_BYTES } else { size }),
-            code::WCHAR => SqlType::WideChar(if size == 0 { WIDE_LOB_BYTES } else { size }),
-            code::BINARY => SqlType::Binary(if size == 0 { LOB_BYTES } else { size }),
-            code::DATE => SqlType::Date,
-            code::TIMESTAMP => SqlType::DateTime { digits: u8::try_from(digits.clamp(0, 7)).unwrap_or(7) },
-            code::GUID => SqlType::Guid,
+            code::CHAR => ServerType::Char(if size == 0 { LOB_BYTES } else { size }),
+            code::WCHAR => ServerType::WideChar(if size == 0 { WIDE_LOB_BYTES } else { size }),
+            code::BINARY => ServerType::Binary(if size == 0 { LOB_BYTES } else { size }),
+            code::DATE => ServerType::Date,
+            code::TIMESTAMP => ServerType::DateTime { digits: u8::try_from(digits.clamp(0, 7)).unwrap_or(7) },
+            code::GUID => ServerType::Guid,
             code::TIME | code::SS_TIME2 => return Err("time"),
             code::SS_TIMESTAMPOFFSET => return Err("datetimeoffset"),
             _ => return Err("of a type that SQL Server does not send to external scripts"),
@@ -120,7 +120,7 @@ impl SqlType {
     }
 
     /// Reads a type as T-SQL writes it, for a result column.
-    pub fn parse(text: &str) -> Result<SqlType> {
+    pub fn parse(text: &str) -> Result<ServerType> {
         let wrong = || {
             Error::new(Kind::InvalidDefinition, format!("\"{text}\" is not a type that a result column can have"))
                 .with_hint("Write a type of T-SQL, for example float, decimal(19, 4), nvarchar(100) or datetime2(7).")
@@ -139,22 +139,22 @@ impl SqlType {
             (_, Some([n])) if (1..=limit).contains(n) => Ok(*n),
             _ => Err(wrong()),
         };
-        let plain = |ty: SqlType| if inside.is_none() { Ok(ty) } else { Err(wrong()) };
+        let plain = |ty: ServerType| if inside.is_none() { Ok(ty) } else { Err(wrong()) };
         match name {
-            "bit" => plain(SqlType::Bit),
-            "tinyint" => plain(SqlType::TinyInt),
-            "smallint" => plain(SqlType::SmallInt),
-            "int" | "integer" => plain(SqlType::Int),
-            "bigint" => plain(SqlType::BigInt),
-            "real" => plain(SqlType::Real),
+            "bit" => plain(ServerType::Bit),
+            "tinyint" => plain(ServerType::TinyInt),
+            "smallint" => plain(ServerType::SmallInt),
+            "int" | "integer" => plain(ServerType::Int),
+            "bigint" => plain(ServerType::BigInt),
+            "real" => plain(ServerType::Real),
             "float" => match numbers.as_deref() {
-                None if inside.is_none() => Ok(SqlType::Float),
-                Some([1..=24]) => Ok(SqlType::Real),
-                Some([25..=53]) => Ok(SqlType::Float),
+                None if inside.is_none() => Ok(ServerType::Float),
+                Some([1..=24]) => Ok(ServerType::Real),
+                Some([25..=53]) => Ok(ServerType::Float),
                 _ => Err(wrong()),
             },
-            "money" => plain(SqlType::Decimal { precision: 19, scale: 4 }),
-            "smallmoney" => plain(SqlType::Decimal { precision: 10, scale: 4 }),
+            "money" => plain(ServerType::Decimal { precision: 19, scale: 4 }),
+            "smallmoney" => plain(ServerType::Decimal { precision: 10, scale: 4 }),
             "decimal" | "numeric" | "dec" => {
                 let (precision, scale) = match numbers.as_deref() {
                     None if inside.is_none() => (18, 0),
@@ -164,79 +164,79 @@ impl SqlType {
                 };
                 match (u8::try_from(precision), u8::try_from(scale)) {
                     (Ok(precision @ 1..=38), Ok(scale)) if scale <= precision => {
-                        Ok(SqlType::Decimal { precision, scale })
+                        Ok(ServerType::Decimal { precision, scale })
                     }
                     _ => Err(wrong()),
                 }
             }
-            "char" => length(8000, Some(1), 0).map(SqlType::Char),
-            "varchar" => length(8000, None, LOB_BYTES).map(SqlType::Char),
-            "nchar" => length(4000, Some(1), 0).map(|n| SqlType::WideChar(2 * n)),
-            "nvarchar" if inside == Some("max") => Ok(SqlType::WideChar(WIDE_LOB_BYTES)),
-            "nvarchar" => length(4000, None, 0).map(|n| SqlType::WideChar(2 * n)),
-            "binary" => length(8000, Some(1), 0).map(SqlType::Binary),
-            "varbinary" => length(8000, None, LOB_BYTES).map(SqlType::Binary),
-            "date" => plain(SqlType::Date),
-            "datetime" => plain(SqlType::DateTime { digits: 3 }),
-            "smalldatetime" => plain(SqlType::DateTime { digits: 0 }),
+            "char" => length(8000, Some(1), 0).map(ServerType::Char),
+            "varchar" => length(8000, None, LOB_BYTES).map(ServerType::Char),
+            "nchar" => length(4000, Some(1), 0).map(|n| ServerType::WideChar(2 * n)),
+            "nvarchar" if inside == Some("max") => Ok(ServerType::WideChar(WIDE_LOB_BYTES)),
+            "nvarchar" => length(4000, None, 0).map(|n| ServerType::WideChar(2 * n)),
+            "binary" => length(8000, Some(1), 0).map(ServerType::Binary),
+            "varbinary" => length(8000, None, LOB_BYTES).map(ServerType::Binary),
+            "date" => plain(ServerType::Date),
+            "datetime" => plain(ServerType::DateTime { digits: 3 }),
+            "smalldatetime" => plain(ServerType::DateTime { digits: 0 }),
             "datetime2" => match numbers.as_deref() {
-                None if inside.is_none() => Ok(SqlType::DateTime { digits: 7 }),
-                Some([digits @ 0..=7]) => Ok(SqlType::DateTime { digits: *digits as u8 }),
+                None if inside.is_none() => Ok(ServerType::DateTime { digits: 7 }),
+                Some([digits @ 0..=7]) => Ok(ServerType::DateTime { digits: *digits as u8 }),
                 _ => Err(wrong()),
             },
-            "uniqueidentifier" => plain(SqlType::Guid),
+            "uniqueidentifier" => plain(ServerType::Guid),
             _ => Err(wrong()),
         }
     }
 
     /// The type that a column of `ty` comes back as, where nothing else is asked for.
-    pub fn of_result(ty: &Type) -> SqlType {
-        SqlType::parse(ty.tsql()).expect("the type table names types of T-SQL")
+    pub fn of_result(ty: &Type) -> ServerType {
+        ServerType::parse(ty.tsql()).expect("the type table names types of T-SQL")
     }
 
     /// The host's type code.
     pub fn code(self) -> i16 {
         match self {
-            SqlType::Bit => code::BIT,
-            SqlType::TinyInt => code::UTINYINT,
-            SqlType::SmallInt => code::SSHORT,
-            SqlType::Int => code::SLONG,
-            SqlType::BigInt => code::SBIGINT,
-            SqlType::Real => code::REAL,
-            SqlType::Float => code::DOUBLE,
-            SqlType::Decimal { .. } => code::NUMERIC,
-            SqlType::Char(_) => code::CHAR,
-            SqlType::WideChar(_) => code::WCHAR,
-            SqlType::Binary(_) => code::BINARY,
-            SqlType::Date => code::DATE,
-            SqlType::DateTime { .. } => code::TIMESTAMP,
-            SqlType::Guid => code::GUID,
+            ServerType::Bit => code::BIT,
+            ServerType::TinyInt => code::UTINYINT,
+            ServerType::SmallInt => code::SSHORT,
+            ServerType::Int => code::SLONG,
+            ServerType::BigInt => code::SBIGINT,
+            ServerType::Real => code::REAL,
+            ServerType::Float => code::DOUBLE,
+            ServerType::Decimal { .. } => code::NUMERIC,
+            ServerType::Char(_) => code::CHAR,
+            ServerType::WideChar(_) => code::WCHAR,
+            ServerType::Binary(_) => code::BINARY,
+            ServerType::Date => code::DATE,
+            ServerType::DateTime { .. } => code::TIMESTAMP,
+            ServerType::Guid => code::GUID,
         }
     }
 
     /// Bytes of one value; none if values differ in length.
     pub fn element_bytes(self) -> Option<usize> {
         match self {
-            SqlType::Bit | SqlType::TinyInt => Some(1),
-            SqlType::SmallInt => Some(2),
-            SqlType::Int | SqlType::Real => Some(4),
-            SqlType::BigInt | SqlType::Float => Some(8),
-            SqlType::Date => Some(6),
-            SqlType::DateTime { .. } | SqlType::Guid => Some(16),
-            SqlType::Decimal { .. } => Some(19),
-            SqlType::Char(_) | SqlType::WideChar(_) | SqlType::Binary(_) => None,
+            ServerType::Bit | ServerType::TinyInt => Some(1),
+            ServerType::SmallInt => Some(2),
+            ServerType::Int | ServerType::Real => Some(4),
+            ServerType::BigInt | ServerType::Float => Some(8),
+            ServerType::Date => Some(6),
+            ServerType::DateTime { .. } | ServerType::Guid => Some(16),
+            ServerType::Decimal { .. } => Some(19),
+            ServerType::Char(_) | ServerType::WideChar(_) | ServerType::Binary(_) => None,
         }
     }
 
     /// ColumnSize of a result column: bytes, of a decimal its precision. It is never 0.
     pub fn column_size(self) -> u64 {
         match self {
-            SqlType::Decimal { precision, .. } => u64::from(precision),
+            ServerType::Decimal { precision, .. } => u64::from(precision),
             // What hosts call a (max) column's size differs; a value must fit whatever it is.
-            SqlType::Char(bytes) | SqlType::Binary(bytes) if bytes > MAX_BOUNDED_BYTES => LOB_BYTES,
-            SqlType::WideChar(bytes) if bytes > MAX_BOUNDED_BYTES => WIDE_LOB_BYTES,
-            SqlType::Char(bytes) | SqlType::Binary(bytes) => bytes.max(1),
-            SqlType::WideChar(bytes) => bytes.max(2),
+            ServerType::Char(bytes) | ServerType::Binary(bytes) if bytes > MAX_BOUNDED_BYTES => LOB_BYTES,
+            ServerType::WideChar(bytes) if bytes > MAX_BOUNDED_BYTES => WIDE_LOB_BYTES,
+            ServerType::Char(bytes) | ServerType::Binary(bytes) => bytes.max(1),
+            ServerType::WideChar(bytes) => bytes.max(2),
             other => other.element_bytes().unwrap_or(1) as u64,
         }
     }
@@ -244,8 +244,8 @@ impl SqlType {
     /// DecimalDigits of a result column.
     pub fn decimal_digits(self) -> i16 {
         match self {
-            SqlType::Decimal { scale, .. } => i16::from(scale),
-            SqlType::DateTime { digits } => i16::from(digits),
+            ServerType::Decimal { scale, .. } => i16::from(scale),
+            ServerType::DateTime { digits } => i16::from(digits),
             _ => 0,
         }
     }
@@ -253,7 +253,9 @@ impl SqlType {
     /// The longest value that a column of this type takes, in bytes.
     pub fn max_bytes(self) -> usize {
         match self {
-            SqlType::Char(bytes) | SqlType::WideChar(bytes) | SqlType::Binary(bytes) if bytes <= MAX_BOUNDED_BYTES => {
+            ServerType::Char(bytes) | ServerType::WideChar(bytes) | ServerType::Binary(bytes)
+                if bytes <= MAX_BOUNDED_BYTES =>
+            {
                 bytes as usize
             }
             _ => i32::MAX as usize,
@@ -261,26 +263,26 @@ impl SqlType {
     }
 }
 
-impl std::fmt::Display for SqlType {
+impl std::fmt::Display for ServerType {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let bounded = |f: &mut std::fmt::Formatter<'_>, name: &str, bytes: u64, width: u64| {
             if bytes > MAX_BOUNDED_BYTES { write!(f, "{name}(max)") } else { write!(f, "{name}({})", bytes / width) }
         };
         match *self {
-            SqlType::Bit => f.write_str("bit"),
-            SqlType::TinyInt => f.write_str("tinyint"),
-            SqlType::SmallInt => f.write_str("smallint"),
-            SqlType::Int => f.write_str("int"),
-            SqlType::BigInt => f.write_str("bigint"),
-            SqlType::Real => f.write_str("real"),
-            SqlType::Float => f.write_str("float"),
-            SqlType::Decimal { precision, scale } => write!(f, "decimal({precision}, {scale})"),
-            SqlType::Char(bytes) => bounded(f, "varchar", bytes, 1),
-            SqlType::WideChar(bytes) => bounded(f, "nvarchar", bytes, 2),
-            SqlType::Binary(bytes) => bounded(f, "varbinary", bytes, 1),
-            SqlType::Date => f.write_str("date"),
-            SqlType::DateTime { digits } => write!(f, "datetime2({digits})"),
-            SqlType::Guid => f.write_str("uniqueidentifier"),
+            ServerType::Bit => f.write_str("bit"),
+            ServerType::TinyInt => f.write_str("tinyint"),
+            ServerType::SmallInt => f.write_str("smallint"),
+            ServerType::Int => f.write_str("int"),
+            ServerType::BigInt => f.write_str("bigint"),
+            ServerType::Real => f.write_str("real"),
+            ServerType::Float => f.write_str("float"),
+            ServerType::Decimal { precision, scale } => write!(f, "decimal({precision}, {scale})"),
+            ServerType::Char(bytes) => bounded(f, "varchar", bytes, 1),
+            ServerType::WideChar(bytes) => bounded(f, "nvarchar", bytes, 2),
+            ServerType::Binary(bytes) => bounded(f, "varbinary", bytes, 1),
+            ServerType::Date => f.write_str("date"),
+            ServerType::DateTime { digits } => write!(f, "datetime2({digits})"),
+            ServerType::Guid => f.write_str("uniqueidentifier"),
         }
     }
 }
@@ -316,9 +318,9 @@ mod tests {
             "datetime2(7)",
             "uniqueidentifier",
         ] {
-            assert_eq!(SqlType::parse(text).unwrap().to_string(), text);
+            assert_eq!(ServerType::parse(text).unwrap().to_string(), text);
         }
-        assert_eq!(SqlType::parse(" MONEY ").unwrap(), SqlType::Decimal { precision: 19, scale: 4 });
+        assert_eq!(ServerType::parse(" MONEY ").unwrap(), ServerType::Decimal { precision: 19, scale: 4 });
         for text in [
             "",
             "xml",
@@ -334,37 +336,37 @@ mod tests {
             "time",
             "varchar(1,2)",
         ] {
-            assert!(SqlType::parse(text).is_err(), "{text}");
+            assert!(ServerType::parse(text).is_err(), "{text}");
         }
         for entry in TABLE {
-            SqlType::of_result(&entry.ty);
+            ServerType::of_result(&entry.ty);
         }
     }
 
     #[test]
     fn sizes_are_those_of_the_api() {
-        assert_eq!(SqlType::parse("nvarchar(10)").unwrap().column_size(), 20);
-        assert_eq!(SqlType::parse("nvarchar(max)").unwrap().column_size(), 2_147_483_646);
-        assert_eq!(SqlType::parse("decimal(19, 4)").unwrap().column_size(), 19);
-        assert_eq!(SqlType::parse("decimal(19, 4)").unwrap().element_bytes(), Some(19));
-        assert_eq!((SqlType::Char(0).column_size(), SqlType::WideChar(0).column_size()), (1, 2));
-        assert_eq!(SqlType::parse("nvarchar(10)").unwrap().max_bytes(), 20);
-        assert_eq!(SqlType::parse("varchar(max)").unwrap().max_bytes(), i32::MAX as usize);
+        assert_eq!(ServerType::parse("nvarchar(10)").unwrap().column_size(), 20);
+        assert_eq!(ServerType::parse("nvarchar(max)").unwrap().column_size(), 2_147_483_646);
+        assert_eq!(ServerType::parse("decimal(19, 4)").unwrap().column_size(), 19);
+        assert_eq!(ServerType::parse("decimal(19, 4)").unwrap().element_bytes(), Some(19));
+        assert_eq!((ServerType::Char(0).column_size(), ServerType::WideChar(0).column_size()), (1, 2));
+        assert_eq!(ServerType::parse("nvarchar(10)").unwrap().max_bytes(), 20);
+        assert_eq!(ServerType::parse("varchar(max)").unwrap().max_bytes(), i32::MAX as usize);
     }
 
     #[test]
     fn a_size_of_0_is_max() {
         for (code, name) in [(code::CHAR, "varchar"), (code::WCHAR, "nvarchar"), (code::BINARY, "varbinary")] {
-            assert_eq!(SqlType::from_host(code, 0, 0), Ok(SqlType::parse(&format!("{name}(max)")).unwrap()));
+            assert_eq!(ServerType::from_host(code, 0, 0), Ok(ServerType::parse(&format!("{name}(max)")).unwrap()));
         }
     }
 
     #[test]
     fn what_the_host_cannot_mean_is_named() {
-        assert_eq!(SqlType::from_host(code::SS_TIME2, 16, 7), Err("time"));
-        assert_eq!(SqlType::from_host(code::SS_TIMESTAMPOFFSET, 20, 7), Err("datetimeoffset"));
-        assert!(SqlType::from_host(-18, 4, 0).is_err());
-        assert_eq!(SqlType::from_host(code::NUMERIC, 0, 3), Ok(SqlType::Decimal { precision: 38, scale: 3 }));
-        assert!(SqlType::from_host(code::NUMERIC, 10, 39).is_err());
+        assert_eq!(ServerType::from_host(code::SS_TIME2, 16, 7), Err("time"));
+        assert_eq!(ServerType::from_host(code::SS_TIMESTAMPOFFSET, 20, 7), Err("datetimeoffset"));
+        assert!(ServerType::from_host(-18, 4, 0).is_err());
+        assert_eq!(ServerType::from_host(code::NUMERIC, 0, 3), Ok(ServerType::Decimal { precision: 38, scale: 3 }));
+        assert!(ServerType::from_host(code::NUMERIC, 10, 39).is_err());
     }
 }

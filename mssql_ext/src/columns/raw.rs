@@ -9,7 +9,7 @@ use std::ops::Range;
 use arrow_buffer::NullBuffer;
 use udf_types::Result;
 
-use super::SqlType;
+use super::ServerType;
 use crate::abi::{SQL_NO_NULLS, SQL_NULL_DATA};
 use crate::guard::{broken, bytes};
 
@@ -17,7 +17,7 @@ use crate::guard::{broken, bytes};
 #[derive(Debug, Clone, Copy)]
 pub struct RawColumn<'a> {
     /// Its type.
-    pub sql: SqlType,
+    pub sql: ServerType,
     data: &'a [u8],
     /// Four bytes per row: a length, or -1 for NULL. None if no row is NULL.
     indicators: Option<&'a [u8]>,
@@ -30,7 +30,7 @@ impl<'a> RawColumn<'a> {
     /// Unless they are NULL, `indicators` points to `rows` int32 and `data` to the values that they and `sql` tell of,
     /// and neither changes for as long as `'a`.
     pub unsafe fn new(
-        sql: SqlType,
+        sql: ServerType,
         nullable: i16,
         rows: usize,
         data: *const u8,
@@ -70,7 +70,7 @@ impl<'a> RawColumn<'a> {
     }
 
     /// A column of one value that was kept.
-    pub fn of_value(sql: SqlType, value: Option<&'a [u8]>, indicator: &'a [u8; 4]) -> RawColumn<'a> {
+    pub fn of_value(sql: ServerType, value: Option<&'a [u8]>, indicator: &'a [u8; 4]) -> RawColumn<'a> {
         RawColumn { sql, data: value.unwrap_or_default(), indicators: Some(indicator) }
     }
 
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn hosts_that_are_wrong_are_told() {
         // SAFETY: three bytes and one length are there.
-        let odd = unsafe { RawColumn::new(SqlType::Char(5), 1, 1, b"abc".as_ptr(), [-3].as_ptr()) };
+        let odd = unsafe { RawColumn::new(ServerType::Char(5), 1, 1, b"abc".as_ptr(), [-3].as_ptr()) };
         assert!(odd.unwrap_err().message().contains("-3"));
         // SAFETY: nothing is there, and nothing is read.
-        let missing = unsafe { RawColumn::new(SqlType::Int, 1, 2, std::ptr::null(), std::ptr::null()) };
+        let missing = unsafe { RawColumn::new(ServerType::Int, 1, 2, std::ptr::null(), std::ptr::null()) };
         assert!(missing.unwrap_err().message().contains("no data"));
         let nothing = std::ptr::null();
         // SAFETY: as above.
-        let endless = unsafe { RawColumn::new(SqlType::Guid, 1, usize::MAX / 2, nothing, std::ptr::null()) };
+        let endless = unsafe { RawColumn::new(ServerType::Guid, 1, usize::MAX / 2, nothing, std::ptr::null()) };
         assert!(endless.is_err());
     }
 }

@@ -17,7 +17,7 @@ use udf_types::{Error, Result};
 use super::decimal::{self, Decimal};
 use super::raw::RawColumn;
 use super::time::{self, DateTime};
-use super::{Misfit, SqlType, quote};
+use super::{Misfit, ServerType, quote};
 
 impl RawColumn<'_> {
     /// Fixed-size values that lie in memory as Arrow has them.
@@ -74,11 +74,11 @@ impl RawColumn<'_> {
 
     fn misfit(&self, row: usize) -> Misfit {
         let fact = match self.sql {
-            SqlType::DateTime { .. } => {
+            ServerType::DateTime { .. } => {
                 "the time does not exist, or has digits below a microsecond; cast the column to datetime2(6)"
             }
-            SqlType::Date => "there is no such day",
-            SqlType::Decimal { .. } => "the number has more than 38 digits",
+            ServerType::Date => "there is no such day",
+            ServerType::Decimal { .. } => "the number has more than 38 digits",
             _ => "the value does not fit",
         };
         Misfit { row, fact: fact.to_string() }
@@ -136,7 +136,7 @@ impl<'a> ColumnReader<'a> {
 }
 
 /// Whether a column may feed an argument; if not, the error has a CAST that works.
-pub fn check(what: &str, name: &str, sql: SqlType, argument: &str, ty: &Type) -> Result<()> {
+pub fn check(what: &str, name: &str, sql: ServerType, argument: &str, ty: &Type) -> Result<()> {
     if reader(sql, ty).is_some() {
         return Ok(());
     }
@@ -174,8 +174,8 @@ pub fn refuse(what: &str, name: &str, sql: &str) -> Error {
 }
 
 /// How values of a type become values of another, if that loses nothing.
-fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
-    use SqlType as S;
+fn reader(sql: ServerType, ty: &Type) -> Option<Read> {
+    use ServerType as S;
     Some(match (sql, ty) {
         (S::Bit, Type::Bool) => |column, _, rows, _| {
             let nulls = column.nulls(&rows);
@@ -224,7 +224,7 @@ fn reader(sql: SqlType, ty: &Type) -> Option<Read> {
         }
         (S::BigInt, Type::Numeric) => |c, _, rows, _| c.text::<8>(rows, |b, out| integer(i64::from_le_bytes(*b), out)),
         (S::Decimal { .. }, Type::Numeric) => |column, _, rows, _| {
-            let SqlType::Decimal { scale, .. } = column.sql else { unreachable!("the reader is a decimal's") };
+            let ServerType::Decimal { scale, .. } = column.sql else { unreachable!("the reader is a decimal's") };
             column.text::<{ decimal::STRUCT_BYTES }>(rows, |bytes, out| {
                 Decimal::from_struct(bytes, scale).map(|number| number.write(out)).is_some()
             })
@@ -279,7 +279,7 @@ fn read_text(column: &RawColumn<'_>, rows: Range<usize>, start: usize) -> std::r
     let lengths = column.lengths(&rows);
     let nulls = column.nulls(&rows);
     let all = column.packed(start, lengths.iter().sum());
-    let is_wide = matches!(column.sql, SqlType::WideChar(_));
+    let is_wide = matches!(column.sql, ServerType::WideChar(_));
     if !is_wide
         && let Ok(offsets) = offsets(lengths.iter().copied())
         && let Ok(array) = StringArray::try_new(offsets, Buffer::from(all), nulls.clone())
@@ -381,7 +381,7 @@ mod tests {
     use arrow_array::Array;
     use arrow_array::cast::AsArray;
 
-    fn column<'a>(sql: SqlType, data: &'a [u8], lengths: Option<&'a [i32]>, rows: usize) -> Result<RawColumn<'a>> {
+    fn column<'a>(sql: ServerType, data: &'a [u8], lengths: Option<&'a [i32]>, rows: usize) -> Result<RawColumn<'a>> {
         let indicators = lengths.map_or(std::ptr::null(), |lengths| lengths.as_ptr());
         let data = if data.is_empty() { std::ptr::null() } else { data.as_ptr() };
         // SAFETY: the slices hold what the lengths tell of, and live as long as the column.
@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn read(
-        sql: SqlType,
+        sql: ServerType,
         data: &[u8],
         lengths: Option<&[i32]>,
         rows: usize,
@@ -412,7 +412,7 @@ mod tests {
     fn packed_values_are_found_batch_by_batch() {
         let data: Vec<u8> = "aβ🚢c".encode_utf16().flat_map(u16::to_le_bytes).collect();
         let lengths = [2, -1, 0, 2, 4, 2];
-        let column = column(SqlType::WideChar(100), &data, Some(&lengths), 6).unwrap();
+        let column = column(ServerType::WideChar(100), &data, Some(&lengths), 6).unwrap();
         let mut reader = ColumnReader::new(column, &Type::Text).unwrap();
         let mut found = Vec::new();
         for rows in [0..1, 1..4, 4..6] {
@@ -426,13 +426,13 @@ mod tests {
     fn the_bytes_of_a_null_are_never_looked_at() {
         let garbage = [0xff; 19];
         for (sql, ty) in [
-            (SqlType::Date, Type::Date),
-            (SqlType::DateTime { digits: 7 }, Type::Timestamp),
-            (SqlType::DateTime { digits: 7 }, Type::DateTime2),
-            (SqlType::Decimal { precision: 38, scale: 0 }, Type::Numeric),
-            (SqlType::Float, Type::Float8),
-            (SqlType::Bit, Type::Bool),
-            (SqlType::Guid, Type::Uuid),
+            (ServerType::Date, Type::Date),
+            (ServerType::DateTime { digits: 7 }, Type::Timestamp),
+            (ServerType::DateTime { digits: 7 }, Type::DateTime2),
+            (ServerType::Decimal { precision: 38, scale: 0 }, Type::Numeric),
+            (ServerType::Float, Type::Float8),
+            (ServerType::Bit, Type::Bool),
+            (ServerType::Guid, Type::Uuid),
         ] {
             assert_eq!(read(sql, &garbage, Some(&[-1]), 1, ty.clone()).unwrap().null_count(), 1, "{ty}");
             // Nor need there be any.
@@ -442,19 +442,23 @@ mod tests {
 
     #[test]
     fn columns_without_indicators_have_no_nulls_or_nothing_else() {
-        assert_eq!(read(SqlType::Bit, &[0, 1, b'0', b'1'], None, 4, Type::Bool).unwrap().as_boolean().true_count(), 2);
-        assert_eq!(read(SqlType::Char(5), b"", None, 3, Type::Text).unwrap().null_count(), 3);
+        assert_eq!(
+            read(ServerType::Bit, &[0, 1, b'0', b'1'], None, 4, Type::Bool).unwrap().as_boolean().true_count(),
+            2
+        );
+        assert_eq!(read(ServerType::Char(5), b"", None, 3, Type::Text).unwrap().null_count(), 3);
         // Whatever the number of a fixed-size value is, it is no size.
-        assert_eq!(read(SqlType::TinyInt, &[7, 8], Some(&[0, 4711]), 2, Type::Int2).unwrap().null_count(), 0);
+        assert_eq!(read(ServerType::TinyInt, &[7, 8], Some(&[0, 4711]), 2, Type::Int2).unwrap().null_count(), 0);
         // SAFETY: one value is there.
-        let not_null = unsafe { RawColumn::new(SqlType::TinyInt, SQL_NO_NULLS, 1, [7].as_ptr(), [-1].as_ptr()) };
+        let not_null = unsafe { RawColumn::new(ServerType::TinyInt, SQL_NO_NULLS, 1, [7].as_ptr(), [-1].as_ptr()) };
         assert!(!not_null.unwrap().is_null(0));
     }
 
     #[test]
     fn decimals_in_json_keep_their_digits() {
         let text = b"[12345678901234567890.12, 0.10]";
-        let lists = read(SqlType::Char(99), text, Some(&[text.len() as i32]), 1, Type::from_name("numeric[]").unwrap());
+        let lists =
+            read(ServerType::Char(99), text, Some(&[text.len() as i32]), 1, Type::from_name("numeric[]").unwrap());
         let lists = lists.unwrap();
         let digits: Vec<_> = lists.as_list::<i32>().values().as_string::<i32>().iter().flatten().collect();
         assert_eq!(digits, ["12345678901234567890.12", "0.10"]);
@@ -464,23 +468,24 @@ mod tests {
     fn malformed_text_is_refused_with_its_row() {
         let surrogate = 0xd800_u16.to_le_bytes();
         assert_eq!(
-            read(SqlType::WideChar(9), &[0, 0, surrogate[0], surrogate[1]], Some(&[2, 2]), 2, Type::Text)
+            read(ServerType::WideChar(9), &[0, 0, surrogate[0], surrogate[1]], Some(&[2, 2]), 2, Type::Text)
                 .unwrap_err()
                 .row,
             1
         );
-        assert_eq!(read(SqlType::WideChar(9), b"abc", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
-        assert_eq!(read(SqlType::Char(9), b"ok\xff", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
+        assert_eq!(read(ServerType::WideChar(9), b"abc", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
+        assert_eq!(read(ServerType::Char(9), b"ok\xff", Some(&[2, 1]), 2, Type::Text).unwrap_err().row, 1);
         // A character that is cut in two is not text either, even if the whole is.
-        assert_eq!(read(SqlType::Char(9), "β".as_bytes(), Some(&[1, 1]), 2, Type::Text).unwrap_err().row, 0);
+        assert_eq!(read(ServerType::Char(9), "β".as_bytes(), Some(&[1, 1]), 2, Type::Text).unwrap_err().row, 0);
     }
 
     #[test]
     fn values_that_no_message_holds_are_refused() {
         // Zeroed memory is not touched, and so not there.
         let data = vec![0; MAX_VALUE_BYTES + 1];
-        let error = read(SqlType::Binary(i32::MAX as u64), &data, Some(&[MAX_VALUE_BYTES as i32 + 1]), 1, Type::Bytea)
-            .unwrap_err();
+        let error =
+            read(ServerType::Binary(i32::MAX as u64), &data, Some(&[MAX_VALUE_BYTES as i32 + 1]), 1, Type::Bytea)
+                .unwrap_err();
         assert!(error.sentence().starts_with("The value has 715827883 bytes"), "{error:?}");
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct Http {
 
 /// What a server answered.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: StatusCode,
     pub(crate) body: Bytes,
     /// How long it wants not to be asked again.
@@ -130,12 +130,18 @@ impl Http {
     }
 
     /// Gets what is at a path, if it is small.
-    pub(crate) async fn get(&self, path: &str) -> Result<Answer> {
+    pub(crate) async fn get(&self, path: &str) -> Result<HttpResponse> {
         self.request(Method::GET, path, HeaderMap::new(), String::new()).await
     }
 
     /// Posts a JSON body; the answer is a reply that counts as `share` of an exchange's budget.
-    pub(crate) async fn post(&self, path: &str, headers: HeaderMap, body: String, most: Most<'_>) -> Result<Answer> {
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        headers: HeaderMap,
+        body: String,
+        most: Most<'_>,
+    ) -> Result<HttpResponse> {
         self.request_within(Method::POST, path, headers, body, most).await
     }
 
@@ -146,7 +152,7 @@ impl Http {
         path: &str,
         headers: HeaderMap,
         body: impl Into<Bytes>,
-    ) -> Result<Answer> {
+    ) -> Result<HttpResponse> {
         let budget = Budget::new(MAX_ASIDE_BYTES);
         let most = Most { function: "", share: &mut budget.share(0), bytes: MAX_ASIDE_BYTES };
         self.request_within(method, path, headers, body, most).await
@@ -160,7 +166,7 @@ impl Http {
         headers: HeaderMap,
         body: impl Into<Bytes>,
         mut most: Most<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<HttpResponse> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -216,7 +222,7 @@ impl Http {
             return Err(most.damaged());
         }
         let body = if is_gzip && self.accepts_gzip { unpack(&body, &mut most).await? } else { body };
-        Ok(Answer { status, body: body.into(), retry_after, lines })
+        Ok(HttpResponse { status, body: body.into(), retry_after, lines })
     }
 }
 

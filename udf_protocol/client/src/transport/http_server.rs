@@ -16,7 +16,7 @@ use udf_types::{Advice, Error, Kind, Result};
 use crate::names::percent_encoded;
 use crate::transport::Takes;
 use crate::transport::credentials::Credentials;
-use crate::transport::http::{Answer, Http};
+use crate::transport::http::{Http, HttpResponse};
 use crate::transport::status::kind_of_gateway;
 
 /// How long a server may take to forget groups.
@@ -51,7 +51,7 @@ impl HttpServer {
     }
 
     /// Gets what a server says of itself.
-    async fn get(&self, path: &str) -> Result<Answer> {
+    async fn get(&self, path: &str) -> Result<HttpResponse> {
         let answer = self.http.get(path).await?;
         let (endpoint, status) = (self.http.endpoint(), answer.status);
         match kind_of_gateway(status) {
