@@ -97,6 +97,8 @@ $$;
 CREATE FUNCTION leave_segment() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'transship_leave_segment';
 
+REVOKE EXECUTE ON FUNCTION leave_segment() FROM PUBLIC;
+
 COMMENT ON FUNCTION leave_segment() IS 'leaves out rows of a dump that a followed table has got from its source';
 
 CREATE TRIGGER leave_segment BEFORE INSERT ON table_segments FOR EACH ROW EXECUTE FUNCTION leave_segment();

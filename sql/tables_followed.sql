@@ -331,6 +331,15 @@ UPDATE measured SET x = x + 1;
 TABLE as_texts;
 RESET extra_float_digits;
 RESET bytea_output;
+-- Ranges of a user's may have a function that is called where nothing shows it.
+CREATE TYPE text_range AS RANGE (subtype = text);
+CREATE TABLE of_ranges (a text_range, b text_range, c int4range);
+SELECT query, code FROM (VALUES ('a -|- b AS x'), ('a * b AS x'), ('a -|- ANY (ARRAY[b]) AS x'), ('text_range(lower(a), upper(b)) AS x'), ('a::text::text_range AS x')) v (query),
+  failure(format('SELECT transship.share(''of_range'', %L, follow => true)', 'SELECT ' || query || ' FROM of_ranges'));
+SELECT transship.share('of_range', 'SELECT a, c * c AS c FROM of_ranges', follow => true);
+SELECT transship.unshare('of_range');
+DROP TABLE of_ranges;
+DROP TYPE text_range;
 -- Following does not begin in the middle of a statement that writes to the source.
 CREATE FUNCTION begins() RETURNS int LANGUAGE plpgsql AS $$BEGIN PERFORM transship.share('of_middle', 'SELECT x FROM measured', follow => true); RETURN 3; END$$;
 SELECT code, message FROM failure('INSERT INTO measured SELECT CASE WHEN i = 3 THEN begins() ELSE i END FROM generate_series(1, 6) i');
@@ -392,6 +401,19 @@ SELECT differences(), count(*) FROM transship.table_segments WHERE id::text = :'
 -- Then segments of the dump are left out.
 INSERT INTO transship.table_segments SELECT relation, gen_random_uuid(), digest, rows, keys, bytes FROM transship.table_segments WHERE relation = 'followed'::regclass;
 SELECT differences();
+-- One that is there is no other.
+SELECT code, message FROM failure($$INSERT INTO transship.table_segments SELECT * FROM transship.table_segments WHERE relation = 'followed'::regclass$$);
+SELECT differences();
+-- Nobody else makes a trigger of it.
+CREATE ROLE regress_leaver;
+SET ROLE regress_leaver;
+CREATE TEMP TABLE left_out (a int);
+SELECT code, message FROM failure('CREATE TRIGGER own BEFORE INSERT ON left_out FOR EACH STATEMENT EXECUTE FUNCTION transship.leave_segment()');
+RESET ROLE;
+CREATE TRIGGER own BEFORE INSERT ON left_out FOR EACH STATEMENT EXECUTE FUNCTION transship.leave_segment();
+SELECT code, message FROM failure('INSERT INTO left_out VALUES (1)');
+DROP TABLE left_out;
+DROP ROLE regress_leaver;
 -- Without the row, triggers say that they are of no use.
 BEGIN;
 DELETE FROM transship.followed_tables;

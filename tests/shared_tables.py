@@ -297,6 +297,7 @@ def replication_does_not_write_rows_of_shared_tables():
                 connection.execute(
                     f"ALTER TABLE transship.{name} ENABLE REPLICA TRIGGER refuse_deleted, ENABLE REPLICA TRIGGER refuse_truncated"
                 )
+            connection.execute("ALTER TABLE transship.table_segments ENABLE ALWAYS TRIGGER leave_segment")
         connection.execute("DROP DATABASE publisher WITH (FORCE)")
         # Elsewhere, the same setting means a restore, which has its rows.
         connection.execute("SET session_replication_role = replica")

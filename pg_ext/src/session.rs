@@ -70,7 +70,8 @@ unsafe extern "C-unwind" fn at_transaction_end(event: pg_sys::XactEvent::Type, _
     if matches!(event, XACT_EVENT_PRE_COMMIT | XACT_EVENT_PARALLEL_PRE_COMMIT | XACT_EVENT_PRE_PREPARE) {
         return;
     }
-    // An error after the transaction has committed would take the whole server down. Exchanges read what their containers have sent last.
+    // An error after the transaction has committed would take the whole server down. Exchanges read what their containers have sent last. Nothing
+    // here raises an error of PostgreSQL's.
     let ended = std::panic::catch_unwind(|| {
         single_call::forget_exchanges();
         observed::end_query();

@@ -29,35 +29,48 @@ const MOST_OF_MANY: usize = 256;
 pub(super) const MOST_SEGMENTS: usize = 4096;
 
 /// Merges segments of a table to which the transaction has just added one, and that has these now, if it sees what there is, and nobody
-/// else does; or once nobody else does any more, where there are more than a table may have. How many fewer there are.
+/// else does; or once nobody else does any more, where there are more than a table may have. How many there are then.
 ///
 /// # Safety
 /// The table is open, and locked for writing.
 pub(super) unsafe fn compact(table: &Table, segments: &[Row]) -> usize {
-    // Whoever merges keeps all others from it until its transaction ends.
-    if to_merge(segments).is_empty() {
-        return 0;
-    }
     let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
-    // SAFETY: the caller says so. The lock is kept until the transaction ends, so that nobody else merges what it has merged.
+    // SAFETY: the caller says so. Where something was merged, the lock is kept until the transaction ends, so that nobody else merges that.
     unsafe {
         // There, what one transaction reads of all tables and another writes would be a conflict.
         let is_serializable = (&raw const pg_sys::XactIsoLevel).read() >= pg_sys::XACT_SERIALIZABLE as i32;
-        if is_serializable && segments.len() <= MANY {
-            return 0;
+        if to_merge(segments).is_empty() || is_serializable && segments.len() <= MANY {
+            return segments.len();
         }
         if segments.len() > MOST_SEGMENTS {
             pg_sys::LockRelationOid(table.relation, lock);
         } else if !pg_sys::ConditionalLockRelationOid(table.relation, lock) {
-            return 0;
+            return segments.len();
         }
-        let Some(found) = rows::list_latest(table.relation) else { return 0 };
-        let merged = &found[to_merge(&found)];
-        let Some(first) = merged.first() else { return 0 };
+        let (count, has_merged) = match rows::list_latest(table.relation) {
+            Some(found) => merge(table, &found),
+            None => (segments.len(), false),
+        };
+        if !has_merged {
+            pg_sys::UnlockRelationOid(table.relation, lock);
+        }
+        count
+    }
+}
+
+/// Merges some of all segments that a table has, which nobody else does; how many there are then, and whether it has.
+///
+/// # Safety
+/// As for [`compact`].
+unsafe fn merge(table: &Table, found: &[Row]) -> (usize, bool) {
+    let merged = &found[to_merge(found)];
+    let Some(first) = merged.first() else { return (found.len(), false) };
+    // SAFETY: the caller says so. The snapshot is registered while it is used.
+    unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let opened: Result<Vec<_>> = merged.iter().map(|row| memory::open(row, table, snapshot)).collect();
         // Without memory for them, they stay as they are.
-        let is_merged = opened.is_ok();
+        let has_merged = opened.is_ok();
         if let Ok(opened) = opened {
             let ids: Vec<_> = merged.iter().map(|row| row.id).collect();
             rows::delete(table.relation, &ids, snapshot);
@@ -74,7 +87,7 @@ pub(super) unsafe fn compact(table: &Table, segments: &[Row]) -> usize {
             memory::remove(&merged.iter().map(|row| row.digest).collect::<Vec<_>>());
         }
         pg_sys::UnregisterSnapshot(snapshot);
-        if is_merged { merged.len() - 1 } else { 0 }
+        (if has_merged { found.len() - merged.len() + 1 } else { found.len() }, has_merged)
     }
 }
 

@@ -279,21 +279,33 @@ unsafe fn is_users(node: *mut pg_sys::Node) -> bool {
             return true;
         }
         matches!(nodes::tag(node), pg_sys::NodeTag::T_CoerceToDomain | pg_sys::NodeTag::T_XmlExpr)
-            || makes_users_range(node)
+            || uses_users_range(node)
             || pg_sys::check_functions_in_node(node, Some(is_no_own), std::ptr::null_mut())
     }
 }
 
-/// Whether a node makes values of a range type of a user's, which has a function of its own for that.
-unsafe fn makes_users_range(node: *mut pg_sys::Node) -> bool {
+/// Whether a node makes values of a range type of a user's, or does more with them than to hand them on: even whether two are adjacent is asked
+/// by making one, with a function of the type's own.
+unsafe fn uses_users_range(node: *mut pg_sys::Node) -> bool {
     use pg_sys::NodeTag::*;
     // SAFETY: the caller passes a valid node; lookups in the catalogs.
     unsafe {
-        matches!(nodes::tag(node), T_OpExpr | T_FuncExpr | T_CoerceViaIO) && {
-            let made = pg_sys::exprType(node);
-            made.to_u32() >= pg_sys::FirstNormalObjectId
-                && (pg_sys::type_is_range(made) || pg_sys::type_is_multirange(made))
-        }
+        let is_users = |node: *mut pg_sys::Node| {
+            let of = pg_sys::exprType(node);
+            let element = pg_sys::get_element_type(of);
+            [of, element].into_iter().any(|of| {
+                of.to_u32() >= pg_sys::FirstNormalObjectId
+                    && (pg_sys::type_is_range(of) || pg_sys::type_is_multirange(of))
+            })
+        };
+        let arguments = match nodes::tag(node) {
+            T_OpExpr | T_DistinctExpr | T_NullIfExpr => (*node.cast::<pg_sys::OpExpr>()).args,
+            T_FuncExpr => (*node.cast::<pg_sys::FuncExpr>()).args,
+            T_ScalarArrayOpExpr => (*node.cast::<pg_sys::ScalarArrayOpExpr>()).args,
+            T_CoerceViaIO => return is_users(node),
+            _ => return false,
+        };
+        is_users(node) || list::elements::<pg_sys::Node>(arguments).into_iter().any(is_users)
     }
 }
 

@@ -162,16 +162,22 @@ unsafe fn as_owner(owner: pg_sys::Oid, work: impl FnOnce()) {
 }
 
 /// `transship.leave_segment() RETURNS trigger`: of each row that SQL writes to `transship.table_segments`, as restores do. A table that was shared
-/// again since, because the rows of its source have come before, has the segment's rows already.
+/// again since, because the rows of its source have come before, has the segment's rows already. Its chunks stay, which nobody reads then.
 #[pg_guard]
 pub unsafe extern "C-unwind" fn leave_segment(fcinfo: pg_sys::FunctionCallInfo) -> pg_sys::Datum {
-    // SAFETY: PostgreSQL passes a valid fcinfo, with a TriggerData as its context if a trigger fires. The first column is an oid.
+    const EVENT: u32 = pg_sys::TRIGGER_EVENT_INSERT | pg_sys::TRIGGER_EVENT_ROW | pg_sys::TRIGGER_EVENT_BEFORE;
+    // SAFETY: PostgreSQL passes a valid fcinfo, with a TriggerData as its context if a trigger fires. Before a row is inserted, there is one;
+    // the columns are those that the extension's script declares, and may be NULL.
     unsafe {
         let context = (*fcinfo).context;
         if context.is_null() || nodes::tag(context) != pg_sys::NodeTag::T_TriggerData {
-            report::raise_error(&misplaced(), None);
+            report::raise_error(&Error::invalid_definition(LEAVES_OWN), None);
         }
         let data = &*context.cast::<pg_sys::TriggerData>();
+        // Anybody may make a trigger of a function on a table of their own.
+        if !rows::are_segments((*data.tg_relation).rd_id) || data.tg_event != EVENT {
+            report::raise_error(&Error::invalid_definition(LEAVES_OWN), None);
+        }
         let row = pg_sys::Datum::from(data.tg_trigtuple);
         let mut are_null = [false; 2];
         let descriptor = (*data.tg_relation).rd_att;
@@ -183,15 +189,26 @@ pub unsafe extern "C-unwind" fn leave_segment(fcinfo: pg_sys::FunctionCallInfo) 
         let table = pg_sys::Oid::from(table.value() as u32);
         // Whoever shares it again has done so, or waits until the segment is there.
         pg_sys::LockRelationOid(table, pg_sys::RowExclusiveLock as i32);
-        if !followed::is_own(table) {
+        // One that is there already is an error of the key's, as it would be without this.
+        let is_there = || rows::list_now(table).iter().any(|row| row.id == *id.cast_mut_ptr::<Id>());
+        if !followed::is_own(table) || is_there() {
             return row;
         }
-        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        rows::delete(table, &[*id.cast_mut_ptr::<Id>()], snapshot);
-        pg_sys::UnregisterSnapshot(snapshot);
+        let name = pg_sys::get_rel_name(table);
+        let name = if name.is_null() { String::new() } else { text::from_c(name) };
+        let message = format!(
+            "a segment of shared table \"{name}\" was left out, since the table was shared from its source before"
+        );
+        report::warn(
+            &Error::new(Kind::InvalidDefinition, message)
+                .with_hint("If the table lacks rows of its source, share it again."),
+        );
         pg_sys::Datum::from(0usize)
     }
 }
+
+/// The error of a trigger that is not the extension's.
+const LEAVES_OWN: &str = "transship.leave_segment() can only be called by the extension's own trigger";
 
 /// `transship.forget_view(relation oid) RETURNS void`: ends that a table follows by a view that was dropped. The extension's trigger
 /// calls it.

@@ -298,6 +298,22 @@ pub(super) unsafe fn insert<const N: usize>(relation: pg_sys::Relation, mut valu
     }
 }
 
+/// Whether a relation is `table_segments`.
+pub(super) fn are_segments(relation: pg_sys::Oid) -> bool {
+    relation == find(SEGMENTS)
+}
+
+/// The segments that a table has now, whoever sees them.
+pub(super) fn list_now(table: pg_sys::Oid) -> Vec<Row> {
+    // SAFETY: the snapshot is registered while it is used.
+    unsafe {
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
+        let found = list(table, snapshot);
+        pg_sys::UnregisterSnapshot(snapshot);
+        found
+    }
+}
+
 /// The segments that a table has now, if those that the transaction sees are these; none if another transaction has changed them
 /// since this one took its snapshot.
 pub(super) fn list_latest(table: pg_sys::Oid) -> Option<Vec<Row>> {

@@ -202,9 +202,9 @@ pub(super) unsafe fn append_rows(table: &Table, mut source: Source) -> u64 {
         source.close();
         rows::insert_segments(table.relation, &written);
         let segments = check_version(table, &written);
-        let fewer = compact::compact(table, &segments);
-        if segments.len() > compact::MOST_SEGMENTS && fewer == 0 {
-            report::raise_error(&too_many(table, segments.len()), None);
+        let left = compact::compact(table, &segments);
+        if left > compact::MOST_SEGMENTS && left >= segments.len() {
+            report::raise_error(&too_many(table, left), None);
         }
         count
     }
