@@ -19,6 +19,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/flight"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -237,16 +238,27 @@ func (l left) Context() context.Context {
 }
 
 func TestAClientThatHasGoneDoesNotEndTheRows(t *testing.T) {
-	store := func(rows iter.Seq[int64]) iter.Seq[int64] {
+	stored := 0
+	store := func(ctx context.Context, rows iter.Seq[int64]) iter.Seq[int64] {
 		return func(func(int64) bool) {
 			for range rows {
+			}
+			if ctx.Err() == nil {
+				stored++
 			}
 		}
 	}
 	function := bound(t, Function{Name: "f", Kind: "map", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8")}, store)
 	server := &flightServer{functions: map[string]*Function{"f": function}}
-	if err := server.DoExchange(left{called(t, int8s(1, 2))}); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v", err)
+	if err := server.DoExchange(left{called(t, int8s(1, 2))}); !errors.Is(err, context.Canceled) || stored != 0 {
+		t.Errorf("%v, %d", err, stored)
+	}
+	// Nor does a row that Go cannot hold.
+	if err := server.DoExchange(called(t, array.MakeArrayOfNull(memory.DefaultAllocator, arrow.PrimitiveTypes.Int64, 1))); err == nil || stored != 0 {
+		t.Errorf("%v, %d", err, stored)
+	}
+	if err := server.DoExchange(called(t, int8s(1, 2))); err != nil || stored != 1 {
+		t.Errorf("%v, %d", err, stored)
 	}
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,8 +84,9 @@ type mapExchange struct {
 	call  callMetadata
 	// Whether the client sends no errors' metadata, and so takes none.
 	isPlain bool
-	// Why the rows ended early.
-	cut error
+	// Why the rows ended early, and what tells the handler's context.
+	cut  error
+	stop context.CancelCauseFunc
 	// Whether the handler is done, and its goroutines get no more rows. Whoever sets it holds writing as well.
 	isEnded bool
 
@@ -96,6 +98,9 @@ type mapExchange struct {
 
 func (m *mapExchange) run() error {
 	m.results = array.NewBuilder(memory.DefaultAllocator, m.function.Returns.Arrow())
+	ctx, stop := context.WithCancelCause(m.stream.Context())
+	defer stop(nil)
+	m.stop = stop
 	ended := make(chan struct{})
 	if m.function.Batch != "arrow" {
 		go m.look(ended)
@@ -105,7 +110,7 @@ func (m *mapExchange) run() error {
 		// Also if the handler has ended this goroutine.
 		_ = m.first(nil)
 	}()
-	err := m.answer()
+	err := m.answer(ctx)
 	if err == nil {
 		err = m.drain()
 	}
@@ -137,11 +142,11 @@ func (m *mapExchange) look(ended chan struct{}) {
 }
 
 // answer calls the handler, and sends what it returns. A panic of the handler is its error.
-func (m *mapExchange) answer() (err error) {
+func (m *mapExchange) answer(ctx context.Context) (err error) {
 	if err := m.tables.check(); err != nil {
 		return m.first(err)
 	}
-	result, err := call(m.tables.in(m.stream.Context()), m.function.target, []reflect.Value{m.rows()}, -1)
+	result, err := call(m.tables.in(ctx), m.function.target, []reflect.Value{m.rows()}, -1)
 	if err != nil {
 		return m.first(err)
 	}
@@ -338,6 +343,7 @@ func (m *mapExchange) cutOff(cause error) {
 	defer m.state.Unlock()
 	if m.cut == nil {
 		m.cut = cause
+		m.stop(cause)
 	}
 }
 
