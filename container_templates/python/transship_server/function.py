@@ -4,6 +4,7 @@ Row i of the result answers row i of the batch, always: rows are called in order
 functions that answer otherwise build on this one: table_function.py, map_function.py, aggregate_function.py.
 """
 
+import collections.abc
 import copy
 import datetime
 import decimal
@@ -50,6 +51,11 @@ def as_it_is(value):
         return {key: as_it_is(element) for key, element in value.items()}
     if kind is bytearray or kind is memoryview:
         return bytes(value)
+    if kind is tuple:
+        return tuple(map(as_it_is, value))
+    if isinstance(value, (collections.abc.Iterator, collections.abc.MappingView)):
+        # What it gives later, it may not give any more, or it gives something else.
+        return [as_it_is(element) for element in value]
     try:
         return copy.deepcopy(value)
     except Exception:
