@@ -59,6 +59,8 @@ functions = [
   { name = "large", arguments = ["int8"], returns = "text", kind = "map" },
   { name = "lists", arguments = ["int8"], returns = "text[]", kind = "map" },
   { name = "nothing", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "store", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "stored", arguments = [], returns = "int8" },
 ]"#;
 
 fn functions() -> Functions {
@@ -92,12 +94,15 @@ fn functions() -> Functions {
         .map("large", |rows: Rows<(i64,)>| rows.map(|row| row.map(|(x,)| "x".repeat(x as usize))))
         .map("lists", |rows: Rows<(i64,)>| rows.map(|row| row.map(|(x,)| Json(vec!["y".to_string(); x as usize]))))
         .map("nothing", |_: Rows<(i64,)>| None::<i64>)
+        .map("store", store)
+        .scalar("stored", || STORED.load(SeqCst))
 }
 
 static BEGUN: AtomicI64 = AtomicI64::new(0);
 static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
 static MOST: AtomicI64 = AtomicI64::new(0);
 static PROGRESS: AtomicI64 = AtomicI64::new(0);
+static STORED: AtomicI64 = AtomicI64::new(0);
 static KEPT: Mutex<Vec<Rows<(i64,)>>> = Mutex::new(Vec::new());
 
 /// Counts a call while its future lives.
@@ -176,6 +181,20 @@ fn fails_early(rows: Rows<(i64,)>) -> [Result<i64, String>; 1] {
     std::thread::spawn(move || rows.count());
     std::thread::sleep(Duration::from_millis(50));
     [Err("it is early".to_string())]
+}
+
+/// Counts the streams of which it has got all rows.
+fn store(mut rows: Rows<(i64,)>) -> impl Iterator<Item = Result<i64, CallError>> {
+    UNDER_WAY.fetch_add(1, SeqCst);
+    let counted = Counted;
+    std::iter::from_fn(move || {
+        let _counted = &counted;
+        let row = rows.next();
+        if row.is_none() {
+            STORED.fetch_add(1, SeqCst);
+        }
+        row.map(first)
+    })
 }
 
 fn call(values: &Value) -> Value {
@@ -462,6 +481,16 @@ fn streams_that_fail_or_are_left_end() {
         std::thread::sleep(Duration::from_millis(100));
         server.count("progress") == before
     });
+    // A client that goes away is not taken for one that has sent all of its rows.
+    for _ in 0..20 {
+        let mut exchange = streams.open_numbers("store", &[&some([1])]);
+        assert_eq!(next(&mut exchange).unwrap().unwrap().len(), 1);
+        drop(exchange);
+    }
+    wait_until("the streams end", || server.count("under_way") == 0);
+    assert_eq!(server.count("stored"), 0);
+    assert_eq!(streams.map("store", &[&some([1, 2])]).unwrap(), [1, 2]);
+    assert_eq!(server.count("stored"), 1);
     // The client goes away while rows are waited for, and so does its server.
     let mut exchange = streams.open_numbers("unwraps", &[&some([1])]);
     assert_eq!(next(&mut exchange).unwrap().unwrap().len(), 1);
