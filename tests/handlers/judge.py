@@ -123,6 +123,9 @@ def judge_threads(path):
     for _ in range(5):
         check("rows that are taken in parallel", map_rows(path, "in_parallel", batches), list(range(1, 2001)))
         check("rows that are taken after the end", map_rows(path, "leaves", batches), [1])
+    pairs = [[2 * number, 2 * number + 1] for number in range(30)]
+    for function in ("triples", "pumped_triples"):
+        check("results that ask for rows", map_rows(path, function, pairs), [[row, row + 1, row + 2] for row in range(0, 60, 3)])
 
 
 def judge(template):

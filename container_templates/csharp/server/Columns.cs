@@ -126,6 +126,19 @@ namespace Transship
         /// <summary>Adds a value; null is NULL. Misfit if it is not of the type.</summary>
         public void Add(object value)
         {
+            AddSettled(Settled(value));
+        }
+
+        /// <summary>A value of which all code of the handler's has run, such as an enumerator; null is NULL. Misfit if it is not of the type.</summary>
+        public object Settled(object value)
+        {
+            if (value == null) return null;
+            return format == 'z' ? BytesOf(value) : Values.Widened(type.Type, value);
+        }
+
+        /// <summary>Adds a value that is settled. Misfit if there is no room for it.</summary>
+        public void AddSettled(object value)
+        {
             if (Rows == capacity) Grow();
             if (value == null)
             {
@@ -144,10 +157,9 @@ namespace Transship
         {
             if (format == 'z')
             {
-                Append(value);
+                Append((byte[])value);
                 return;
             }
-            value = Values.Widened(type.Type, value);
             switch (type.Type)
             {
                 case "bool":
@@ -161,25 +173,26 @@ namespace Transship
             }
         }
 
-        void Append(object value)
+        byte[] BytesOf(object value)
         {
-            byte[] given;
             if (type.Type == "bytea")
             {
-                given = value as byte[];
+                var given = value as byte[];
                 if (given == null) throw new Misfit(value);
+                return given;
             }
-            else
+            try
             {
-                try
-                {
-                    given = Strict.GetBytes(Values.ToText(type, value));
-                }
-                catch (EncoderFallbackException)
-                {
-                    throw new Misfit(value);
-                }
+                return Strict.GetBytes(Values.ToText(type, value));
             }
+            catch (EncoderFallbackException)
+            {
+                throw new Misfit(value);
+            }
+        }
+
+        void Append(byte[] given)
+        {
             if (given.Length > int.MaxValue - 64 - size) throw new Misfit("more than 2 GiB");
             if (size + given.Length > bytes.Length) Array.Resize(ref bytes, (int)Math.Min(int.MaxValue - 64, Math.Max(1024, Math.Max(bytes.Length * 2L, (long)size + given.Length))));
             Buffer.BlockCopy(given, 0, bytes, size, given.Length);

@@ -174,8 +174,13 @@ namespace Transship
             }
             catch (Misfit cause)
             {
-                throw new CallError("bad_result", "It returned " + cause.Message + "; the declared result is " + returns.Text + ".", row);
+                throw Unfit(cause, row);
             }
+        }
+
+        CallError Unfit(Misfit cause, int? row)
+        {
+            return new CallError("bad_result", "It returned " + cause.Message + "; the declared result is " + returns.Text + ".", row);
         }
 
         /// <summary>The reply's columns, or their last part.</summary>
@@ -289,12 +294,21 @@ namespace Transship
             {
                 foreach (var value in Each(Awaited(call, Invoke(method, null, null, takesToken ? new object[] { rows, call.Token } : new object[] { rows }), null), null))
                 {
-                    lock (stream)
+                    try
                     {
-                        if (stream.Cut != null) throw stream.Cut;
-                        call.CheckCancelled();
-                        if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
-                        Add(results, value, null);
+                        // Not under the lock: code of the handler's may run, and wait for a thread that waits for rows.
+                        var settled = results.Settled(value);
+                        lock (stream)
+                        {
+                            if (stream.Cut != null) throw stream.Cut;
+                            call.CheckCancelled();
+                            if (results.Rows >= ResultsPerPart || results.TextBytes >= BytesPerPart) give();
+                            results.AddSettled(settled);
+                        }
+                    }
+                    catch (Misfit cause)
+                    {
+                        throw stream.Cut ?? Unfit(cause, null);
                     }
                 }
             }

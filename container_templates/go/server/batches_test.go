@@ -6,7 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -187,6 +189,45 @@ func TestErrorsOfFunctionsThatWait(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	<-ended
+}
+
+func TestAFunctionThatEndsItsGoroutineFailsItsRow(t *testing.T) {
+	function := bound(t, Function{Name: "f", Kind: "scalar", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("int8"), concurrency: 2},
+		func(_ context.Context, x int64) int64 {
+			if x == 13 {
+				runtime.Goexit()
+			}
+			return x
+		})
+	_, err := answersOf(t, function, wishes{}, 3, int8s(1, 13, 2))
+	if failed := (*CallError)(nil); !errors.As(err, &failed) || failed.Kind != "user_code" || *failed.Row != 1 {
+		t.Errorf("%v", err)
+	}
+	found, err := answersOf(t, function, wishes{rowErrors: "once"}, 3, int8s(1, 13, 2))
+	if err != nil || found[0] != "1 null 2 " {
+		t.Errorf("%v, %v", found, err)
+	}
+}
+
+func TestPartsOfLargeResults(t *testing.T) {
+	many := func(size int64) iter.Seq[string] {
+		return func(yield func(string) bool) {
+			for range 7 {
+				if !yield(strings.Repeat("x", int(size))) {
+					return
+				}
+			}
+		}
+	}
+	function := bound(t, Function{Name: "f", Kind: "table", Batch: "row", Arguments: []Argument{{"x", typeOf("int8")}}, Returns: typeOf("text")}, many)
+	var sizes []int64
+	err := function.answer(context.Background(), batchOf(function.Arguments, []arrow.Array{int8s(400_000)}, 1), wishes{}, func(part arrow.RecordBatch, _ bool) error {
+		sizes = append(sizes, part.NumRows())
+		return nil
+	})
+	if err != nil || !reflect.DeepEqual(sizes, []int64{3, 3, 1}) {
+		t.Errorf("%v, %v", sizes, err)
+	}
 }
 
 func TestCancelledFunctionsThatWait(t *testing.T) {

@@ -102,8 +102,19 @@ type errorMetadata struct {
 	Error *CallError `json:"error"`
 }
 
-// DoExchange answers batch after batch; an error ends the exchange.
-func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) (err error) {
+// DoExchange answers on a goroutine of its own. A handler may end that one (runtime.Goexit), and gRPC's own would leave the stream open.
+func (s *flightServer) DoExchange(stream flight.FlightService_DoExchangeServer) error {
+	ended := make(chan error, 1)
+	go func() {
+		err := statusOf(&CallError{Kind: "user_code", Message: goexit})
+		defer func() { ended <- err }()
+		err = s.exchange(stream)
+	}()
+	return <-ended
+}
+
+// exchange answers batch after batch; an error ends the exchange.
+func (s *flightServer) exchange(stream flight.FlightService_DoExchangeServer) (err error) {
 	defer func() {
 		// Otherwise a batch that a library cannot take would end the program.
 		if cause := recover(); cause != nil {

@@ -24,8 +24,11 @@ import (
 // may ask for any number of them, and memory that cannot be had ends the program.
 const mostReserved = 1 << 16
 
-// Results of a table function that go out together.
-const resultsPerPart = 1024
+// Results of a table or map function that go out together, and bytes of them.
+const (
+	resultsPerPart = 1024
+	bytesPerPart   = 1 << 20
+)
 
 var (
 	errorType  = reflect.TypeFor[error]()
@@ -375,7 +378,7 @@ func (f *Function) answerTable(ctx context.Context, columns []argument, rows int
 			return err
 		}
 		return f.eachResult(answer, row, func(value reflect.Value) error {
-			if numbers.Len() == resultsPerPart {
+			if numbers.Len() == resultsPerPart || heldBytes(results) >= bytesPerPart {
 				if err := errors.Join(ctx.Err(), flush(false)); err != nil {
 					return err
 				}
@@ -388,6 +391,23 @@ func (f *Function) answerTable(ctx context.Context, columns []argument, rows int
 		return err
 	}
 	return flush(true)
+}
+
+// heldBytes are those of the texts, byte strings and elements that results have so far.
+func heldBytes(results array.Builder) int {
+	switch held := results.(type) {
+	case interface{ DataLen() int }:
+		return held.DataLen()
+	case *array.ListBuilder:
+		return 8*held.ValueBuilder().Len() + heldBytes(held.ValueBuilder())
+	case *array.StructBuilder:
+		bytes := 0
+		for i := range held.NumField() {
+			bytes += heldBytes(held.FieldBuilder(i))
+		}
+		return bytes
+	}
+	return 0
 }
 
 // eachResult walks an iter.Seq or a slice; a panic of the iterator is the handler's.

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -82,18 +84,33 @@ type mapExchange struct {
 	call  callMetadata
 	// Whether the client sends no errors' metadata, and so takes none.
 	isPlain bool
-	// Why the rows ended early.
-	cut error
+	// Why the rows ended early, and what tells the handler's context.
+	cut  error
+	stop context.CancelCauseFunc
 	// Whether the handler is done, and its goroutines get no more rows. Whoever sets it holds writing as well.
 	isEnded bool
 
 	writing sync.Mutex
 	results array.Builder
+	// Whether some parts of a result are missing. It stays so if it does not fit, and nothing goes out any more.
+	isHalfway bool
 }
 
 func (m *mapExchange) run() error {
 	m.results = array.NewBuilder(memory.DefaultAllocator, m.function.Returns.Arrow())
-	err := m.answer()
+	ctx, stop := context.WithCancelCause(m.stream.Context())
+	defer stop(nil)
+	m.stop = stop
+	ended := make(chan struct{})
+	if m.function.Batch != "arrow" {
+		go m.look(ended)
+	}
+	defer func() {
+		close(ended)
+		// Also if the handler has ended this goroutine.
+		_ = m.first(nil)
+	}()
+	err := m.answer(ctx)
 	if err == nil {
 		err = m.drain()
 	}
@@ -107,17 +124,34 @@ func (m *mapExchange) run() error {
 	return fail(m.writer, batch, failure, !isPlain)
 }
 
+// look sends results that no others follow soon. The handler may wait for rows on another goroutine than the one that gives results, or
+// for something else, and neither may ever come.
+func (m *mapExchange) look(ended chan struct{}) {
+	ticker := time.NewTicker(watchInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ended:
+			return
+		case <-ticker.C:
+			if m.flush() != nil {
+				return
+			}
+		}
+	}
+}
+
 // answer calls the handler, and sends what it returns. A panic of the handler is its error.
-func (m *mapExchange) answer() (err error) {
+func (m *mapExchange) answer(ctx context.Context) (err error) {
 	if err := m.tables.check(); err != nil {
 		return m.first(err)
 	}
-	result, err := call(m.tables.in(m.stream.Context()), m.function.target, []reflect.Value{m.rows()}, -1)
+	result, err := call(m.tables.in(ctx), m.function.target, []reflect.Value{m.rows()}, -1)
 	if err != nil {
 		return m.first(err)
 	}
 	if result.IsNil() {
-		return nil
+		return m.first(nil)
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -191,26 +225,40 @@ func (m *mapExchange) take(value reflect.Value) error {
 	}
 	m.writing.Lock()
 	defer m.writing.Unlock()
+	m.isHalfway = true
 	if err := m.function.write(m.results, value); err != nil {
 		return &CallError{Kind: "bad_result", Message: fmt.Sprintf("It returned %v; the declared result is %s.", err, m.function.Returns.Text)}
 	}
-	if m.results.Len() < resultsPerPart {
+	m.isHalfway = false
+	if m.results.Len() < resultsPerPart && heldBytes(m.results) < bytesPerPart {
 		return nil
 	}
 	return m.send(m.results.NewArray())
 }
 
-// flush sends the results that there are: they do not wait for rows that may never come.
-func (m *mapExchange) flush() error {
+// flush sends the results that there are: they do not wait for rows that may never come. Whoever comes next knows if they are lost.
+func (m *mapExchange) flush() (err error) {
 	m.writing.Lock()
 	defer m.writing.Unlock()
-	if m.isEnded || m.results.Len() == 0 {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = violation("the results cannot be sent: %v", cause)
+		}
+		if err != nil {
+			m.cutOff(err)
+		}
+	}()
+	if m.isEnded || m.isHalfway || m.results.Len() == 0 {
 		return nil
 	}
 	return m.send(m.results.NewArray())
 }
 
+// send does not send results behind others that are lost.
 func (m *mapExchange) send(column arrow.Array) error {
+	if cause := m.cause(); cause != nil {
+		return cause
+	}
 	part := batchOf(m.function.replyColumns(""), []arrow.Array{column}, column.Len())
 	written, err := m.layout.write(part)
 	if err != nil {
@@ -274,8 +322,7 @@ func (m *mapExchange) row(kind reflect.Type, columns []argument, row int) (taken
 
 // next is the next batch with rows, and its columns; nil at the end, and after an error.
 func (m *mapExchange) next() (arrow.RecordBatch, []argument) {
-	if err := m.flush(); err != nil {
-		m.cutOff(err)
+	if m.flush() != nil {
 		return nil, nil
 	}
 	m.reading.Lock()
@@ -296,7 +343,15 @@ func (m *mapExchange) cutOff(cause error) {
 	defer m.state.Unlock()
 	if m.cut == nil {
 		m.cut = cause
+		m.stop(cause)
 	}
+}
+
+// cause is why the rows ended early.
+func (m *mapExchange) cause() error {
+	m.state.Lock()
+	defer m.state.Unlock()
+	return m.cut
 }
 
 // isClosed says whether the handler gets no more rows.
@@ -315,7 +370,8 @@ func (m *mapExchange) read() (batch arrow.RecordBatch, columns []argument, err e
 		if err := m.reader.Err(); err != nil && !errors.Is(err, io.EOF) {
 			return nil, nil, err
 		}
-		return nil, nil, nil
+		// A client that goes away may close its side first.
+		return nil, nil, m.stream.Context().Err()
 	}
 	if isEnded, err := m.note(m.reader.LatestAppMetadata()); isEnded || err != nil {
 		return nil, nil, err

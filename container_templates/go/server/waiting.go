@@ -21,6 +21,9 @@ import (
 // Time between two looks at whether the client of a function that waits has gone.
 const watchInterval = 20 * time.Millisecond
 
+// goexit is the error of a function that ends its goroutine instead of returning.
+const goexit = "It has called runtime.Goexit."
+
 var contextType = reflect.TypeFor[context.Context]()
 
 // readConcurrency reads how many calls of each function may be under way at a time.
@@ -119,8 +122,11 @@ func (f *Function) begin(ctx context.Context, columns []argument, row int) chan 
 		return result
 	}
 	go func() {
+		// What is told if the function ends its goroutine.
+		done := outcome{err: userError(goexit, row, "")}
+		defer func() { result <- done }()
 		value, err := call(ctx, f.target, arguments, row)
-		result <- outcome{value, err}
+		done = outcome{value, err}
 	}()
 	return result
 }

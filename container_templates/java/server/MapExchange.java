@@ -4,6 +4,10 @@ import com.fasterxml.jackson.databind.JsonNode;
 import java.util.Iterator;
 import java.util.List;
 import java.util.NoSuchElementException;
+import java.util.concurrent.ScheduledFuture;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.locks.ReentrantLock;
 import org.apache.arrow.flight.FlightProducer.CallContext;
 import org.apache.arrow.flight.FlightProducer.ServerStreamListener;
 import org.apache.arrow.flight.FlightStream;
@@ -14,8 +18,19 @@ import org.apache.arrow.vector.VectorSchemaRoot;
 /** An exchange of a map function: all rows of the stream in, any number of results out (docs/protocol.md §4.6). */
 final class MapExchange {
     private static final int RESULTS_PER_PART = 1024;
-    /** Between two looks at whether the client has gone. */
+    private static final long BYTES_PER_PART = 1 << 20;
+    /** Between two looks at whether the client has gone, and for results that wait for others. */
     private static final long WATCH_MS = 20;
+    /** Looks for results of all exchanges. It waits for nobody. */
+    private static final ScheduledThreadPoolExecutor LOOKS = new ScheduledThreadPoolExecutor(1, work -> {
+        Thread thread = new Thread(work, "map-looks");
+        thread.setDaemon(true);
+        return thread;
+    });
+
+    static {
+        LOOKS.setRemoveOnCancelPolicy(true);
+    }
 
     private final UserFunction function;
     private final CallContext context;
@@ -32,12 +47,17 @@ final class MapExchange {
     /** Guards what follows, up to the row. Nobody holds it while the stream waits for its client: isReading says that somebody does. */
     private final Object reading = new Object();
     private boolean isReading;
+    /** The thread that reads, and whether it was told that the exchange has failed. */
+    private Thread whoReads;
+    private boolean isInterrupted;
     private boolean isOver;
     private JsonNode metadata = Json.MAPPER.createObjectNode();
     private long batch;
     private CallBatch calls;
     private VectorSchemaRoot owned;
     private int row;
+    /** Guards what follows. Code of the handler's never runs under it: it may wait for a thread that waits for this. */
+    private final ReentrantLock writing = new ReentrantLock();
     private VectorSchemaRoot results;
     private VectorSchemaRoot laidOut;
     private int count;
@@ -73,6 +93,7 @@ final class MapExchange {
             laidOut = sent;
             writer.start(sent);
             results.allocateNew();
+            ScheduledFuture<?> looks = startLooks();
             try {
                 Iterator<?> answers = start();
                 while (hasNext(answers)) add(next(answers));
@@ -84,7 +105,9 @@ final class MapExchange {
                 end();
                 Producer.fail(error, metadata, batch, writer, allocator);
             } finally {
+                if (looks != null) looks.cancel(false);
                 end();
+                interruptReader();
             }
         } finally {
             synchronized (reading) {
@@ -95,11 +118,47 @@ final class MapExchange {
 
     /** From now on no thread of the handler's reads calls or sends results. */
     private void end() {
-        synchronized (this) {
+        writing.lock();
+        try {
             isEnded = true;
+        } finally {
+            writing.unlock();
         }
         synchronized (reading) {
             reading.notifyAll();
+        }
+    }
+
+    /** Flight leaves a thread alone that waits for calls of an exchange which the server has ended: it would wait for ever. */
+    private void interruptReader() {
+        synchronized (reading) {
+            if (whoReads == null || whoReads == Thread.currentThread()) return;
+            isInterrupted = true;
+            whoReads.interrupt();
+        }
+    }
+
+    /** Has results of rows go out soon, whatever the handler waits for; null if there is no thread for that. */
+    private ScheduledFuture<?> startLooks() {
+        if (function.batch.equals("arrow")) return null;
+        try {
+            // Otherwise a look that no thread was there for would stay in the queue.
+            LOOKS.prestartCoreThread();
+            return LOOKS.scheduleWithFixedDelay(this::look, WATCH_MS, WATCH_MS, TimeUnit.MILLISECONDS);
+        } catch (OutOfMemoryError cause) {
+            return null;
+        }
+    }
+
+    private void look() {
+        // Whoever has the lock sends results, or adds to them.
+        if (!writing.tryLock()) return;
+        try {
+            if (cut == null && !isEnded && writer.isReady()) flush();
+        } catch (Exception | Error cause) {
+            // It is noted as what cuts the calls off.
+        } finally {
+            writing.unlock();
         }
     }
 
@@ -141,41 +200,71 @@ final class MapExchange {
         }
     }
 
-    private synchronized void add(Object value) throws Exception {
+    private void add(Object value) throws Exception {
         if (cut != null) throw cut;
         UserFunction.checkCancelled(context::isCancelled);
         if (function.batch.equals("arrow")) {
-            if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
-                throw new CallError("bad_result", "It returned " + value + "; the declared result is " + function.returns.text() + ".", null, null);
-            }
-            count = vector.getValueCount();
-            Layout.plain(vector).makeTransferPair(results.getVector(0)).transfer();
-            vector.close();
-            flush();
+            addVector(value);
             return;
         }
+        Object settled;
         try {
-            function.write(value, results.getVector(0), count, null);
+            settled = function.settled(value);
         } catch (CallError error) {
             // The value may be one that asks for rows.
             if (cut != null) throw cut;
             throw error;
         }
-        if (++count == RESULTS_PER_PART) flush();
+        writing.lock();
+        try {
+            function.write(settled, results.getVector(0), count, null);
+            if (++count == RESULTS_PER_PART || Values.heldBytes(results.getVector(0), count) >= BYTES_PER_PART) flush();
+        } finally {
+            writing.unlock();
+        }
     }
 
-    /** The handler may take rows on another thread than the one that gives results. */
-    private synchronized void flush() throws UserFunction.Cancelled {
-        if (isEnded) throw new UserFunction.Cancelled();
-        if (count == 0) return;
-        results.setRowCount(count);
-        if (results != laidOut) Layout.move(results, laidOut);
-        Producer.awaitRoom(writer, context);
-        writer.putNext();
-        laidOut.clear();
-        results.clear();
-        results.allocateNew();
-        count = 0;
+    private void addVector(Object value) throws Exception {
+        if (!(value instanceof FieldVector vector) || !function.returns.accepts(vector.getField())) {
+            throw new CallError("bad_result", "It returned " + value + "; the declared result is " + function.returns.text() + ".", null, null);
+        }
+        writing.lock();
+        try {
+            int rows = vector.getValueCount();
+            Layout.plain(vector).makeTransferPair(results.getVector(0)).transfer();
+            count = rows;
+            vector.close();
+            flush();
+        } finally {
+            writing.unlock();
+        }
+    }
+
+    /** Sends the results that there are. The handler may take rows on another thread than the one that gives results. */
+    private void flush() throws Exception {
+        writing.lock();
+        try {
+            if (cut != null) throw cut;
+            if (isEnded) throw new UserFunction.Cancelled();
+            if (count == 0) return;
+            results.setRowCount(count);
+            count = 0;
+            if (results != laidOut) Layout.move(results, laidOut);
+            Producer.awaitRoom(writer, context);
+            writer.putNext();
+            laidOut.clear();
+            results.clear();
+            results.allocateNew();
+        } catch (Exception cause) {
+            // Under the lock: none goes out behind results that are lost.
+            cut = cause;
+            throw cause;
+        } catch (Error cause) {
+            cut = new IllegalStateException("the results cannot be sent: " + cause, cause);
+            throw cause;
+        } finally {
+            writing.unlock();
+        }
     }
 
     /** The rows as the handler takes them, or its batches, which last until the next one is asked for. */
@@ -236,6 +325,7 @@ final class MapExchange {
                     if (calls != null && !isTaken()) return true;
                     if (isOver) return false;
                     isReading = true;
+                    whoReads = Thread.currentThread();
                 }
                 read();
             } catch (Cut cause) {
@@ -254,10 +344,15 @@ final class MapExchange {
             // Results do not wait for calls that may never come.
             flush();
             hasBatch = reader.next();
+            // A client that goes away may close its side first.
+            if (!hasBatch) UserFunction.checkCancelled(context::isCancelled);
             hasRead = true;
         } finally {
             synchronized (reading) {
                 isReading = false;
+                whoReads = null;
+                // The thread is the handler's.
+                if (isInterrupted) Thread.interrupted();
                 isOver = hasRead && !hasBatch;
                 reading.notifyAll();
                 if (hasBatch && !isEnded) take();

@@ -534,6 +534,17 @@ final class UserFunction {
         }
     }
 
+    /** A result of which all code of the handler's has run, such as an iterator: it can be written where that code must not. */
+    Object settled(Object value) throws CallError {
+        try {
+            return Values.settled(returns, value);
+        } catch (Values.Misfit cause) {
+            throw badResult(cause, null);
+        } catch (RuntimeException | Error cause) {
+            throw CallError.fromCode(cause, null);
+        }
+    }
+
     /** Sets a row of a vector to a result. Code of the handler's may run, such as an iterator, and what it raises is the handler's error. */
     void write(Object value, FieldVector vector, int at, Integer row) throws CallError {
         try {

@@ -33,7 +33,9 @@ import java.util.Map;
 import java.util.UUID;
 import java.util.function.Function;
 import java.util.function.Supplier;
+import org.apache.arrow.memory.ArrowBuf;
 import org.apache.arrow.memory.BufferAllocator;
+import org.apache.arrow.vector.BaseVariableWidthVector;
 import org.apache.arrow.vector.BigIntVector;
 import org.apache.arrow.vector.BitVector;
 import org.apache.arrow.vector.DateDayVector;
@@ -152,6 +154,45 @@ final class Values {
         long micros = vector.get(row);
         if (micros == Long.MAX_VALUE || micros == Long.MIN_VALUE) throw new Misfit("infinity");
         return Instant.EPOCH.plus(micros, ChronoUnit.MICROS).atOffset(ZoneOffset.UTC);
+    }
+
+    /** A result whose parts are of Java's own classes, too. Misfit as in write. */
+    static Object settled(SqlType type, Object value) {
+        Object plain = unwrap(type, value);
+        if (plain == null) return null;
+        switch (type.type()) {
+            case "array": {
+                List<Object> elements = new ArrayList<>();
+                for (Object element : (Collection<?>) plain) elements.add(settled(type.element(), element));
+                return elements;
+            }
+            case "range":
+            case "composite": {
+                Map<String, Object> parts = new LinkedHashMap<>();
+                for (SqlType.Column part : type.parts()) parts.put(part.name(), settled(part.type(), ((Map<?, ?>) plain).get(part.name())));
+                return parts;
+            }
+            default: return plain;
+        }
+    }
+
+    /** Bytes of texts, byte strings and elements in the first rows of a vector that is being filled. */
+    static long heldBytes(FieldVector vector, int rows) {
+        FieldVector plain = Layout.plain(vector);
+        if (plain instanceof BaseVariableWidthVector values) return offset(values.getOffsetBuffer(), rows);
+        if (plain instanceof ListVector list) {
+            int elements = offset(list.getOffsetBuffer(), rows);
+            return 8L * elements + heldBytes(list.getDataVector(), elements);
+        }
+        long bytes = 0;
+        if (plain instanceof StructVector struct) for (FieldVector part : struct.getChildrenFromFields()) bytes += heldBytes(part, rows);
+        return bytes;
+    }
+
+    /** Where the values of a row begin. That of a row behind NULLs may not be known yet. */
+    private static int offset(ArrowBuf offsets, int row) {
+        long at = (long) row * Integer.BYTES;
+        return at + Integer.BYTES <= offsets.capacity() ? offsets.getInt(at) : 0;
     }
 
     /** Sets a row to a result, of any class that holds the type. Misfit if it does not. */

@@ -19,6 +19,7 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
         void send(boolean isLast) throws CallError, UserFunction.Cancelled;
     }
 
+    private static final long BYTES_PER_PART = 1 << 20;
     /** Bytes of texts that a handler encoded, in a reply that spells them out. */
     private static final long MOST_DECODED_BYTES = 1L << 30;
 
@@ -85,7 +86,7 @@ final class VectorReply implements UserFunction.Results, AutoCloseable {
 
     @Override
     public void add(int row, Object value) throws CallError, UserFunction.Cancelled {
-        if (isTable && count == rowsPerPart) {
+        if (isTable && (count == rowsPerPart || rowsPerPart < Integer.MAX_VALUE && Values.heldBytes(root.getVector(1), count) >= BYTES_PER_PART)) {
             root.setRowCount(count);
             sender.send(false);
             root.allocateNew();

@@ -295,6 +295,25 @@ def test_a_thread_that_dies_at_once_holds_up_nobody(functions, monkeypatch):
     assert len(started) > 6
 
 
+def test_what_fails_while_threads_are_looked_after_leaves_somebody_who_does(functions, monkeypatch):
+    failures, look_after = [MemoryError(), RuntimeError("dictionary changed size during iteration")], rest._Server._look_after
+
+    def look(self):
+        if failures:
+            raise failures.pop()
+        look_after(self)
+
+    monkeypatch.setattr(rest._Server, "_look_after", look)
+    with serve(functions) as server:
+        slow, other = Connection(server), Connection(server)
+        slow.ask("wait", 1)
+        wait_until(lambda: module_of(functions).LOG)
+        other.socket.settimeout(20)
+        other.ask("add_one", 1)
+        assert other.answer() == (200, 2)
+    assert not failures
+
+
 def test_an_exception_of_the_server_itself_closes_the_connection(functions, monkeypatch):
     def fail(*_):
         raise MemoryError

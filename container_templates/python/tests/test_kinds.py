@@ -1,5 +1,7 @@
 """Table, map and aggregate functions: how their answers come in parts, and which answers are refused."""
 
+import itertools
+import queue
 import sys
 import threading
 import time
@@ -7,7 +9,7 @@ import types
 
 import pyarrow as pa
 import pytest
-from transship_server import rest
+from transship_server import flight, rest
 from transship_server.aggregate_function import AggregateFunction
 from transship_server.errors import CallError, Cancelled
 from transship_server.map_function import MapFunction
@@ -37,6 +39,20 @@ def test_large_answers_come_in_parts_that_end(functions):
     assert [part.num_rows for part in parts] == [1024, 1024, 52]
     assert rows_of(parts).count((1, "b")) == 100
     assert [part.num_rows for part in functions["repeat"].answer(batch(([], pa.utf8()), ([], pa.int32())))] == [0]
+
+
+def test_large_results_go_out_in_small_parts():
+    entry = by_name("text")
+    made = [
+        TableFunction("f", lambda x: (i * "x" for i in [400_000] * 7), "row", [("x", by_name("int8"))], entry).answer(int8(1)),
+        MapFunction("f", lambda rows: (i * "x" for i in [400_000] * 7), "row", [("x", by_name("int8"))], entry).run(iter([])),
+    ]
+    for parts in made:
+        sizes = [part.num_rows for part in parts]
+        assert sizes == [3, 3, 1]
+    many = TableFunction("f", lambda x: itertools.repeat(50_000 * "x", 600), "row", [("x", by_name("int8"))], entry).answer(int8(1))
+    sizes = [part.num_rows for part in many]
+    assert max(sizes) == 21 and sum(sizes) == 600
 
 
 def test_table_batches_of_composite_rows(functions):
@@ -223,3 +239,142 @@ def test_a_map_function_may_take_its_rows_on_several_threads():
     made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
     batches = [int8(*range(1000)) for _ in range(20)]
     assert [part.column(0).to_pylist() for part in made.run(iter(batches))] == [[20_000]]
+
+
+def as_they_come(rows):
+    for (x,) in rows:
+        yield x
+
+
+def from_a_thread(rows):
+    taken = queue.Queue()
+
+    def take():
+        for (x,) in rows:
+            taken.put(x)
+        taken.put(None)
+
+    threading.Thread(target=take, daemon=True).start()
+    yield from iter(taken.get, None)
+
+
+@pytest.mark.parametrize("target", [as_they_come, from_a_thread])
+def test_results_of_a_map_function_do_not_wait_for_rows(target):
+    given = queue.Queue()
+
+    def batches():
+        for x in range(5):
+            yield int8(x, x)
+            # The next batch comes once there are the results for this one.
+            found = []
+            while len(found) < 2:
+                found += given.get(timeout=20)
+            assert found == [x, x]
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    give = lambda part: given.put(part.column(0).to_pylist())  # noqa: E731
+    for part in made.run(batches(), give=give):
+        give(part)
+    assert given.empty()
+
+
+def test_results_of_a_map_function_do_not_wait_for_others():
+    told = threading.Event()
+
+    def target(rows):
+        yield 1
+        assert told.wait(20)
+        yield 2
+
+    found = []
+
+    def give(part):
+        found.extend(part.column(0).to_pylist())
+        told.set()
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    for part in made.run(iter([]), give=give):
+        give(part)
+    assert found == [1, 2]
+
+
+def test_many_results_keep_their_order_whoever_gives_them():
+    found = []
+    made = MapFunction("f", from_a_thread, "row", [("x", by_name("int8"))], by_name("int8"))
+    give = lambda part: found.extend(part.column(0).to_pylist())  # noqa: E731
+    for part in made.run((int8(*range(100 * n, 100 * n + 100)) for n in range(300)), give=give):
+        give(part)
+    assert found == list(range(30_000))
+
+
+def test_nothing_is_given_behind_results_that_are_lost():
+    found = []
+
+    def target(rows):
+        yield 1
+        time.sleep(0.2)
+        yield 2
+
+    def lose(_):
+        raise OSError("it is lost")
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    with pytest.raises(CallError, match="it is lost"):
+        found.extend(made.run(iter([]), give=lose))
+    assert found == []
+
+
+def test_rows_are_taken_while_results_that_wait_for_them_are_converted():
+    class Taken:
+        """Elements that come from a thread which takes rows."""
+
+        def __init__(self, taken):
+            self._taken = taken
+
+        def __deepcopy__(self, _):
+            return self
+
+        def __iter__(self):
+            return (self._taken.get(timeout=20) for _ in range(2))
+
+    def target(rows):
+        taken = queue.Queue()
+        threading.Thread(target=lambda: [taken.put(x) for (x,) in rows], daemon=True).start()
+        yield Taken(taken)
+
+    def batches():
+        for x in range(2):
+            time.sleep(0.1)
+            yield int8(x)
+
+    found = []
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8[]"))
+    give = lambda part: found.extend(part.column(0).to_pylist())  # noqa: E731
+    for part in made.run(batches(), give=give):
+        give(part)
+    assert found == [[0, 1]]
+
+
+def test_nothing_is_given_once_a_map_function_has_ended():
+    found = []
+
+    def target(rows):
+        yield 1
+        raise ValueError("2")
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    with pytest.raises(CallError):
+        list(made.run(iter([]), give=found.append))
+    before = len(found)
+    time.sleep(0.1)
+    assert len(found) == before
+
+
+def test_a_stream_whose_client_has_gone_does_not_end_as_one_that_is_over():
+    class Reader:
+        def read_chunk(self):
+            raise StopIteration
+
+    assert next(flight._Calls(Reader(), lambda: False), None) is None
+    with pytest.raises(Cancelled):
+        next(flight._Calls(Reader(), lambda: True))

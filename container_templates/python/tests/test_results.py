@@ -2,6 +2,7 @@
 
 import datetime
 import decimal
+import itertools
 import json
 import uuid
 
@@ -156,6 +157,27 @@ def test_a_result_that_its_handler_goes_on_changing_stays_as_it_was():
     assert run(growing, "int8[]", kind="table")[1].to_pylist() == [[0], [0], [0, 1]]
     told["b"].clear()
     assert [json.loads(text) for text in run(whole, "json")[1].to_pylist()] == [{"a": 0, "b": [0]}, {"a": 1, "b": [0, 1]}]
+
+
+def test_a_result_that_can_be_looked_at_once_is_looked_at_when_it_is_returned():
+    seen = {}
+
+    def words(x):
+        seen[x] = True
+        return seen.keys()
+
+    def groups(x):
+        numbers = (number for number in [1, 2, 11, 12, 21])
+        for _, group in itertools.groupby(numbers, lambda number: number // 10):
+            yield group
+
+    def pairs(x):
+        for key, group in itertools.groupby((number for number in [1, 2, 11]), lambda number: number // 10):
+            yield key, group
+
+    assert run(words, "int8[]")[1].to_pylist() == [[0], [0, 1]]
+    assert run(groups, "int8[]", kind="table")[1].to_pylist() == 2 * [[1, 2], [11, 12], [21]]
+    assert run(pairs, "(a int8, b int8[])", kind="table", rows=1)[1].to_pylist() == [{"a": 0, "b": [1, 2]}, {"a": 1, "b": [11]}]
 
 
 def test_columns_that_a_handler_writes_to_again_stay_as_they_were():

@@ -1,6 +1,7 @@
 """Handlers of `async def`: several calls of a batch are under way at a time, and nothing else is different."""
 
 import asyncio
+import contextlib
 import json
 import random
 import socket
@@ -186,6 +187,28 @@ def test_a_handler_that_does_not_heed_its_end_is_not_waited_for():
     # A third one would begin at once.
     time.sleep(0.2)
     assert begun == [0, 1]
+
+
+def test_whoever_was_first_is_not_waited_for_either():
+    """Row 1 fails while the task that was started first is at row 2, and does not heed that it is cancelled."""
+    may_end = threading.Event()
+
+    async def handler(x):
+        if x == 1:
+            await asyncio.sleep(0.1)
+            raise ValueError("one")
+        while x == 2 and not may_end.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.01)
+        return x
+
+    deadline = time.monotonic() + 20
+    try:
+        with pytest.raises(CallError, match="one") as caught:
+            call(handler, [0, 1, 2], 2, is_cancelled=lambda: time.monotonic() > deadline)
+        assert caught.value.row == 1
+    finally:
+        may_end.set()
 
 
 @pytest.mark.parametrize("wanted", ["once", "again"])

@@ -4,6 +4,7 @@ RisingWave's and Databend's clients call the same functions (docs/dialects.md). 
 know errors only as statuses.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -72,12 +73,18 @@ class Server(flight.FlightServerBase):
         reply_schema = function.reply_schema if function else pa.schema([pa.field("unknown", pa.null())])
         reply_schema = databend.reply_schema(function) if is_databend else reply_schema
         writer.begin(types.laid_out_schema(reply_schema, layout))
-        calls = _Calls(reader)
+        calls = _Calls(reader, context.is_cancelled)
         try:
             if isinstance(function, MapFunction):
                 offers.check()
-                for part in function.run((batch for batch, _ in calls), context.is_cancelled):
+
+                def give(part):
                     writer.write_with_metadata(types.lay_out(part, layout), b"{}")
+
+                # Closed before the exchange ends: nothing may be written to a stream that is gone.
+                with contextlib.closing(function.run((batch for batch, _ in calls), context.is_cancelled, give)) as parts:
+                    for part in parts:
+                        give(part)
                 # What the handler did not want is read, so that the client sees its batches taken.
                 calls.end()
                 for _ in reader:
@@ -174,8 +181,8 @@ class _Calls:
     A handler may take them on a thread of its own, which gets no more once the exchange has ended.
     """
 
-    def __init__(self, reader):
-        self._reader = reader
+    def __init__(self, reader, is_cancelled):
+        self._reader, self._is_cancelled = reader, is_cancelled
         self._reading = threading.Lock()
         self._next = 0
         self._is_ended = False
@@ -190,7 +197,13 @@ class _Calls:
         with self._reading:
             if self._is_ended:
                 raise StopIteration
-            chunk = self._reader.read_chunk()
+            try:
+                chunk = self._reader.read_chunk()
+            except StopIteration:
+                # Arrow ends a stream in the same way if its client has gone, or has cancelled it.
+                if self._is_cancelled():
+                    raise Cancelled from None
+                raise
             self.count += 1
             self.are_foreign = not chunk.app_metadata
             metadata = {} if self.are_foreign else json.loads(chunk.app_metadata.to_pybytes())

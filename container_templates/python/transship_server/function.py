@@ -4,6 +4,7 @@ Row i of the result answers row i of the batch, always: rows are called in order
 functions that answer otherwise build on this one: table_function.py, map_function.py, aggregate_function.py.
 """
 
+import collections.abc
 import copy
 import datetime
 import decimal
@@ -33,6 +34,8 @@ _FIXED = frozenset([
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
 ])
 _FIXED_TYPES = frozenset(["bool", "int2", "int4", "int8", "float4", "float8", "text"])
+# Bytes of results that go out together where a reply has several parts.
+PART_BYTES = 1 << 20
 
 
 def as_it_is(value):
@@ -50,10 +53,27 @@ def as_it_is(value):
         return {key: as_it_is(element) for key, element in value.items()}
     if kind is bytearray or kind is memoryview:
         return bytes(value)
+    if kind is tuple:
+        return tuple(map(as_it_is, value))
+    if isinstance(value, (collections.abc.Iterator, collections.abc.MappingView)):
+        # What it gives later, it may not give any more, or it gives something else.
+        return [as_it_is(element) for element in value]
     try:
         return copy.deepcopy(value)
     except Exception:
         return value
+
+
+def size_of(value):
+    """The bytes of a result, more or less; 0 if they are few."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, (list, tuple)):
+        return 8 * len(value) + sum(map(size_of, value))
+    if isinstance(value, dict):
+        return sum(map(size_of, value.values()))
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
 
 
 class Function:
@@ -109,6 +129,11 @@ class Function:
     def has_fixed_results(self):
         """Whether no handler can change a result that it has returned."""
         return self.result.name in _FIXED_TYPES
+
+    @functools.cached_property
+    def has_small_results(self):
+        """Whether a result takes a few bytes at most."""
+        return self.has_fixed_results and self.result.name != "text"
 
     @functools.cached_property
     def row_target(self):

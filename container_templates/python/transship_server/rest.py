@@ -3,6 +3,7 @@
 import _thread
 import base64
 import collections
+import contextlib
 import gzip
 import hashlib
 import json
@@ -318,6 +319,12 @@ def _joined(batches, schema):
     return joined[0] if joined else pa.RecordBatch.from_pylist([], schema=schema)
 
 
+def _say_what_failed():
+    """Writes the exception that is handled to the log, if there is one."""
+    with contextlib.suppress(BaseException):
+        traceback.print_exc()
+
+
 class _Server:
     """Few threads for many connections. A connection that waits for its client takes no thread: the kernel has them all in a
     list (epoll). One thread leads: it takes those that are ready, and answers one after the other, since threads that compute
@@ -361,19 +368,28 @@ class _Server:
 
     def serve_forever(self):
         """Answers until shutdown() is called."""
-        self._start_threads(_SPARE_THREADS)
-        swept = time.monotonic()
+        swept = None
         while not self._stopped.is_set():
-            # While nothing happens, nobody is looked after, but that there is somebody.
-            patience_s = offers.UNUSED_S if offers.are_kept() else _SWEEP_S
-            if self._is_active.wait(patience_s if self._is_led() else _START_PATIENCE_S):
-                self._is_active.clear()
-                self._stopped.wait(_PATIENCE_S)
-            self._look_after()
-            offers.forget_unused()
-            if time.monotonic() - swept >= _SWEEP_S:
-                swept = time.monotonic()
-                self._close_idle(swept - _IDLE_S)
+            try:
+                if swept is None:
+                    swept = time.monotonic()
+                    self._start_threads(_SPARE_THREADS)
+                # While nothing happens, nobody is looked after, but that there is somebody.
+                patience_s = offers.UNUSED_S if offers.are_kept() else _SWEEP_S
+                if self._is_active.wait(patience_s if self._is_led() else _START_PATIENCE_S):
+                    self._is_active.clear()
+                    self._stopped.wait(_PATIENCE_S)
+                self._look_after()
+                offers.forget_unused()
+                if time.monotonic() - swept >= _SWEEP_S:
+                    swept = time.monotonic()
+                    self._close_idle(swept - _IDLE_S)
+            except BaseException:
+                # Without this thread, a call that takes long would hold up all others, for ever. There may be memory again soon.
+                _say_what_failed()
+                with contextlib.suppress(BaseException):
+                    self._stopped.wait(_ACCEPT_PAUSE_S)
+                    self._is_active.set()
 
     def shutdown(self):
         """Takes no more connections, and waits for the calls that are running."""
@@ -541,7 +557,7 @@ class _Server:
             # The client has gone.
             pass
         except BaseException:
-            traceback.print_exc()
+            _say_what_failed()
         self._close(handler)
 
     def _park(self, handler, events):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from . import constants, types
 from .errors import CallError, from_exception
-from .function import Cancelled, Function, Pace, as_it_is
+from .function import PART_BYTES, Cancelled, Function, Pace, as_it_is, size_of
 
 # Results that are sent before the rest of the batch is computed.
 _PART_ROWS = 1024
@@ -44,7 +44,7 @@ class TableFunction(Function):
             yield pa.RecordBatch.from_arrays([pa.array(rows, pa.int32()), column], schema=self.reply_schema)
 
     def _row_parts(self, batch, is_cancelled):
-        rows, values, count, number = [], [], 0, 0
+        rows, values, count, number, size = [], [], 0, 0, 0
         calls, answers, pace = enumerate(self.rows(batch)), None, Pace(is_cancelled)
         while True:
             # Nothing is given out in here: what ends this generator is no exception of the handler's.
@@ -58,7 +58,12 @@ class TableFunction(Function):
                     count += 1
                 wanted = min(max(pace.due - count, 1), _PART_ROWS - len(values))
                 given = itertools.islice(answers, wanted)
-                some = list(given if self.has_fixed_results else map(as_it_is, given))
+                given = given if self.has_fixed_results else map(as_it_is, given)
+                if self.has_small_results:
+                    some = list(given)
+                else:
+                    some, size = _fitting(given, size)
+                    wanted = wanted if size < PART_BYTES else len(some)
                 answers = answers if len(some) == wanted else None
                 count += len(some)
                 if count >= pace.due:
@@ -69,9 +74,9 @@ class TableFunction(Function):
                 raise from_exception(exception, number) from None
             rows += [number] * len(some)
             values += some
-            if len(values) == _PART_ROWS:
+            if len(values) == _PART_ROWS or size >= PART_BYTES:
                 yield rows, self.column_of(values, rows)
-                rows, values = [], []
+                rows, values, size = [], [], 0
         yield rows, self.column_of(values, rows)
 
     def _batch_parts(self, batch, first):
@@ -102,3 +107,14 @@ class TableFunction(Function):
             # The next pair goes on from there.
             last = rows[-1] if rows else last
             yield [first + row for row in rows] if first else rows, column
+
+
+def _fitting(values, size):
+    """The values up to the one with which a part of this size is full, and its size then."""
+    fitting = []
+    for value in values:
+        fitting.append(value)
+        size += len(value) if type(value) is str else size_of(value)
+        if size >= PART_BYTES:
+            break
+    return fitting, size

@@ -81,15 +81,18 @@ class _Calls:
         self.is_stopped = False
         # The tasks that call, with the row that each is at, and those of them that were cancelled.
         self._tasks, self._cancelled = {}, set()
+        # Set when one of them has ended or was cancelled. They start one another, so nobody could wait for all of them.
+        self._changed = asyncio.Event()
 
     async def run(self, concurrency):
         """Calls the handler for all rows, so many at a time."""
         self._start(concurrency)
         try:
             # One that does not heed its cancellation is not waited for.
-            while running := self._tasks.keys() - self._cancelled:
-                done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in done - self._cancelled:
+            while self._tasks.keys() - self._cancelled:
+                await self._changed.wait()
+                self._changed.clear()
+                for task in [task for task in self._tasks if task.done() and task not in self._cancelled]:
                     del self._tasks[task]
                     # What is raised here is no exception of the handler's.
                     task.result()
@@ -100,6 +103,7 @@ class _Calls:
     def _start(self, concurrency):
         task = asyncio.create_task(self._call_in_turn(concurrency))
         self._tasks[task] = -1
+        task.add_done_callback(lambda _: self._changed.set())
 
     async def _call_in_turn(self, concurrency):
         me, is_first = asyncio.current_task(), True
@@ -135,6 +139,7 @@ class _Calls:
             if its_row > row and task is not me:
                 self._cancelled.add(task)
                 task.cancel()
+                self._changed.set()
 
 
 class _Loop:
@@ -166,8 +171,9 @@ class _Loop:
             try:
                 loop.run_forever()
             except BaseException:
-                # A task that the handler has started ends neither the loop nor the server.
-                traceback.print_exc(file=sys.stderr)
+                # A task that the handler has started ends neither the loop nor the server, even if there is no stream to say so.
+                with contextlib.suppress(BaseException):
+                    traceback.print_exc(file=sys.stderr)
 
 
 _loop = _Loop()

@@ -22,6 +22,7 @@ var Functions = udf.Functions{
 	"join_columns": joinColumns, "add_arrow": addArrow, "double_in_place": doubleInPlace, "echo_list": first, "echo_pair": first, "echo_flag": first,
 	"size_columns": sizeColumns, "size_arrow": sizeArrow, "label": label, "mislabel": mislabel, "bloat": bloat, "spell": spell, "join_rows": joinRows,
 	"sums": sums, "fail_at": failAt, "endless": endless, "nothing": nothing, "pumped": pumped, "leaves": leaves,
+	"triples": triples, "pumped_triples": func(rows iter.Seq[int64]) iter.Seq[[]int64] { return triples(pumped(rows)) },
 	"fails_early": failsEarly, "stubborn": stubborn, "later": later,
 	"calls_ended": func() int64 { return ended.Swap(0) },
 }
@@ -211,6 +212,21 @@ func pumped(rows iter.Seq[int64]) iter.Seq[int64] {
 		for x := range taken {
 			if !yield(x) {
 				return
+			}
+		}
+	}
+}
+
+// triples gives three rows at a time.
+func triples(rows iter.Seq[int64]) iter.Seq[[]int64] {
+	return func(yield func([]int64) bool) {
+		var triple []int64
+		for x := range rows {
+			if triple = append(triple, x); len(triple) == 3 {
+				if !yield(triple) {
+					return
+				}
+				triple = nil
 			}
 		}
 	}

@@ -1,4 +1,6 @@
 import java.nio.charset.StandardCharsets;
+import java.util.AbstractCollection;
+import java.util.Collection;
 import java.util.Collections;
 import java.util.HashMap;
 import java.util.Iterator;
@@ -192,6 +194,36 @@ final class Handler {
                 throw new IllegalStateException(cause);
             }
         }).takeWhile(row -> !row.isEmpty()).map(row -> row.get(0)).iterator();
+    }
+
+    /** Three rows at a time, in collections that ask for them when they are written. */
+    static Iterator<Collection<Long>> triples(Iterator<Long> rows) {
+        return new Iterator<>() {
+            @Override
+            public boolean hasNext() {
+                return rows.hasNext();
+            }
+
+            @Override
+            public Collection<Long> next() {
+                return new AbstractCollection<>() {
+                    @Override
+                    public int size() {
+                        return 3;
+                    }
+
+                    @Override
+                    public Iterator<Long> iterator() {
+                        return Stream.generate(() -> rows.hasNext() ? rows.next() : null).limit(3).iterator();
+                    }
+                };
+            }
+        };
+    }
+
+    /** The same of rows that another thread takes. */
+    static Iterator<Collection<Long>> pumpedTriples(Iterator<Long> rows) {
+        return triples(pumped(rows));
     }
 
     /** Ends while a thread still takes rows. */

@@ -1,4 +1,5 @@
 using System;
+using System.Collections.Concurrent;
 using System.Collections.Generic;
 using System.Linq;
 using System.Threading;
@@ -47,6 +48,31 @@ public static class Handler
     {
         Task.Run(() => rows.Count());
         return new long[] { 1 };
+    }
+
+    /// <summary>Three rows at a time, in enumerables that ask for them when they are written.</summary>
+    public static IEnumerable<IEnumerable<long>> Triples(IEnumerable<object[]> rows)
+    {
+        var each = rows.Select(row => (long)row[0]).GetEnumerator();
+        for (var i = 0; i < 20; i++) yield return Three(each);
+    }
+
+    /// <summary>The same of rows that another thread takes.</summary>
+    public static IEnumerable<IEnumerable<long>> PumpedTriples(IEnumerable<object[]> rows)
+    {
+        var taken = new BlockingCollection<long>(1);
+        Task.Run(() =>
+        {
+            foreach (var row in rows) taken.Add((long)row[0]);
+            taken.CompleteAdding();
+        });
+        var each = taken.GetConsumingEnumerable().GetEnumerator();
+        for (var i = 0; i < 20; i++) yield return Three(each);
+    }
+
+    static IEnumerable<long> Three(IEnumerator<long> rows)
+    {
+        for (var i = 0; i < 3 && rows.MoveNext(); i++) yield return rows.Current;
     }
 
     public static long Exits(long x)

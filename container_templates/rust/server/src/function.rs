@@ -349,7 +349,8 @@ fn append_value<V: Value>(
     value: Option<V>,
     row: usize,
 ) -> Result<(), CallError> {
-    V::append(builder, value).map_err(|shown| misfit(signature, &shown).at(row))
+    let appended = V::settle(value).and_then(|settled| V::append(builder, settled));
+    appended.map_err(|shown| misfit(signature, &shown).at(row))
 }
 
 /// A result that the declared type does not hold.

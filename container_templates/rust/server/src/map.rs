@@ -151,8 +151,11 @@ impl<V: Value> Pending<V> {
     }
 
     fn add(&self, value: Option<V>) -> Result<(), CallError> {
+        let unfit = |shown: String| misfit(&self.signature, &shown);
+        // Not under the lock: the handler's code may run, and ask for rows, or wait for a thread that does.
+        let settled = V::settle(value).map_err(unfit)?;
         let mut pending = self.builder();
-        V::append(&mut pending.0, value).map_err(|shown| misfit(&self.signature, &shown))?;
+        V::append(&mut pending.0, settled).map_err(unfit)?;
         pending.1 += 1;
         if pending.1 < RESULTS_PER_PART && V::bytes(&pending.0) < BYTES_PER_PART {
             return Ok(());

@@ -34,6 +34,8 @@ pub trait Value: Sized + 'static {
     type Column;
     /// Collects results.
     type Builder: Send;
+    /// A result of which all code of the handler's has run, such as its `Serialize`.
+    type Settled;
 
     /// Whether the Rust type holds values of `ty`.
     fn holds(ty: &Type) -> bool;
@@ -43,8 +45,10 @@ pub trait Value: Sized + 'static {
     fn read(column: &Self::Column, row: usize) -> Result<Self, Refused>;
     /// A builder for some rows.
     fn builder(ty: &Type, rows: usize) -> Self::Builder;
-    /// Appends a result, or NULL. The error says what it was.
-    fn append(builder: &mut Self::Builder, value: Option<Self>) -> Result<(), String>;
+    /// A result, or NULL, as it can be appended where no code of the handler's may run. The error says what it was.
+    fn settle(value: Option<Self>) -> Result<Self::Settled, String>;
+    /// Appends a result that is settled. The error says what it was.
+    fn append(builder: &mut Self::Builder, value: Self::Settled) -> Result<(), String>;
     /// The bytes that the results have so far, not counting those of a fixed size each.
     fn bytes(builder: &Self::Builder) -> usize;
     /// The results as a column of `ty`. The error says what does not fit.
@@ -117,6 +121,7 @@ macro_rules! value {
         impl Value for $value {
             type Column = $array;
             type Builder = $builder;
+            type Settled = Option<$value>;
 
             fn holds(ty: &Type) -> bool {
                 matches!(ty, $($holds)|+)
@@ -135,6 +140,10 @@ macro_rules! value {
             fn builder(_: &Type, rows: usize) -> $builder {
                 let new: fn(usize) -> $builder = $new;
                 new(rows)
+            }
+
+            fn settle(value: Option<$value>) -> Result<Option<$value>, String> {
+                Ok(value)
             }
 
             fn append(builder: &mut $builder, value: Option<$value>) -> Result<(), String> {
@@ -291,6 +300,7 @@ impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
     type Column = Vec<serde_json::Value>;
     /// Values, and what they take.
     type Builder = (Vec<serde_json::Value>, usize);
+    type Settled = serde_json::Value;
 
     fn holds(_: &Type) -> bool {
         true
@@ -311,10 +321,12 @@ impl<T: DeserializeOwned + Serialize + 'static> Value for Json<T> {
         (Vec::with_capacity(rows), 0)
     }
 
-    fn append((values, bytes): &mut Self::Builder, value: Option<Json<T>>) -> Result<(), String> {
-        let value =
-            value.map(|Json(value)| serde_json::to_value(value)).transpose().map_err(|cause| cause.to_string())?;
-        let value = value.unwrap_or_default();
+    fn settle(value: Option<Json<T>>) -> Result<serde_json::Value, String> {
+        let value = value.map(|Json(value)| serde_json::to_value(value)).transpose();
+        Ok(value.map_err(|cause| cause.to_string())?.unwrap_or_default())
+    }
+
+    fn append((values, bytes): &mut Self::Builder, value: serde_json::Value) -> Result<(), String> {
         *bytes += bytes_of(&value);
         values.push(value);
         Ok(())

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use offering::{Offering, numbers};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serving::Server;
 use transship::arrow_array::cast::AsArray;
 use transship::arrow_array::types::Int64Type;
@@ -59,6 +61,9 @@ functions = [
   { name = "large", arguments = ["int8"], returns = "text", kind = "map" },
   { name = "lists", arguments = ["int8"], returns = "text[]", kind = "map" },
   { name = "nothing", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "triples", arguments = ["int8"], returns = "int8[]", kind = "map" },
+  { name = "store", arguments = ["int8"], returns = "int8", kind = "map" },
+  { name = "stored", arguments = [], returns = "int8" },
 ]"#;
 
 fn functions() -> Functions {
@@ -92,12 +97,16 @@ fn functions() -> Functions {
         .map("large", |rows: Rows<(i64,)>| rows.map(|row| row.map(|(x,)| "x".repeat(x as usize))))
         .map("lists", |rows: Rows<(i64,)>| rows.map(|row| row.map(|(x,)| Json(vec!["y".to_string(); x as usize]))))
         .map("nothing", |_: Rows<(i64,)>| None::<i64>)
+        .map("triples", triples)
+        .map("store", store)
+        .scalar("stored", || STORED.load(SeqCst))
 }
 
 static BEGUN: AtomicI64 = AtomicI64::new(0);
 static UNDER_WAY: AtomicI64 = AtomicI64::new(0);
 static MOST: AtomicI64 = AtomicI64::new(0);
 static PROGRESS: AtomicI64 = AtomicI64::new(0);
+static STORED: AtomicI64 = AtomicI64::new(0);
 static KEPT: Mutex<Vec<Rows<(i64,)>>> = Mutex::new(Vec::new());
 
 /// Counts a call while its future lives.
@@ -176,6 +185,41 @@ fn fails_early(rows: Rows<(i64,)>) -> [Result<i64, String>; 1] {
     std::thread::spawn(move || rows.count());
     std::thread::sleep(Duration::from_millis(50));
     [Err("it is early".to_string())]
+}
+
+/// Three rows, which are taken when they are written.
+struct Triple(Arc<Mutex<Rows<(i64,)>>>);
+
+impl Serialize for Triple {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut rows = self.0.lock().unwrap();
+        serializer.collect_seq(rows.by_ref().take(3).map(|row| first(row).ok()))
+    }
+}
+
+impl<'de> Deserialize<'de> for Triple {
+    fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Triple, D::Error> {
+        Err(D::Error::custom("it is only written"))
+    }
+}
+
+fn triples(rows: Rows<(i64,)>) -> impl Iterator<Item = Json<Triple>> {
+    let rows = Arc::new(Mutex::new(rows));
+    (0..2).map(move |_| Json(Triple(rows.clone())))
+}
+
+/// Counts the streams of which it has got all rows.
+fn store(mut rows: Rows<(i64,)>) -> impl Iterator<Item = Result<i64, CallError>> {
+    UNDER_WAY.fetch_add(1, SeqCst);
+    let counted = Counted;
+    std::iter::from_fn(move || {
+        let _counted = &counted;
+        let row = rows.next();
+        if row.is_none() {
+            STORED.fetch_add(1, SeqCst);
+        }
+        row.map(first)
+    })
 }
 
 fn call(values: &Value) -> Value {
@@ -405,6 +449,21 @@ fn map_functions_take_streams() {
         assert!(next(&mut exchange).unwrap().is_none());
     }
 
+    // Results may ask for rows when they are written.
+    let (mut exchange, signature) = streams.open("triples", &[Type::Int8], Type::Array(Arc::new(Type::Int8)));
+    for number in 0..3 {
+        // The handler waits for each batch.
+        std::thread::sleep(Duration::from_millis(30));
+        let pair = Int64Array::from(vec![2 * number as i64, 2 * number as i64 + 1]);
+        send(&mut exchange, &signature, number, vec![Arc::new(pair)]);
+    }
+    exchange.close();
+    let mut found = Vec::new();
+    while let Some(part) = next(&mut exchange).unwrap() {
+        found.extend_from_slice(part.as_list::<i32>().values().as_primitive::<Int64Type>().values());
+    }
+    assert_eq!(found, [0, 1, 2, 3, 4, 5]);
+
     // Large results go out in parts: 1024 texts, or about 1 MiB.
     let parts = |function: &str, result: Type, value: i64, rows: usize| {
         let (mut exchange, signature) = streams.open(function, &[Type::Int8], result);
@@ -462,6 +521,16 @@ fn streams_that_fail_or_are_left_end() {
         std::thread::sleep(Duration::from_millis(100));
         server.count("progress") == before
     });
+    // A client that goes away is not taken for one that has sent all of its rows.
+    for _ in 0..20 {
+        let mut exchange = streams.open_numbers("store", &[&some([1])]);
+        assert_eq!(next(&mut exchange).unwrap().unwrap().len(), 1);
+        drop(exchange);
+    }
+    wait_until("the streams end", || server.count("under_way") == 0);
+    assert_eq!(server.count("stored"), 0);
+    assert_eq!(streams.map("store", &[&some([1, 2])]).unwrap(), [1, 2]);
+    assert_eq!(server.count("stored"), 1);
     // The client goes away while rows are waited for, and so does its server.
     let mut exchange = streams.open_numbers("unwraps", &[&some([1])]);
     assert_eq!(next(&mut exchange).unwrap().unwrap().len(), 1);

@@ -24,7 +24,7 @@ use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
-use tonic::{Request, Status, Streaming};
+use tonic::{CancellationHandle, Request, Status, Streaming};
 use udf_codec::arrow_ipc::{CallEncoder, decode_batch_within, decode_schema};
 use udf_codec::batch::{AggregateStep, CallBatch};
 use udf_codec::lines::MAX_LINES;
@@ -358,6 +358,8 @@ impl Flight {
         let most = inbox.budget().share_of_message(0).limit();
         // A server may send its headers only with its first reply, so calls go out before the stream is open.
         let mut calls = Request::new(stream::poll_fn(move |context| queue.poll_recv(context)));
+        // It is dropped before the queue's other end.
+        let _leaving = Leaving(Some(calls.cancellation_handle()));
         for (name, value) in inbox.asides().fields(None) {
             if let Ok(value) = value.parse() {
                 calls.metadata_mut().insert(name, value);
@@ -535,6 +537,19 @@ impl Flight {
                 }
                 () = self.streams.wait_while_idle(), if is_idle => (is_closing, is_parking) = (true, true),
             }
+        }
+    }
+}
+
+/// Cancels a stream that is left before its end. Without that, it would end as if the client had closed its side, and a map function would
+/// take the rows that it has got for all of them.
+struct Leaving(Option<CancellationHandle>);
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        // What has ended already cannot be cancelled any more.
+        if let Some(handle) = self.0.take() {
+            handle.cancel();
         }
     }
 }
