@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arrow_flight::flight_service_server::FlightServiceServer;
+use http_body_util::BodyExt;
+use hyper::Request;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener};
@@ -12,6 +14,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower::util::MapRequestLayer;
 use udf_types::limits::MAX_MESSAGE_BYTES;
 
 use crate::columns::has_segments;
@@ -175,6 +180,15 @@ async fn wait(mut stopped: watch::Receiver<bool>) {
     let _ = stopped.wait_for(|stopped| *stopped).await;
 }
 
+/// tonic takes a stream that its client has cancelled for one that has ended, and a map function would take the rows that it has got for all.
+fn tell_cancelled(request: Request<Body>) -> Request<Body> {
+    let tell = |cause: Status| match cause.code() {
+        Code::Cancelled => Status::aborted("the client has gone"),
+        _ => cause,
+    };
+    request.map(|body| Body::new(body.map_err(tell)))
+}
+
 async fn serve_flight<S, L>(container: Arc<Container>, listener: L, stopped: watch::Receiver<bool>)
 where
     S: AsyncRead + AsyncWrite + tonic::transport::server::Connected + Unpin + Send + 'static,
@@ -184,6 +198,7 @@ where
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(usize::MAX);
     let served = tonic::transport::Server::builder()
+        .layer(MapRequestLayer::new(tell_cancelled))
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .add_service(service)

@@ -178,7 +178,10 @@ impl Server {
         let body = body.to_string();
         let tables = offer.map_or(String::new(), |offer| format!("{TABLES}: {offer}\r\n"));
         let head = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{tables}");
-        write!(stream, "{head}content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        // At once: the server may answer a request whose body it does not need, and close, before the rest is written.
+        let length = body.len();
+        let request = format!("{head}content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}");
+        stream.write_all(request.as_bytes()).unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();
         serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap()
