@@ -324,6 +324,39 @@ def test_nothing_is_given_behind_results_that_are_lost():
     assert found == []
 
 
+@pytest.mark.parametrize("result", [1, 1 << 70])
+def test_rows_whose_results_are_lost_are_not_all_rows(result):
+    stored, has_failed = [], threading.Event()
+
+    def target(rows):
+        count = 0
+        for _ in rows:
+            count += 1
+            if count == 2:
+                yield result
+                assert has_failed.wait(20)
+        stored.append(count)
+
+    def lose(_):
+        raise OSError("it is lost")
+
+    made = MapFunction("f", target, "row", [("x", by_name("int8"))], by_name("int8"))
+    column_of = made.column_of
+
+    def tell(values):
+        try:
+            return column_of(values)
+        finally:
+            # The results fail before the handler goes on, here or where they are given.
+            threading.Timer(0.2, has_failed.set).start()
+
+    made.column_of = tell
+    with pytest.raises(CallError) as failed:
+        list(made.run(iter([int8(*range(100))]), give=lose))
+    assert stored == []
+    assert failed.value.row is None
+
+
 def test_rows_are_taken_while_results_that_wait_for_them_are_converted():
     class Taken:
         """Elements that come from a thread which takes rows."""

@@ -34,6 +34,8 @@ _FIXED = frozenset([
     datetime.date, datetime.datetime, datetime.time, datetime.timedelta,
 ])
 _FIXED_TYPES = frozenset(["bool", "int2", "int4", "int8", "float4", "float8", "text"])
+# Classes whose values take a few bytes.
+_SMALL = frozenset([type(None), bool, int, float])
 # Bytes of results that go out together where a reply has several parts.
 PART_BYTES = 1 << 20
 
@@ -69,7 +71,8 @@ def size_of(value):
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, (list, tuple)):
-        return 8 * len(value) + sum(map(size_of, value))
+        few = 8 * len(value)
+        return few if _SMALL.issuperset(map(type, value)) else few + sum(map(size_of, value))
     if isinstance(value, dict):
         return sum(map(size_of, value.values()))
     size = getattr(value, "nbytes", 0)

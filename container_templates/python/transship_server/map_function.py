@@ -123,7 +123,12 @@ class _Pending:
         # Others may be added meanwhile.
         values = self.values[:]
         del self.values[: len(values)]
-        return self._function.column_of(values) if values else None
+        try:
+            return self._function.column_of(values) if values else None
+        except CallError as error:
+            # Which of those that happened to be there says nothing.
+            error.row = None
+            raise
 
     def flush(self):
         """Gives what there is, unless others are about to. It waits for nobody: they may wait for rows that this thread is to take."""
@@ -161,11 +166,11 @@ class _Pending:
 
 
 class _Given:
-    """What the handler is given, one after the other. What cuts it off is raised once, and remembered: a handler that catches it would take
-    what it has got for all there is."""
+    """What the handler is given, one after the other. What cuts it off is raised once, whoever has met it, and remembered: a handler that
+    catches it, or is not told, would take what it has got for all there is."""
 
     def __init__(self, items):
-        self._items, self._lock, self.cut = items, threading.Lock(), None
+        self._items, self._lock, self._is_told, self.cut = items, threading.Lock(), False, None
 
     def __iter__(self):
         return self
@@ -173,12 +178,17 @@ class _Given:
     def __next__(self):
         # A handler may ask on several threads.
         with self._lock:
-            if self.cut is not None:
+            if self.cut is None:
+                try:
+                    item = next(self._items)
+                    if self.cut is None:
+                        return item
+                except StopIteration:
+                    if self.cut is None:
+                        raise
+                except BaseException as cause:
+                    self.cut = self.cut or cause
+            if self._is_told:
                 raise StopIteration
-            try:
-                return next(self._items)
-            except StopIteration:
-                raise
-            except BaseException as cause:
-                self.cut = cause
-                raise
+            self._is_told = True
+            raise self.cut
