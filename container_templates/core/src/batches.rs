@@ -129,14 +129,16 @@ impl Batches {
         }
     }
 
-    /// Says that there will be no more. The first end counts.
+    /// Says that there will be no more. The first end counts, unless batches that came before it are not handed on.
     pub(crate) fn end(&self, end: Result<(), CallError>) {
         let mut state = self.state();
-        if end.is_err() {
+        if end.is_err() && !state.waiting.is_empty() {
             // Nobody waits for what would come of them.
             state.waiting.clear();
+            state.end = Some(end);
+        } else {
+            state.end.get_or_insert(end);
         }
-        state.end.get_or_insert(end);
         self.tell(state);
     }
 
@@ -144,9 +146,15 @@ impl Batches {
     pub(crate) fn abandon(&self) {
         let mut state = self.state();
         state.is_abandoned = true;
-        state.waiting.clear();
         state.wake = None;
-        state.end.get_or_insert_with(|| Err(CallError::user_code("cancelled")));
+        let cancelled = Err(CallError::user_code("cancelled"));
+        if state.waiting.is_empty() {
+            state.end.get_or_insert(cancelled);
+        } else {
+            // Threads of the handler's may still ask.
+            state.waiting.clear();
+            state.end = Some(cancelled);
+        }
         drop(state);
         self.room.notify_one();
         self.changed.notify_all();

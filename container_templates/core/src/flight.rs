@@ -304,10 +304,15 @@ async fn run_stream(stream: Stream, mut decoder: CallDecoder, mut calls: Streami
         answered
     });
     tokio::pin!(reading);
-    let mut read = None;
+    let (mut read, mut is_gone) = (None, false);
     let answered = loop {
         tokio::select! {
             done = &mut reading, if read.is_none() => read = Some(done),
+            // It is told at once, before rows that have arrived.
+            () = stream.sender.closed(), if read.is_none() && !is_gone => {
+                is_gone = true;
+                batches.end(Err(CallError::user_code("cancelled")));
+            }
             done = &mut answered => break done.map_err(|cause| Status::internal(cause.to_string()))?,
         }
     };
