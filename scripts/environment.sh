@@ -54,7 +54,7 @@ bring_up() { "$ROOT/scripts/up.sh"; find_docker; }
 build_crates() {
   local major features=()
   major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
-  [ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major")
+  [ "$major" = 15 ] || features=(--no-default-features --features "pg_ext/pg$major,udf_codec/default")
   cargo build --quiet --release --workspace --exclude simulation "${features[@]}"
 }
 

@@ -25,7 +25,9 @@ major=$("$PG_CONFIG" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
 built=$ROOT/target/lifted/libtransship.so
 build_library() {
   say "Building the library that lifts ordinary functions"
-  cargo build --quiet --release --workspace --exclude simulation --no-default-features --features "pg_ext/pg$major,pg_ext/lift-ordinary"
+  # With the features that all others have otherwise, so that they are compiled once.
+  cargo build --quiet --release --workspace --exclude simulation --no-default-features \
+    --features "pg_ext/pg$major,pg_ext/lift-ordinary,udf_codec/default"
   install -D -m 755 "$BUILD/libtransship.so" "$built"
 }
 if [ "${1:-}" = --build ]; then

@@ -14,5 +14,5 @@ export DOCS_RS=1 TRANSSHIP_BINDINGS=1 RUSTC_WRAPPER=$ROOT/tests/pgrx_bindings.sh
 for version in "${versions[@]}"; do
   say "Checking the extension's form for PostgreSQL $version"
   # All members, so that what they depend on is what clippy has for PostgreSQL 15, and is not built again.
-  cargo clippy --quiet --workspace --all-targets --no-default-features --features "pg_ext/pg$version" -- --deny warnings
+  cargo clippy --quiet --workspace --all-targets --no-default-features --features "pg_ext/pg$version,udf_codec/default" -- --deny warnings
 done
