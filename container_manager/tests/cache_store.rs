@@ -370,7 +370,16 @@ impl Manager {
     }
 
     fn connect(&self) -> Channel {
-        Channel::connect(&self.socket()).unwrap()
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            match Channel::connect(&self.socket()) {
+                // The socket has its name before anybody listens.
+                Err(cause) if cause.kind() == std::io::ErrorKind::ConnectionRefused && Instant::now() < deadline => {
+                    sleep(Duration::from_millis(10));
+                }
+                connected => return connected.unwrap(),
+            }
+        }
     }
 
     /// The next manager, after this one's store was killed, and then itself.
