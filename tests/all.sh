@@ -123,7 +123,7 @@ run "$ROOT/tests/deploy.sh"
 run "$ROOT/tests/spark.sh"
 run "$ROOT/tests/registry.sh"
 finish judge
-run "$ROOT/tests/differential.sh" 500
+run "$ROOT/tests/differential.sh" 250
 finish form
 say "Testing the protocol, the manager and the extensions, and running the simulation"
 TRANSSHIP_TEST_ENGINES=docker run cargo test --quiet --no-fail-fast "${crates[@]}"
