@@ -27,9 +27,8 @@ pub unsafe extern "C-unwind" fn refuse_replicated(fcinfo: pg_sys::FunctionCallIn
             report::raise_error(&Error::invalid_definition(message), None);
         }
         refuse_worker();
-        let data = &*context.cast::<pg_sys::TriggerData>();
-        let is_update = data.tg_event & pg_sys::TRIGGER_EVENT_OPMASK == pg_sys::TRIGGER_EVENT_UPDATE;
-        pg_sys::Datum::from(if is_update { data.tg_newtuple } else { data.tg_trigtuple })
+        // The row to delete; none where a table is truncated.
+        pg_sys::Datum::from((*context.cast::<pg_sys::TriggerData>()).tg_trigtuple)
     }
 }
 

@@ -317,20 +317,21 @@ pub(super) fn list_now(table: pg_sys::Oid) -> Vec<Row> {
 /// The segments that a table has now, if those that the transaction sees are these; none if another transaction has changed them
 /// since this one took its snapshot.
 pub(super) fn list_latest(table: pg_sys::Oid) -> Option<Vec<Row>> {
-    // SAFETY: the snapshots are registered while they are used.
+    let found = list_now(table);
+    // SAFETY: the snapshot is registered while it is used.
     unsafe {
-        let list_with = |snapshot: pg_sys::Snapshot| {
-            let snapshot = pg_sys::RegisterSnapshot(snapshot);
-            let found = list(table, snapshot);
-            pg_sys::UnregisterSnapshot(snapshot);
-            found
-        };
-        let found = list_with(pg_sys::GetLatestSnapshot());
         let is_fixed = (&raw const pg_sys::XactIsoLevel).read() >= pg_sys::XACT_REPEATABLE_READ as i32;
-        // A segment into which others were merged has the name of the oldest.
-        let is_same = !is_fixed || list_with(pg_sys::GetTransactionSnapshot()) == found;
-        is_same.then_some(found)
+        if is_fixed {
+            let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
+            let seen = list(table, snapshot);
+            pg_sys::UnregisterSnapshot(snapshot);
+            // A segment into which others were merged has the name of the oldest.
+            if seen != found {
+                return None;
+            }
+        }
     }
+    Some(found)
 }
 
 /// Deletes all segments that a table has, whoever sees them.
